@@ -1,0 +1,63 @@
+# One command a verb. Everything runs inside .venv, which `make install` creates; nothing is installed elsewhere.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed.stamp
+
+.PHONY: install
+install: $(STAMP)
+
+# torch comes first, at one exact version, so that the range in pyproject.toml finds it there and pulls nothing.
+# A CUDA build of torch brings the triton that it was built with. A CPU build brings none: it gets the version
+# whose interpreter runs the kernel tests.
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet 'torch==2.13.0'
+	$(BIN)/python -m pip show --quiet triton 2>/dev/null || $(BIN)/python -m pip install --quiet 'triton==3.6.0'
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch $(STAMP)
+
+# What the 100 % of the core's branches is measured over; the other folders run after it, those that exist.
+CORE_TESTS := $(wildcard tests/core tests/property) tests/tidy
+OTHER_TESTS := $(filter-out $(CORE_TESTS) tests/gpu tests/soak,$(patsubst %/,%,$(wildcard tests/[a-z]*/)))
+
+# Tests share the machine: torch gets two threads, in every verb.
+export OMP_NUM_THREADS ?= 2
+export MKL_NUM_THREADS ?= 2
+
+.PHONY: test
+test: install
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -m 'not soak' $(CORE_TESTS)
+	$(BIN)/coverage report --fail-under=100
+	$(if $(OTHER_TESTS),$(BIN)/python -m pytest -m 'not soak' $(OTHER_TESTS))
+
+# The long figures: long simulations, kill -9, load.
+.PHONY: soak
+soak: install
+	$(BIN)/python -m pytest -m soak --timeout=0 tests
+
+.PHONY: check
+check: install
+	$(BIN)/ruff format --check src tests $(wildcard benchmarks)
+	$(BIN)/ruff check src tests $(wildcard benchmarks)
+	$(BIN)/mypy
+	$(BIN)/python -m pytest --quiet tests/tidy
+
+.PHONY: serve
+serve: install
+	$(BIN)/holdfast serve $(ARGS)
+
+.PHONY: sim
+sim: install
+	$(BIN)/holdfast sim $(ARGS)
+
+.PHONY: bench
+bench: install
+	$(BIN)/holdfast bench core $(ARGS)
+
+.PHONY: clean
+clean:
+	rm -rf $(VENV) .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
