@@ -1,0 +1,65 @@
+"""The `holdfast` command: a table of sub-commands, each in a module of its own.
+
+Owns the names of the sub-commands and nothing of what they do. A module is imported only when its command
+runs, so `holdfast --help`, `holdfast sim` and `holdfast bench core` start without torch. Each module exposes
+a `typer.Typer` named `app`; adding a command is one line in COMMANDS. Called by the console script and by
+`python -m holdfast.cli`.
+"""
+
+from importlib import import_module
+from typing import NamedTuple
+
+import typer
+
+__all__ = ["COMMANDS", "Command", "build", "main"]
+
+
+class Command(NamedTuple):
+    """One sub-command: its name, the module whose `app` carries it out, and its line in the help."""
+
+    name: str
+    module: str
+    summary: str
+
+
+COMMANDS: tuple[Command, ...] = (Command("version", "holdfast.cli.version", "Print the version."),)
+
+# The arguments after the name belong to the sub-command, `--help` included: they are passed on unread.
+FORWARD_UNREAD: dict[str, object] = {
+    "allow_extra_args": True,
+    "allow_interspersed_args": False,
+    "help_option_names": [],
+    "ignore_unknown_options": True,
+}
+
+
+def build(commands: tuple[Command, ...] = COMMANDS) -> typer.Typer:
+    """Return the application with one forwarding entry for each of `commands`; imports none of them."""
+    assert len({command.name for command in commands}) == len(commands), "two commands share a name"
+    app = typer.Typer(
+        name="holdfast",
+        help="An LLM inference server for long-lived streaming sessions.",
+        no_args_is_help=True,
+        add_completion=False,
+    )
+    # Without a callback an application of a single command would take that command's place.
+    app.callback()(_no_common_options)
+    for command in commands:
+        _add(app, command)
+    return app
+
+
+def _add(app: typer.Typer, command: Command) -> None:
+    @app.command(command.name, help=command.summary, context_settings=FORWARD_UNREAD)
+    def forward(context: typer.Context) -> None:
+        application = import_module(command.module).app
+        application(args=context.args, prog_name=f"holdfast {command.name}")
+
+
+def _no_common_options() -> None:
+    """There are no options in front of the sub-command."""
+
+
+def main() -> None:
+    """Run the sub-command that the process arguments name; always leaves by SystemExit."""
+    build()()

@@ -1,0 +1,13 @@
+"""`holdfast version`: prints the version of the package, and nothing else, on one line."""
+
+import typer
+
+from holdfast import __version__
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
