@@ -1,5 +1,322 @@
-"""Tensor operations: a torch reference and a Triton implementation behind each function.
+"""The numeric work of a model step, as functions of tensors; the device of the tensors chooses the code.
 
-Owns the arithmetic on pages, windows and states, and promises that both implementations of a function agree.
-Knows tensors alone: neither sessions nor models. Called by the models and the engine.
+CPU tensors take the torch implementations in `kernels/torch`, CUDA tensors the Triton ones in
+`kernels/triton`; both promise the same results up to rounding. No function waits for the device: whatever
+sizes its work comes from host-side integers (shapes and the counts in `Batch`), so a step can be captured in
+a CUDA graph. Inputs may be strided views unless a function says otherwise. Models and the executor call
+these functions; nothing else of this package is for them but `Batch`, `Pages` and their builders.
+
+Conventions, for all functions:
+
+- T tokens of all rows lie one after another; `batch` says which row each belongs to.
+- Paged KV of one layer is two views `[units, page_size, kv_heads, dim]` into unit-major storage.
+- A recurrent state of one layer is a view `[slots, ...]`; a row reads slot `state_source` (-1: zeros) and
+  writes slot `state_destination`, and a source that is not also the destination stays as it was.
+- Arithmetic is float32 inside, results have the type of the first input.
 """
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+
+from holdfast.kernels.batch import Batch, Pages, build_batch, build_pages
+from holdfast.kernels.dispatch import implementation
+from holdfast.kernels.torch.activation import Activation
+
+__all__ = [
+    "Activation",
+    "Batch",
+    "Pages",
+    "attend",
+    "build_batch",
+    "build_pages",
+    "causal_conv",
+    "copy_units",
+    "experts",
+    "gated_delta",
+    "gather_units",
+    "geglu",
+    "mamba2_scan",
+    "relu_squared",
+    "rms_norm",
+    "rms_norm_gated",
+    "rms_norm_residual",
+    "rotate_and_write",
+    "sample_tokens",
+    "scatter_units",
+    "swiglu",
+    "swiglu_clamped",
+    "write_kv",
+]
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, offset: float = 0.0) -> torch.Tensor:
+    """`x / rms(x) * (weight + offset)` over the last dimension, for any leading shape."""
+    out: torch.Tensor = implementation(x).rms_norm(x, weight, eps, offset=offset)
+    return out
+
+
+def rms_norm_residual(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    offset: float = 0.0,
+    multiplier: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`total = residual + multiplier * x`; answers (norm of total, total). The inputs stay as they were."""
+    normed, total = implementation(x).rms_norm_residual(
+        x, residual, weight, eps, offset=offset, multiplier=multiplier
+    )
+    return normed, total
+
+
+def rms_norm_gated(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    group_size: int | None = None,
+    norm_before_gate: bool = False,
+) -> torch.Tensor:
+    """The norm of `x * silu(gate)` (Mamba2), or `norm(x) * silu(gate)` when `norm_before_gate` (gated delta).
+
+    The last dimension is normed in groups of `group_size` (default: all of it); `weight` spans all of it.
+    """
+    out: torch.Tensor = implementation(x).rms_norm_gated(
+        x, gate, weight, eps, group_size=group_size, norm_before_gate=norm_before_gate
+    )
+    return out
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """`silu(gate) * up`; gate is the first half of the last dimension, up the second."""
+    out: torch.Tensor = implementation(gate_up).swiglu(gate_up)
+    return out
+
+
+def geglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """`gelu(gate) * up` with the tanh form of gelu."""
+    out: torch.Tensor = implementation(gate_up).geglu(gate_up)
+    return out
+
+
+def swiglu_clamped(gate_up: torch.Tensor, *, alpha: float = 1.702, limit: float = 7.0) -> torch.Tensor:
+    """`gate * sigmoid(alpha * gate) * (up + 1)` with gate at most `limit` and up within it (gpt-oss).
+
+    Gate and up are halves here as everywhere; weights that interleave them are sorted apart when loaded.
+    """
+    out: torch.Tensor = implementation(gate_up).swiglu_clamped(gate_up, alpha=alpha, limit=limit)
+    return out
+
+
+def relu_squared(x: torch.Tensor) -> torch.Tensor:
+    """`max(x, 0) ** 2` (Nemotron-H)."""
+    out: torch.Tensor = implementation(x).relu_squared(x)
+    return out
+
+
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """Writes key and value [T, kv_heads, dim] of each token to its slot (`Pages.slots`)."""
+    implementation(key).write_kv(key, value, key_cache, value_cache, slots)
+
+
+def rotate_and_write(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cos_sin: torch.Tensor | None,
+    positions: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    query_norm: torch.Tensor | None = None,
+    key_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    norm_offset: float = 0.0,
+) -> torch.Tensor:
+    """Norms (optional) and rotates query [T, heads, dim] and key [T, kv_heads, dim], writes key and value.
+
+    `cos_sin` is `[positions, rotary_dim]`, cosines first, then sines (float32 is best); dimension i turns
+    with dimension `i + rotary_dim / 2` and what lies past `rotary_dim` passes through; None: no rotation.
+    `query_norm` and `key_norm` are weights [dim] of norms over each head. Answers the query, contiguous; the
+    inputs may be views into one fused projection and stay as they were.
+    """
+    out: torch.Tensor = implementation(query).rotate_and_write(
+        query, key, value, cos_sin, positions, key_cache, value_cache, slots,
+        query_norm=query_norm, key_norm=key_norm, eps=eps, norm_offset=norm_offset,
+    )  # fmt: skip
+    return out
+
+
+def attend(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    pages: Pages,
+    batch: Batch,
+    *,
+    scale: float,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Causal attention of query [T, heads, dim] over the pages of each row; answers [T, heads, dim].
+
+    The batch's own keys and values must already be written. With `window` w a query at position p sees keys
+    in (p - w, p]. `sinks` [heads] are logits that take part in the softmax and contribute nothing; `softcap`
+    c turns a score s into `c * tanh(s / c)`. Query head h reads key head `h // (heads // kv_heads)`.
+    """
+    out: torch.Tensor = implementation(query).attend(
+        query, key_cache, value_cache, pages, batch, scale=scale, window=window, sinks=sinks, softcap=softcap
+    )
+    return out
+
+
+def causal_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    conv_state: torch.Tensor,
+    batch: Batch,
+    *,
+    activation: Literal["silu"] | None = "silu",
+) -> torch.Tensor:
+    """Depthwise causal convolution of x [T, channels] with weight [channels, kernel] along each row.
+
+    `conv_state` [slots, channels, kernel - 1] holds the last inputs of a row, oldest first.
+    """
+    out: torch.Tensor = implementation(x).causal_conv(
+        x, weight, bias, conv_state, batch, activation=activation
+    )
+    return out
+
+
+def mamba2_scan(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
+    dt_bias: torch.Tensor | None,
+    ssm_state: torch.Tensor,
+    batch: Batch,
+    *,
+    chunk_size: int = 128,
+    dt_limit: tuple[float, float] = (0.0, math.inf),
+) -> torch.Tensor:
+    """The Mamba2 recurrence; answers y [T, heads, head_dim].
+
+    x [T, heads, head_dim]; dt [T, heads] before bias, softplus and `dt_limit`; A [heads], negative; B and C
+    [T, groups, state]; D [heads] adds `D * x`; `ssm_state` float32 [slots, heads, head_dim, state].
+    `chunk_size` bounds the chunks in which long rows are computed; it does not change the result.
+    """
+    out: torch.Tensor = implementation(x).mamba2_scan(
+        x, dt, A, B, C, D, dt_bias, ssm_state, batch, chunk_size=chunk_size, dt_limit=dt_limit
+    )
+    return out
+
+
+def gated_delta(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    delta_state: torch.Tensor,
+    batch: Batch,
+    *,
+    scale: float | None = None,
+    normalise: bool = False,
+    chunk_size: int = 64,
+) -> torch.Tensor:
+    """The gated delta rule; answers y [T, value_heads, value_dim].
+
+    query and key [T, key_heads, key_dim], value [T, value_heads, value_dim] (value head h reads key head
+    `h // (value_heads // key_heads)`); g [T, value_heads] is the log of the decay (at most 0), beta the
+    writing rate; `delta_state` float32 [slots, value_heads, value_dim, key_dim]. Queries are multiplied by
+    `scale` (default `key_dim ** -0.5`); `normalise` brings queries and keys to unit length first.
+    """
+    out: torch.Tensor = implementation(query).gated_delta(
+        query, key, value, g, beta, delta_state, batch,
+        scale=scale, normalise=normalise, chunk_size=chunk_size,
+    )  # fmt: skip
+    return out
+
+
+def experts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    *,
+    activation: Activation = "swiglu",
+    bias13: torch.Tensor | None = None,
+    bias2: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Mixture of experts over x [T, hidden]; the router's choice is `ids` and `weights` [T, picks].
+
+    w13 [experts, 2 * inner, hidden] holds gate then up (only `inner` rows for `relu_squared`), w2
+    [experts, hidden, inner]; biases are [experts, 2 * inner] and [experts, hidden]. Answers the weighted sum.
+    """
+    out: torch.Tensor = implementation(x).experts(
+        x, ids, weights, w13, w2, activation=activation, bias13=bias13, bias2=bias2
+    )
+    return out
+
+
+def copy_units(storage: torch.Tensor, sources: torch.Tensor, destinations: torch.Tensor) -> None:
+    """Copies unit `sources[i]` to `destinations[i]`, all layers at once. No destination is also a source.
+
+    `storage` [units, ...] is contiguous, `sources` and `destinations` are int32 or int64 on its device.
+    """
+    implementation(storage).copy_units(storage, sources, destinations)
+
+
+def gather_units(storage: torch.Tensor, units: torch.Tensor, out: torch.Tensor) -> None:
+    """Copies the given units of `storage` to `out` [n, ...], on the same device or in pinned host memory."""
+    implementation(storage).gather_units(storage, units, out)
+
+
+def scatter_units(storage: torch.Tensor, units: torch.Tensor, values: torch.Tensor) -> None:
+    """Copies `values` [n, ...] (same device or pinned host memory) to the given units of `storage`."""
+    implementation(storage).scatter_units(storage, units, values)
+
+
+def sample_tokens(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    greedy: bool = False,
+) -> torch.Tensor:
+    """One token a row of logits [rows, vocabulary], int64; -1 where a row holds NaN or nothing finite.
+
+    Per-row parameters: temperature (0: the most likely token), top_k int (0: off), top_p (1: off), min_p
+    (0: off), seeds and positions int64. A row's token is a pure function of its own logits, parameters, seed
+    and position. A token is kept when fewer than top_k tokens are more likely, those more likely hold less
+    than top_p of the probability, and it has at least min_p of the greatest, all after the temperature.
+    `greedy` is the host-side knowledge that no row has a temperature.
+    """
+    out: torch.Tensor = implementation(logits).sample_tokens(
+        logits, temperature, top_k, top_p, min_p, seeds, positions, greedy=greedy
+    )
+    return out

@@ -1,0 +1,33 @@
+"""The kernels of `holdfast.kernels` in plain torch: the reference, and what runs on the CPU."""
+
+from holdfast.kernels.torch.activation import geglu, relu_squared, swiglu, swiglu_clamped
+from holdfast.kernels.torch.attention import attend
+from holdfast.kernels.torch.conv import causal_conv
+from holdfast.kernels.torch.experts import experts
+from holdfast.kernels.torch.gated_delta import gated_delta
+from holdfast.kernels.torch.mamba2 import mamba2_scan
+from holdfast.kernels.torch.norm import rms_norm, rms_norm_gated, rms_norm_residual
+from holdfast.kernels.torch.rotary import rotate_and_write, write_kv
+from holdfast.kernels.torch.sampling import sample_tokens
+from holdfast.kernels.torch.units import copy_units, gather_units, scatter_units
+
+__all__ = [
+    "attend",
+    "causal_conv",
+    "copy_units",
+    "experts",
+    "gated_delta",
+    "gather_units",
+    "geglu",
+    "mamba2_scan",
+    "relu_squared",
+    "rms_norm",
+    "rms_norm_gated",
+    "rms_norm_residual",
+    "rotate_and_write",
+    "sample_tokens",
+    "scatter_units",
+    "swiglu",
+    "swiglu_clamped",
+    "write_kv",
+]

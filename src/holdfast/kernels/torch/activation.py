@@ -1,0 +1,51 @@
+"""Gated and plain activations of MLPs, in torch. The gate is the first half of the last dimension.
+
+Called through `holdfast.kernels`; `activate` is also what the experts apply between their two products.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch.nn import functional
+
+Activation = Literal["swiglu", "geglu", "swiglu_clamped", "relu_squared"]
+
+CLAMP_ALPHA = 1.702
+CLAMP_LIMIT = 7.0
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return (functional.silu(gate.float()) * up.float()).to(gate_up.dtype)
+
+
+def geglu(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return (functional.gelu(gate.float(), approximate="tanh") * up.float()).to(gate_up.dtype)
+
+
+def swiglu_clamped(
+    gate_up: torch.Tensor, *, alpha: float = CLAMP_ALPHA, limit: float = CLAMP_LIMIT
+) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate = gate.float().clamp(max=limit)
+    up = up.float().clamp(-limit, limit)
+    return (gate * torch.sigmoid(alpha * gate) * (up + 1.0)).to(gate_up.dtype)
+
+
+def relu_squared(x: torch.Tensor) -> torch.Tensor:
+    return functional.relu(x.float()).square().to(x.dtype)
+
+
+def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    match activation:
+        case "swiglu":
+            return swiglu(x)
+        case "geglu":
+            return geglu(x)
+        case "swiglu_clamped":
+            return swiglu_clamped(x)
+        case "relu_squared":
+            return relu_squared(x)

@@ -1,0 +1,165 @@
+"""Causal attention over paged KV for ragged, mixed batches, in torch.
+
+One-token rows are computed together: their pages are gathered into one padded tensor and everything outside
+a row's view is masked (keys by minus infinity, values by zero, since a page may hold garbage past its last
+token). Rows of several tokens are computed one by one over exactly the keys that they can see. Scores and
+sums are float32. Called through `holdfast.kernels`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from holdfast.kernels.batch import Batch, Pages
+
+QUERY_BLOCK = 256  # queries of a long row that the explicit path scores at once
+
+
+def attend(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    pages: Pages,
+    batch: Batch,
+    *,
+    scale: float,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    if batch.one_token_rows:
+        return _attend_single(
+            query, key_cache, value_cache, pages.table, batch.context, batch.context_max,
+            scale=scale, window=window, sinks=sinks, softcap=softcap,
+        )  # fmt: skip
+    out = torch.empty(*query.shape[:-1], value_cache.shape[-1], dtype=query.dtype, device=query.device)
+    starts = batch.row_start.tolist()
+    contexts = batch.context.tolist()
+    if batch.rows_of_one:
+        rows = [row for row in range(batch.rows) if starts[row + 1] - starts[row] == 1]
+        tokens = torch.tensor([starts[row] for row in rows], device=query.device)
+        picked = torch.tensor(rows, device=query.device)
+        out[tokens] = _attend_single(
+            query[tokens], key_cache, value_cache, pages.table[picked], batch.context[picked],
+            max(contexts[row] for row in rows),
+            scale=scale, window=window, sinks=sinks, softcap=softcap,
+        )  # fmt: skip
+    for row in range(batch.rows):
+        begin, end, context = starts[row], starts[row + 1], contexts[row]
+        if end - begin <= 1:
+            continue
+        position = context - (end - begin)
+        lowest = 0 if window is None else max(0, position - window + 1)
+        key = _row_view(key_cache, pages.table[row], lowest, context)
+        value = _row_view(value_cache, pages.table[row], lowest, context)
+        out[begin:end] = _attend_row(
+            query[begin:end], key, value, position - lowest,
+            scale=scale, window=window, sinks=sinks, softcap=softcap,
+        )  # fmt: skip
+    return out
+
+
+def _row_view(cache: torch.Tensor, table: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+    """Tokens [begin, end) of one row as [kv_heads, tokens, dim]."""
+    page_size = cache.shape[1]
+    first = begin // page_size
+    units = table[first : -(-end // page_size)]
+    gathered = cache[units].flatten(0, 1)
+    return gathered[begin - first * page_size : end - first * page_size].transpose(0, 1)
+
+
+def _attend_row(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    position: int,
+    *,
+    scale: float,
+    window: int | None,
+    sinks: torch.Tensor | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Queries [count, heads, dim], the first at key index `position`, over keys [kv_heads, n, dim]."""
+    count, length = query.shape[0], key.shape[1]
+    groups = query.shape[1] // key.shape[0]
+    plain = sinks is None and softcap is None
+    if plain and position == 0 and (window is None or window >= count):
+        out = functional.scaled_dot_product_attention(
+            query.transpose(0, 1).unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0),
+            is_causal=True, scale=scale, enable_gqa=groups > 1,
+        )  # fmt: skip
+        return out.squeeze(0).transpose(0, 1)
+    steps = torch.arange(length, device=query.device)
+    pieces = []
+    for begin in range(0, count, QUERY_BLOCK):
+        block = query[begin : begin + QUERY_BLOCK]
+        places = torch.arange(position + begin, position + begin + block.shape[0], device=query.device)
+        first = 0 if window is None else max(0, position + begin - window + 1)
+        last = position + begin + block.shape[0]
+        seen = steps[None, first:last] <= places[:, None]
+        if window is not None:
+            seen &= steps[None, first:last] > places[:, None] - window
+        if plain:
+            piece = functional.scaled_dot_product_attention(
+                block.transpose(0, 1).unsqueeze(0),
+                key[:, first:last].unsqueeze(0),
+                value[:, first:last].unsqueeze(0),
+                attn_mask=seen, scale=scale, enable_gqa=groups > 1,
+            )  # fmt: skip
+            pieces.append(piece.squeeze(0).transpose(0, 1))
+            continue
+        grouped = block.float().unflatten(1, (key.shape[0], groups)).permute(1, 2, 0, 3)
+        scores = torch.matmul(grouped, key[:, None, first:last].float().transpose(-1, -2)) * scale
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        weights = _softmax(scores.masked_fill(~seen, -torch.inf), sinks, (key.shape[0], groups, 1))
+        mixed = torch.matmul(weights, value[:, None, first:last].float())
+        pieces.append(mixed.permute(2, 0, 1, 3).flatten(1, 2).to(query.dtype))
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _attend_single(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    table: torch.Tensor,
+    context: torch.Tensor,
+    context_max: int,
+    *,
+    scale: float,
+    window: int | None,
+    sinks: torch.Tensor | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """One query a row, [rows, heads, dim]."""
+    page_size, kv_heads = key_cache.shape[1], key_cache.shape[2]
+    groups = query.shape[1] // kv_heads
+    context = context.long().unsqueeze(1)
+    pages = -(-context_max // page_size)
+    lowest = torch.zeros_like(context)
+    if window is not None:
+        pages = min(pages, (window + page_size - 2) // page_size + 1)
+        lowest = (context - window).clamp_(min=0)
+    page = torch.div(lowest, page_size, rounding_mode="floor") + torch.arange(pages, device=query.device)
+    last = torch.div(context - 1, page_size, rounding_mode="floor").clamp_(min=0)
+    units = table.gather(1, torch.minimum(page, last)).long()
+    places = (page.unsqueeze(-1) * page_size + torch.arange(page_size, device=query.device)).flatten(1)
+    seen = (places < context) & (places >= lowest)
+    key = key_cache[units].flatten(1, 2).permute(0, 2, 3, 1).float()
+    scores = torch.matmul(query.float().unflatten(1, (kv_heads, groups)), key) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~seen[:, None, None], -torch.inf)
+    weights = _softmax(scores, sinks, (1, kv_heads, groups))
+    value = value_cache[units].flatten(1, 2)
+    value = value.masked_fill(~seen[..., None, None], 0.0).permute(0, 2, 1, 3).float()
+    return torch.matmul(weights, value).flatten(1, 2).to(query.dtype)
+
+
+def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None, shape: tuple[int, ...]) -> torch.Tensor:
+    """Softmax over the last dimension; a sink takes its share of the weight and gives nothing back."""
+    if sinks is None:
+        return torch.softmax(scores, dim=-1)
+    sink = sinks.float().view(*shape, 1).expand(*scores.shape[:-1], 1)
+    return torch.softmax(torch.cat((scores, sink), dim=-1), dim=-1)[..., :-1]

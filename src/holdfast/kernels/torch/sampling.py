@@ -1,0 +1,100 @@
+"""Sampling of one token a row, in torch.
+
+A token is kept when fewer than `top_k` tokens are more likely, those more likely hold less than `top_p` of
+the probability, and its own probability is at least `min_p` of the greatest; all three look at the
+distribution after the temperature. Among the kept ones the largest `logit / temperature + noise` wins, with
+Gumbel noise that is a pure function of (seed, position, token): a row's token depends on nothing else in the
+batch, and on every device the same noise is drawn. Called through `holdfast.kernels`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+MASK = 0xFFFFFFFF
+CANDIDATES = 1024  # the most likely tokens that are looked at before a full sort is needed
+NO_TOKEN = -1
+
+
+def _mix(value: torch.Tensor) -> torch.Tensor:
+    """A bijection of 32-bit values (held in int64) in which every input bit reaches every output bit."""
+    value = value ^ (value >> 16)
+    value = (value * 0x7FEB352D) & MASK
+    value = value ^ (value >> 15)
+    value = (value * 0x846CA68B) & MASK
+    return value ^ (value >> 16)
+
+
+def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Noise float32 [rows, n] of the token ids [rows or 1, n] for (seed, position) of each row."""
+    low, high = seeds & MASK, (seeds >> 32) & MASK
+    stream = _mix(low ^ 0x9E3779B9)
+    stream = _mix(stream ^ high)
+    stream = _mix((stream + (positions & MASK)) & MASK).unsqueeze(1)
+    bits = _mix(_mix((tokens.long() + stream) & MASK) ^ stream)
+    uniform = ((bits >> 8).float() + 0.5) * (2.0**-24)
+    return -torch.log(-torch.log(uniform))
+
+
+def sample_tokens(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    greedy: bool = False,
+) -> torch.Tensor:
+    values = logits.float()
+    peak, best = values.max(dim=-1)
+    if not greedy:
+        rows = (temperature > 0).nonzero().squeeze(1)
+        if rows.numel():
+            best = best.clone()
+            best[rows] = _draw(
+                values[rows] / temperature[rows].float().unsqueeze(1),
+                top_k[rows], top_p[rows], min_p[rows], seeds[rows], positions[rows],
+            )  # fmt: skip
+    # The maximum is not finite exactly where a row holds NaN or plus infinity, or only minus infinity.
+    return torch.where(peak.isfinite(), best, NO_TOKEN)
+
+
+def _draw(
+    scaled: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """The tokens of rows with a temperature; `scaled` are logits over temperature."""
+    width = scaled.shape[1]
+    peak = scaled.amax(dim=-1, keepdim=True)
+    floor = peak + torch.log(min_p.float()).unsqueeze(1)
+    limited = (top_k > 0) & (top_k < width)
+    narrowed = top_p < 1.0
+    if not bool((limited | narrowed).any()):
+        noise = gumbel_noise(seeds, positions, torch.arange(width, device=scaled.device).unsqueeze(0))
+        return (scaled + noise).masked_fill_(scaled < floor, -torch.inf).argmax(dim=-1)
+    total = torch.logsumexp(scaled, dim=-1, keepdim=True)
+    limit = torch.where(limited, top_k, width).unsqueeze(1)
+    share = top_p.float().unsqueeze(1)
+    candidates = min(CANDIDATES, width)
+    while True:
+        ordered, tokens = scaled.topk(candidates, dim=-1)
+        mass = (ordered - total).exp().cumsum(dim=-1)
+        inside = (limit <= candidates) | ((share < 1.0) & (mass[:, -1:] >= share))
+        if candidates == width or bool(inside.all()):
+            break
+        candidates = width
+    before = torch.cat((torch.zeros_like(mass[:, :1]), mass[:, :-1]), dim=-1)
+    ranks = torch.arange(candidates, device=scaled.device).unsqueeze(0)
+    kept = (ranks < limit) & ((before < share) | (share >= 1.0))
+    kept[:, 0] = True
+    # Ties with the last kept token are kept too, so that the set does not depend on the order of a sort.
+    least = ordered.masked_fill(~kept, torch.inf).amin(dim=-1, keepdim=True)
+    kept = (ordered >= torch.maximum(least, floor)) | (ranks == 0)
+    drawn = ordered + gumbel_noise(seeds, positions, tokens)
+    return tokens.gather(1, drawn.masked_fill_(~kept, -torch.inf).argmax(dim=-1, keepdim=True)).squeeze(1)
