@@ -1,0 +1,29 @@
+"""What all tests share: the Hypothesis profiles, and skipping of tests that need a GPU where there is none.
+
+The default profile draws the same examples in every run, so a test that passed passes again; the profile
+`explore` (`pytest --hypothesis-profile=explore`) draws new ones. Neither Hypothesis nor torch is needed to
+load this file: machines with a GPU run the tests of the kernels with torch and pytest alone.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+
+import pytest
+
+if find_spec("hypothesis"):
+    settings = import_module("hypothesis").settings
+    settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
+    settings.register_profile("explore", max_examples=1000, deadline=None, print_blob=True)
+    settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked `gpu` where there is no device; imports torch only if there is such a test."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not _device_is_there():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _device_is_there() -> bool:
+    return find_spec("torch") is not None and bool(import_module("torch").cuda.is_available())

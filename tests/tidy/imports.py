@@ -1,0 +1,109 @@
+"""Who may import whom, and what a file imports.
+
+Owns the direction of imports between the packages and the list of what the core must not touch. Imports run
+downwards only: cli -> server -> engine -> (models -> kernels), core; cli -> sim -> core; cli -> client.
+"""
+
+import ast
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+
+PACKAGE = "holdfast"
+
+# What each package may import of the others. The empty name is the top-level module itself.
+MAY_IMPORT: dict[str, set[str]] = {
+    "": {"engine"},
+    "cli": {"", "server", "engine", "models", "kernels", "core", "sim", "client"},
+    "server": {"", "engine", "models", "core"},
+    "engine": {"models", "kernels", "core"},
+    "models": {"kernels"},
+    "kernels": set(),
+    "sim": {"core"},
+    "client": {""},
+    "core": set(),
+}
+
+# Modules of the standard library that reach for the clock, chance, the environment, files, threads, other
+# processes or the network. Whatever the core needs of them arrives as an argument.
+CORE_DENIED = {
+    "_thread", "asyncio", "concurrent", "contextvars", "ctypes", "curses", "datetime", "email", "fcntl",
+    "fileinput", "ftplib", "getpass", "glob", "http", "imaplib", "importlib", "io", "linecache", "locale",
+    "logging", "mmap", "multiprocessing", "os", "pathlib", "platform", "posix", "pty", "queue", "random",
+    "resource", "sched", "secrets", "select", "selectors", "shutil", "signal", "site", "smtplib", "socket",
+    "socketserver", "sqlite3", "ssl", "subprocess", "syslog", "tempfile", "termios", "threading", "time",
+    "timeit", "tty", "urllib", "uuid", "wsgiref", "zoneinfo",
+}  # fmt: skip
+CORE_DENIED_BUILTINS = {"open", "input", "print", "breakpoint"}
+
+# Packages that machines without the server do not have.
+WEB = {
+    "fastapi", "httpx", "msgspec", "openai", "prometheus_client", "pydantic", "rich", "starlette", "typer",
+    "uvicorn", "uvloop", "websockets", "zmq",
+}  # fmt: skip
+TENSORS = {"gguf", "safetensors", "torch", "transformers", "triton"}
+
+THIRD_PARTY_DENIED: dict[str, set[str]] = {
+    "sim": WEB | TENSORS,
+    "kernels": WEB,
+    "models": WEB,
+    "engine": WEB,
+    "client": TENSORS,
+}
+
+
+class Source:
+    """A text file as the rules see it: its path from the root and its text; for Python, module and tree."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self.path = path
+        self.text = text
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, filename=self.path)
+
+    @property
+    def module(self) -> str:
+        """The dotted name that the path gives the file, from below `src` where it lies there."""
+        parts = self.path.removesuffix(".py").removesuffix("/__init__").split("/")
+        return ".".join(parts[1:] if parts[0] == "src" else parts)
+
+    @property
+    def package(self) -> str:
+        """The package below `holdfast` that the file belongs to; empty for the top-level module."""
+        parts = self.module.split(".")
+        assert parts[0] == PACKAGE, f"{self.path} is not below src/{PACKAGE}"
+        return parts[1] if len(parts) > 1 else ""
+
+
+def dotted_name(node: ast.expr) -> str:
+    """Return `a.b.c` for a chain of names, and an empty string for anything else."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=attribute) if owner := dotted_name(value):
+            return f"{owner}.{attribute}"
+    return ""
+
+
+def name_matches(module: str, names: Iterable[str]) -> bool:
+    """Whether the first part of the dotted `module` is among `names`."""
+    return module.partition(".")[0] in names
+
+
+def imported_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield line and dotted name of everything imported anywhere in the file.
+
+    `from a import b` yields `a.b`, because b may be a module. A relative import yields a name that starts
+    with a dot. A literal given to `import_module` counts as an import.
+    """
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from ((node.lineno, alias.name) for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                stem = "." * level + (module or "")
+                yield from ((node.lineno, f"{stem}.{alias.name}") for alias in names)
+            case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]):
+                if dotted_name(function).split(".")[-1] == "import_module":
+                    yield node.lineno, name

@@ -1,0 +1,49 @@
+"""The command starts without torch: help, version, simulation and the core's benchmark never import it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from holdfast.cli import COMMANDS
+
+# Runs the command in a fresh interpreter, whatever way it ends, and prints which heavy modules it imported.
+PROBE = """
+import sys
+try:
+    {statement}
+except SystemExit as end:
+    assert end.code in (None, 0), end.code
+print("imported:", sorted({{"torch", "triton", "transformers", "numpy"}} & sys.modules.keys()))
+"""
+
+TORCH_FREE = {
+    "version": ["version"],
+    "sim": ["sim", "--help"],
+    "bench": ["bench", "core", "--help"],
+}
+
+
+def last_line(statement: str, *arguments: str) -> str:
+    script = PROBE.format(statement=statement)
+    run = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True, timeout=60
+    )
+    return run.stdout.splitlines()[-1]
+
+
+def test_importing_the_package() -> None:
+    assert last_line("import holdfast") == "imported: []"
+
+
+def test_help() -> None:
+    assert last_line("from holdfast.cli import main; main()", "--help") == "imported: []"
+
+
+@pytest.mark.parametrize("name", [command.name for command in COMMANDS if command.name in TORCH_FREE])
+def test_torch_free_command(name: str) -> None:
+    assert last_line("from holdfast.cli import main; main()", *TORCH_FREE[name]) == "imported: []"
+
+
+def test_probe_sees_torch() -> None:
+    assert "torch" in last_line("import torch")
