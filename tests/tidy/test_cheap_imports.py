@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
 from holdfast.cli import COMMANDS
+from tests.tidy.tree import sources
 
 # Runs the command in a fresh interpreter, whatever way it ends, and prints which heavy modules it imported.
 PROBE = """
@@ -14,7 +16,7 @@ try:
     {statement}
 except SystemExit as end:
     assert end.code in (None, 0), end.code
-print("imported:", sorted({{"torch", "triton", "transformers", "numpy"}} & sys.modules.keys()))
+print("imported:", sorted({{"torch", "triton", "transformers"}} & sys.modules.keys()))
 """
 
 TORCH_FREE = {
@@ -43,6 +45,19 @@ def test_help() -> None:
 @pytest.mark.parametrize("name", [command.name for command in COMMANDS if command.name in TORCH_FREE])
 def test_torch_free_command(name: str) -> None:
     assert last_line("from holdfast.cli import main; main()", *TORCH_FREE[name]) == "imported: []"
+
+
+@pytest.mark.parametrize("package", ["core", "sim", "client"])
+def test_every_module_of_a_torch_free_package(package: str) -> None:
+    modules = [file.module for file in sources("src") if file.package == package]
+    assert last_line(f"import {', '.join(modules)}") == "imported: []"
+
+
+def test_core_stands_alone() -> None:
+    """In this process, so that the coverage counts every module of the core, even one without tests."""
+    for file in sources("src"):
+        if file.package == "core":
+            assert import_module(file.module).__doc__
 
 
 def test_probe_sees_torch() -> None:

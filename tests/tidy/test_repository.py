@@ -1,38 +1,10 @@
 """The rules of the house, applied to the tree as it stands; each test names a rule and lists its offences."""
 
-from functools import cache
-from pathlib import Path
-
 import pytest
 
 from tests.tidy.imports import MAY_IMPORT, PACKAGE, Source
 from tests.tidy.rules import PYTHON_RULES, SOURCE_RULES, TEXT_RULES, Rule
-
-ROOT = Path(__file__).resolve().parents[2]
-# The folders that the repository consists of. A list, and not a walk from the root, because environments,
-# caches and scratch files lie beside them.
-FOLDERS = (".ci", "benchmarks", "docs", "src", "tests")
-TEXT_SUFFIXES = {"", ".cfg", ".css", ".html", ".js", ".json", ".md", ".py", ".toml", ".txt", ".typed", ".yml"}
-
-
-@cache
-def sources(*folders: str) -> tuple[Source, ...]:
-    """The Python files below `folders`, in the order of their paths."""
-    paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    return tuple(Source(path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths)
-
-
-@cache
-def texts() -> tuple[Source, ...]:
-    """Every text file of the repository: those in its folders and those at its root."""
-    nested = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))
-    paths = sorted(path for path in (*nested, *ROOT.iterdir()) if _is_text(path))
-    return tuple(Source(path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths)
-
-
-def _is_text(path: Path) -> bool:
-    generated = any(part == "__pycache__" or part.endswith(".egg-info") for part in path.parts)
-    return path.is_file() and not generated and path.suffix in TEXT_SUFFIXES
+from tests.tidy.tree import ROOT, sources, texts
 
 
 def apply(rule: Rule, files: tuple[Source, ...]) -> None:
