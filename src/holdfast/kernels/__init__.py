@@ -4,7 +4,8 @@ CPU tensors take the torch implementations in `kernels/torch`, CUDA tensors the 
 `kernels/triton`; both promise the same results up to rounding. No function waits for the device: whatever
 sizes its work comes from host-side integers (shapes and the counts in `Batch`), so a step can be captured in
 a CUDA graph. Inputs may be strided views unless a function says otherwise. Models and the executor call
-these functions; nothing else of this package is for them but `Batch`, `Pages` and their builders.
+these functions; all else of this package that is for them is `Batch`, `Pages` and their builders, `Rotation`
+and `Mamba2Weights`.
 
 Conventions, for all functions:
 
@@ -17,19 +18,21 @@ Conventions, for all functions:
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import torch
 
 from holdfast.kernels.batch import Batch, Pages, build_batch, build_pages
 from holdfast.kernels.dispatch import implementation
+from holdfast.kernels.parameters import Mamba2Weights, Rotation
 from holdfast.kernels.torch.activation import Activation
 
 __all__ = [
     "Activation",
     "Batch",
+    "Mamba2Weights",
     "Pages",
+    "Rotation",
     "attend",
     "build_batch",
     "build_pages",
@@ -136,28 +139,19 @@ def rotate_and_write(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    cos_sin: torch.Tensor | None,
-    positions: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slots: torch.Tensor,
-    *,
-    query_norm: torch.Tensor | None = None,
-    key_norm: torch.Tensor | None = None,
-    eps: float = 1e-6,
-    norm_offset: float = 0.0,
+    positions: torch.Tensor,
+    rotation: Rotation,
 ) -> torch.Tensor:
-    """Norms (optional) and rotates query [T, heads, dim] and key [T, kv_heads, dim], writes key and value.
+    """Norms and rotates query [T, heads, dim] and key [T, kv_heads, dim], then writes key and value.
 
-    `cos_sin` is `[positions, rotary_dim]`, cosines first, then sines (float32 is best); dimension i turns
-    with dimension `i + rotary_dim / 2` and what lies past `rotary_dim` passes through; None: no rotation.
-    `query_norm` and `key_norm` are weights [dim] of norms over each head. Answers the query, contiguous; the
-    inputs may be views into one fused projection and stay as they were.
+    Answers the query, contiguous; the inputs may be views into one fused projection and stay as they were.
     """
     out: torch.Tensor = implementation(query).rotate_and_write(
-        query, key, value, cos_sin, positions, key_cache, value_cache, slots,
-        query_norm=query_norm, key_norm=key_norm, eps=eps, norm_offset=norm_offset,
-    )  # fmt: skip
+        query, key, value, key_cache, value_cache, slots, positions, rotation
+    )
     return out
 
 
@@ -207,26 +201,18 @@ def causal_conv(
 def mamba2_scan(
     x: torch.Tensor,
     dt: torch.Tensor,
-    A: torch.Tensor,
     B: torch.Tensor,
     C: torch.Tensor,
-    D: torch.Tensor | None,
-    dt_bias: torch.Tensor | None,
+    weights: Mamba2Weights,
     ssm_state: torch.Tensor,
     batch: Batch,
-    *,
-    chunk_size: int = 128,
-    dt_limit: tuple[float, float] = (0.0, math.inf),
 ) -> torch.Tensor:
     """The Mamba2 recurrence; answers y [T, heads, head_dim].
 
-    x [T, heads, head_dim]; dt [T, heads] before bias, softplus and `dt_limit`; A [heads], negative; B and C
-    [T, groups, state]; D [heads] adds `D * x`; `ssm_state` float32 [slots, heads, head_dim, state].
-    `chunk_size` bounds the chunks in which long rows are computed; it does not change the result.
+    x [T, heads, head_dim]; dt [T, heads] before bias, softplus and limits; B and C [T, groups, state];
+    `ssm_state` float32 [slots, heads, head_dim, state].
     """
-    out: torch.Tensor = implementation(x).mamba2_scan(
-        x, dt, A, B, C, D, dt_bias, ssm_state, batch, chunk_size=chunk_size, dt_limit=dt_limit
-    )
+    out: torch.Tensor = implementation(x).mamba2_scan(x, dt, B, C, weights, ssm_state, batch)
     return out
 
 
@@ -241,7 +227,6 @@ def gated_delta(
     *,
     scale: float | None = None,
     normalise: bool = False,
-    chunk_size: int = 64,
 ) -> torch.Tensor:
     """The gated delta rule; answers y [T, value_heads, value_dim].
 
@@ -251,9 +236,8 @@ def gated_delta(
     `scale` (default `key_dim ** -0.5`); `normalise` brings queries and keys to unit length first.
     """
     out: torch.Tensor = implementation(query).gated_delta(
-        query, key, value, g, beta, delta_state, batch,
-        scale=scale, normalise=normalise, chunk_size=chunk_size,
-    )  # fmt: skip
+        query, key, value, g, beta, delta_state, batch, scale=scale, normalise=normalise
+    )
     return out
 
 

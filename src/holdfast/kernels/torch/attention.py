@@ -8,12 +8,41 @@ sums are float32. Called through `holdfast.kernels`.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch.nn import functional
 
 from holdfast.kernels.batch import Batch, Pages
 
 QUERY_BLOCK = 256  # queries of a long row that the explicit path scores at once
+
+
+class _Rule(NamedTuple):
+    """How scores are made and turned into weights."""
+
+    scale: float
+    window: int | None
+    sinks: torch.Tensor | None
+    softcap: float | None
+
+    def cap(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
+
+    def softmax(self, scores: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        """Over the last dimension; a sink takes its share of the weight and gives nothing back."""
+        if self.sinks is None:
+            return torch.softmax(scores, dim=-1)
+        sink = self.sinks.float().view(*shape, 1).expand(*scores.shape[:-1], 1)
+        return torch.softmax(torch.cat((scores, sink), dim=-1), dim=-1)[..., :-1]
+
+
+class _Singles(NamedTuple):
+    """The one-token rows of a batch."""
+
+    table: torch.Tensor
+    context: torch.Tensor
+    context_max: int
 
 
 def attend(
@@ -28,11 +57,10 @@ def attend(
     sinks: torch.Tensor | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
+    rule = _Rule(scale, window, sinks, softcap)
     if batch.one_token_rows:
-        return _attend_single(
-            query, key_cache, value_cache, pages.table, batch.context, batch.context_max,
-            scale=scale, window=window, sinks=sinks, softcap=softcap,
-        )  # fmt: skip
+        everything = _Singles(pages.table, batch.context, batch.context_max)
+        return _attend_single(query, key_cache, value_cache, everything, rule)
     out = torch.empty(*query.shape[:-1], value_cache.shape[-1], dtype=query.dtype, device=query.device)
     starts = batch.row_start.tolist()
     contexts = batch.context.tolist()
@@ -40,11 +68,8 @@ def attend(
         rows = [row for row in range(batch.rows) if starts[row + 1] - starts[row] == 1]
         tokens = torch.tensor([starts[row] for row in rows], device=query.device)
         picked = torch.tensor(rows, device=query.device)
-        out[tokens] = _attend_single(
-            query[tokens], key_cache, value_cache, pages.table[picked], batch.context[picked],
-            max(contexts[row] for row in rows),
-            scale=scale, window=window, sinks=sinks, softcap=softcap,
-        )  # fmt: skip
+        singles = _Singles(pages.table[picked], batch.context[picked], max(contexts[row] for row in rows))
+        out[tokens] = _attend_single(query[tokens], key_cache, value_cache, singles, rule)
     for row in range(batch.rows):
         begin, end, context = starts[row], starts[row + 1], contexts[row]
         if end - begin <= 1:
@@ -53,10 +78,7 @@ def attend(
         lowest = 0 if window is None else max(0, position - window + 1)
         key = _row_view(key_cache, pages.table[row], lowest, context)
         value = _row_view(value_cache, pages.table[row], lowest, context)
-        out[begin:end] = _attend_row(
-            query[begin:end], key, value, position - lowest,
-            scale=scale, window=window, sinks=sinks, softcap=softcap,
-        )  # fmt: skip
+        out[begin:end] = _attend_row(query[begin:end], key, value, position - lowest, rule)
     return out
 
 
@@ -74,16 +96,13 @@ def _attend_row(
     key: torch.Tensor,
     value: torch.Tensor,
     position: int,
-    *,
-    scale: float,
-    window: int | None,
-    sinks: torch.Tensor | None,
-    softcap: float | None,
+    rule: _Rule,
 ) -> torch.Tensor:
     """Queries [count, heads, dim], the first at key index `position`, over keys [kv_heads, n, dim]."""
     count, length = query.shape[0], key.shape[1]
     groups = query.shape[1] // key.shape[0]
-    plain = sinks is None and softcap is None
+    window, scale = rule.window, rule.scale
+    plain = rule.sinks is None and rule.softcap is None
     if plain and position == 0 and (window is None or window >= count):
         out = functional.scaled_dot_product_attention(
             query.transpose(0, 1).unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0),
@@ -110,10 +129,9 @@ def _attend_row(
             pieces.append(piece.squeeze(0).transpose(0, 1))
             continue
         grouped = block.float().unflatten(1, (key.shape[0], groups)).permute(1, 2, 0, 3)
-        scores = torch.matmul(grouped, key[:, None, first:last].float().transpose(-1, -2)) * scale
-        if softcap is not None:
-            scores = torch.tanh(scores / softcap) * softcap
-        weights = _softmax(scores.masked_fill(~seen, -torch.inf), sinks, (key.shape[0], groups, 1))
+        scores = torch.matmul(grouped, key[:, None, first:last].float().transpose(-1, -2))
+        scores = rule.cap(scores * scale).masked_fill(~seen, -torch.inf)
+        weights = rule.softmax(scores, (key.shape[0], groups, 1))
         mixed = torch.matmul(weights, value[:, None, first:last].float())
         pieces.append(mixed.permute(2, 0, 1, 3).flatten(1, 2).to(query.dtype))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
@@ -123,43 +141,28 @@ def _attend_single(
     query: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
-    table: torch.Tensor,
-    context: torch.Tensor,
-    context_max: int,
-    *,
-    scale: float,
-    window: int | None,
-    sinks: torch.Tensor | None,
-    softcap: float | None,
+    singles: _Singles,
+    rule: _Rule,
 ) -> torch.Tensor:
     """One query a row, [rows, heads, dim]."""
     page_size, kv_heads = key_cache.shape[1], key_cache.shape[2]
     groups = query.shape[1] // kv_heads
-    context = context.long().unsqueeze(1)
-    pages = -(-context_max // page_size)
+    window = rule.window
+    context = singles.context.long().unsqueeze(1)
+    pages = -(-singles.context_max // page_size)
     lowest = torch.zeros_like(context)
     if window is not None:
         pages = min(pages, (window + page_size - 2) // page_size + 1)
         lowest = (context - window).clamp_(min=0)
     page = torch.div(lowest, page_size, rounding_mode="floor") + torch.arange(pages, device=query.device)
     last = torch.div(context - 1, page_size, rounding_mode="floor").clamp_(min=0)
-    units = table.gather(1, torch.minimum(page, last)).long()
+    units = singles.table.gather(1, torch.minimum(page, last)).long()
     places = (page.unsqueeze(-1) * page_size + torch.arange(page_size, device=query.device)).flatten(1)
     seen = (places < context) & (places >= lowest)
     key = key_cache[units].flatten(1, 2).permute(0, 2, 3, 1).float()
-    scores = torch.matmul(query.float().unflatten(1, (kv_heads, groups)), key) * scale
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    scores = scores.masked_fill(~seen[:, None, None], -torch.inf)
-    weights = _softmax(scores, sinks, (1, kv_heads, groups))
+    scores = torch.matmul(query.float().unflatten(1, (kv_heads, groups)), key)
+    scores = rule.cap(scores * rule.scale).masked_fill(~seen[:, None, None], -torch.inf)
+    weights = rule.softmax(scores, (1, kv_heads, groups))
     value = value_cache[units].flatten(1, 2)
     value = value.masked_fill(~seen[..., None, None], 0.0).permute(0, 2, 1, 3).float()
     return torch.matmul(weights, value).flatten(1, 2).to(query.dtype)
-
-
-def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None, shape: tuple[int, ...]) -> torch.Tensor:
-    """Softmax over the last dimension; a sink takes its share of the weight and gives nothing back."""
-    if sinks is None:
-        return torch.softmax(scores, dim=-1)
-    sink = sinks.float().view(*shape, 1).expand(*scores.shape[:-1], 1)
-    return torch.softmax(torch.cat((scores, sink), dim=-1), dim=-1)[..., :-1]

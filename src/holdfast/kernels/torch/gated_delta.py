@@ -17,6 +17,7 @@ from holdfast.kernels.batch import Batch
 from holdfast.kernels.torch.conv import read_states
 
 NORM_EPS = 1e-6
+CHUNK = 64
 
 
 def gated_delta(
@@ -30,7 +31,6 @@ def gated_delta(
     *,
     scale: float | None = None,
     normalise: bool = False,
-    chunk_size: int = 64,
 ) -> torch.Tensor:
     query, key = query.float(), key.float()
     if normalise:
@@ -54,7 +54,7 @@ def gated_delta(
         span = slice(starts[row], starts[row + 1])
         if span.start == span.stop:
             continue
-        chunk = min(chunk_size, span.stop - span.start)
+        chunk = min(CHUNK, span.stop - span.start)
         out[span], final = _scan(
             query[span], key[span], wanted[span], decay[span], rate[span], state[row], chunk
         )

@@ -9,32 +9,26 @@ read from the source slot and written to the destination slot. Called through `h
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch.nn import functional
 
 from holdfast.kernels.batch import Batch
+from holdfast.kernels.parameters import Mamba2Weights
 from holdfast.kernels.torch.conv import read_states
 
 
 def mamba2_scan(
     x: torch.Tensor,
     dt: torch.Tensor,
-    A: torch.Tensor,
     B: torch.Tensor,
     C: torch.Tensor,
-    D: torch.Tensor | None,
-    dt_bias: torch.Tensor | None,
+    weights: Mamba2Weights,
     ssm_state: torch.Tensor,
     batch: Batch,
-    *,
-    chunk_size: int = 128,
-    dt_limit: tuple[float, float] = (0.0, math.inf),
 ) -> torch.Tensor:
-    step = dt.float() if dt_bias is None else dt.float() + dt_bias.float()
-    step = functional.softplus(step).clamp_(*dt_limit)
-    decay = step * A.float()
+    step = dt.float() if weights.dt_bias is None else dt.float() + weights.dt_bias.float()
+    step = functional.softplus(step).clamp_(*weights.dt_limit)
+    decay = step * weights.A.float()
     state = read_states(ssm_state, batch).float()
     if batch.one_token_rows:
         out = _step(x.float(), step, decay, B.float(), C.float(), state)
@@ -47,13 +41,13 @@ def mamba2_scan(
             span = slice(starts[row], starts[row + 1])
             if span.start == span.stop:
                 continue
-            chunk = min(chunk_size, span.stop - span.start)
+            chunk = min(weights.chunk_size, span.stop - span.start)
             out[span], final = _scan(
                 x[span].float(), step[span], decay[span], B[span].float(), C[span].float(), state[row], chunk
             )
             ssm_state[destinations[row]] = final.to(ssm_state.dtype)
-    if D is not None:
-        out += D.float().unsqueeze(-1) * x.float()
+    if weights.D is not None:
+        out += weights.D.float().unsqueeze(-1) * x.float()
     return out.to(x.dtype)
 
 

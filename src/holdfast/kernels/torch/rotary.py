@@ -1,14 +1,13 @@
 """Query/key norms, rotary embedding and the KV write, in torch.
 
-The rotary table is `[positions, rotary_dim]`: cosines in the first half of a row, sines in the second.
-Dimension i of the first half of the rotary part turns with dimension i of its second half; dimensions past
-`rotary_dim` pass through. Called through `holdfast.kernels`.
+`Rotation` says how heads are normed and turned. Called through `holdfast.kernels`.
 """
 
 from __future__ import annotations
 
 import torch
 
+from holdfast.kernels.parameters import Rotation
 from holdfast.kernels.torch.norm import rms_norm
 
 
@@ -43,23 +42,18 @@ def rotate_and_write(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    cos_sin: torch.Tensor | None,
-    positions: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slots: torch.Tensor,
-    *,
-    query_norm: torch.Tensor | None = None,
-    key_norm: torch.Tensor | None = None,
-    eps: float = 1e-6,
-    norm_offset: float = 0.0,
+    positions: torch.Tensor,
+    rotation: Rotation,
 ) -> torch.Tensor:
-    if query_norm is not None:
-        query = rms_norm(query, query_norm, eps, offset=norm_offset)
-    if key_norm is not None:
-        key = rms_norm(key, key_norm, eps, offset=norm_offset)
-    if cos_sin is not None:
-        cos, sin = cos_sin[positions].float().unsqueeze(1).chunk(2, dim=-1)
+    if rotation.query_norm is not None:
+        query = rms_norm(query, rotation.query_norm, rotation.eps, offset=rotation.norm_offset)
+    if rotation.key_norm is not None:
+        key = rms_norm(key, rotation.key_norm, rotation.eps, offset=rotation.norm_offset)
+    if rotation.cos_sin is not None:
+        cos, sin = rotation.cos_sin[positions].float().unsqueeze(1).chunk(2, dim=-1)
         query = rotate(query, cos, sin)
         key = rotate(key, cos, sin)
     write_kv(key, value, key_cache, value_cache, slots)
