@@ -9,7 +9,6 @@ ROOT = Path(__file__).resolve().parents[2]
 # The folders that the repository consists of. A list, and not a walk from the root, because environments,
 # caches and scratch files lie beside them.
 FOLDERS = (".ci", "benchmarks", "docs", "src", "tests")
-TEXT_SUFFIXES = {"", ".cfg", ".css", ".html", ".js", ".json", ".md", ".py", ".toml", ".txt", ".typed", ".yml"}
 
 
 @cache
@@ -29,4 +28,4 @@ def texts() -> tuple[Source, ...]:
 
 def _is_text(path: Path) -> bool:
     generated = any(part == "__pycache__" or part.endswith(".egg-info") for part in path.parts)
-    return path.is_file() and not generated and path.suffix in TEXT_SUFFIXES
+    return path.is_file() and not generated and b"\0" not in path.read_bytes()
