@@ -1,0 +1,1 @@
+"""Models: configuration, weights, and layers over the kernels. Imports nothing of the engine."""

@@ -1,0 +1,140 @@
+"""How a family's file puts a model together: blocks around parts, and the builder that makes the parts.
+
+A model is a list of blocks on one residual stream: `residual + after(part(before(residual)))`. A family
+yields its blocks from a `Builder`, which reads the weights and counts the layers of each memory component,
+so that a family's file says only what is where. Used by the families and by `model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from holdfast.models.config import (
+    AttentionConfig,
+    DeltaConfig,
+    Mamba2Config,
+    MlpConfig,
+    ModelConfig,
+    Rope,
+)
+from holdfast.models.fields import Fields
+from holdfast.models.layers import Attention, Mlp, Part
+from holdfast.models.linear import Embedding, Linear
+from holdfast.models.recurrent import GatedDelta, Mamba2
+from holdfast.models.rope import rotary_table
+from holdfast.models.weights import WeightReader
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One step on the residual stream; a norm that a family does not have is None."""
+
+    part: Part
+    before: Tensor | None = None
+    after: Tensor | None = None
+
+
+class Builder:
+    """Reads the parts of one model in order. Each attention or state part takes the next layer of memory."""
+
+    def __init__(self, config: ModelConfig, reader: WeightReader, context_length: int) -> None:
+        self.config = config
+        self.reader = reader
+        self._context_length = context_length
+        self._tables: dict[Rope, Tensor] = {}
+        self._full_layers = 0
+        self._window_layers = 0
+        self._state_layers = 0
+
+    def norm(self, name: str) -> Tensor:
+        """A norm over the model's width."""
+        return self.reader.norm(name, self.config.width, self.config.norm_offset)
+
+    def attention(self, prefix: str, config: AttentionConfig) -> Attention:
+        if config.window is None:
+            layer, self._full_layers = self._full_layers, self._full_layers + 1
+        else:
+            layer, self._window_layers = self._window_layers, self._window_layers + 1
+        return Attention(
+            config,
+            self.reader,
+            prefix,
+            width=self.config.width,
+            layer=layer,
+            rotary=self._rotary(config.rope),
+            epsilon=self.config.norm_epsilon,
+            norm_offset=self.config.norm_offset,
+        )
+
+    def mamba2(self, prefix: str, config: Mamba2Config) -> Mamba2:
+        return Mamba2(
+            config,
+            self.reader,
+            prefix,
+            width=self.config.width,
+            layer=self._next_state_layer(),
+            epsilon=self.config.norm_epsilon,
+        )
+
+    def gated_delta(
+        self, prefix: str, config: DeltaConfig, projections: dict[str, int], order: Tensor | None = None
+    ) -> GatedDelta:
+        return GatedDelta(
+            config,
+            self.reader,
+            prefix,
+            projections,
+            order=order,
+            width=self.config.width,
+            layer=self._next_state_layer(),
+            epsilon=self.config.norm_epsilon,
+        )
+
+    def mlp(self, prefix: str, config: MlpConfig) -> Mlp:
+        return Mlp.read(config, self.reader, prefix, self.config.width)
+
+    def embedding_and_head(self, embedding: str, head: str) -> tuple[Embedding, Linear]:
+        """The token table and the output head, one set of weights where the model ties them."""
+        config = self.config
+        table, tied = self.reader.embedding(
+            embedding,
+            config.vocabulary,
+            config.width,
+            config.embedding_multiplier,
+            tied=config.tied_embeddings,
+        )
+        if tied is not None:
+            self.reader.ignore(rf"^{head}\.weight$")
+            return table, tied
+        return table, self.reader.linear([head], config.width, [config.vocabulary])
+
+    def _next_state_layer(self) -> int:
+        layer, self._state_layers = self._state_layers, self._state_layers + 1
+        return layer
+
+    def _rotary(self, rope: Rope | None) -> Tensor | None:
+        if rope is None:
+            return None
+        if rope not in self._tables:
+            device = self.reader.placement.device
+            self._tables[rope] = rotary_table(rope, self._context_length, device)
+        return self._tables[rope]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What a family's file offers: how its configuration is read and what its blocks are."""
+
+    architectures: tuple[str, ...]
+    configure: Callable[[Fields, str], ModelConfig]
+    blocks: Callable[[Builder], Iterator[Block]]
+    embedding: str = "model.embed_tokens"
+    norm: str = "model.norm"
+    head: str = "lm_head"
+    ignored: tuple[str, ...] = (r"rotary_emb\.inv_freq$",)
+    """Patterns of names that checkpoints of the family may carry and that nothing needs."""
+    text_config: bool = False
+    """Whether the language model's fields may lie under `text_config`."""

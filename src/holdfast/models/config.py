@@ -1,0 +1,279 @@
+"""What a model is, in numbers: the configuration that layers, memory and the engine are built from.
+
+A family's file turns its config.json (or GGUF metadata in the same shape) into a `ModelConfig`. It
+is complete and immutable: every size that a layer needs is in it, per layer, so that nothing later
+asks again how a family spells its keys. The reading of keys that families share is here too.
+Called by the families, by `layout`, and by the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from holdfast.models.fields import ConfigurationError, Fields
+
+RopeKind: TypeAlias = Literal["default", "linear", "llama3", "yarn", "factors"]
+RouterKind: TypeAlias = Literal["softmax_then_top", "top_then_softmax", "sigmoid_in_groups"]
+Activation: TypeAlias = Literal["silu", "gelu_tanh", "relu_squared"]
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "relu2": "relu_squared",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """How positions turn the first `dimensions` of a head, in the half-split layout."""
+
+    theta: float
+    dimensions: int
+    kind: RopeKind = "default"
+    factor: float = 1.0
+    original_context: int = 0
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float = 0.0
+    mscale_all_dimensions: float = 0.0
+    truncate: bool = True
+    factors: tuple[float, ...] = ()
+    """What each frequency is divided by, for the kind `factors`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """Grouped-query attention over KV pages; `window` limits how far back a token looks."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    rope: Rope | None
+    window: int | None = None
+    input_bias: bool = False
+    output_bias: bool = False
+    head_norm: bool = False
+    """RMS norm of each head's query and key."""
+    projection_norm: bool = False
+    """RMS norm over the whole query and key projections."""
+    sinks: bool = False
+    output_gate: bool = False
+    """The query projection carries a sigmoid gate for the output, head by head."""
+    input_multiplier: float = 1.0
+    key_multiplier: float = 1.0
+    output_multiplier: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ConfigurationError(f"{self.heads} query heads do not divide over {self.kv_heads} KV heads")
+        if self.window is not None and self.window < 1:
+            raise ConfigurationError(f"a sliding window of {self.window} tokens is not possible")
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Config:
+    """A Mamba2 mixer: causal convolution, selective scan, gated norm."""
+
+    heads: int
+    head_dim: int
+    state_dim: int
+    groups: int
+    kernel: int
+    convolution_bias: bool
+    input_bias: bool
+    output_bias: bool
+    time_step_limit: tuple[float, float] = (0.0, float("inf"))
+    norm: Literal["gate_then_norm", "norm_then_gate", "gate_only"] = "gate_then_norm"
+    norm_groups: int = 1
+    input_multiplier: float = 1.0
+    output_multiplier: float = 1.0
+    projection_multipliers: tuple[float, ...] | None = None
+    """One for each of gate, x, B, C and time step; None where all are one."""
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def convolution_channels(self) -> int:
+        return self.width + 2 * self.groups * self.state_dim
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaConfig:
+    """A gated-delta-rule mixer: causal convolution, delta rule with decay, gated norm."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    @property
+    def convolution_channels(self) -> int:
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class MlpConfig:
+    """A feed-forward part: gated (two inputs, one output) or plain (one in, one out)."""
+
+    width: int
+    activation: Activation = "silu"
+    gated: bool = True
+    bias: bool = False
+    gate_multiplier: float = 1.0
+    output_multiplier: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A mixture of experts with a router, and a shared expert beside it where `shared` is set."""
+
+    experts: int
+    experts_per_token: int
+    width: int
+    router: RouterKind
+    activation: Activation = "silu"
+    gated: bool = True
+    normalise: bool = False
+    router_bias: bool = False
+    bias: bool = False
+    clamp: tuple[float, float] | None = None
+    """(alpha, limit) of the clamped gate of gpt-oss, whose gate and up columns are interleaved."""
+    router_groups: int = 1
+    router_groups_kept: int = 1
+    scale: float = 1.0
+    shared: MlpConfig | None = None
+    shared_gate: bool = False
+    latent: int | None = None
+    """Width that tokens are projected to before the experts and back after them."""
+
+
+MixerConfig: TypeAlias = AttentionConfig | Mamba2Config | DeltaConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """One layer: mixers that see the same input side by side, and a feed-forward part or none."""
+
+    mixers: tuple[MixerConfig, ...]
+    mlp: MlpConfig | ExpertsConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A whole model. `dtype` is what its checkpoint says it was saved in, where it says so."""
+
+    architecture: str
+    vocabulary: int
+    width: int
+    context_length: int
+    layers: tuple[LayerConfig, ...]
+    norm_epsilon: float
+    norm_offset: float = 0.0
+    """Added to stored norm weights: 1 for families that store the difference from one."""
+    tied_embeddings: bool = False
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_multiplier: float = 1.0
+    logits_softcap: float | None = None
+    dtype: str | None = None
+    bos_token: int | None = None
+    eos_tokens: tuple[int, ...] = ()
+
+
+def base_config(
+    fields: Fields, architecture: str, layers: tuple[LayerConfig, ...], *, norm_epsilon: float
+) -> ModelConfig:
+    """A `ModelConfig` from the keys that families spell alike; `dataclasses.replace` adds the rest."""
+    bos = fields.integers("bos_token_id")
+    return ModelConfig(
+        architecture=architecture,
+        vocabulary=fields.integer("vocab_size"),
+        width=fields.integer("hidden_size"),
+        context_length=fields.integer("max_position_embeddings", 1 << 20),
+        layers=layers,
+        norm_epsilon=norm_epsilon,
+        tied_embeddings=fields.flag("tie_word_embeddings", False),
+        dtype=checkpoint_dtype(fields),
+        bos_token=bos[0] if bos else None,
+        eos_tokens=fields.integers("eos_token_id"),
+    )
+
+
+def checkpoint_dtype(fields: Fields) -> str | None:
+    """The dtype that config.json names, under either of its spellings."""
+    for key in ("dtype", "torch_dtype"):
+        if fields.has(key):
+            return fields.text(key).removeprefix("torch.")
+    return None
+
+
+def activation(name: str) -> Activation:
+    """The activation that a configuration names, or an error that lists those that exist."""
+    if name not in _ACTIVATIONS:
+        raise ConfigurationError(
+            f"activation {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}"
+        )
+    return _ACTIVATIONS[name]
+
+
+def rope_from(fields: Fields, head_dim: int, theta: float = 10_000.0, layer_type: str | None = None) -> Rope:
+    """The rotary settings, from `rope_parameters` or from the older `rope_theta` and `rope_scaling`.
+
+    Where a model has different settings for each type of layer, `layer_type` picks one of them.
+    """
+    parameters = fields.inner("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
+    if layer_type is not None and parameters.has(layer_type):
+        parameters = parameters.inner(layer_type)
+    base = (
+        parameters.number("rope_theta")
+        if parameters.has("rope_theta")
+        else fields.number("rope_theta", theta)
+    )
+    holder = parameters if parameters.has("partial_rotary_factor") else fields
+    dimensions = int(head_dim * holder.number("partial_rotary_factor", 1.0))
+    kind = parameters.text("rope_type", parameters.text("type", "default"))
+    if kind in ("default", "mrope"):
+        return Rope(base, dimensions)
+    if kind == "factors":
+        return Rope(base, dimensions, "factors", factors=parameters.numbers("factors", ()))
+    factor = parameters.number("factor")
+    if kind == "linear":
+        return Rope(base, dimensions, "linear", factor)
+    original = parameters.integer(
+        "original_max_position_embeddings", fields.optional_integer("max_position_embeddings")
+    )
+    if kind == "llama3":
+        return Rope(
+            base,
+            dimensions,
+            "llama3",
+            factor,
+            original,
+            low_frequency_factor=parameters.number("low_freq_factor"),
+            high_frequency_factor=parameters.number("high_freq_factor"),
+        )
+    if kind == "yarn":
+        return Rope(
+            base,
+            dimensions,
+            "yarn",
+            factor,
+            original,
+            beta_fast=parameters.number("beta_fast", 32.0),
+            beta_slow=parameters.number("beta_slow", 1.0),
+            attention_factor=parameters.optional_number("attention_factor"),
+            mscale=parameters.number("mscale", 0.0),
+            mscale_all_dimensions=parameters.number("mscale_all_dim", 0.0),
+            truncate=parameters.flag("truncate", True),
+        )
+    raise ConfigurationError(f"rotary scaling {kind!r} is not supported; supported are linear, llama3, yarn")

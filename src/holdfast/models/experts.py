@@ -1,0 +1,149 @@
+"""Mixtures of experts: the router that picks a few experts for each token, and the experts.
+
+The router's choice is small and done in float32; the experts' products are one kernel. Checkpoints keep
+expert weights one by one or stacked, gate and up apart, joined or interleaved: `read_experts` brings all of
+them into the kernel's layout (gate rows, then up rows). Built by `blocks`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from holdfast import kernels
+from holdfast.kernels import Batch
+from holdfast.models.config import ExpertsConfig
+from holdfast.models.fields import ConfigurationError
+from holdfast.models.layers import Part
+from holdfast.models.linear import DenseLinear, Linear
+from holdfast.models.memory import Memory
+from holdfast.models.weights import WeightReader
+
+_CLAMP = (1.702, 7.0)
+"""(alpha, limit) of the clamped gate in the kernel."""
+
+
+class Router:
+    """Which experts a token goes to, and with what weight."""
+
+    def __init__(self, config: ExpertsConfig, weight: Tensor, bias: Tensor | None) -> None:
+        """`bias` is added to the logits, or for sigmoid routers to the scores that choose."""
+        self._config = config
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(expert ids, weights), each [tokens, experts per token]."""
+        picks = self._config.experts_per_token
+        logits = torch.nn.functional.linear(x.float(), self._weight)
+        if self._config.router == "softmax_then_top":
+            weights, ids = logits.softmax(dim=-1).topk(picks, dim=-1)
+            if self._config.normalise:
+                weights = weights / weights.sum(dim=-1, keepdim=True)
+        elif self._config.router == "top_then_softmax":
+            best, ids = (logits if self._bias is None else logits + self._bias).topk(picks, dim=-1)
+            weights = best.softmax(dim=-1)
+        else:
+            ids, weights = self._in_groups(logits.sigmoid())
+        scale = self._config.scale
+        return ids, weights if scale == 1.0 else weights * scale
+
+    def _in_groups(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The best experts of the best groups, a group being worth its two best experts."""
+        config = self._config
+        choice = scores if self._bias is None else scores + self._bias
+        if config.router_groups > 1:
+            grouped = choice.unflatten(-1, (config.router_groups, -1))
+            worth = grouped.topk(2, dim=-1).values.sum(dim=-1)
+            kept = worth.topk(config.router_groups_kept, dim=-1).indices
+            closed = torch.ones_like(worth, dtype=torch.bool).scatter_(1, kept, False)
+            choice = grouped.masked_fill(closed[..., None], -torch.inf).flatten(-2)
+        ids = choice.topk(config.experts_per_token, dim=-1).indices
+        weights = scores.gather(1, ids)
+        if config.normalise:
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+        return ids, weights
+
+
+class Experts:
+    """A router, its experts, and the projections around them where tokens are narrowed first."""
+
+    def __init__(
+        self,
+        config: ExpertsConfig,
+        router: Router,
+        weights: tuple[Tensor, Tensor],
+        biases: tuple[Tensor, Tensor] | None = None,
+        latent: tuple[Linear, Linear] | None = None,
+    ) -> None:
+        """`weights` are [experts, inner, width] with gate rows first, and [experts, width, inner]."""
+        if config.clamp is not None and config.clamp != _CLAMP:
+            raise ConfigurationError(f"a clamped gate with {config.clamp} is not supported, only {_CLAMP}")
+        self._router = router
+        self._inner, self._outer = weights
+        self._biases = biases
+        self._latent = latent
+        self._activation: kernels.Activation
+        if config.clamp is not None:
+            self._activation = "swiglu_clamped"
+        elif config.gated:
+            self._activation = "geglu" if config.activation == "gelu_tanh" else "swiglu"
+        else:
+            self._activation = "relu_squared"
+
+    def __call__(self, x: Tensor, batch: Batch, memory: Memory) -> Tensor:  # noqa: ARG002
+        ids, weights = self._router(x)
+        inputs = x if self._latent is None else self._latent[0](x)
+        out = kernels.experts(
+            inputs,
+            ids,
+            weights,
+            self._inner,
+            self._outer,
+            activation=self._activation,
+            bias13=None if self._biases is None else self._biases[0],
+            bias2=None if self._biases is None else self._biases[1],
+        )
+        return out if self._latent is None else self._latent[1](out)
+
+
+class GatedPart:
+    """A part whose output a one-number sigmoid gate of the input turns up or down."""
+
+    def __init__(self, part: Part, gate: Linear) -> None:
+        assert isinstance(gate, DenseLinear)
+        self._part = part
+        self._gate = gate
+
+    def __call__(self, x: Tensor, batch: Batch, memory: Memory) -> Tensor:
+        return self._part(x, batch, memory) * torch.sigmoid(self._gate(x))
+
+
+def read_router(
+    config: ExpertsConfig, reader: WeightReader, name: str, width: int, bias: str | None
+) -> Router:
+    """The router whose weight is `name`.weight, with the bias called `bias` where there is one."""
+    weight = reader.tensor(f"{name}.weight", (config.experts, width), torch.float32)
+    offset = None if bias is None else reader.tensor(bias, (config.experts,), torch.float32)
+    return Router(config, weight, offset)
+
+
+def read_experts(
+    config: ExpertsConfig, reader: WeightReader, prefix: str, width: int
+) -> tuple[Tensor, Tensor]:
+    """Expert weights kept one by one under `prefix`0., `prefix`1. and so on, stacked."""
+    parts = ["gate_proj", "up_proj"] if config.gated else ["up_proj"]
+    inner = torch.empty(
+        config.experts,
+        config.width * len(parts),
+        width,
+        dtype=reader.placement.dtype,
+        device=reader.placement.device,
+    )
+    outer = inner.new_empty(config.experts, width, config.width)
+    for expert in range(config.experts):
+        for index, part in enumerate(parts):
+            rows = slice(index * config.width, (index + 1) * config.width)
+            inner[expert, rows] = reader.tensor(f"{prefix}{expert}.{part}.weight", (config.width, width))
+        outer[expert] = reader.tensor(f"{prefix}{expert}.down_proj.weight", (width, config.width))
+    return inner, outer

@@ -1,0 +1,43 @@
+"""The model families, by the architecture names that checkpoints carry.
+
+One short file a family. `family_of` finds the one for an architecture, or says by name that it is not
+supported and what is.
+"""
+
+from __future__ import annotations
+
+from holdfast.models.blocks import Family
+from holdfast.models.families import bamba, llama, mistral, qwen
+from holdfast.models.fields import ConfigurationError
+
+_FAMILIES: tuple[Family, ...] = (
+    llama.FAMILY,
+    mistral.FAMILY,
+    qwen.QWEN2,
+    qwen.QWEN3,
+    bamba.FAMILY,
+)
+
+_BY_ARCHITECTURE: dict[str, Family] = {
+    architecture: family for family in _FAMILIES for architecture in family.architectures
+}
+
+
+class UnsupportedArchitecture(ConfigurationError):
+    """No family has the architecture that a checkpoint names."""
+
+
+def supported_architectures() -> tuple[str, ...]:
+    """Every architecture name that can be loaded, sorted."""
+    return tuple(sorted(_BY_ARCHITECTURE))
+
+
+def family_of(architecture: str) -> Family:
+    """The family of an architecture."""
+    family = _BY_ARCHITECTURE.get(architecture)
+    if family is None:
+        raise UnsupportedArchitecture(
+            f"architecture {architecture!r} is not supported; supported are "
+            + ", ".join(supported_architectures())
+        )
+    return family

@@ -1,0 +1,136 @@
+"""Typed reading of the JSON objects that describe a model.
+
+`Fields` wraps one JSON object (config.json, generation_config.json, or GGUF metadata brought into
+the same shape) and hands out values of a stated type, so that a wrong or missing key is reported by
+its name and not as a failure somewhere in a layer. Nothing here knows a model family. Used by the
+configuration, the families and the tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+
+class ConfigurationError(ValueError):
+    """A model's description cannot be used; the message names the key or the architecture."""
+
+
+class Fields:
+    """One JSON object with typed access. `where` is how errors call it."""
+
+    __slots__ = ("_values", "where")
+
+    def __init__(self, values: Mapping[str, Json], where: str) -> None:
+        self._values = values
+        self.where = where
+
+    @classmethod
+    def read(cls, path: Path) -> Fields:
+        """The JSON object in a file."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise ConfigurationError(f"{path} is not valid JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise ConfigurationError(f"{path} does not hold a JSON object")
+        return cls(values, path.name)
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there with a value other than null."""
+        return self._values.get(key) is not None
+
+    def names(self) -> list[str]:
+        """The keys, in the order of the object."""
+        return list(self._values)
+
+    def raw(self, key: str) -> Json:
+        """The value as it is, or None."""
+        return self._values.get(key)
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+            raise self._wrong(key, "an integer", value)
+        return int(value)
+
+    def optional_integer(self, key: str) -> int | None:
+        return self.integer(key) if self.has(key) else None
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._value(key, default)
+        if isinstance(value, str) and value in ("Infinity", "-Infinity"):
+            return math.inf if value == "Infinity" else -math.inf
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(key, "a number", value)
+        return float(value)
+
+    def optional_number(self, key: str) -> float | None:
+        return self.number(key) if self.has(key) else None
+
+    def numbers(self, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
+        if not self.has(key):
+            return default
+        value = self._values[key]
+        if not isinstance(value, list):
+            raise self._wrong(key, "a list of numbers", value)
+        inner = Fields({str(index): item for index, item in enumerate(value)}, f"{self.where}: {key}")
+        return tuple(inner.number(str(index)) for index in range(len(value)))
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "true or false", value)
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, "a string", value)
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self._value(key, None)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self._wrong(key, "a list of strings", value)
+        return tuple(str(item) for item in value)
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        """A list of integers; a single integer is a list of one, and a missing key an empty one."""
+        value = self._values.get(key)
+        if value is None:
+            return ()
+        items = value if isinstance(value, list) else [value]
+        found: list[int] = []
+        for item in items:
+            if isinstance(item, bool) or not isinstance(item, int):
+                raise self._wrong(key, "an integer or a list of integers", value)
+            found.append(item)
+        return tuple(found)
+
+    def inner(self, key: str) -> Fields:
+        """The object under a key; an empty one where the key is missing or null."""
+        value = self._values.get(key)
+        if value is None:
+            return Fields({}, f"{self.where}: {key}")
+        if not isinstance(value, dict):
+            raise self._wrong(key, "an object", value)
+        return Fields(value, f"{self.where}: {key}")
+
+    def _value(self, key: str, default: Json) -> Json:
+        value = self._values.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise ConfigurationError(f"{self.where} has no {key!r}")
+        return value
+
+    def _wrong(self, key: str, wanted: str, value: Json) -> ConfigurationError:
+        return ConfigurationError(f"{self.where}: {key!r} should be {wanted}, not {value!r:.100}")

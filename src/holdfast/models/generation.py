@@ -1,0 +1,45 @@
+"""Default sampling that a checkpoint brings along, from generation_config.json.
+
+Only what a request leaves open is taken from here. A greedy checkpoint (`do_sample` false or missing) says
+nothing about temperature. Read by `checkpoint`, used by the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.models.config import ModelConfig
+from holdfast.models.fields import Fields
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What the checkpoint's makers suggest, None where they say nothing; `eos_tokens` all end a turn."""
+
+    eos_tokens: tuple[int, ...] = ()
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+def read_generation_defaults(directory: Path, config: ModelConfig) -> GenerationDefaults:
+    """The defaults of a directory; without the file, the end tokens of the configuration alone."""
+    path = directory / "generation_config.json"
+    if not path.exists():
+        return GenerationDefaults(config.eos_tokens)
+    fields = Fields.read(path)
+    eos = fields.integers("eos_token_id") or config.eos_tokens
+    penalty = fields.optional_number("repetition_penalty")
+    if not fields.flag("do_sample", False):
+        return GenerationDefaults(eos, repetition_penalty=penalty)
+    return GenerationDefaults(
+        eos_tokens=eos,
+        temperature=fields.optional_number("temperature"),
+        top_p=fields.optional_number("top_p"),
+        top_k=fields.optional_integer("top_k"),
+        min_p=fields.optional_number("min_p"),
+        repetition_penalty=penalty,
+    )

@@ -1,0 +1,244 @@
+"""GGUF files: header, metadata and tensors, under the names that Hugging Face checkpoints use.
+
+`GgufFile` maps a file and parses its header (format version 2 and 3). `GgufSource` hands its tensors to
+the weight reader: dense through the `gguf` package's dequantisation, or as 4-bit codes with their scales
+where the format is made of 4-bit groups of 32 (Q4_0, Q4_1, Q4_K). How metadata becomes a configuration is
+in `gguf_metadata`. Imported only when a GGUF file is given.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType
+from numpy.typing import NDArray
+from torch import Tensor
+
+from holdfast.models.fields import ConfigurationError, Json
+from holdfast.models.linear import FourBitWeight
+
+_MAGIC = 0x46554747
+_SCALARS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
+_STRING, _ARRAY = 8, 9
+
+FOUR_BIT = frozenset({GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q4_K})
+UNQUANTISED = frozenset({GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16})
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where a tensor lies in the file. `shape` is outermost first, as torch has it."""
+
+    kind: GGMLQuantizationType
+    shape: tuple[int, ...]
+    offset: int
+    bytes: int
+
+
+class GgufFile:
+    """A memory-mapped GGUF file: `metadata` by key, `tensors` by the file's own names."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as stream:
+                self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"cannot read {path}: {error}") from error
+        self._position = 0
+        self.metadata: dict[str, Json] = {}
+        self.tensors: dict[str, TensorEntry] = {}
+        try:
+            self._parse()
+        except (struct.error, KeyError, UnicodeDecodeError, ValueError) as error:
+            raise ConfigurationError(f"{path} is not a GGUF file that can be read: {error}") from error
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """The bytes of a tensor."""
+        entry = self.tensors[name]
+        return np.frombuffer(self._map, dtype=np.uint8, count=entry.bytes, offset=entry.offset)
+
+    def _parse(self) -> None:
+        if self._number("<I") != _MAGIC:
+            raise ValueError("it does not begin with GGUF")
+        version = self._number("<I")
+        if version not in (2, 3):
+            raise ValueError(f"format version {version} is not supported")
+        tensor_count, key_count = int(self._number("<Q")), int(self._number("<Q"))
+        for _ in range(key_count):
+            key = self._text()
+            self.metadata[key] = self._value(int(self._number("<I")))
+        infos = [self._tensor_info() for _ in range(tensor_count)]
+        alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"alignment {alignment!r} is not possible")
+        base = -(-self._position // alignment) * alignment
+        for name, shape, kind, offset in infos:
+            block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+            elements = int(np.prod(shape, dtype=np.int64))
+            if shape[-1] % block:
+                raise ValueError(f"tensor {name} has rows of {shape[-1]}, not a multiple of {block}")
+            size = elements // block * block_bytes
+            if base + offset + size > len(self._map):
+                raise ValueError(f"tensor {name} lies past the end of the file; the file is cut short")
+            self.tensors[name] = TensorEntry(kind, shape, base + offset, size)
+
+    def _tensor_info(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
+        name = self._text()
+        dimensions = int(self._number("<I"))
+        shape = tuple(int(self._number("<Q")) for _ in range(dimensions))
+        kind = GGMLQuantizationType(int(self._number("<I")))
+        return name, shape[::-1], kind, int(self._number("<Q"))
+
+    def _number(self, layout: str) -> int | float:
+        (value,) = struct.unpack_from(layout, self._map, self._position)
+        self._position += struct.calcsize(layout)
+        assert isinstance(value, int | float)
+        return value
+
+    def _text(self) -> str:
+        (length,) = struct.unpack_from("<Q", self._map, self._position)
+        start = self._position + 8
+        if start + length > len(self._map):
+            raise ValueError("a string lies past the end of the file")
+        self._position = start + length
+        return self._map[start : start + length].decode("utf-8")
+
+    def _value(self, kind: int) -> Json:
+        if kind == _STRING:
+            return self._text()
+        if kind != _ARRAY:
+            return self._number(_SCALARS[kind])
+        inner = int(self._number("<I"))
+        count = int(self._number("<Q"))
+        if inner in _SCALARS:
+            layout = _SCALARS[inner]
+            values = struct.unpack_from(f"<{count}{layout[1]}", self._map, self._position)
+            self._position += count * struct.calcsize(layout)
+            return list(values)
+        return [self._value(inner) for _ in range(count)]
+
+
+class GgufSource:
+    """The tensors of a GGUF file by their Hugging Face names, for the weight reader.
+
+    `names` maps those to the file's; `row_heads` names the projections whose rows the file keeps in the
+    interleaved rotary order, with their number of heads: their rows are put back in the half-split order.
+    """
+
+    def __init__(self, file: GgufFile, names: dict[str, str], row_heads: dict[str, int]) -> None:
+        self._file = file
+        self._names = names
+        self._row_heads = row_heads
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self._file.tensors[name].bytes for name in self._names.values())
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._file.tensors[self._names[name]].shape
+
+    def bytes_of(self, name: str) -> int:
+        return self._file.tensors[self._names[name]].bytes
+
+    def quantised(self, name: str) -> bool:
+        return self._file.tensors[self._names[name]].kind not in UNQUANTISED
+
+    def read(self, name: str) -> Tensor:
+        """The tensor dequantised to float32 (or as stored, for the 16-bit formats)."""
+        entry = self._file.tensors[self._names[name]]
+        raw = self._file.raw(self._names[name])
+        if entry.kind is GGMLQuantizationType.BF16:
+            dense = torch.from_numpy(raw.copy()).view(torch.bfloat16)
+        elif entry.kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
+            dtype = torch.float32 if entry.kind is GGMLQuantizationType.F32 else torch.float16
+            dense = torch.from_numpy(raw.copy()).view(dtype)
+        else:
+            rows = raw.reshape(-1, entry.bytes // max(1, int(np.prod(entry.shape[:-1]))))
+            try:
+                values = gguf.dequantize(rows, entry.kind)
+            except NotImplementedError as error:
+                raise ConfigurationError(
+                    f"tensor {name}: format {entry.kind.name} is not supported"
+                ) from error
+            dense = torch.from_numpy(values)
+        return self._in_order(name, dense.reshape(entry.shape))
+
+    def four_bit(self, name: str) -> FourBitWeight | None:
+        """The 4-bit codes of a matrix, or None where the file keeps it in another format."""
+        entry = self._file.tensors[self._names[name]]
+        if entry.kind not in FOUR_BIT or len(entry.shape) != 2:
+            return None
+        block, block_bytes = gguf.GGML_QUANT_SIZES[entry.kind]
+        raw = torch.from_numpy(self._file.raw(self._names[name]).copy())
+        blocks = raw.view(entry.shape[0], entry.shape[1] // block, block_bytes)
+        match entry.kind:
+            case GGMLQuantizationType.Q4_0:
+                weight = _q4_0(blocks)
+            case GGMLQuantizationType.Q4_1:
+                weight = _q4_1(blocks)
+            case _:
+                weight = _q4_k(blocks)
+        ordered = (self._in_order(name, part) for part in (weight.codes, weight.scale, weight.zero))
+        return FourBitWeight(*ordered)
+
+    def _in_order(self, name: str, tensor: Tensor) -> Tensor:
+        """Rows of an interleaved projection in half-split order; anything else as it is."""
+        heads = self._row_heads.get(name)
+        if heads is None:
+            return tensor
+        pairs = torch.arange(tensor.shape[0]).view(heads, -1, 2)
+        return tensor[pairs.transpose(1, 2).reshape(-1)]
+
+
+def _halves(blocks: Tensor, start: int) -> Tensor:
+    """16-bit floats at a byte offset of each block, as float32 [out, blocks]."""
+    return blocks[..., start : start + 2].contiguous().view(torch.float16)[..., 0].to(torch.float32)
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """Low halves of the last dimension's bytes, then their high halves."""
+    return torch.cat((packed & 0x0F, packed >> 4), dim=-1)
+
+
+def _q4_0(blocks: Tensor) -> FourBitWeight:
+    scale = _halves(blocks, 0)
+    return FourBitWeight(_nibbles(blocks[..., 2:]).flatten(1), scale, torch.zeros_like(scale))
+
+
+def _q4_1(blocks: Tensor) -> FourBitWeight:
+    scale, minimum = _halves(blocks, 0), _halves(blocks, 2)
+    return FourBitWeight(_nibbles(blocks[..., 4:]).flatten(1), scale, minimum + 8.0 * scale)
+
+
+def _q4_k(blocks: Tensor) -> FourBitWeight:
+    """256 elements a block: 8 groups of 32 with 6-bit scales and minima under two 16-bit factors."""
+    packed = blocks[..., 4:16]
+    low, middle, high = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
+    scales = torch.cat((low & 63, (high & 15) | ((low >> 6) << 4)), dim=-1)
+    minima = torch.cat((middle & 63, (high >> 4) | ((middle >> 6) << 4)), dim=-1)
+    scale = _halves(blocks, 0)[..., None] * scales
+    minimum = _halves(blocks, 2)[..., None] * minima
+    codes = _nibbles(blocks[..., 16:].unflatten(-1, (4, 32)))
+    return FourBitWeight(codes.flatten(1), scale.flatten(1), (8.0 * scale - minimum).flatten(1))

@@ -1,0 +1,139 @@
+"""What GGUF metadata says, in the words of a Hugging Face checkpoint.
+
+`describe` turns the metadata and tensor list of a file into the `Fields` that the families read, and the
+tensor names into those of the family's checkpoints. One table for each: adding an architecture is adding
+its rows. Called by `checkpoint`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from holdfast.models.fields import ConfigurationError, Fields, Json
+from holdfast.models.gguf import GgufFile, GgufSource
+
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+_INTERLEAVED = frozenset({"llama"})
+"""Architectures whose files keep query and key rows in the interleaved rotary order."""
+
+_TENSORS = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+
+_LAYER_TENSORS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+_LAYER = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
+_FREQUENCY_FACTORS = "rope_freqs.weight"
+
+
+def open_file(path: Path) -> GgufFile:
+    """The file, mapped, with its header parsed."""
+    return GgufFile(path)
+
+
+def describe(file: GgufFile) -> Fields:
+    """The configuration of the model in a file, spelled as config.json spells it."""
+    metadata = Fields(file.metadata, file.path.name)
+    kind = metadata.text("general.architecture")
+    if kind not in _ARCHITECTURES:
+        raise ConfigurationError(
+            f"GGUF architecture {kind!r} is not supported; supported are {', '.join(sorted(_ARCHITECTURES))}"
+        )
+    heads = metadata.integer(f"{kind}.attention.head_count")
+    width = metadata.integer(f"{kind}.embedding_length")
+    head_dim = metadata.integer(f"{kind}.attention.key_length", width // heads)
+    if metadata.integer(f"{kind}.attention.value_length", head_dim) != head_dim:
+        raise ConfigurationError("keys and values of different sizes are not supported")
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ConfigurationError(f"{file.path.name} has no token_embd.weight")
+    eos = metadata.integers("tokenizer.ggml.eos_token_id") + metadata.integers("tokenizer.ggml.eot_token_id")
+    values: dict[str, Json] = {
+        "architectures": [_ARCHITECTURES[kind]],
+        "vocab_size": embedding.shape[0],
+        "hidden_size": width,
+        "num_hidden_layers": metadata.integer(f"{kind}.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.integer(f"{kind}.attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "intermediate_size": metadata.integer(f"{kind}.feed_forward_length"),
+        "max_position_embeddings": metadata.integer(f"{kind}.context_length"),
+        "rms_norm_eps": metadata.number(f"{kind}.attention.layer_norm_rms_epsilon"),
+        "hidden_act": "silu",
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "sliding_window": metadata.optional_integer(f"{kind}.attention.sliding_window"),
+        "rope_parameters": _rope(file, metadata, kind, head_dim),
+        "bos_token_id": metadata.raw("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": list(dict.fromkeys(eos)),
+    }
+    return Fields(values, file.path.name)
+
+
+def _rope(file: GgufFile, metadata: Fields, kind: str, head_dim: int) -> dict[str, Json]:
+    rotated = metadata.integer(f"{kind}.rope.dimension_count", head_dim)
+    parameters: dict[str, Json] = {
+        "rope_type": "default",
+        "rope_theta": metadata.number(f"{kind}.rope.freq_base", 10_000.0),
+        "partial_rotary_factor": rotated / head_dim,
+    }
+    scaling = metadata.text(f"{kind}.rope.scaling.type", "none")
+    if _FREQUENCY_FACTORS in file.tensors:
+        source = GgufSource(file, {_FREQUENCY_FACTORS: _FREQUENCY_FACTORS}, {})
+        factors: list[Json] = list(source.read(_FREQUENCY_FACTORS).tolist())
+        parameters |= {"rope_type": "factors", "factors": factors}
+    elif scaling != "none":
+        parameters |= {
+            "rope_type": scaling,
+            "factor": metadata.number(f"{kind}.rope.scaling.factor", 1.0),
+            "original_max_position_embeddings": metadata.optional_integer(
+                f"{kind}.rope.scaling.original_context_length"
+            ),
+        }
+    return parameters
+
+
+def open_source(file: GgufFile, fields: Fields) -> GgufSource:
+    """The file's tensors under the names of the family's checkpoints."""
+    interleaved = Fields(file.metadata, file.path.name).text("general.architecture") in _INTERLEAVED
+    heads = {
+        "self_attn.q_proj": fields.integer("num_attention_heads"),
+        "self_attn.k_proj": fields.integer("num_key_value_heads"),
+    }
+    names: dict[str, str] = {}
+    row_heads: dict[str, int] = {}
+    for name in file.tensors:
+        if name == _FREQUENCY_FACTORS:
+            continue
+        layer = _LAYER.fullmatch(name)
+        if layer is not None and layer[2] in _LAYER_TENSORS:
+            part = _LAYER_TENSORS[layer[2]]
+            ours = f"model.layers.{layer[1]}.{part}.{layer[3]}"
+            if interleaved and part in heads:
+                row_heads[ours] = heads[part]
+        else:
+            stem, _, ending = name.rpartition(".")
+            ours = f"{_TENSORS[stem]}.{ending}" if stem in _TENSORS else name
+        names[ours] = name
+    return GgufSource(file, names, row_heads)

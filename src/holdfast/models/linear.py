@@ -1,0 +1,153 @@
+"""Linear projections behind one call, whatever form their weights are kept in.
+
+A layer calls `linear(x)` and gets `x @ weight.T + bias` in x's dtype. `DenseLinear` keeps the weight in
+the model's dtype. `Int4Linear` and `Int8Linear` keep it quantised in the layout of torch's CPU kernels,
+which read bfloat16 activations (with float32 ones they fall into a scalar path) and win for few tokens;
+from `dense_from` tokens on a dense copy wins, where one is kept. Built by `weights`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear as dense_product
+
+GROUP = 32
+"""Elements that share a scale and a zero point in the 4-bit form; the block of Q4_0 and Q4_1."""
+
+INT4_DENSE_FROM = 40
+INT8_DENSE_FROM = 16
+"""Token counts from which the dense product is faster than the 4-bit and the 8-bit kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class FourBitWeight:
+    """`w = (codes - 8) * scale + zero` with codes [out, in] in 0..15, scale and zero [out, in / 32]."""
+
+    codes: Tensor
+    scale: Tensor
+    zero: Tensor
+
+
+class Linear(Protocol):
+    """A projection of the last dimension."""
+
+    @property
+    def out_features(self) -> int: ...
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of memory that the weights take, all copies included."""
+        ...
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class DenseLinear:
+    """A weight matrix [out, in] and an optional bias."""
+
+    __slots__ = ("bias", "weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def bytes(self) -> int:
+        return self.weight.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return dense_product(x, self.weight, self.bias)
+
+
+class Int4Linear:
+    """A 4-bit weight in groups of 32: `w = (code - 8) * scale + zero`, scale and zero in bfloat16."""
+
+    __slots__ = ("_bias", "_dense", "_packed", "_scales", "out_features")
+
+    def __init__(self, weight: FourBitWeight, bias: Tensor | None, dense: Tensor | None) -> None:
+        outputs, inputs = weight.codes.shape
+        assert weight.scale.shape == weight.zero.shape == (outputs, inputs // GROUP)
+        self.out_features = outputs
+        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.codes.to(torch.int32), 1)
+        self._scales = torch.stack((weight.scale.T, weight.zero.T), dim=-1).to(torch.bfloat16).contiguous()
+        self._bias = bias
+        self._dense = dense
+
+    @staticmethod
+    def fits(outputs: int, inputs: int) -> bool:
+        """Whether the kernel takes a weight of these sizes."""
+        return outputs % 16 == 0 and inputs % GROUP == 0
+
+    @property
+    def bytes(self) -> int:
+        dense = 0 if self._dense is None else self._dense.nbytes
+        return int(self._packed.nbytes + self._scales.nbytes + dense)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._dense is not None and x.shape[0] >= INT4_DENSE_FROM:
+            return dense_product(x, self._dense, self._bias)
+        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            x.to(torch.bfloat16), self._packed, GROUP, self._scales
+        )
+        product = product.to(x.dtype)
+        return product if self._bias is None else product + self._bias
+
+
+class Int8Linear:
+    """An 8-bit weight with one scale for each output: `w = code * scale`, scales in bfloat16."""
+
+    __slots__ = ("_bias", "_codes", "_dense", "_scales")
+
+    def __init__(self, codes: Tensor, scale: Tensor, bias: Tensor | None, dense: Tensor | None) -> None:
+        """`codes` [out, in] int8; `scale` [out]."""
+        self._codes = codes.contiguous()
+        self._scales = scale.to(torch.bfloat16)
+        self._bias = bias
+        self._dense = dense
+
+    @property
+    def out_features(self) -> int:
+        return self._codes.shape[0]
+
+    @property
+    def bytes(self) -> int:
+        return self._codes.nbytes + self._scales.nbytes + (0 if self._dense is None else self._dense.nbytes)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._dense is not None and x.shape[0] >= INT8_DENSE_FROM:
+            return dense_product(x, self._dense, self._bias)
+        product = torch._weight_int8pack_mm(x.to(torch.bfloat16), self._codes, self._scales).to(x.dtype)
+        return product if self._bias is None else product + self._bias
+
+
+def quantise_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(codes int8 [out, in], scale [out] in bfloat16 steps) nearest to a weight, row by row."""
+    scale = (weight.abs().amax(dim=1) / 127.0).clamp(min=1e-12).to(torch.bfloat16)
+    codes = (weight / scale.to(weight.dtype)[:, None]).round().clamp(-127, 127).to(torch.int8)
+    return codes, scale
+
+
+class Embedding:
+    """The rows of the token table. The 8-bit form reads the codes that the output head already keeps."""
+
+    __slots__ = ("_multiplier", "_scales", "_table", "dtype")
+
+    def __init__(self, table: Tensor, scales: Tensor | None, dtype: torch.dtype, multiplier: float) -> None:
+        self._table = table
+        self._scales = scales
+        self._multiplier = multiplier
+        self.dtype = dtype
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        rows = torch.nn.functional.embedding(tokens, self._table).to(self.dtype)
+        if self._scales is not None:
+            rows = rows * self._scales[tokens].to(self.dtype)[:, None]
+        return rows if self._multiplier == 1.0 else rows * self._multiplier

@@ -1,0 +1,77 @@
+"""A loaded model: tokens in, hidden states and logits out.
+
+`Model.forward` runs one ragged batch against a `Memory`; `Model.logits` turns chosen hidden states into
+float32 logits. A model keeps no state of its own and never allocates memory for sequences. Built by
+`checkpoint.load_model`, called by the executor.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from holdfast import kernels
+from holdfast.kernels import Batch
+from holdfast.models.blocks import Builder, Family
+from holdfast.models.config import ModelConfig
+from holdfast.models.layout import MemoryShape, memory_shape
+from holdfast.models.memory import Memory, UnitCounts
+from holdfast.models.weights import WeightReader
+
+
+class Model:
+    """The blocks of one model between its token table and its output head."""
+
+    def __init__(
+        self, family: Family, config: ModelConfig, reader: WeightReader, context_length: int
+    ) -> None:
+        """Reads every weight; raises `WeightMismatch` with all names that do not fit."""
+        for pattern in family.ignored:
+            reader.ignore(pattern)
+        builder = Builder(config, reader, context_length)
+        self.config = config
+        self.context_length = context_length
+        self.memory_shape: MemoryShape = memory_shape(config)
+        self.device = reader.placement.device
+        self.dtype = reader.placement.dtype
+        self._embedding, self._head = builder.embedding_and_head(family.embedding, family.head)
+        self._blocks = tuple(family.blocks(builder))
+        self._norm = builder.norm(family.norm)
+        reader.finish()
+        assert self._blocks, "a model has at least one block"
+
+    def memory(self, counts: UnitCounts, page_size: int) -> Memory:
+        """Storage for this model's sequences, in its dtype and on its device."""
+        return Memory(self.memory_shape, counts, page_size, self.dtype, self.device)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, memory: Memory) -> Tensor:
+        """The normed hidden state of every token of the batch, [tokens, width]."""
+        epsilon, multiplier = self.config.norm_epsilon, self.config.residual_multiplier
+        residual = self._embedding(batch.tokens)
+        change: Tensor | None = None
+        for block in self._blocks:
+            if change is None:
+                x = residual if block.before is None else kernels.rms_norm(residual, block.before, epsilon)
+            elif block.before is None:
+                x = residual = torch.add(residual, change, alpha=multiplier)
+            else:
+                x, residual = kernels.rms_norm_residual(
+                    change, residual, block.before, epsilon, multiplier=multiplier
+                )
+            change = block.part(x, batch, memory)
+            if block.after is not None:
+                change = kernels.rms_norm(change, block.after, epsilon)
+        assert change is not None
+        normed, _ = kernels.rms_norm_residual(change, residual, self._norm, epsilon, multiplier=multiplier)
+        return normed
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Float32 logits [rows, vocabulary] of hidden states that `forward` answered."""
+        logits = self._head(hidden).float()
+        if self.config.logits_multiplier != 1.0:
+            logits = logits * self.config.logits_multiplier
+        if self.config.logits_softcap is not None:
+            logits = torch.tanh(logits / self.config.logits_softcap) * self.config.logits_softcap
+        return logits

@@ -1,0 +1,293 @@
+"""Weights from a checkpoint into layers: reading, checking, converting, quantising.
+
+A `WeightReader` is asked by the families for each weight by its name in the checkpoint and the shape that
+it must have. It collects every name that is missing or has another shape, and at the end every name that
+nobody asked for, so that a mismatch is one error which lists them all (`finish`). Without a source it makes
+dummy weights. Sources: `SafetensorsSource` here, `GgufSource` in `gguf`. Called while a model is built.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from holdfast.models.fields import ConfigurationError, Fields
+from holdfast.models.linear import (
+    DenseLinear,
+    Embedding,
+    FourBitWeight,
+    Int4Linear,
+    Int8Linear,
+    Linear,
+    quantise_int8,
+)
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes read, bytes in all) while weights load."""
+
+_LISTED = 20
+
+
+class WeightMismatch(ConfigurationError):
+    """The checkpoint's names or shapes are not those of the model that its configuration describes."""
+
+
+class Source(Protocol):
+    """The tensors of one checkpoint by name."""
+
+    @property
+    def total_bytes(self) -> int: ...
+
+    def names(self) -> frozenset[str]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def bytes_of(self, name: str) -> int: ...
+
+    def read(self, name: str) -> Tensor: ...
+
+    def quantised(self, name: str) -> bool:
+        """Whether the checkpoint keeps this tensor in fewer than 16 bits an element."""
+        ...
+
+    def four_bit(self, name: str) -> FourBitWeight | None: ...
+
+
+class SafetensorsSource:
+    """The safetensors files of a directory, memory-mapped; sharded or not."""
+
+    def __init__(self, directory: Path) -> None:
+        paths = self._paths(directory)
+        self._files = [safe_open(path, framework="pt") for path in paths]
+        self._where = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118
+        self.total_bytes = sum(path.stat().st_size for path in paths)
+
+    @staticmethod
+    def _paths(directory: Path) -> list[Path]:
+        index = directory / "model.safetensors.index.json"
+        if index.exists():
+            shards = Fields.read(index).inner("weight_map")
+            paths = sorted({directory / Path(shards.text(name)).name for name in shards.names()})
+            missing = [path.name for path in paths if not path.exists()]
+            if missing:
+                raise ConfigurationError(f"{directory} lacks the weight files {', '.join(missing)}")
+            return paths
+        paths = sorted(directory.glob("*.safetensors"))
+        if not paths:
+            raise ConfigurationError(
+                f"{directory} has no .safetensors files; give a directory with weights, a .gguf file, or "
+                "--load-format dummy"
+            )
+        return paths
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._where)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._where[name].get_slice(name).get_shape())
+
+    def bytes_of(self, name: str) -> int:
+        return math.prod(self.shape(name)) * 2
+
+    def read(self, name: str) -> Tensor:
+        tensor: Tensor = self._where[name].get_tensor(name)
+        return tensor
+
+    def quantised(self, name: str) -> bool:
+        assert name in self._where
+        return False
+
+    def four_bit(self, name: str) -> FourBitWeight | None:
+        assert name in self._where
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where weights go and in what form.
+
+    `quantised` keeps weights that the checkpoint has in 8 bits or fewer in torch's CPU kernels' layout;
+    `dense_copies` keeps a dense copy of those beside it, for batches in which the dense product is faster.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    quantised: bool = False
+    dense_copies: bool = True
+
+    def __post_init__(self) -> None:
+        assert not self.quantised or self.device.type == "cpu", "quantised kernels are for the CPU"
+
+
+class WeightReader:
+    """Hands out the weights of one model, once each, and remembers what did not match."""
+
+    def __init__(self, source: Source | None, placement: Placement, progress: Progress | None = None) -> None:
+        self.placement = placement
+        self._source = source
+        self._names = frozenset() if source is None else source.names()
+        self._progress = progress
+        self._bytes_read = 0
+        self._used: set[str] = set()
+        self._missing: list[str] = []
+        self._wrong: list[str] = []
+        self._ignored: list[re.Pattern[str]] = []
+
+    def ignore(self, pattern: str) -> None:
+        """Names that may be in the checkpoint without being asked for."""
+        self._ignored.append(re.compile(pattern))
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has a tensor; dummy weights have only what is asked for."""
+        return name in self._names
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """One tensor on the device, in `dtype` or the model's."""
+        tensor = self._raw(name, shape)
+        return tensor.to(device=self.placement.device, dtype=dtype or self.placement.dtype)
+
+    def norm(self, name: str, size: int, offset: float = 0.0) -> Tensor:
+        """A norm's weight in float32, with the offset that its family adds."""
+        return self.tensor(f"{name}.weight", (size,), torch.float32) + offset
+
+    def linear(
+        self,
+        names: Sequence[str],
+        inputs: int,
+        outputs: Sequence[int],
+        *,
+        bias: bool = False,
+        order: Tensor | None = None,
+    ) -> Linear:
+        """The projections `names` as one, their outputs one after another (then reordered by `order`)."""
+        weights = [f"{name}.weight" for name in names]
+        offset = None
+        if bias:
+            parts = [self.tensor(f"{name}.bias", (size,)) for name, size in zip(names, outputs, strict=True)]
+            offset = _reordered(torch.cat(parts), order)
+        quantised = self._quantised_linear(weights, inputs, outputs, offset, order)
+        if quantised is not None:
+            return quantised
+        parts = [self.tensor(name, (size, inputs)) for name, size in zip(weights, outputs, strict=True)]
+        dense = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return DenseLinear(_reordered(dense, order), offset)
+
+    def embedding(
+        self, name: str, vocabulary: int, width: int, multiplier: float, *, tied: bool
+    ) -> tuple[Embedding, Linear | None]:
+        """The token table, and where it is tied the output head that shares its weights."""
+        placement = self.placement
+        weight = f"{name}.weight"
+        quantised = self._keeps_quantised([weight])
+        table = self.tensor(weight, (vocabulary, width))
+        if not tied:
+            return Embedding(table, None, placement.dtype, multiplier), None
+        if not quantised:
+            return Embedding(table, None, placement.dtype, multiplier), DenseLinear(table)
+        codes, scale = quantise_int8(table)
+        if placement.dense_copies:
+            return Embedding(table, None, placement.dtype, multiplier), Int8Linear(codes, scale, None, table)
+        head = Int8Linear(codes, scale, None, None)
+        return Embedding(codes, scale, placement.dtype, multiplier), head
+
+    def finish(self) -> None:
+        """Raises an error that lists every name that was missing, unexpected or of another shape."""
+        unexpected = sorted(
+            name
+            for name in self._names - self._used
+            if not any(pattern.search(name) for pattern in self._ignored)
+        )
+        problems = [
+            f"{title} ({len(items)}): {', '.join(items[:_LISTED])}{' ...' if len(items) > _LISTED else ''}"
+            for title, items in (
+                ("missing", self._missing),
+                ("of another shape", self._wrong),
+                ("unexpected", unexpected),
+            )
+            if items
+        ]
+        if problems:
+            raise WeightMismatch("the checkpoint does not match the model; " + "; ".join(problems))
+
+    def _raw(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if self._source is None:
+            return _dummy(name, shape, self.placement.device)
+        if not self._claim(name, shape):
+            return torch.zeros(shape)
+        self._count(name)
+        return self._source.read(name)
+
+    def _claim(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Marks a name as used; False, and noted, where it cannot be read with that shape."""
+        assert self._source is not None
+        self._used.add(name)
+        if name not in self._names:
+            self._missing.append(name)
+            return False
+        found = self._source.shape(name)
+        if found != shape:
+            self._wrong.append(f"{name} is {list(found)}, not {list(shape)}")
+            return False
+        return True
+
+    def _count(self, name: str) -> None:
+        assert self._source is not None
+        self._bytes_read += self._source.bytes_of(name)
+        if self._progress is not None:
+            total = self._source.total_bytes
+            self._progress(min(self._bytes_read, total), total)
+
+    def _keeps_quantised(self, names: list[str]) -> bool:
+        if not self.placement.quantised or self._source is None:
+            return False
+        return all(name in self._names and self._source.quantised(name) for name in names)
+
+    def _quantised_linear(
+        self,
+        names: list[str],
+        inputs: int,
+        outputs: Sequence[int],
+        bias: Tensor | None,
+        order: Tensor | None,
+    ) -> Linear | None:
+        """4-bit where every part is, 8-bit where every part is quantised at all, None otherwise."""
+        if not self._keeps_quantised(names):
+            return None
+        assert self._source is not None
+        parts = [self.tensor(name, (size, inputs)) for name, size in zip(names, outputs, strict=True)]
+        dense = _reordered(torch.cat(parts), order)
+        kept = dense if self.placement.dense_copies else None
+        if self._missing or self._wrong:
+            return DenseLinear(dense, bias)
+        if Int4Linear.fits(sum(outputs), inputs):
+            four_bit = [part for name in names if (part := self._source.four_bit(name)) is not None]
+            if len(four_bit) == len(names):
+                joined = FourBitWeight(
+                    codes=_reordered(torch.cat([part.codes for part in four_bit]), order),
+                    scale=_reordered(torch.cat([part.scale for part in four_bit]), order),
+                    zero=_reordered(torch.cat([part.zero for part in four_bit]), order),
+                )
+                return Int4Linear(joined, bias, kept)
+        return Int8Linear(*quantise_int8(dense), bias, kept)
+
+
+def _reordered(tensor: Tensor, order: Tensor | None) -> Tensor:
+    return tensor if order is None else tensor[order.to(tensor.device)]
+
+
+def _dummy(name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Random values that depend on the name alone: matrices keep magnitudes, vectors are near one."""
+    generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
+    values = torch.randn(shape, generator=generator, device=device)
+    if name.endswith("bias"):
+        return values * 0.02
+    return 1.0 + 0.1 * values if len(shape) == 1 else values / math.sqrt(shape[-1])
