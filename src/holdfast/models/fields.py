@@ -17,6 +17,9 @@ from typing import TypeAlias
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 
+_SPECIAL_NUMBERS = {"Infinity": math.inf, "-Infinity": -math.inf}
+
+
 class ConfigurationError(ValueError):
     """A model's description cannot be used; the message names the key or the architecture."""
 
@@ -66,8 +69,10 @@ class Fields:
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._value(key, default)
-        if isinstance(value, str) and value in ("Infinity", "-Infinity"):
-            return math.inf if value == "Infinity" else -math.inf
+        if isinstance(value, dict) and list(value) == ["__float__"]:
+            value = value["__float__"]  # how transformers writes what JSON has no number for
+        if isinstance(value, str) and value in _SPECIAL_NUMBERS:
+            return _SPECIAL_NUMBERS[value]
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(key, "a number", value)
         return float(value)

@@ -1,0 +1,32 @@
+"""Fixtures of the model tests: references made once a session, few threads, and the real file if it is there."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.models.reference import VARIANTS, Reference, make_reference
+
+
+@pytest.fixture(autouse=True, scope="session")
+def few_threads() -> Iterator[None]:
+    """Small products are faster on one thread, and other tests need the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def reference_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reference]:
+    """The reference of a variant, made when first asked for."""
+    made: dict[str, Reference] = {}
+
+    def get(name: str) -> Reference:
+        if name not in made:
+            path: Path = tmp_path_factory.mktemp(name)
+            made[name] = make_reference(VARIANTS[name], path)
+        return made[name]
+
+    return get
