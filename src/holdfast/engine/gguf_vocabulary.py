@@ -1,0 +1,127 @@
+"""A tokenizer from the metadata of a GGUF file.
+
+GGUF files carry the vocabulary, the merges and the name of a pre-tokenizer, but not the pre-tokenizer
+itself: the splitting rules behind each name are here. Byte-level BPE (`gpt2`) only; other kinds are refused
+by name. Used by `tokenizer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+from holdfast.models.fields import ConfigurationError, Fields
+
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+class TokenKind(IntEnum):
+    """What GGUF's token_type says of a token."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Splitting:
+    """How text is cut, whether it is composed (NFC) first, and whether whole words skip the merges."""
+
+    pre_tokenizer: Callable[[], pre_tokenizers.PreTokenizer]
+    compose: bool = False
+    ignore_merges: bool = False
+
+
+def _gpt2() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _single_digits() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+def _by_regex(pattern: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
+    def build() -> pre_tokenizers.PreTokenizer:
+        split = pre_tokenizers.Split(Regex(pattern), "isolated")
+        return pre_tokenizers.Sequence(
+            [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+
+    return build
+
+
+_LLAMA3 = _Splitting(_by_regex(_WORDS + r"|\p{N}{1,3}" + _REST), ignore_merges=True)
+_QWEN2 = _Splitting(_by_regex(_WORDS + r"|\p{N}" + _REST), compose=True)
+
+_SPLITTINGS = {
+    "gpt-2": _Splitting(_gpt2),
+    "gpt2": _Splitting(_gpt2),
+    "default": _Splitting(_gpt2),
+    "smollm": _Splitting(_single_digits),
+    "starcoder": _Splitting(_single_digits),
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+}
+
+
+def build_tokenizer(metadata: Fields) -> Tokenizer:
+    """The tokenizer that a file's metadata describes."""
+    kind = metadata.text("tokenizer.ggml.model")
+    if kind != "gpt2":
+        raise ConfigurationError(
+            f"GGUF tokenizer {kind!r} is not supported; supported is gpt2 (byte-level BPE)"
+        )
+    name = metadata.text("tokenizer.ggml.pre", "default")
+    if name not in _SPLITTINGS:
+        raise ConfigurationError(
+            f"GGUF pre-tokenizer {name!r} is not supported; supported are {', '.join(sorted(_SPLITTINGS))}"
+        )
+    splitting = _SPLITTINGS[name]
+    tokens = metadata.texts("tokenizer.ggml.tokens")
+    merges = [_pair(merge) for merge in metadata.texts("tokenizer.ggml.merges")]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, merges, fuse_unk=False, ignore_merges=splitting.ignore_merges)
+    )
+    if splitting.compose:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = splitting.pre_tokenizer()
+    tokenizer.decoder = decoders.ByteLevel()
+    kinds = metadata.integers("tokenizer.ggml.token_type") or (TokenKind.NORMAL,) * len(tokens)
+    controls = [token for token, kind in zip(tokens, kinds, strict=True) if kind == TokenKind.CONTROL]
+    added = [token for token, kind in zip(tokens, kinds, strict=True) if kind == TokenKind.USER_DEFINED]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in controls])
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in added])
+    bos = metadata.optional_integer("tokenizer.ggml.bos_token_id")
+    if metadata.flag("tokenizer.ggml.add_bos_token") and bos is not None:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{tokens[bos]}:0 $A:0",
+            pair=f"{tokens[bos]}:0 $A:0 $B:1",
+            special_tokens=[(tokens[bos], bos)],
+        )
+    return tokenizer
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    """The two halves of a merge, which are written with a space between."""
+    left, _, right = merge.partition(" ")
+    return left, right

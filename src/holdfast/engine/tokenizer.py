@@ -1,0 +1,244 @@
+"""Text to tokens and back: encoding, decoding, streaming detokenisation, chat templates.
+
+A `Tokenizer` comes from a Hugging Face directory (tokenizer.json) or from GGUF metadata and is read-only, so
+that threads may share it. A `Detokenizer` belongs to one stream of tokens: what it hands out is always whole
+characters, and the concatenation of what it hands out is what `decode` would say of all its tokens. Used by
+the engine and the server.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer as Encoder
+from tokenizers import decoders
+
+from holdfast.engine.chat_template import ChatTemplate, ChatTemplateError, Message
+from holdfast.engine.gguf_vocabulary import build_tokenizer
+from holdfast.models.checkpoint import Checkpoint
+from holdfast.models.fields import ConfigurationError, Fields
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_HELD_TOKENS_MAX = 8
+"""Tokens that a stream without a byte table holds back at most while they do not form whole characters."""
+
+
+def _byte_of_character() -> dict[str, int]:
+    """The printable characters that byte-level vocabularies write bytes as."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    table = {chr(byte): byte for byte in plain}
+    others = [byte for byte in range(256) if byte not in set(plain)]
+    table.update({chr(256 + index): byte for index, byte in enumerate(others)})
+    return table
+
+
+_BYTE_OF_CHARACTER = _byte_of_character()
+
+
+class Detokenizer(Protocol):
+    """Turns one stream of tokens into text, piece by piece."""
+
+    def add(self, tokens: Iterable[int]) -> str:
+        """The text that these tokens complete; empty while a character is unfinished."""
+        ...
+
+    def finish(self) -> str:
+        """What was held back, at the end of the stream."""
+        ...
+
+
+class Tokenizer:
+    """A vocabulary with its rules, its special tokens and its chat template."""
+
+    def __init__(
+        self, encoder: Encoder, *, template: str | None, names: Mapping[str, str], eos_tokens: tuple[int, ...]
+    ) -> None:
+        """`names` are special tokens by role, such as bos_token; `eos_tokens` end a turn."""
+        self._encoder = encoder
+        self._bytes: dict[int, bytes] = {}
+        self._byte_level = isinstance(encoder.decoder, decoders.ByteLevel)
+        self._special = frozenset(
+            number for number, token in encoder.get_added_tokens_decoder().items() if token.special
+        )
+        self.names = dict(names)
+        self.eos_tokens = eos_tokens
+        self.template = None if template is None else ChatTemplate(template, names)
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self._encoder.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def special_tokens(self) -> frozenset[int]:
+        """Tokens that are marks, not text: `decode` leaves them out unless told otherwise."""
+        return self._special
+
+    def token_of(self, text: str) -> int | None:
+        """The number of a token by its exact text."""
+        return self._encoder.token_to_id(text)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of a text; special tokens written out in it are recognised."""
+        ids: list[int] = self._encoder.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self._encoder.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token adds to the text, in bytes; numbers outside the vocabulary add nothing."""
+        found = self._bytes.get(token)
+        if found is None:
+            found = self._bytes[token] = self._spell(token)
+        return found
+
+    def _spell(self, token: int) -> bytes:
+        text = self._encoder.id_to_token(token)
+        if text is None:
+            return b""
+        if not self._byte_level:
+            return self._encoder.decode([token], skip_special_tokens=False).encode()
+        values = [_BYTE_OF_CHARACTER.get(character) for character in text]
+        return bytes(value for value in values if value is not None) if None not in values else text.encode()
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        """A fresh stream."""
+        skipped = self._special if skip_special_tokens else frozenset()
+        return _ByteStream(self, skipped) if self._byte_level else _WindowStream(self._encoder, skipped)
+
+    def encode_chat(self, messages: Sequence[Message], **variables: Any) -> list[int]:
+        """The tokens of a conversation, ready for the assistant's answer."""
+        return self.encode(self._needed_template().render(messages, **variables), add_special_tokens=False)
+
+    def encode_continuation(
+        self, messages: Sequence[Message], *, last_token: int | None, **variables: Any
+    ) -> list[int]:
+        """The tokens that follow what the assistant said, whose last token was `last_token`."""
+        said_end = ""
+        if last_token is not None and last_token in self.eos_tokens:
+            said_end = self._encoder.id_to_token(last_token) or ""
+        text = self._needed_template().continuation(messages, said_end=said_end, **variables)
+        return self.encode(text, add_special_tokens=False)
+
+    def _needed_template(self) -> ChatTemplate:
+        if self.template is None:
+            raise ChatTemplateError("this model has no chat template; send text or token ids instead")
+        return self.template
+
+
+class _ByteStream:
+    """Bytes of each token through an incremental UTF-8 decoder: nothing is ever decoded twice."""
+
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = skipped
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def add(self, tokens: Iterable[int]) -> str:
+        spelled = [self._tokenizer.token_bytes(token) for token in tokens if token not in self._skipped]
+        return self._decoder.decode(b"".join(spelled))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class _WindowStream:
+    """For vocabularies whose tokens change with their neighbours: decodes the last few tokens again.
+
+    Text is handed out when the tokens since the last hand-out end in a whole character; the tokens before
+    stay as context, so that a space at the start of a word is kept.
+    """
+
+    def __init__(self, encoder: Encoder, skipped: frozenset[int]) -> None:
+        self._encoder = encoder
+        self._skipped = skipped
+        self._context: list[int] = []
+        self._new: list[int] = []
+
+    def add(self, tokens: Iterable[int]) -> str:
+        self._new += [token for token in tokens if token not in self._skipped]
+        text = self._text()
+        if text.endswith(_REPLACEMENT) and len(self._new) < _HELD_TOKENS_MAX:
+            return ""
+        self._context, self._new = self._new or self._context, []
+        return text
+
+    def finish(self) -> str:
+        text = self._text()
+        self._context, self._new = [], []
+        return text
+
+    def _text(self) -> str:
+        before = self._encoder.decode(self._context, skip_special_tokens=False)
+        both = self._encoder.decode(self._context + self._new, skip_special_tokens=False)
+        return both[len(before) :]
+
+
+def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer that belongs to a model."""
+    if checkpoint.metadata is not None:
+        return _from_metadata(Fields(checkpoint.metadata, checkpoint.path.name), checkpoint)
+    return _from_directory(checkpoint.path, checkpoint.generation.eos_tokens)
+
+
+def _from_metadata(metadata: Fields, checkpoint: Checkpoint) -> Tokenizer:
+    tokens = metadata.texts("tokenizer.ggml.tokens")
+    names: dict[str, str] = {}
+    for role, key in (
+        ("bos_token", "bos"),
+        ("eos_token", "eos"),
+        ("unk_token", "unknown"),
+        ("pad_token", "padding"),
+    ):
+        number = metadata.optional_integer(f"tokenizer.ggml.{key}_token_id")
+        if number is not None and number < len(tokens):
+            names[role] = tokens[number]
+    template = metadata.text("tokenizer.chat_template") if metadata.has("tokenizer.chat_template") else None
+    return Tokenizer(
+        build_tokenizer(metadata), template=template, names=names, eos_tokens=checkpoint.generation.eos_tokens
+    )
+
+
+def _from_directory(directory: Path, eos_tokens: tuple[int, ...]) -> Tokenizer:
+    path = directory / "tokenizer.json"
+    if not path.exists():
+        raise ConfigurationError(
+            f"{directory} has no tokenizer.json; convert its tokenizer with transformers' AutoTokenizer and "
+            "save_pretrained, or send token ids"
+        )
+    encoder = Encoder.from_file(str(path))
+    encoder.no_padding()
+    encoder.no_truncation()
+    config = directory / "tokenizer_config.json"
+    fields = Fields.read(config) if config.exists() else Fields({}, config.name)
+    names = {role: text for role in _ROLES if (text := _token_text(fields, role)) is not None}
+    end = names.get("eos_token")
+    number = None if end is None else encoder.token_to_id(end)
+    ends = eos_tokens or ((number,) if number is not None else ())
+    return Tokenizer(encoder, template=_template_of(directory, fields), names=names, eos_tokens=ends)
+
+
+_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+def _token_text(fields: Fields, role: str) -> str | None:
+    """A special token's text: written plainly, or as an object with its content."""
+    value = fields.raw(role)
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _template_of(directory: Path, fields: Fields) -> str | None:
+    """The chat template: a file of its own, or a key of the configuration (one, or several with names)."""
+    path = directory / "chat_template.jinja"
+    if path.exists():
+        return path.read_text(encoding="utf-8")
+    value = fields.raw("chat_template")
+    if isinstance(value, list):
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None
