@@ -22,8 +22,8 @@ from holdfast.models.checkpoint import Checkpoint
 from holdfast.models.fields import ConfigurationError, Fields
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_HELD_TOKENS_MAX = 8
-"""Tokens that a stream without a byte table holds back at most while they do not form whole characters."""
+_HELD_TOKENS_MAX = 5
+"""Tokens at which a stream without a byte table gives up on a whole character: one has at most four bytes."""
 
 
 def _byte_of_character() -> dict[str, int]:
@@ -159,11 +159,14 @@ class _WindowStream:
         self._new: list[int] = []
 
     def add(self, tokens: Iterable[int]) -> str:
-        self._new += [token for token in tokens if token not in self._skipped]
+        return "".join([self._add(token) for token in tokens if token not in self._skipped])
+
+    def _add(self, token: int) -> str:
+        self._new.append(token)
         text = self._text()
         if text.endswith(_REPLACEMENT) and len(self._new) < _HELD_TOKENS_MAX:
             return ""
-        self._context, self._new = self._new or self._context, []
+        self._context, self._new = self._new, []
         return text
 
     def finish(self) -> str:

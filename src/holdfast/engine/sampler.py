@@ -1,0 +1,210 @@
+"""One token for each row of logits, for a whole batch at once.
+
+A `BatchSampler` keeps the parameters of every batch row in tensors: the executor admits a row when its turn
+begins, samples it in any steps and any company, and releases it. A row's token is a function of its own
+logits, history, seed and position alone. Nothing here waits for the device: tokens stay tensors, and a row
+whose logits are not finite gets -1. Called by the executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from holdfast.engine.sampling import Sampling
+from holdfast.kernels import sample_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The tokens of a step's rows, int64 [rows], -1 where a row's logits were not finite.
+
+    `logprob_rows` are the places (in the step) of the rows that asked for log-probabilities; for those,
+    `logprobs` [rows asked] are of the sampled tokens, `top_ids` and `top_logprobs` [rows asked, most asked]
+    of the most likely ones, best first. All are of the model's own distribution.
+    """
+
+    tokens: Tensor
+    logprob_rows: tuple[int, ...]
+    logprobs: Tensor | None
+    top_ids: Tensor | None
+    top_logprobs: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What a row needs besides its place in the parameter tensors."""
+
+    sampling: Sampling
+    penalised: bool
+    end_tokens: Tensor | None
+    """Tokens that may not come before `free_position`."""
+    free_position: int
+    bias_tokens: Tensor | None
+    bias_values: Tensor | None
+
+
+class BatchSampler:
+    """The sampling state of `rows` batch rows over a vocabulary."""
+
+    def __init__(self, rows: int, vocabulary: int, device: torch.device) -> None:
+        self._vocabulary = vocabulary
+        self._device = device
+        self._rows: list[_Row | None] = [None] * rows
+
+        def filled(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.full((rows,), value, dtype=dtype, device=device)
+
+        self._temperature = filled(1.0)
+        self._top_k = filled(0, torch.int64)
+        self._top_p = filled(1.0)
+        self._min_p = filled(0.0)
+        self._seeds = filled(0, torch.int64)
+        self._repetition = filled(1.0)
+        self._frequency = filled(0.0)
+        self._presence = filled(0.0)
+        self._generated_counts: Tensor | None = None
+        self._seen: Tensor | None = None
+
+    def admit(
+        self,
+        row: int,
+        sampling: Sampling,
+        *,
+        prompt: Sequence[int],
+        generated: Sequence[int] = (),
+        end_tokens: Sequence[int] = (),
+    ) -> None:
+        """Takes a row. `sampling` has its defaults filled in; `generated` is what the turn said so far.
+
+        `end_tokens` end the turn and are kept from coming before `min_tokens` tokens have been generated.
+        """
+        assert self._rows[row] is None, f"row {row} is taken"
+        assert sampling.temperature is not None and sampling.top_p is not None
+        assert sampling.top_k is not None and sampling.min_p is not None
+        assert sampling.repetition_penalty is not None and sampling.seed is not None
+        self._temperature[row] = sampling.temperature
+        self._top_k[row] = max(0, sampling.top_k)
+        self._top_p[row] = sampling.top_p
+        self._min_p[row] = sampling.min_p
+        self._seeds[row] = sampling.seed
+        self._repetition[row] = sampling.repetition_penalty
+        self._frequency[row] = sampling.frequency_penalty
+        self._presence[row] = sampling.presence_penalty
+        penalised = sampling.repetition_penalty != 1.0 or bool(
+            sampling.frequency_penalty or sampling.presence_penalty
+        )
+        if penalised:
+            self._remember(row, prompt, generated)
+        ends = [*end_tokens, *sampling.stop_token_ids] if sampling.min_tokens else []
+        bias = sampling.logit_bias
+        self._rows[row] = _Row(
+            sampling=sampling,
+            penalised=penalised,
+            end_tokens=self._integers(ends) if ends else None,
+            free_position=len(prompt) + sampling.min_tokens,
+            bias_tokens=self._integers(list(bias)) if bias else None,
+            bias_values=torch.tensor(list(bias.values()), device=self._device) if bias else None,
+        )
+
+    def release(self, row: int) -> None:
+        """Gives a row back; its parameters are those of nobody."""
+        assert self._rows[row] is not None, f"row {row} is not taken"
+        self._rows[row] = None
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, rows: Sequence[int], positions: Sequence[int]) -> Sampled:
+        """The next token of each row from float32 logits [rows, vocabulary].
+
+        `positions` are where in their sequences the tokens will stand, the prompt included. The logits may be
+        changed in place.
+        """
+        assert logits.shape == (len(rows), self._vocabulary)
+        states = [self._state(row) for row in rows]
+        asked = tuple(index for index, state in enumerate(states) if state.sampling.logprobs is not None)
+        plain = torch.log_softmax(logits[list(asked)], dim=-1) if asked else None
+        index = self._integers(rows)
+        self._adjust(logits, states, index, positions)
+        tokens = sample_tokens(
+            logits,
+            self._temperature[index],
+            self._top_k[index],
+            self._top_p[index],
+            self._min_p[index],
+            self._seeds[index],
+            self._integers(positions),
+            greedy=all(state.sampling.temperature == 0.0 for state in states),
+        )
+        self._count(states, index, tokens)
+        if plain is None:
+            return Sampled(tokens, (), None, None, None)
+        most = max(states[place].sampling.logprobs or 0 for place in asked)
+        chosen = tokens[list(asked)].clamp(min=0)
+        top = plain.topk(most, dim=-1)
+        return Sampled(tokens, asked, plain.gather(1, chosen[:, None]).squeeze(1), top.indices, top.values)
+
+    def _state(self, row: int) -> _Row:
+        state = self._rows[row]
+        assert state is not None, f"row {row} is not taken"
+        return state
+
+    def _adjust(self, logits: Tensor, states: list[_Row], index: Tensor, positions: Sequence[int]) -> None:
+        """Penalties, bias and the ban of early ends, in place, for the rows that have them."""
+        penalised = [place for place, state in enumerate(states) if state.penalised]
+        if penalised:
+            places = self._integers(penalised)
+            logits[places] = self._penalise(logits[places], index[places])
+        for place, state in enumerate(states):
+            if state.bias_tokens is not None and state.bias_values is not None:
+                logits[place].index_add_(0, state.bias_tokens, state.bias_values)
+            if state.end_tokens is not None and positions[place] < state.free_position:
+                logits[place].index_fill_(0, state.end_tokens, -torch.inf)
+
+    def _penalise(self, logits: Tensor, index: Tensor) -> Tensor:
+        """Repetition divides or multiplies what was seen, the others subtract for what was generated."""
+        assert self._seen is not None and self._generated_counts is not None
+        factor = torch.where(self._seen[index], self._repetition[index, None], 1.0)
+        logits = torch.where(logits > 0, logits / factor, logits * factor)
+        counts = self._generated_counts[index]
+        logits = logits - self._frequency[index, None] * counts
+        return logits - self._presence[index, None] * (counts > 0)
+
+    def _remember(self, row: int, prompt: Sequence[int], generated: Sequence[int]) -> None:
+        """Counts what a penalised row has seen; the tables exist only once a row needs them."""
+        if self._generated_counts is None or self._seen is None:
+            size = (len(self._rows), self._vocabulary)
+            self._generated_counts = torch.zeros(size, dtype=torch.int32, device=self._device)
+            self._seen = torch.zeros(size, dtype=torch.bool, device=self._device)
+        said = self._integers(generated)
+        self._seen[row].zero_()
+        self._seen[row, self._integers(prompt)] = True
+        self._seen[row, said] = True
+        self._generated_counts[row] = torch.bincount(said, minlength=self._vocabulary)
+
+    def _count(self, states: list[_Row], index: Tensor, tokens: Tensor) -> None:
+        penalised = [place for place, state in enumerate(states) if state.penalised]
+        if not penalised:
+            return
+        assert self._seen is not None and self._generated_counts is not None
+        places = self._integers(penalised)
+        rows, said = index[places], tokens[places].clamp(min=0)
+        self._seen[rows, said] = True
+        ones = torch.ones_like(said, dtype=torch.int32)
+        self._generated_counts.index_put_((rows, said), ones, accumulate=True)
+
+    def _integers(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(list(values), dtype=torch.int64, device=self._device)
+
+
+@torch.inference_mode()
+def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of given tokens [rows] under logits [rows, vocabulary], and of the `top` best ones.
+
+    Answers (of the tokens, ids of the best, their values): what prompt log-probabilities are made of.
+    """
+    values = torch.log_softmax(logits.float(), dim=-1)
+    best = values.topk(top, dim=-1)
+    return values.gather(1, tokens[:, None]).squeeze(1), best.indices, best.values
