@@ -1,0 +1,429 @@
+"""The audit: ownership recounted from the owners, always on, able to fail, and never fatal.
+
+Three ways to find what is wrong. A Hold or Lease that is dropped alive reports itself. The census asks
+every owner what it holds and compares that with the ledger: a Hold that nobody claims or two owners
+claim, a unit in two places or in none, a lock without a lessee, a counter that drifted, a sequence
+whose books do not add up. The flight recorder says what happened to it last.
+
+A finding is healed on the spot: parked units are reclaimed, doubtful ones barred from use, locks and
+counters set right. It names who is touched, so that the scheduler can fail those sequences and go on.
+
+The whole census is for idle moments and for strict mode. In between, `slice` does a bounded part of one
+at a time. Units may change hands between slices, so a suspicion is checked against the present before it
+counts: that a unit is in two places is believed only if both still have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from holdfast.core.lease import Lease, LeaseRecord
+from holdfast.core.ledger import Grant, Holder, Kind, Ledger, Pool
+from holdfast.core.node import Node
+from holdfast.core.prefix import PrefixTree
+
+TRAIL_LENGTH = 8
+FINDINGS_KEPT = 256
+OVERHEAD = 8  # what looking at one more thing costs, counted in units
+
+
+class Owner(Protocol):
+    """Somebody who keeps Holds: a sequence, or a copy between tiers."""
+
+    holder: Holder
+    lease: Lease | None
+
+    def claim(self, into: list[Grant]) -> None:
+        """Name every Hold that is kept."""
+
+    def faults(self) -> list[str]:
+        """What does not add up in the owner's own books."""
+
+
+class Finding:
+    """Something that must not be, what was done about it, and who is touched."""
+
+    __slots__ = ("detail", "healed", "holder", "kind", "owners", "pool", "step", "trail", "units")
+
+    def __init__(self, kind: str, detail: str, pool: str, units: list[int], holder: str, step: int) -> None:
+        self.kind = kind
+        self.detail = detail
+        self.pool = pool
+        self.units = units
+        self.holder = holder
+        self.step = step
+        self.healed = ""
+        self.trail: list[str] = []
+        self.owners: list[Owner] = []
+
+    def __str__(self) -> str:
+        where = f" ({self.pool} {self.units[:8]})" if self.units else ""
+        return f"step {self.step}: {self.kind}: {self.holder}: {self.detail}{where}; {self.healed}"
+
+
+class Audit:
+    """The census over one ledger, its tree, and everybody who keeps Holds."""
+
+    __slots__ = ("_round", "findings", "last_full_step", "ledger", "owners", "tree")
+
+    def __init__(self, ledger: Ledger, tree: PrefixTree, owners: Callable[[], Iterable[Owner]]) -> None:
+        self.ledger = ledger
+        self.tree = tree
+        self.owners = owners
+        self.findings: list[Finding] = []
+        self.last_full_step = 0
+        self._round: Round | None = None
+
+    # --- the whole census -------------------------------------------------------------------------
+
+    def census(self) -> list[Finding]:
+        """Recount everything now; returns the new findings, healed."""
+        found = self._dropped()
+        owners = list(self.owners())
+        claimed: list[Grant] = []
+        self.tree.claim(claimed)
+        leases: list[LeaseRecord] = []
+        for owner in owners:
+            owner.claim(claimed)
+            if owner.lease is not None:
+                leases.append(owner.lease.record)
+            faults = owner.faults()
+            if faults:
+                found.append(self._books(owner, faults))
+        live = set(self.ledger.live.values())
+        if len(claimed) != len(live) or live.difference(claimed):
+            self._hold_findings(claimed, live, owners, found)
+        self._unit_findings(owners, found)
+        self._lock_findings(leases, found)
+        self.last_full_step = self.ledger.step
+        self._keep(found)
+        return found
+
+    def _dropped(self) -> list[Finding]:
+        """What Holds and Leases that were dropped alive have reported since the last look."""
+        ledger, tree = self.ledger, self.tree
+        if ledger.dropped:
+            ledger.reclaim_dropped()
+        if tree.dropped:
+            tree.reclaim_dropped()
+        found: list[Finding] = []
+        leaks, ledger.leaks = ledger.leaks, []
+        for leak in leaks:
+            detail = f"a Hold taken at {leak.taken_at} was dropped alive"
+            finding = Finding(
+                "dropped hold", detail, leak.pool.name, leak.units, repr(leak.holder), leak.step
+            )
+            finding.healed = "reclaimed"
+            finding.trail = self._trail(leak.holder)
+            found.append(finding)
+        lock_leaks, tree.leaks = tree.leaks, []
+        for lock in lock_leaks:
+            detail = f"a Lease of {lock.length} tokens taken at {lock.taken_at} was dropped alive"
+            finding = Finding("dropped lease", detail, "tree", [], lock.name, lock.step)
+            finding.healed = "unlocked"
+            found.append(finding)
+        return found
+
+    def _books(self, owner: Owner, faults: list[str]) -> Finding:
+        finding = Finding("books", "; ".join(faults), "sequence", [], repr(owner.holder), self.ledger.step)
+        finding.healed = "its memory is to be dropped"
+        finding.owners = [owner]
+        finding.trail = self._trail(owner.holder)
+        return finding
+
+    def _hold_findings(
+        self, claimed: list[Grant], live: set[Grant], owners: list[Owner], found: list[Finding]
+    ) -> None:
+        """Holds that nobody claims, that two claim, or that are claimed but were taken back."""
+        ledger = self.ledger
+        seen: set[Grant] = set()
+        for grant in claimed:
+            if grant in seen:
+                finding = self._of_grant("claimed twice", f"two owners keep Hold #{grant.serial}", grant)
+                finding.owners = [owner for owner in owners if grant in _claims(owner)]
+                finding.healed = "its owners are to be dropped"
+                found.append(finding)
+            seen.add(grant)
+            if grant not in live:
+                finding = self._of_grant("claimed while free", f"Hold #{grant.serial} was taken back", grant)
+                finding.owners = [owner for owner in owners if grant in _claims(owner)]
+                finding.healed = "its owners are to be dropped"
+                found.append(finding)
+        for grant in sorted(live - seen, key=lambda grant: grant.serial):
+            detail = f"no owner keeps Hold #{grant.serial}, taken at {grant.taken_at}"
+            finding = self._of_grant("unclaimed", detail, grant)
+            finding.healed = "reclaimed"
+            found.append(finding)
+            ledger.reclaim(grant)
+
+    def _of_grant(self, kind: str, detail: str, grant: Grant) -> Finding:
+        finding = Finding(
+            kind, detail, grant.pool.name, list(grant.units), repr(grant.holder), self.ledger.step
+        )
+        finding.trail = self._trail(grant.holder)
+        return finding
+
+    def _unit_findings(self, owners: list[Owner], found: list[Finding]) -> None:
+        """Units in two places or in none, and counters that drifted."""
+        ledger = self.ledger
+        pools = list(ledger.pools.values())
+        lists: list[list[list[int]]] = [[] for _ in pools]
+        kinds = [[0] * len(Kind) for _ in pools]
+        for grant in ledger.live.values():
+            index = grant.pool.index
+            units = grant.units
+            lists[index].append(units)
+            kinds[index][grant.holder.kind] += len(units)
+        for pool in pools:
+            parts = lists[pool.index]
+            count = kinds[pool.index]
+            count[Kind.RETIRING] = sum(len(units) for _, units in pool.retiring)
+            count[Kind.QUARANTINE] = len(pool.quarantine)
+            if count != pool.by_kind:
+                found.append(self._drifted(pool, count))
+            parts.append(pool.free)
+            parts.append(pool.quarantine)
+            parts.extend(units for _, units in pool.retiring)
+            total = sum(map(len, parts)) - sum(references - 1 for references in pool.poisoned.values())
+            everywhere = set().union(*parts)
+            sound = total == len(everywhere) == pool.size
+            if not sound or (pool.size and (min(everywhere) < 0 or max(everywhere) >= pool.size)):
+                self._misplaced(pool, owners, found)
+
+    def _drifted(self, pool: Pool, count: list[int]) -> Finding:
+        kinds = [kind.name for kind in Kind if count[kind] != pool.by_kind[kind]]
+        finding = Finding(
+            "counter", f"{', '.join(kinds)} miscounted", pool.name, [], "ledger", self.ledger.step
+        )
+        finding.healed = "recounted"
+        pool.by_kind[:] = count
+        return finding
+
+    def _misplaced(self, pool: Pool, owners: list[Owner], found: list[Finding]) -> None:
+        """Find and heal every unit of a pool that is in two places, in none, or was never in the pool."""
+        places: dict[int, list[Grant | None]] = {}
+        for grant in self.ledger.live.values():
+            if grant.pool is pool:
+                for unit in grant.units:
+                    places.setdefault(unit, []).append(grant)
+        for units in (pool.free, pool.quarantine, *(units for _, units in pool.retiring)):
+            for unit in units:
+                places.setdefault(unit, []).append(None)
+        for unit in sorted(places):
+            grants = [grant for grant in places[unit] if grant is not None]
+            doubled = len(places[unit]) > 1 and unit not in pool.poisoned
+            if doubled or not 0 <= unit < pool.size:
+                found.append(self._doubled(pool, unit, grants, len(places[unit]) > len(grants), owners))
+        for unit in range(pool.size):
+            if unit not in places:
+                finding = Finding(
+                    "lost", "no Hold and no list has it", pool.name, [unit], "nobody", self.ledger.step
+                )
+                finding.healed = "reclaimed"
+                found.append(finding)
+                self.ledger.let_go(pool, [unit], self.ledger.step)
+
+    def _doubled(
+        self, pool: Pool, unit: int, grants: list[Grant], free: bool, owners: list[Owner]
+    ) -> Finding:
+        """Bar a unit that several name, or that the pool never had, from being used again."""
+        foreign = not 0 <= unit < pool.size
+        kind = "foreign unit" if foreign else "claimed while free" if free else "claimed twice"
+        holders = ", ".join(sorted({repr(grant.holder) for grant in grants})) or "the free list"
+        finding = Finding(kind, f"unit {unit} is in {holders}", pool.name, [unit], holders, self.ledger.step)
+        finding.healed = "removed" if foreign else "quarantined"
+        finding.owners = [owner for owner in owners if any(grant in grants for grant in _claims(owner))]
+        for grant in grants:
+            finding.trail += self._trail(grant.holder)
+        for units in (pool.free, *(units for _, units in pool.retiring)):
+            while unit in units:
+                units.remove(unit)
+        pool.by_kind[Kind.RETIRING] = sum(len(units) for _, units in pool.retiring)
+        if foreign:
+            pool.poisoned[unit] = 1 << 30
+        else:
+            self.ledger.poison(pool, unit, len(grants))
+        return finding
+
+    def _lock_findings(self, claimed: list[LeaseRecord], found: list[Finding]) -> None:
+        """Leases that nobody keeps, and locks that no lease accounts for."""
+        tree = self.tree
+        kept = set(claimed)
+        for record in [record for record in tree.leases.values() if record not in kept]:
+            detail = f"no owner keeps the lease of {record.length} tokens, taken at {record.taken_at}"
+            finding = Finding("lock without a lessee", detail, "tree", [], record.name, self.ledger.step)
+            finding.healed = "unlocked"
+            found.append(finding)
+            tree.release(record, self.ledger.step)
+        by_node: dict[object, int] = {}
+        by_state: dict[object, int] = {}
+        by_tail: dict[object, int] = {}
+        for record in tree.leases.values():
+            by_node[record.node] = by_node.get(record.node, 0) + 1
+            if record.state_locked:
+                by_state[record.node] = by_state.get(record.node, 0) + 1
+            if record.tail is not None:
+                by_tail[record.tail] = by_tail.get(record.tail, 0) + 1
+        live = set(tree.leases.values())
+        for node in tree.nodes():
+            leases, states = by_node.get(node, 0), by_state.get(node, 0)
+            strays = node.window_leases - live
+            if (node.leases, node.state_leases) != (leases, states) or strays:
+                found.append(self._lock_drift(f"{node.leases} locks at {node.end}, {leases} leases"))
+                node.leases, node.state_leases = leases, states
+                node.window_leases -= strays
+            for tail in node.tails.values():
+                if tail.leases != by_tail.get(tail, 0):
+                    found.append(self._lock_drift(f"{tail.leases} locks on the tail at {tail.end}"))
+                    tail.leases = by_tail.get(tail, 0)
+
+    def _lock_drift(self, detail: str) -> Finding:
+        finding = Finding("lock without a lessee", detail, "tree", [], "tree", self.ledger.step)
+        finding.healed = "recounted"
+        return finding
+
+    # --- a part at a time -------------------------------------------------------------------------
+
+    def slice(self, budget: int) -> list[Finding]:
+        """Do a part of a census: about `budget` Holds or units. Returns the new findings, healed."""
+        found = self._dropped()
+        if self._round is None:
+            self._round = Round(self.ledger, list(self.owners()), self.tree)
+        suspicious = self._round.work(budget)
+        if self._round.done or suspicious:
+            self._round = None
+        self._keep(found)
+        if suspicious:
+            found += self.census()
+        return found
+
+    def _trail(self, holder: Holder) -> list[str]:
+        """The last transitions of a holder's Holds, oldest first."""
+        pools = list(self.ledger.pools.values())
+        lines = [
+            f"step {step}: {what} #{serial}, {count} of {pools[index].name}, {who!r}"
+            for step, what, serial, index, count, who in self.ledger.recorder
+            if who is holder
+        ]
+        return lines[-TRAIL_LENGTH:]
+
+    def _keep(self, found: list[Finding]) -> None:
+        self.findings += found
+        del self.findings[:-FINDINGS_KEPT]
+
+
+class Round:
+    """One sliced census: owners first, then Holds, then free lists. Only ever raises suspicions.
+
+    It works on snapshots of lists, never of units. A Hold that is moved gets a fresh serial, so what
+    changed hands since the round began is told apart from what nobody claims.
+    """
+
+    __slots__ = (
+        "_at",
+        "_claimed",
+        "_grants",
+        "_last_serial",
+        "_ledger",
+        "_nodes",
+        "_owners",
+        "_places",
+        "_pools",
+    )
+
+    def __init__(self, ledger: Ledger, owners: list[Owner], tree: PrefixTree) -> None:
+        self._ledger = ledger
+        self._nodes = list(tree.nodes())
+        self._owners = owners
+        self._grants = list(ledger.live.values())
+        self._pools = list(ledger.pools.values())
+        self._at = 0
+        self._last_serial = ledger.serial
+        self._claimed: set[Grant] = set()
+        self._places: list[dict[int, Grant]] = [{} for _ in ledger.pools]
+
+    @property
+    def done(self) -> bool:
+        """Whether the round has looked at everything."""
+        return not (self._nodes or self._owners or self._grants or self._pools)
+
+    def work(self, budget: int) -> bool:
+        """Look at about `budget` Holds or units more; True if something looks wrong."""
+        while budget > 0 and not self.done:
+            if self._nodes:
+                budget -= self._hear_node(self._nodes.pop())
+            elif self._owners:
+                owner = self._owners.pop()
+                if owner.faults():
+                    return True
+                claims = _claims(owner)
+                self._claimed.update(claims)
+                budget -= OVERHEAD + len(claims)
+            else:
+                cost = self._doubt_part(budget)
+                if cost is None:
+                    return True
+                budget -= cost
+        return False
+
+    def _hear_node(self, node: Node) -> int:
+        """Note what a node of the tree keeps; returns what the look cost."""
+        members = [hold.grant for hold in node.holds()]
+        for tail in node.tails.values():
+            members += [hold.grant for hold in tail.holds()]
+        self._claimed.update(members)
+        return OVERHEAD + len(members)
+
+    def _doubt_part(self, budget: int) -> int | None:
+        """Look at a part of the next Hold or free list; returns the cost, or None if it looks wrong."""
+        units = self._grants[-1].units if self._grants else self._pools[-1].free
+        part = units[self._at : self._at + budget]
+        if self._grants:
+            suspicious = self._doubt_grant(self._grants[-1], part)
+        else:
+            suspicious = self._doubt_free(self._pools[-1], part)
+        if suspicious:
+            return None
+        self._at += len(part)
+        if self._at >= len(units):
+            self._at = 0
+            if self._grants:
+                self._grants.pop()
+            else:
+                self._pools.pop()
+        return OVERHEAD + len(part)
+
+    def _doubt_grant(self, grant: Grant, part: list[int]) -> bool:
+        """Whether nobody claims a Hold, or one of its units is in another one as well."""
+        if self._ledger.live.get(grant.serial) is not grant:
+            return False
+        if grant.serial <= self._last_serial and grant not in self._claimed:
+            return True
+        places = self._places[grant.pool.index]
+        if not places.keys().isdisjoint(part) and any(self._elsewhere(unit, places, grant) for unit in part):
+            return True
+        places.update(dict.fromkeys(part, grant))
+        return False
+
+    def _doubt_free(self, pool: Pool, part: list[int]) -> bool:
+        """Whether a free unit is out of range, or in a Hold as well."""
+        places = self._places[pool.index]
+        if part and (min(part) < 0 or max(part) >= pool.size):
+            return True
+        return not places.keys().isdisjoint(part) and any(
+            self._elsewhere(unit, places, None) for unit in part
+        )
+
+    def _elsewhere(self, unit: int, places: dict[int, Grant], here: Grant | None) -> bool:
+        """Whether the Hold in which a unit was seen in this round still has it."""
+        other = places.get(unit)
+        if other is None or self._ledger.live.get(other.serial) is not other:
+            return False
+        return other.units.count(unit) > (1 if other is here else 0)
+
+
+def _claims(owner: Owner) -> list[Grant]:
+    claims: list[Grant] = []
+    owner.claim(claims)
+    return claims

@@ -1,0 +1,135 @@
+"""Falling back: the ways in which a sequence comes to have computed less.
+
+A turn that is kept in part, rolled back or retracted, and a session that is rewound, all do the same: let
+`computed` fall to the nearest length from which every component can go on, and free what lies past it.
+Only what becomes of the tokens differs. Nothing here recomputes, and nothing allocates, except that a cut
+inside the leased prefix takes a copy of the one page that it leaves partly filled.
+"""
+
+from __future__ import annotations
+
+from holdfast.core.layout import Component
+from holdfast.core.ledger import Hold, Holder, OutOfUnits
+from holdfast.core.plan import UnitCopy
+from holdfast.core.points import Run
+from holdfast.core.sequence import Sequence
+
+
+def resume_length(sequence: Sequence, limit: int) -> int:
+    """The greatest length at or below `limit` from which every component can go on."""
+    if sequence.computed <= limit:
+        return sequence.computed
+    if not sequence.ledger.layout.state and sequence.window_covers(limit):
+        return limit
+    for point in reversed(sequence.points):
+        if point.length <= limit:
+            return point.length
+    return 0
+
+
+def fall_back(sequence: Sequence, limit: int) -> list[UnitCopy]:
+    """Let computed fall to the nearest resumable length at or below `limit`.
+
+    Only a cut inside the leased prefix needs new units (a copy of the partial page); if they cannot be had
+    this raises and changes nothing. The copies returned belong into the very next plan.
+    """
+    length = resume_length(sequence, limit)
+    copies, partial = _prepare_shorter_lease(sequence, length)
+    if sequence.window is not None and length < sequence.computed:
+        sequence.gather_window(sequence.ledger.layout.window_first_page(length))
+    while sequence.points and sequence.points[-1].length > length:
+        sequence.drop_point(sequence.points[-1])
+    if sequence.points and sequence.points[-1].length == length:
+        sequence.become(sequence.points.pop())
+    elif length == 0 and sequence.state is not None:
+        sequence.state.release(sequence.fence)
+        sequence.state = None
+    sequence.computed = sequence.planned = length
+    if sequence.lease is not None and length < sequence.lease.length:
+        _shorten_lease(sequence, length, partial)
+    else:
+        sequence.give_back()
+    return copies
+
+
+def keep(sequence: Sequence, known: int, holder: Holder, checkpoints: Holder) -> list[UnitCopy]:
+    """End the turn with its first tokens up to `known`; computed falls back as far as it must."""
+    copies = fall_back(sequence, known)
+    sequence.tokens.cut(known)
+    sequence.commit(holder, checkpoints)
+    return copies
+
+
+def rollback(sequence: Sequence, holder: Holder, checkpoints: Holder) -> None:
+    """End the turn as if it had never begun. Never allocates, recomputes no history."""
+    assert sequence.mark is not None, "no turn to roll back"
+    copies = keep(sequence, sequence.mark.known, holder, checkpoints)
+    assert not copies, "a mark lies at or past the lease, or at the very start"
+
+
+def retract(sequence: Sequence, holder: Holder, checkpoints: Holder) -> None:
+    """Give up what the turn has computed, but not what it knows: it will be computed again."""
+    assert sequence.mark is not None, "no turn to retract"
+    copies = fall_back(sequence, sequence.mark.known)
+    assert not copies, "a mark lies at or past the lease, or at the very start"
+    sequence.commit(holder, checkpoints)
+
+
+def _prepare_shorter_lease(sequence: Sequence, length: int) -> tuple[list[UnitCopy], list[Hold]]:
+    """Take copies of the page that a cut at `length` leaves partly filled, if the tree holds it."""
+    lease, ledger = sequence.lease, sequence.ledger
+    layout = ledger.layout
+    if lease is None or length >= lease.length or length % layout.page_size == 0:
+        return [], []
+    page = length // layout.page_size
+    sources: list[tuple[Component, int]] = []
+    if layout.full:
+        sources.append((Component.FULL, lease.full_units(page)[0]))
+    if sequence.window is not None and not _owns_window_page(sequence, sequence.window, page, length):
+        sources.append((Component.WINDOW, lease.window_units(page)[0]))
+    taken: list[Hold] = []
+    copies: list[UnitCopy] = []
+    try:
+        for component, unit in sources:
+            hold = ledger.take(ledger.pool(component), 1, sequence.holder)
+            taken.append(hold)
+            copies.append(UnitCopy(component, unit, hold.units[0]))
+    except OutOfUnits:
+        for hold in taken:
+            hold.release()
+        raise
+    return copies, taken
+
+
+def _owns_window_page(sequence: Sequence, run: Run, page: int, length: int) -> bool:
+    """Whether the window page that a cut at `length` leaves partly filled is the sequence's own."""
+    own = any(point.length == length and point.window is not None for point in sequence.points)
+    return own or run.first <= page
+
+
+def _shorten_lease(sequence: Sequence, length: int, partial: list[Hold]) -> None:
+    """Lean on the whole pages below `length` only, and own the partial page instead."""
+    lease, layout, run = sequence.lease, sequence.ledger.layout, sequence.window
+    assert lease is not None
+    aligned = length // layout.page_size
+    if sequence.full is not None:
+        sequence.full.shrink(len(sequence.full), sequence.fence)
+    if run is not None:
+        own_end = layout.pages_for(length) if run.first <= aligned else run.first
+        run.hold.shrink(max(0, run.end - own_end), sequence.fence)
+        if not len(run.hold):
+            run.first = aligned
+    # The copy is planned in the next step: until that has settled, its source must not be used again.
+    lease.shorten(aligned * layout.page_size, max(sequence.fence, sequence.ledger.step + 1 if partial else 0))
+    for copied in partial:
+        own = (
+            sequence.full
+            if copied.pool.component is Component.FULL
+            else run.hold
+            if run is not None
+            else None
+        )
+        assert own is not None
+        own.join(copied)
+    sequence.stand_at(length)
+    sequence.changed = min(sequence.changed, aligned)

@@ -1,0 +1,193 @@
+"""Leases: a sequence reads a path of the prefix tree, and the tree keeps it.
+
+A `Lease` is linear like a Hold: released once, dead afterwards, and reported when it is dropped
+alive. It locks
+
+- the deepest node's full pages, and with them all above, since only leaves are evicted;
+- window pages from `window_first` on, as long as the sequence may still read them;
+- the recurrent state at its end, until the sequence has a state of its own;
+- a tail, until the copies of its page and slot have settled.
+
+The tree holds the units; a lease only names a node and a length, so nothing here can go stale when
+nodes are split above it.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn, Protocol
+
+from holdfast.core.layout import MemoryLayout
+from holdfast.core.ledger import Hold, LedgerError, Site
+from holdfast.core.node import Node, Tail
+
+
+class DeadLease(LedgerError):
+    """A Lease was used after it was released."""
+
+
+class Lessor(Protocol):
+    """What a lease asks of the tree that it came from."""
+
+    layout: MemoryLayout
+    dropped: list[LeaseRecord]
+
+    def unlock_state(self, record: LeaseRecord, fence: int) -> None:
+        """Give up the lock on the state at the path's end."""
+
+    def unlock_tail(self, record: LeaseRecord, fence: int) -> None:
+        """Give up the lock on the tail."""
+
+    def raise_window(self, record: LeaseRecord, first_page: int, fence: int) -> None:
+        """Give up the locks on window pages below `first_page`."""
+
+    def release(self, record: LeaseRecord, fence: int) -> None:
+        """Give up every lock."""
+
+    def shorten(self, record: LeaseRecord, length: int, fence: int) -> None:
+        """End the path at an earlier page boundary."""
+
+
+class LeaseRecord:
+    """The tree's record of a Lease: what outlives a Lease that somebody dropped."""
+
+    __slots__ = ("length", "name", "node", "serial", "site", "state_locked", "tail", "tree", "window_first")
+
+    def __init__(self, tree: Lessor, node: Node, name: str, serial: int, site: Site) -> None:
+        self.tree = tree
+        self.node = node
+        self.name = name
+        self.serial = serial
+        self.site = site
+        self.length = node.end
+        self.window_first = node.end // tree.layout.page_size
+        self.state_locked = False
+        self.tail: Tail | None = None
+
+    @property
+    def taken_at(self) -> str:
+        """File and line where the lease was taken."""
+        code, line = self.site
+        return f"{code.co_filename.rpartition('/')[2]}:{line} ({code.co_name})"
+
+
+class _Dead:
+    """Stands where a dead Lease's record was: every look at it raises."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise DeadLease(f"{name!r} was asked of a Lease that is dead: it was released")
+
+
+_DEAD = _Dead()
+
+
+class Lease:
+    """Locks on a path of the prefix tree, held by one sequence."""
+
+    __slots__ = ("record",)
+
+    record: LeaseRecord
+
+    def __init__(self, record: LeaseRecord) -> None:
+        self.record = record
+
+    def __del__(self) -> None:
+        record = self.record
+        if record.__class__ is LeaseRecord:
+            record.tree.dropped.append(record)
+
+    @property
+    def alive(self) -> bool:
+        """Whether this lease still locks anything."""
+        return self.record.__class__ is LeaseRecord
+
+    @property
+    def length(self) -> int:
+        """Tokens of the page-aligned path; a tail is not counted."""
+        return self.record.length
+
+    @property
+    def pages(self) -> int:
+        """Pages of the path."""
+        return self.record.length // self.record.tree.layout.page_size
+
+    @property
+    def window_first(self) -> int:
+        """The lowest page whose window unit this lease keeps; the number of pages if none."""
+        return self.record.window_first
+
+    def full_units(self, first_page: int) -> list[int]:
+        """The full pages from `first_page` to the end of the path, in order."""
+        parts: list[list[int]] = []
+        node = self.record.node
+        page_size = self.record.tree.layout.page_size
+        while node.parent is not None and node.end // page_size > first_page:
+            if node.full is not None:
+                skip = max(0, first_page - node.start // page_size)
+                parts.append(node.full.units[skip:])
+            node = node.parent
+        return [unit for part in reversed(parts) for unit in part]
+
+    def window_units(self, first_page: int) -> list[int]:
+        """The window pages from `first_page` to the end of the path; all must be locked by this lease."""
+        parts: list[list[int]] = []
+        node = self.record.node
+        page_size = self.record.tree.layout.page_size
+        assert first_page >= self.record.window_first, "those window pages are not leased"
+        while node.parent is not None and node.end // page_size > first_page:
+            assert node.window is not None, "a leased window page is gone"
+            parts.append(node.window.units[max(0, first_page - node.window_first) :])
+            node = node.parent
+        return [unit for part in reversed(parts) for unit in part]
+
+    @property
+    def state_unit(self) -> int | None:
+        """The slot of the recurrent state at the end of the path, while it is locked."""
+        record = self.record
+        if not record.state_locked:
+            return None
+        state = record.node.state
+        assert state is not None, "a locked state is gone"
+        return state.units[0]
+
+    def tail_holds(self) -> tuple[Hold | None, Hold | None, Hold | None]:
+        """The leased tail's full page, window page and state slot: what the lessee copies."""
+        tail = self.record.tail
+        assert tail is not None, "this lease has no tail"
+        return tail.full, tail.window, tail.state
+
+    def unlock_state(self, fence: int = 0) -> None:
+        """Give up the state lock; no effect without one."""
+        self.record.tree.unlock_state(self.record, fence)
+
+    def unlock_tail(self, fence: int = 0) -> None:
+        """Give up the tail: its copies have settled. No effect without one."""
+        self.record.tree.unlock_tail(self.record, fence)
+
+    def raise_window(self, first_page: int, fence: int = 0) -> None:
+        """Keep window pages from `first_page` on only."""
+        self.record.tree.raise_window(self.record, first_page, fence)
+
+    def shorten(self, length: int, fence: int = 0) -> None:
+        """End at `length`, a page boundary inside the path, and give up what lies past it."""
+        self.record.tree.shorten(self.record, length, fence)
+
+    def release(self, fence: int = 0) -> None:
+        """Give up every lock; `fence` is the newest step whose plan reads through this lease."""
+        record = self.record
+        record.tree.release(record, fence)
+        self.record = _DEAD  # type: ignore[assignment]
+
+
+class LockLeak:
+    """A live Lease that was dropped, as the tree saw it."""
+
+    __slots__ = ("length", "name", "serial", "step", "taken_at")
+
+    def __init__(self, record: LeaseRecord, step: int) -> None:
+        self.length = record.length
+        self.name = record.name
+        self.serial = record.serial
+        self.step = step
+        self.taken_at = record.taken_at

@@ -1,0 +1,57 @@
+"""The token log: what a sequence knows, in order.
+
+It grows by what is new and is cut at its end; nothing here ever walks the history. The packed form
+(four bytes a token) is what the prefix tree compares.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+TOKEN_BYTES = 4
+TOKEN_MAX = 2**31 - 1
+
+assert array("I").itemsize == TOKEN_BYTES, "the token log needs four-byte unsigned integers"
+
+
+def pack(tokens: Iterable[int]) -> bytes:
+    """Tokens as bytes, four each: the key form of the prefix tree."""
+    return array("I", tokens).tobytes()
+
+
+class TokenLog:
+    """An append-only list of tokens that can be cut at its end."""
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        self._tokens = array("I", tokens)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __getitem__(self, index: int) -> int:
+        return self._tokens[index]
+
+    def append(self, token: int) -> None:
+        """One more token."""
+        self._tokens.append(token)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """More tokens, at the cost of those tokens alone."""
+        self._tokens.extend(tokens)
+
+    def cut(self, length: int) -> None:
+        """Forget what lies at `length` and past it."""
+        if not 0 <= length <= len(self._tokens):
+            raise ValueError(f"cannot cut {len(self._tokens)} tokens to {length}")
+        del self._tokens[length:]
+
+    def slice(self, start: int, stop: int) -> list[int]:
+        """Tokens `start..stop` as a list."""
+        return self._tokens[start:stop].tolist()
+
+    def packed(self, start: int, stop: int) -> bytes:
+        """Tokens `start..stop` in the key form of the prefix tree."""
+        return self._tokens[start:stop].tobytes()
