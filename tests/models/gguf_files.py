@@ -1,0 +1,106 @@
+"""Small GGUF files for tests, written with the gguf package from models of transformers.
+
+Every matrix is in one format; the weights that the file really holds (after quantisation) are put back into
+the transformers model, so that it is the reference of what the file means.
+"""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+from transformers import PreTrainedModel
+
+_LAYER_NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def gguf_name(name: str) -> str:
+    stem, _, ending = name.rpartition(".")
+    if stem in _NAMES:
+        return f"{_NAMES[stem]}.{ending}"
+    _, _, layer, part = stem.split(".", 3)
+    return f"blk.{layer}.{_LAYER_NAMES[part]}.{ending}"
+
+
+def interleave(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of a half-split rotary projection in the order that llama files have."""
+    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
+
+
+def deinterleave(weight: np.ndarray, heads: int) -> np.ndarray:
+    pairs = weight.reshape(heads, weight.shape[0] // heads // 2, 2, *weight.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(weight.shape))
+
+
+def quantise(weight: np.ndarray, kind: Kind, seed: int) -> np.ndarray:
+    """Bytes of a matrix; formats that the package cannot write get random blocks of sensible scale."""
+    if kind not in (Kind.Q4_K, Kind.Q6_K):
+        return gguf.quantize(weight, kind)
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    random = np.random.default_rng(seed)
+    blocks = random.integers(0, 256, (weight.shape[0], weight.shape[1] // block, size), dtype=np.uint8)
+    scale = np.full((*blocks.shape[:2], 1), 0.0003 if kind is Kind.Q4_K else 0.00004, dtype=np.float16)
+    if kind is Kind.Q4_K:
+        blocks[..., 0:2] = scale.view(np.uint8)
+        blocks[..., 2:4] = (scale * 7.5).view(np.uint8)
+    else:
+        blocks[..., -2:] = scale.view(np.uint8)
+    return blocks.reshape(weight.shape[0], -1)
+
+
+def write_gguf(model: PreTrainedModel, path: Path, kind: Kind, *, architecture: str = "llama") -> None:
+    """Writes a model with all matrices in one format, and sets the model's weights to what was written."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    head_dim = config.to_dict().get("head_dim", config.hidden_size // config.num_attention_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_eos_token_id(2)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    tied = config.tie_word_embeddings
+    state = model.state_dict()
+    for seed, (name, tensor) in enumerate(state.items()):
+        if tied and name == "lm_head.weight":
+            continue
+        weight = tensor.detach().numpy()
+        rotated = next((count for part, count in heads.items() if part in name), None)
+        if architecture == "llama" and rotated is not None:
+            weight = interleave(weight, rotated)
+        if weight.ndim == 1 or kind is Kind.F32:
+            writer.add_tensor(gguf_name(name), weight.astype(np.float32))
+            continue
+        raw = quantise(weight, kind, seed)
+        writer.add_tensor(gguf_name(name), raw, raw_dtype=kind)
+        meant = gguf.dequantize(raw, kind)
+        if architecture == "llama" and rotated is not None:
+            meant = deinterleave(meant, rotated)
+        state[name].copy_(torch.from_numpy(meant.astype(np.float32)))
+    if tied:
+        model.tie_weights()
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -1,0 +1,177 @@
+"""Loading: sharded directories, names and shapes that do not match, dummy weights, defaults, refusals."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from holdfast.models.checkpoint import choose_dtype, load_model, open_checkpoint
+from holdfast.models.config import ModelConfig
+from holdfast.models.families import supported_architectures
+from holdfast.models.fields import ConfigurationError
+from holdfast.models.weights import Placement, WeightMismatch
+from tests.models.paged import PagedRunner, Sequence
+from tests.models.reference import VARIANTS, Reference
+
+CPU = Placement(torch.device("cpu"), torch.float32)
+
+
+def copy_of(reference: Reference, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(reference.path, tmp_path / "copy"))
+
+
+def edit_config(path: Path, **changes: object) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def test_checkpoints_are_sharded_and_progress_is_told(reference_of: Callable[[str], Reference]) -> None:
+    path = reference_of("llama").path
+    assert len(list(path.glob("*.safetensors"))) > 3
+    told: list[tuple[int, int]] = []
+    load_model(open_checkpoint(path), CPU, progress=lambda done, total: told.append((done, total)))
+    assert told == sorted(told)
+    assert all(done <= total for done, total in told)
+    assert len(told) > 10
+
+
+def test_one_file_without_an_index(reference_of: Callable[[str], Reference], tmp_path: Path) -> None:
+    path = copy_of(reference_of("llama"), tmp_path)
+    tensors = {
+        name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()
+    }
+    for file in path.glob("*.safetensors*"):
+        file.unlink()
+    save_file(tensors, path / "model.safetensors")
+    load_model(open_checkpoint(path), CPU)
+    (path / "model.safetensors").unlink()
+    with pytest.raises(ConfigurationError, match=r"no \.safetensors files.*dummy"):
+        load_model(open_checkpoint(path), CPU)
+
+
+def test_all_names_and_shapes_that_do_not_match_are_listed(
+    reference_of: Callable[[str], Reference], tmp_path: Path
+) -> None:
+    path = copy_of(reference_of("llama"), tmp_path)
+    edit_config(path, num_hidden_layers=4, intermediate_size=81)
+    with pytest.raises(WeightMismatch) as caught:
+        load_model(open_checkpoint(path), CPU)
+    message = str(caught.value)
+    assert "missing (9): model.layers.3.self_attn.q_proj.weight" in message
+    assert "of another shape (9): model.layers.0.mlp.gate_proj.weight is [80, 48], not [81, 48]" in message
+    edit_config(path, num_hidden_layers=2, intermediate_size=80)
+    with pytest.raises(WeightMismatch, match=r"unexpected \(9\): model\.layers\.2\.input_layernorm\.weight"):
+        load_model(open_checkpoint(path), CPU)
+
+
+def test_a_missing_shard_is_named(reference_of: Callable[[str], Reference], tmp_path: Path) -> None:
+    path = copy_of(reference_of("llama"), tmp_path)
+    victim = sorted(path.glob("*.safetensors"))[1]
+    victim.unlink()
+    with pytest.raises(ConfigurationError, match=victim.name):
+        load_model(open_checkpoint(path), CPU)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_dummy_weights_run(reference_of: Callable[[str], Reference], tmp_path: Path, name: str) -> None:
+    """With no weights on the disk: finite, the same each time, and not all alike."""
+    (tmp_path / "config.json").write_text((reference_of(name).path / "config.json").read_text())
+    checkpoint = open_checkpoint(tmp_path)
+    tokens = list(range(1, 40))
+    logits = [
+        PagedRunner(load_model(checkpoint, CPU, load_format="dummy"), 16).run([(Sequence(), tokens)])[0]
+        for _ in range(2)
+    ]
+    assert torch.isfinite(logits[0]).all()
+    assert torch.equal(*logits)
+    assert logits[0].std(dim=0).max() > 0
+
+
+@pytest.mark.parametrize("name", ["llama", "bamba", "mistral"])
+def test_half_precision_is_close(reference_of: Callable[[str], Reference], name: str) -> None:
+    reference = reference_of(name)
+    model = load_model(open_checkpoint(reference.path), Placement(torch.device("cpu"), torch.bfloat16))
+    logits = PagedRunner(model, 16).run([(Sequence(), reference.prompts[0])])[0]
+    expected = reference.logits[0][: len(reference.prompts[0])]
+    assert logits.dtype == torch.float32
+    assert (logits - expected).abs().max() / expected.abs().max() <= 0.15
+
+
+def test_unsupported_architectures_are_named_with_what_is_supported(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"]}))
+    with pytest.raises(ConfigurationError) as caught:
+        open_checkpoint(tmp_path)
+    assert "'GPT2LMHeadModel'" in str(caught.value)
+    for architecture in supported_architectures():
+        assert architecture in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"hidden_size": None}, "has no 'hidden_size'"),
+        ({"hidden_size": "many"}, "'hidden_size' should be an integer"),
+        ({"tie_word_embeddings": 3}, "'tie_word_embeddings' should be true or false"),
+        ({"num_key_value_heads": 4}, "6 query heads do not divide over 4"),
+        ({"hidden_act": "tanh"}, "activation 'tanh' is not supported"),
+        ({"rope_parameters": {"rope_type": "spiral", "factor": 2.0}}, "'spiral' is not supported"),
+        ({"architectures": ["A", "B"]}, "should name one architecture"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised with gptq"),
+    ],
+)
+def test_wrong_configurations_say_what_is_wrong(
+    reference_of: Callable[[str], Reference], tmp_path: Path, changes: dict[str, object], problem: str
+) -> None:
+    path = copy_of(reference_of("llama"), tmp_path)
+    edit_config(path, **changes)
+    with pytest.raises(ConfigurationError, match=problem):
+        open_checkpoint(path)
+
+
+def test_paths_that_are_no_models(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"no config\.json"):
+        open_checkpoint(tmp_path)
+    with pytest.raises(ConfigurationError, match="neither a directory"):
+        open_checkpoint(tmp_path / "nothing")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigurationError, match="not valid JSON"):
+        open_checkpoint(tmp_path)
+
+
+def test_generation_defaults(reference_of: Callable[[str], Reference], tmp_path: Path) -> None:
+    path = copy_of(reference_of("llama"), tmp_path)
+    edit_config(path, eos_token_id=5)
+    (path / "generation_config.json").unlink(missing_ok=True)
+    assert open_checkpoint(path).generation.eos_tokens == (5,)
+    defaults = {"eos_token_id": [7, 8], "do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    (path / "generation_config.json").write_text(json.dumps(defaults))
+    generation = open_checkpoint(path).generation
+    assert generation.eos_tokens == (7, 8)
+    assert (generation.temperature, generation.top_k, generation.top_p) == (0.6, 20, 0.95)
+    (path / "generation_config.json").write_text(json.dumps({**defaults, "do_sample": False}))
+    assert open_checkpoint(path).generation.temperature is None
+
+
+def test_older_rope_keys_mean_the_same(reference_of: Callable[[str], Reference], tmp_path: Path) -> None:
+    path = copy_of(reference_of("llama3-rope"), tmp_path)
+    new = open_checkpoint(path).config
+    parameters = json.loads((path / "config.json").read_text())["rope_parameters"]
+    theta = parameters.pop("rope_theta")
+    edit_config(path, rope_parameters=None, rope_theta=theta, rope_scaling=parameters)
+    assert open_checkpoint(path).config == new
+
+
+def test_dtypes() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    model = ModelConfig("X", 1, 1, 1, (), 1e-6)
+    assert choose_dtype(model, "auto", cpu) is torch.float32
+    assert choose_dtype(model, "auto", cuda) is torch.bfloat16
+    assert choose_dtype(replace(model, dtype="float16"), "auto", cuda) is torch.float16
+    assert choose_dtype(model, "bfloat16", cpu) is torch.bfloat16
+    with pytest.raises(ConfigurationError, match="int3"):
+        choose_dtype(model, "int3", cpu)
