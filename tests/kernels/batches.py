@@ -79,7 +79,7 @@ def fill_cache(
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """The norm of the difference over that of `expected`; NaN anywhere makes it NaN, which passes no comparison."""
+    """The norm of the difference over that of `expected`; NaN where either has one, which passes no test."""
     actual, expected = actual.double().cpu(), expected.double().cpu()
     assert actual.shape == expected.shape
     return float((actual - expected).norm() / expected.norm().clamp(min=1e-30))

@@ -1,0 +1,33 @@
+"""The kernels of `holdfast.kernels` as Triton kernels: what runs on CUDA devices."""
+
+from holdfast.kernels.triton.activation import geglu, relu_squared, swiglu, swiglu_clamped
+from holdfast.kernels.triton.attention import attend
+from holdfast.kernels.triton.conv import causal_conv
+from holdfast.kernels.triton.experts import experts
+from holdfast.kernels.triton.gated_delta import gated_delta
+from holdfast.kernels.triton.mamba2 import mamba2_scan
+from holdfast.kernels.triton.norm import rms_norm, rms_norm_gated, rms_norm_residual
+from holdfast.kernels.triton.rotary import rotate_and_write, write_kv
+from holdfast.kernels.triton.sampling import sample_tokens
+from holdfast.kernels.triton.units import copy_units, gather_units, scatter_units
+
+__all__ = [
+    "attend",
+    "causal_conv",
+    "copy_units",
+    "experts",
+    "gated_delta",
+    "gather_units",
+    "geglu",
+    "mamba2_scan",
+    "relu_squared",
+    "rms_norm",
+    "rms_norm_gated",
+    "rms_norm_residual",
+    "rotate_and_write",
+    "sample_tokens",
+    "scatter_units",
+    "swiglu",
+    "swiglu_clamped",
+    "write_kv",
+]

@@ -1,0 +1,357 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, disable-error-code="possibly-undefined"
+"""Causal attention over paged KV for ragged, mixed batches as Triton kernels.
+
+A tile is a run of queries of one row, with all query heads that share a key head packed into the rows of one
+matrix (row m is token `m // group`, head `m % group`), so that keys and values are read once a tile and the
+tensor cores are fed even by a single token. The keys of a tile may be split over several programs; their
+partial results are then merged by a second kernel, which also adds the sinks. How many splits there are
+follows from host-side counts; what each split covers follows from the row's context, on the device.
+
+One-token rows and longer rows of a mixed batch are two launches, each of which passes over the other's rows,
+so that a long-lived session's decode row is split however many prefill tokens stand beside it.
+
+Same function and promises as `kernels/torch/attention.py`. Called through `holdfast.kernels`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from holdfast.kernels.batch import Batch, Pages
+from holdfast.kernels.triton.launch import ceiling, find_row, power_of_two, precision, processors, tiles
+
+SPLIT_LEAST = 256  # keys below which a split is not worth its merge
+SPLITS_MOST = 128
+LOG2_E = 1.4426950408889634
+
+
+class Shape(NamedTuple):
+    """The blocks of a launch."""
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+    splits: int
+
+
+@triton.jit
+def _tile_of(
+    row_start, context, rows, tile, SINGLES: tl.constexpr, SKIP: tl.constexpr, QUERIES: tl.constexpr
+):
+    """Row, first token, tokens in the tile, and position of the first one; no tokens: nothing to do."""
+    if SINGLES:
+        row = tile
+        local = 0
+    else:
+        row = find_row(row_start, rows, tile, QUERIES)
+        local = tile - (tl.load(row_start + row) // QUERIES + row)
+    start = tl.load(row_start + row)
+    count = tl.load(row_start + row + 1) - start
+    wanted = count - local * QUERIES
+    if SKIP:
+        # The other launch has the rows of the other kind.
+        wanted = tl.where((count == 1) == SINGLES, wanted, 0)
+    first = tl.load(context + row) - count + local * QUERIES
+    return row, start + local * QUERIES, tl.minimum(wanted, QUERIES), first
+
+
+@triton.jit
+def _attend_block(
+    accumulator,
+    weight_sum,
+    peak,
+    query,
+    key,
+    value,
+    table,
+    key_unit,
+    key_token,
+    value_unit,
+    value_token,
+    begin,
+    lowest,
+    end,
+    places,
+    scale,
+    softcap,
+    window,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One block of keys and values, folded into the running softmax."""
+    steps = begin + tl.arange(0, BLOCK_N)
+    columns = tl.arange(0, BLOCK_D)
+    inside = (steps >= lowest) & (steps < end)
+    if PAGE % BLOCK_N == 0:
+        unit = tl.load(table + begin // PAGE).to(tl.int64)
+        offset = (begin % PAGE + tl.arange(0, BLOCK_N)).to(tl.int64)
+        key_rows = key + unit * key_unit + offset * key_token
+        value_rows = value + unit * value_unit + offset * value_token
+    else:
+        if MASKED:
+            units = tl.load(table + steps // PAGE, mask=inside, other=0).to(tl.int64)
+        else:
+            units = tl.load(table + steps // PAGE).to(tl.int64)
+        offset = (steps % PAGE).to(tl.int64)
+        key_rows = key + units * key_unit + offset * key_token
+        value_rows = value + units * value_unit + offset * value_token
+    if MASKED or DIM != BLOCK_D:
+        loaded = inside[:, None] & (columns < DIM)[None, :]
+        keys = tl.load(key_rows[:, None] + columns[None, :], mask=loaded, other=0.0)
+    else:
+        keys = tl.load(key_rows[:, None] + columns[None, :])
+    scores = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision=PRECISION)
+    if CAPPED:
+        # softcap * tanh(s / softcap), in units of log 2 like all scores here.
+        scores = (2.0 * tl.sigmoid(2.0 * scores * scale / softcap) - 1.0) * (softcap * 1.4426950408889634)
+    else:
+        scores = scores * (scale * 1.4426950408889634)
+    if MASKED:
+        seen = inside[None, :] & (steps[None, :] <= places[:, None])
+        if WINDOWED:
+            seen = seen & (steps[None, :] > places[:, None] - window)
+        scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(peak, tl.max(scores, axis=1))
+    # A query may have seen nothing yet; any finite peak will do for it.
+    anchor = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
+    weights = tl.exp2(scores - anchor[:, None])
+    shrink = tl.exp2(peak - anchor)
+    weight_sum = weight_sum * shrink + tl.sum(weights, axis=1)
+    if MASKED or DIM != BLOCK_D:
+        values = tl.load(value_rows[:, None] + columns[None, :], mask=loaded, other=0.0)
+    else:
+        values = tl.load(value_rows[:, None] + columns[None, :])
+    accumulator = accumulator * shrink[:, None]
+    accumulator = tl.dot(
+        weights.to(query.dtype), values.to(query.dtype), accumulator, input_precision=PRECISION
+    )
+    return accumulator, weight_sum, higher
+
+
+@triton.jit
+def _attend(
+    query, key, value, out, partial, logs, sinks, table, row_start, context,
+    query_token, query_head, key_unit, key_token, key_head, value_unit, value_token, value_head, table_stride,
+    rows, tile_count, scale, softcap, window,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
+    SINGLES: tl.constexpr, SKIP: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
+    SUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of one key head over one split of its keys."""
+    # Late tiles see the most keys: they start first.
+    tile = tile_count - 1 - tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    QUERIES: tl.constexpr = BLOCK_M // GROUP
+    row, token, wanted, first = _tile_of(row_start, context, rows, tile, SINGLES, SKIP, QUERIES)
+    if wanted <= 0:
+        return
+    packed = tl.arange(0, BLOCK_M)
+    local = packed // GROUP
+    head = kv_head * GROUP + packed % GROUP
+    real = (local < QUERIES) & (local < wanted)
+    places = first + local
+    columns = tl.arange(0, BLOCK_D)
+    query_rows = query + (token + local).to(tl.int64) * query_token + head * query_head
+    queries = tl.load(
+        query_rows[:, None] + columns[None, :], mask=real[:, None] & (columns < DIM)[None, :], other=0.0
+    )
+    end = first + wanted
+    lowest = 0
+    if WINDOWED:
+        lowest = tl.maximum(0, first - window + 1)
+    base = lowest // BLOCK_N * BLOCK_N
+    length = tl.cdiv(tl.cdiv(end - base, SPLITS), BLOCK_N) * BLOCK_N
+    begin = base + split * length
+    finish = tl.minimum(begin + length, end)
+    # Blocks that every query of the tile sees whole need no mask.
+    clear = begin
+    if not WINDOWED:
+        clear = tl.maximum(begin, tl.minimum(finish, first + 1) // BLOCK_N * BLOCK_N)
+    accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    weight_sum = tl.zeros([BLOCK_M], tl.float32)
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    table += row.to(tl.int64) * table_stride
+    key += kv_head * key_head
+    value += kv_head * value_head
+    for start in tl.range(begin, clear, BLOCK_N):
+        accumulator, weight_sum, peak = _attend_block(
+            accumulator, weight_sum, peak, queries, key, value, table, key_unit, key_token, value_unit,
+            value_token, start, lowest, finish, places, scale, softcap, window,
+            PAGE, DIM, BLOCK_D, BLOCK_N, False, WINDOWED, CAPPED, PRECISION,
+        )  # fmt: skip
+    for start in tl.range(clear, finish, BLOCK_N):
+        accumulator, weight_sum, peak = _attend_block(
+            accumulator, weight_sum, peak, queries, key, value, table, key_unit, key_token, value_unit,
+            value_token, start, lowest, finish, places, scale, softcap, window,
+            PAGE, DIM, BLOCK_D, BLOCK_N, True, WINDOWED, CAPPED, PRECISION,
+        )  # fmt: skip
+    stored = real[:, None] & (columns < DIM)[None, :]
+    if SPLITS == 1:
+        if SUNK:
+            sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634
+            weight_sum += tl.exp2(sink - peak)
+        # Rows of the matrix that are no query have seen nothing.
+        result = accumulator / tl.where(real, weight_sum, 1.0)[:, None]
+        places_out = out + ((token + local).to(tl.int64) * KV_HEADS * GROUP + head) * DIM
+        tl.store(places_out[:, None] + columns[None, :], result.to(out.dtype.element_ty), mask=stored)
+    else:
+        empty = weight_sum == 0.0
+        result = accumulator / tl.where(empty, 1.0, weight_sum)[:, None]
+        at = ((tile.to(tl.int64) * KV_HEADS + kv_head) * SPLITS + split) * BLOCK_M + packed
+        tl.store(logs + at, tl.where(empty, float("-inf"), peak + tl.log2(weight_sum)), mask=real)
+        tl.store(partial + at[:, None] * DIM + columns[None, :], result, mask=stored)
+
+
+@triton.jit
+def _merge(
+    partial, logs, sinks, out, row_start, context, rows,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
+    SINGLES: tl.constexpr, SKIP: tl.constexpr, SUNK: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """The weighted mean of one query head's splits."""
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    packed = tl.program_id(2)
+    QUERIES: tl.constexpr = BLOCK_M // GROUP
+    _row, token, wanted, _first = _tile_of(row_start, context, rows, tile, SINGLES, SKIP, QUERIES)
+    local = packed // GROUP
+    if (local >= wanted) | (local >= QUERIES):
+        return
+    head = kv_head * GROUP + packed % GROUP
+    splits = tl.arange(0, BLOCK_SPLITS)
+    columns = tl.arange(0, BLOCK_D)
+    at = ((tile.to(tl.int64) * KV_HEADS + kv_head) * SPLITS + splits) * BLOCK_M + packed
+    log = tl.load(logs + at, mask=splits < SPLITS, other=float("-inf"))
+    peak = tl.max(log, axis=0)
+    if SUNK:
+        sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
+        peak = tl.maximum(peak, sink)
+    share = tl.exp2(log - peak)
+    total = tl.sum(share, axis=0)
+    if SUNK:
+        total += tl.exp2(sink - peak)
+    loaded = (share > 0.0)[:, None] & (columns < DIM)[None, :]
+    pieces = tl.load(partial + at[:, None] * DIM + columns[None, :], mask=loaded, other=0.0)
+    result = tl.sum(pieces * share[:, None], axis=0) / total
+    places = out + ((token + local).to(tl.int64) * KV_HEADS * GROUP + head) * DIM
+    tl.store(places + columns, result.to(out.dtype.element_ty), mask=columns < DIM)
+
+
+def _splits(programs: int, keys: int, device: torch.device, waves: int) -> int:
+    """Enough splits to fill the device `waves` times, none shorter than is worth it."""
+    wanted = ceiling(processors(device.index) * waves, max(programs, 1))
+    return max(1, min(wanted, ceiling(keys, SPLIT_LEAST), SPLITS_MOST))
+
+
+def shape_for(
+    batch: Batch,
+    tokens: int,
+    kv_heads: int,
+    group: int,
+    query: torch.Tensor,
+    window: int | None,
+    singles: bool,
+) -> Shape:
+    """The blocks of one launch, from host-side counts alone."""
+    wide = power_of_two(query.shape[-1], 16) * query.element_size()
+    keys = batch.context_max if window is None else min(batch.context_max, window + batch.count_max)
+    if singles:
+        block_m = power_of_two(group, 16)
+        block_n = 64 if wide <= 256 else 32
+        splits = _splits(batch.rows * kv_heads, keys, query.device, 8)
+        return Shape(block_m, block_n, 4, 3, splits)
+    block_m = min(128, power_of_two(batch.count_max * group, 16))
+    block_m = max(block_m, power_of_two(group, 16))
+    block_n = 64 if wide <= 256 else 32
+    programs = tiles(tokens, batch.rows, block_m // group) * kv_heads
+    splits = _splits(programs, keys, query.device, 2)
+    return Shape(block_m, block_n, 8 if block_m >= 128 else 4, 3 if wide <= 256 else 2, splits)
+
+
+def attend(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    pages: Pages,
+    batch: Batch,
+    *,
+    scale: float,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    tokens, heads, dim = query.shape
+    for tensor in (query, key_cache, value_cache):
+        assert tensor.stride(-1) == 1, "the elements of a head must be adjacent"
+    assert value_cache.shape[-1] == dim, "keys and values have the same width"
+    out = torch.empty(tokens, heads, dim, dtype=query.dtype, device=query.device)
+    rule = _Rule(scale, window, sinks, softcap)
+    mixed = 0 < batch.rows_of_one < batch.rows
+    for singles in (True, False):
+        if batch.rows_of_one if singles else not batch.one_token_rows:
+            _launch(query, key_cache, value_cache, out, pages, batch, rule, singles, mixed)
+    return out
+
+
+class _Rule(NamedTuple):
+    scale: float
+    window: int | None
+    sinks: torch.Tensor | None
+    softcap: float | None
+
+
+def _launch(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    out: torch.Tensor,
+    pages: Pages,
+    batch: Batch,
+    rule: _Rule,
+    singles: bool,
+    mixed: bool,
+) -> None:
+    """The one-token rows, or the others."""
+    tokens, heads, dim = query.shape
+    kv_heads = key_cache.shape[2]
+    group = heads // kv_heads
+    shape = shape_for(batch, tokens, kv_heads, group, query, rule.window, singles)
+    tile_count = batch.rows if singles else tiles(tokens, batch.rows, shape.block_m // group)
+    size = tile_count * kv_heads * shape.splits * shape.block_m if shape.splits > 1 else 0
+    partial = torch.empty(size * dim, dtype=torch.float32, device=query.device) if size else query
+    logs = torch.empty(size, dtype=torch.float32, device=query.device) if size else query
+    sinks = query if rule.sinks is None else rule.sinks
+    block_d = power_of_two(dim, 16)
+    common: dict[str, object] = {
+        "GROUP": group, "KV_HEADS": kv_heads, "DIM": dim, "SPLITS": shape.splits, "SINGLES": singles,
+        "SKIP": mixed, "SUNK": rule.sinks is not None, "BLOCK_M": shape.block_m, "BLOCK_D": block_d,
+    }  # fmt: skip
+    _attend[(tile_count, kv_heads, shape.splits)](
+        query, key_cache, value_cache, out, partial, logs, sinks, pages.table, batch.row_start, batch.context,
+        query.stride(0), query.stride(1), *key_cache.stride()[:3], *value_cache.stride()[:3],
+        pages.table.stride(0), batch.rows, tile_count,
+        rule.scale, rule.softcap or 0.0, rule.window or 0,
+        PAGE=pages.page_size, WINDOWED=rule.window is not None, CAPPED=rule.softcap is not None,
+        BLOCK_N=shape.block_n, PRECISION=precision(query.dtype),
+        num_warps=shape.warps, num_stages=shape.stages, **common,
+    )  # fmt: skip
+    if shape.splits > 1:
+        rows_used = group if singles else shape.block_m
+        _merge[(tile_count, kv_heads, rows_used)](
+            partial, logs, sinks, out, batch.row_start, batch.context, batch.rows,
+            BLOCK_SPLITS=power_of_two(shape.splits), num_warps=4, **common,
+        )  # fmt: skip

@@ -1,0 +1,171 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""Mixture of experts as Triton kernels: sort the picks by expert, two grouped products, one sum.
+
+The grid is an upper bound from host-side counts: each expert's picks are padded to whole blocks, and a block
+that no expert fills ends at once. Nothing is added atomically, so results do not depend on timing. Same
+function and promises as `kernels/torch/experts.py`. Called through `holdfast.kernels`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from holdfast.kernels.torch.activation import CLAMP_ALPHA, CLAMP_LIMIT, Activation
+from holdfast.kernels.triton.activation import activation_value
+from holdfast.kernels.triton.launch import ceiling, power_of_two, precision
+
+SCAN = 1024  # picks that a program looks at in one go
+
+
+@triton.jit
+def _sort_picks(
+    ids, order, block_expert, picks, block_count,
+    EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, SCAN: tl.constexpr,
+):  # fmt: skip
+    """One expert's picks, in order, at the place that its blocks begin; the rest of its last block is -1."""
+    expert = tl.program_id(0)
+    names = tl.arange(0, BLOCK_EXPERTS)
+    counts = tl.zeros([BLOCK_EXPERTS], tl.int32)
+    for begin in tl.range(0, picks, SCAN):
+        at = begin + tl.arange(0, SCAN)
+        inside = at < picks
+        chosen = tl.load(ids + at, mask=inside, other=0).to(tl.int32)
+        counts += tl.histogram(chosen, BLOCK_EXPERTS, mask=inside)
+    blocks = (counts + BLOCK_M - 1) // BLOCK_M
+    first = tl.sum(tl.where(names < expert, blocks, 0), axis=0)
+    mine = tl.sum(tl.where(names == expert, blocks, 0), axis=0)
+    count = tl.sum(tl.where(names == expert, counts, 0), axis=0)
+    for block in tl.range(0, mine):
+        tl.store(block_expert + first + block, expert)
+    if expert == EXPERTS - 1:
+        for block in tl.range(first + mine, block_count):
+            tl.store(block_expert + block, -1)
+    filled = 0
+    for begin in tl.range(0, picks, SCAN):
+        at = begin + tl.arange(0, SCAN)
+        match = tl.load(ids + at, mask=at < picks, other=-1).to(tl.int32) == expert
+        rank = filled + tl.cumsum(match.to(tl.int32), axis=0) - 1
+        tl.store(order + first * BLOCK_M + rank, at, mask=match)
+        filled += tl.sum(match.to(tl.int32), axis=0)
+    tail = count + tl.arange(0, BLOCK_M)
+    tl.store(order + first * BLOCK_M + tail, -1, mask=tail < mine * BLOCK_M)
+
+
+@triton.jit
+def _expert_product(
+    x, weight, bias, shares, out, order, block_expert, x_stride, weight_expert, weight_row, rows_out, depth,
+    alpha, limit,
+    DIVIDE: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr,
+    SHARED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One block of picks of one expert by one block of output columns.
+
+    A pick reads row `pick // DIVIDE` of x. The first product applies the activation to gate (row n of the
+    weight) and up (row n + rows_out); the second multiplies by the pick's share.
+    """
+    block = tl.program_id(1)
+    expert = tl.load(block_expert + block)
+    if expert < 0:
+        return
+    picks = tl.load(order + block * BLOCK_M + tl.arange(0, BLOCK_M))
+    real = picks >= 0
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = columns < rows_out
+    steps = tl.arange(0, BLOCK_K)
+    lines = x + (tl.where(real, picks, 0) // DIVIDE).to(tl.int64) * x_stride
+    weight += expert.to(tl.int64) * weight_expert
+    gate_rows = weight + columns.to(tl.int64) * weight_row
+    up_rows = gate_rows + rows_out.to(tl.int64) * weight_row
+    gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for begin in tl.range(0, depth, BLOCK_K):
+        deep = begin + steps < depth
+        left = tl.load(
+            lines[:, None] + (begin + steps)[None, :], mask=real[:, None] & deep[None, :], other=0.0
+        )
+        taken = deep[:, None] & inside[None, :]
+        right = tl.load(gate_rows[None, :] + (begin + steps)[:, None], mask=taken, other=0.0)
+        gate = tl.dot(left, right, gate, input_precision=PRECISION)
+        if GATED:
+            right = tl.load(up_rows[None, :] + (begin + steps)[:, None], mask=taken, other=0.0)
+            up = tl.dot(left, right, up, input_precision=PRECISION)
+    if HAS_BIAS:
+        bias += expert * (rows_out * 2 if GATED else rows_out)
+        gate += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
+        if GATED:
+            up += tl.load(bias + rows_out + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
+    if SHARED:
+        result = gate * tl.load(shares + picks, mask=real, other=0.0).to(tl.float32)[:, None]
+    else:
+        result = activation_value(gate, up, alpha, limit, ACTIVATION)
+    places = out + tl.where(real, picks, 0).to(tl.int64)[:, None] * rows_out + columns[None, :]
+    tl.store(places, result.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :])
+
+
+@triton.jit
+def _sum_picks(parts, out, width, PICKS: tl.constexpr, BLOCK: tl.constexpr):
+    """The results of one token's picks, added in order."""
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    total = tl.zeros([BLOCK], tl.float32)
+    for pick in tl.static_range(PICKS):
+        total += tl.load(parts + (token * PICKS + pick) * width + columns, mask=inside, other=0.0)
+    tl.store(out + token * width + columns, total.to(out.dtype.element_ty), mask=inside)
+
+
+def experts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    *,
+    activation: Activation = "swiglu",
+    bias13: torch.Tensor | None = None,
+    bias2: torch.Tensor | None = None,
+) -> torch.Tensor:
+    tokens, hidden = x.shape
+    out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
+    if not tokens:
+        return out
+    count, inner, picks = w13.shape[0], w2.shape[2], ids.numel()
+    ids, weights = ids.contiguous(), weights.contiguous()
+    for tensor in (x, w13, w2):
+        assert tensor.stride(-1) == 1
+    # Blocks as tall as an expert's fair share of the picks, within what the tensor cores like.
+    block_m = min(128, power_of_two(ceiling(picks, count), 16))
+    block_count = picks // block_m + min(count, picks)
+    order = torch.empty(block_count * block_m, dtype=torch.int32, device=x.device)
+    block_expert = torch.empty(block_count, dtype=torch.int32, device=x.device)
+    _sort_picks[(count,)](
+        ids, order, block_expert, picks, block_count, EXPERTS=count, BLOCK_EXPERTS=power_of_two(count),
+        BLOCK_M=block_m, SCAN=min(SCAN, power_of_two(picks, 16)), num_warps=4,
+    )  # fmt: skip
+    gated = activation != "relu_squared"
+    middle = torch.empty(picks, inner, dtype=x.dtype, device=x.device)
+    parts = torch.empty(picks, hidden, dtype=torch.float32, device=x.device)
+    block_n = 64 if block_m <= 64 or gated else 128
+    flags: dict[str, object] = {
+        "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": 64, "PRECISION": precision(x.dtype),
+        "num_warps": 8 if block_m >= 128 else 4, "num_stages": 3,
+    }  # fmt: skip
+    if x.dtype == torch.float32:
+        flags |= {"BLOCK_K": 32, "num_stages": 2}
+    _expert_product[(ceiling(inner, block_n), block_count)](
+        x, w13, x if bias13 is None else bias13, weights, middle, order, block_expert,
+        x.stride(0), w13.stride(0), w13.stride(1), inner, hidden, CLAMP_ALPHA, CLAMP_LIMIT,
+        DIVIDE=ids.shape[1], GATED=gated, ACTIVATION=activation, HAS_BIAS=bias13 is not None, SHARED=False,
+        **flags,
+    )  # fmt: skip
+    _expert_product[(ceiling(hidden, block_n), block_count)](
+        middle, w2, x if bias2 is None else bias2, weights, parts, order, block_expert,
+        middle.stride(0), w2.stride(0), w2.stride(1), hidden, inner, 0.0, 0.0,
+        DIVIDE=1, GATED=False, ACTIVATION=activation, HAS_BIAS=bias2 is not None, SHARED=True, **flags,
+    )  # fmt: skip
+    block = min(1024, power_of_two(hidden))
+    _sum_picks[(tokens, ceiling(hidden, block))](parts, out, hidden, PICKS=ids.shape[1], BLOCK=block)
+    return out

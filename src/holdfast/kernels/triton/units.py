@@ -1,0 +1,87 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""Copies of whole units in one launch, as words without a type.
+
+A unit's bytes for all layers are contiguous, so a copy is a flat run of words. Pinned host memory is
+addressed directly, so that a tier copy is one launch too. Same functions and promises as
+`kernels/torch/units.py`. Called through `holdfast.kernels`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from holdfast.kernels.triton.launch import ceiling
+
+BLOCK = 2048
+
+
+@triton.jit
+def _copy(
+    source,
+    target,
+    source_units,
+    target_units,
+    source_stride,
+    target_stride,
+    words,
+    GATHER: tl.constexpr,
+    SCATTER: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    index = tl.program_id(0).to(tl.int64)
+    first = index
+    second = index
+    if GATHER:
+        first = tl.load(source_units + index).to(tl.int64)
+    if SCATTER:
+        second = tl.load(target_units + index).to(tl.int64)
+    places = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < words
+    moved = tl.load(source + first * source_stride + places, mask=inside)
+    tl.store(target + second * target_stride + places, moved, mask=inside)
+
+
+def _words(storage: torch.Tensor) -> torch.Tensor:
+    """Storage as [units, words] of the widest integers that fit."""
+    assert storage.is_contiguous(), "units are copied as runs of words"
+    flat = storage.reshape(storage.shape[0], -1).view(torch.uint8)
+    size = flat.shape[1]
+    for dtype in (torch.int64, torch.int32, torch.int16):
+        if size % dtype.itemsize == 0 and storage.data_ptr() % dtype.itemsize == 0:
+            return flat.view(dtype)
+    return flat
+
+
+def _run(
+    source: torch.Tensor,
+    target: torch.Tensor,
+    source_units: torch.Tensor | None,
+    target_units: torch.Tensor | None,
+) -> None:
+    units = source_units if source_units is not None else target_units
+    assert units is not None
+    if not units.numel():
+        return
+    first, second = _words(source), _words(target)
+    assert first.dtype == second.dtype
+    assert first.shape[1] == second.shape[1]
+    _copy[(units.numel(), ceiling(first.shape[1], BLOCK))](
+        first, second,
+        units if source_units is None else source_units, units if target_units is None else target_units,
+        first.stride(0), second.stride(0), first.shape[1],
+        GATHER=source_units is not None, SCATTER=target_units is not None, BLOCK=BLOCK, num_warps=8,
+    )  # fmt: skip
+
+
+def copy_units(storage: torch.Tensor, sources: torch.Tensor, destinations: torch.Tensor) -> None:
+    _run(storage, storage, sources, destinations)
+
+
+def gather_units(storage: torch.Tensor, units: torch.Tensor, out: torch.Tensor) -> None:
+    _run(storage, out, units, None)
+
+
+def scatter_units(storage: torch.Tensor, units: torch.Tensor, values: torch.Tensor) -> None:
+    _run(values, storage, None, units)

@@ -1,0 +1,140 @@
+"""Sampling: which tokens may be drawn and how often, what the draw depends on, and both implementations alike.
+
+The Triton kernel runs in Triton's interpreter, on the CPU, where a row takes long: it is compared with the
+torch implementation row by row, and the statistics are those of the torch implementation alone.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from holdfast.kernels import torch as reference
+from holdfast.kernels import triton as device
+from holdfast.kernels.torch.sampling import gumbel_noise as reference_noise
+from tests.kernels import naive
+from tests.kernels.batches import NAN
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(7)
+
+
+def normal(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=generator)
+
+
+def parameters(rows: int, **given: object) -> list[torch.Tensor]:
+    values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seeds": 5, "positions": 3} | given
+    types = [torch.float32, torch.int32, torch.float32, torch.float32, torch.int64, torch.int64]
+    return [
+        torch.as_tensor(value, dtype=dtype).expand(rows).contiguous()
+        for value, dtype in zip(values.values(), types, strict=True)
+    ]
+
+
+def test_sampling_takes_only_kept_tokens_and_all_of_them(generator: torch.Generator) -> None:
+    logits = normal(generator, 40) * 2
+    cases = [(0, 1.0, 0.0), (3, 1.0, 0.0), (0, 0.6, 0.0), (0, 1.0, 0.2), (9, 0.7, 0.05), (0, 0.0, 0.0)]
+    seeds = torch.arange(4000)
+    for top_k, top_p, min_p in cases:
+        drawn = reference.sample_tokens(
+            logits.expand(4000, 40),
+            *parameters(4000, temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p, seeds=seeds),
+        )
+        kept = naive.kept_tokens(logits / 0.8, top_k, top_p, min_p)
+        assert set(drawn.tolist()) <= kept
+        probabilities = torch.softmax(logits / 0.8, 0)
+        mass = sum(float(probabilities[token]) for token in kept)
+        frequent = {token for token in kept if float(probabilities[token]) / mass > 0.01}
+        assert set(drawn.tolist()) >= frequent
+        for token in frequent:
+            share = float((drawn == token).float().mean())
+            assert abs(share - float(probabilities[token]) / mass) < 0.04
+
+
+def test_sampling_needs_a_full_sort_only_for_flat_rows(generator: torch.Generator) -> None:
+    """A nearly flat distribution keeps more tokens than the candidates that are looked at first."""
+    logits = normal(generator, 5000) * 0.01
+    drawn = reference.sample_tokens(
+        logits.expand(2000, 5000), *parameters(2000, top_p=0.9, seeds=torch.arange(2000))
+    )
+    order = logits.argsort(descending=True).tolist()
+    ranks = {token: rank for rank, token in enumerate(order)}
+    assert max(ranks[token] for token in drawn.tolist()) > 4000
+    assert max(ranks[token] for token in drawn.tolist()) < 4600
+
+
+def test_sampling_depends_on_seed_and_position_alone(generator: torch.Generator) -> None:
+    logits = normal(generator, 6, 300)
+    given = {
+        "temperature": torch.tensor([0.0, 0.7, 1.0, 1.3, 0.9, 1.0]),
+        "top_k": torch.tensor([0, 0, 5, 0, 20, 0]),
+        "top_p": torch.tensor([1.0, 0.9, 1.0, 1.0, 0.8, 1.0]),
+        "seeds": torch.tensor([1, 2, 3, 2**40 + 3, 5, 6]),
+        "positions": torch.tensor([10, 11, 12, 13, 14, 15]),
+    }
+    together = parameters(6, **given)
+    drawn = reference.sample_tokens(logits, *together)
+    assert int(drawn[0]) == int(logits[0].argmax())
+    for row in range(6):
+        alone = reference.sample_tokens(logits[row : row + 1], *[value[row : row + 1] for value in together])
+        assert int(alone) == int(drawn[row])
+    many = [
+        reference.sample_tokens(logits[3:4], *parameters(1, seeds=seed, positions=position)).item()
+        for seed in (1, 2, 2**33 + 1)
+        for position in range(20)
+    ]
+    assert len(set(many)) > 30
+
+
+def test_sampling_refuses_rows_that_are_not_numbers() -> None:
+    logits = torch.zeros(4, 17)
+    logits[1, 3] = NAN
+    logits[2] = -torch.inf
+    logits[3, 5] = torch.inf
+    for ops in (reference, device):
+        for temperature in (0.0, 1.0):
+            drawn = ops.sample_tokens(logits, *parameters(4, temperature=temperature)).tolist()
+            assert drawn[0] >= 0
+            assert drawn[1:] == [-1, -1, -1]
+
+
+def test_sampling_is_the_same_on_both_implementations(generator: torch.Generator) -> None:
+    """Peaked and flat rows, every combination of limits, ties, and a width that is no multiple of anything."""
+    rows, width = 48, 333
+    logits = normal(generator, rows, width) * torch.tensor([0.1, 1.0, 4.0]).repeat(rows // 3).unsqueeze(1)
+    logits[::5] = logits[::5].round()
+    rows_of = torch.arange(rows)
+    given = parameters(
+        rows,
+        temperature=torch.tensor([0.0, 0.7, 1.0, 1.6]).repeat(rows // 4),
+        top_k=torch.where(rows_of % 2 == 0, 0, 1 + rows_of),
+        top_p=torch.where(rows_of % 3 == 0, 1.0, 0.02 * rows_of),
+        min_p=torch.where(rows_of % 5 == 0, 0.1, 0.0),
+        seeds=rows_of * 7919 + 2**35,
+        positions=rows_of + 100,
+    )
+    expected = reference.sample_tokens(logits, *given)
+    assert torch.equal(device.sample_tokens(logits, *given), expected)
+    assert len(set(expected.tolist())) > 20
+    assert torch.equal(device.sample_tokens(logits[:6], *given, greedy=True), logits[:6].argmax(-1))
+
+
+def test_noise_is_uniform_over_seeds_positions_and_tokens() -> None:
+    """The share of noise below each tenth, along each of the three things that it depends on."""
+    one = torch.ones(1, dtype=torch.int64)
+    along = torch.arange(20_000)
+    draws = {
+        "tokens": reference_noise(one, one, along.unsqueeze(0)).flatten(),
+        "seeds": reference_noise(along, one.expand(20_000), one.unsqueeze(0)).flatten(),
+        "positions": reference_noise(one.expand(20_000), along, one.unsqueeze(0)).flatten(),
+        "high bits": reference_noise(along << 32, one.expand(20_000), one.unsqueeze(0)).flatten(),
+    }
+    for name, noise in draws.items():
+        uniform = torch.exp(-torch.exp(-noise))
+        for tenth in range(1, 10):
+            assert abs(float((uniform < tenth / 10).float().mean()) - tenth / 10) < 0.015, name
+        centred = uniform - 0.5
+        assert abs(float((centred[1:] * centred[:-1]).mean())) < 0.003, name
