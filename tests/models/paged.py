@@ -94,7 +94,8 @@ def generate(
     Rows that are still in their prompt compute `chunk` tokens a step while others decode. Answers, for each
     prompt, the logits of every computed position and the generated tokens.
     """
-    runner = PagedRunner(model, page_size, sequences=len(prompts))
+    total = sum(len(prompt) + count for prompt in prompts)
+    runner = PagedRunner(model, page_size, tokens=total, sequences=len(prompts))
     sequences = [Sequence() for _ in prompts]
     known = [list(prompt) for prompt in prompts]
     logits: list[list[torch.Tensor]] = [[] for _ in prompts]
