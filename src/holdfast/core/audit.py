@@ -261,8 +261,8 @@ class Audit:
         by_tail: dict[object, int] = {}
         for record in tree.leases.values():
             by_node[record.node] = by_node.get(record.node, 0) + 1
-            if record.state_locked:
-                by_state[record.node] = by_state.get(record.node, 0) + 1
+            if record.state_node is not None:
+                by_state[record.state_node] = by_state.get(record.state_node, 0) + 1
             if record.tail is not None:
                 by_tail[record.tail] = by_tail.get(record.tail, 0) + 1
         live = set(tree.leases.values())

@@ -5,7 +5,7 @@ alive. It locks
 
 - the deepest node's full pages, and with them all above, since only leaves are evicted;
 - window pages from `window_first` on, as long as the sequence may still read them;
-- the recurrent state at its end, until the sequence has a state of its own;
+- the recurrent state at the end it was taken with, until the sequence has a state of its own;
 - a tail, until the copies of its page and slot have settled.
 
 The tree holds the units; a lease only names a node and a length, so nothing here can go stale when
@@ -50,7 +50,7 @@ class Lessor(Protocol):
 class LeaseRecord:
     """The tree's record of a Lease: what outlives a Lease that somebody dropped."""
 
-    __slots__ = ("length", "name", "node", "serial", "site", "state_locked", "tail", "tree", "window_first")
+    __slots__ = ("length", "name", "node", "serial", "site", "state_node", "tail", "tree", "window_first")
 
     def __init__(self, tree: Lessor, node: Node, name: str, serial: int, site: Site) -> None:
         self.tree = tree
@@ -60,7 +60,7 @@ class LeaseRecord:
         self.site = site
         self.length = node.end
         self.window_first = node.end // tree.layout.page_size
-        self.state_locked = False
+        self.state_node: Node | None = None
         self.tail: Tail | None = None
 
     @property
@@ -141,15 +141,13 @@ class Lease:
             node = node.parent
         return [unit for part in reversed(parts) for unit in part]
 
-    @property
-    def state_unit(self) -> int | None:
-        """The slot of the recurrent state at the end of the path, while it is locked."""
-        record = self.record
-        if not record.state_locked:
+    def state_unit(self, length: int) -> int | None:
+        """The slot of the recurrent state at exactly `length`, if this lease keeps it."""
+        node = self.record.state_node
+        if node is None or node.end != length:
             return None
-        state = record.node.state
-        assert state is not None, "a locked state is gone"
-        return state.units[0]
+        assert node.state is not None, "a locked state is gone"
+        return node.state.units[0]
 
     def tail_holds(self) -> tuple[Hold | None, Hold | None, Hold | None]:
         """The leased tail's full page, window page and state slot: what the lessee copies."""

@@ -254,6 +254,24 @@ class Hold:
         ledger.let_go(grant.pool, units, max(fence, grant.fence))
         ledger.recorder.append((ledger.step, "shrink", grant.serial, grant.pool.index, count, grant.holder))
 
+    def pass_front(self, count: int, other: Hold) -> None:
+        """Hand the first `count` units to the end of another Hold of the same pool, whoever holds it."""
+        grant, target = self.grant, other.grant
+        pool = grant.pool
+        assert target.pool is pool and target is not grant and 0 <= count <= len(grant.units), (
+            "not that many units"
+        )
+        target.units += grant.units[:count]
+        del grant.units[:count]
+        target.fence = max(target.fence, grant.fence)
+        giver, taker = grant.holder, target.holder
+        pool.by_kind[giver.kind] -= count
+        pool.by_kind[taker.kind] += count
+        giver.held[pool.index] -= count
+        taker.held[pool.index] += count
+        ledger = pool.ledger
+        ledger.recorder.append((ledger.step, "pass", target.serial, pool.index, count, taker))
+
     def split(self, at: int) -> Hold:
         """Keep the first `at` units and return a Hold of the rest, same holder."""
         return self._split(slice(at, None), at)

@@ -155,7 +155,7 @@ class PrefixTree:
             record.tail = match.tail
             match.tail.leases += 1
         elif node.state is not None:
-            record.state_locked = True
+            record.state_node = node
             node.state_leases += 1
         return Lease(record)
 
@@ -187,9 +187,9 @@ class PrefixTree:
 
     def unlock_state(self, record: LeaseRecord, fence: int) -> None:
         """For `Lease.unlock_state`."""
-        if record.state_locked:
-            record.state_locked = False
-            node = record.node
+        node = record.state_node
+        if node is not None:
+            record.state_node = None
             node.state_leases -= 1
             node.fence = max(node.fence, fence)
             self.queues[Component.STATE].offer(node)
@@ -243,7 +243,8 @@ class PrefixTree:
             "not a page boundary inside"
         )
         self.unlock_tail(record, fence)
-        self.unlock_state(record, fence)
+        if record.state_node is not None and record.state_node.end > length:
+            self.unlock_state(record, fence)
         node = before = record.node
         while node.parent is not None and node.start >= length:
             self._unlock_window(node, record, fence)
@@ -277,7 +278,6 @@ class PrefixTree:
             (hold.grant.fence for hold in (full, window[0] if window else None) if hold is not None),
             default=0,
         )
-        self.unlock_state(record, fence)
         if window is not None and window[1] > record.length // page_size:
             self.raise_window(record, window[1], fence)
         self.tick += 1

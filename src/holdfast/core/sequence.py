@@ -194,7 +194,7 @@ class Sequence:
             return self.state.units[0] if self.state is not None else None
         if last.state is not None:
             return last.state.units[0]
-        return self.lease.state_unit if self.lease is not None else None
+        return self.lease.state_unit(start) if self.lease is not None else None
 
     def table_changes(self) -> TableChange | None:
         """Block-table entries that changed since this was last asked; None if none did."""
@@ -227,11 +227,13 @@ class Sequence:
         layout = self.ledger.layout
         first = layout.window_first_page(self.computed)
         if first > run.first:
-            count = first - run.first
-            if not self.points or layout.pages_for(self.points[-1].length) <= run.first:
-                run.hold.shrink_front(count, self.fence)
+            newest = self.points[-1] if self.points else None
+            if newest is None or layout.pages_for(newest.length) <= run.first:
+                run.hold.shrink_front(first - run.first, self.fence)
+            elif newest.window is not None and layout.pages_for(newest.length) >= first:
+                run.hold.pass_front(first - run.first, newest.window.hold)
             else:
-                leaving = run.hold.split_front(count)
+                leaving = run.hold.split_front(first - run.first)
                 give_down(layout, leaving, run.first, self.points, self.fence)
             run.first = first
         if self.lease is not None and self.lease.window_first < self.lease.pages:
@@ -399,7 +401,7 @@ class Sequence:
             else:
                 point.pinned = True
                 point.move_to(checkpoints)
-        if self.lease is not None and self.computed > self.lease.length:
+        if self.lease is not None and self.state is not None:
             self.lease.unlock_state(self.fence)
         self._hand_to(holder)
 
@@ -480,7 +482,11 @@ class Sequence:
         if self.window is not None:
             self._window_faults(self.window, found)
         stateless = layout.state and self.state is None and self.mark is None
-        if stateless and self.computed and (self.lease is None or self.lease.state_unit is None):
+        if (
+            stateless
+            and self.computed
+            and (self.lease is None or self.lease.state_unit(self.computed) is None)
+        ):
             found.append(f"no state at {self.computed} computed tokens")
         return found
 

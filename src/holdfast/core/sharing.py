@@ -161,8 +161,11 @@ def _bring_apart(parent: Sequence, point: ResumePoint) -> ResumePoint | None:
 def _hand_over(tree: PrefixTree, parent: Sequence, child: Sequence, point: ResumePoint) -> None:
     """Give a checkpoint to the child that goes on from it: whole window pages through the tree."""
     assert point.window is not None and child.lease is not None and child.window is not None
-    parent.points.remove(point)
     run = point.window
+    for older in parent.points[: parent.points.index(point)]:
+        if parent.ledger.layout.pages_for(older.length) > run.first:
+            parent.drop_point(older)
+    parent.points.remove(point)
     partial = run.hold.split(child.lease.pages - run.first)
     run.hold.fence(parent.fence)
     tree.fill_window(child.lease, run.hold, run.first)
@@ -192,7 +195,7 @@ def _copy_sources(
             )
     state = point.state if point is not None else parent.state
     if layout.state and length:
-        unit = state.units[0] if state is not None else lease.state_unit
+        unit = state.units[0] if state is not None else lease.state_unit(length)
         assert unit is not None, "a sequence at rest has its state or leases it"
         sources[Component.STATE] = unit
     return sources
