@@ -66,15 +66,13 @@ def fill_cache(
     keys, values = [], []
     for row in range(batch.rows):
         context = int(batch.context[row])
-        key = torch.randn(context, kv_heads, dim, generator=generator).to(dtype)
-        value = torch.randn(context, kv_heads, dim, generator=generator).to(dtype)
-        for position in range(context):
-            unit = int(pages.table[row, position // pages.page_size])
-            if unit < total:
-                storage[unit, 1, 0, position % pages.page_size] = key[position].to(device)
-                storage[unit, 1, 1, position % pages.page_size] = value[position].to(device)
-        keys.append(key)
-        values.append(value)
+        positions = torch.arange(context, device=device)
+        units = pages.table[row].long()[positions // pages.page_size]
+        live = units < total
+        units, offsets = units[live], positions[live] % pages.page_size
+        for kept, part in ((keys, 0), (values, 1)):
+            kept.append(torch.randn(context, kv_heads, dim, generator=generator).to(device, dtype))
+            storage[units, 1, part, offsets] = kept[-1][live]
     return storage, keys, values
 
 

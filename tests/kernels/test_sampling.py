@@ -1,4 +1,4 @@
-"""Sampling: which tokens may be drawn and how often, what the draw depends on, and both implementations alike.
+"""Sampling: which tokens may be drawn and how often, what a draw depends on, and the implementations alike.
 
 The Triton kernel runs in Triton's interpreter, on the CPU, where a row takes long: it is compared with the
 torch implementation row by row, and the statistics are those of the torch implementation alone.
@@ -102,7 +102,7 @@ def test_sampling_refuses_rows_that_are_not_numbers() -> None:
 
 
 def test_sampling_is_the_same_on_both_implementations(generator: torch.Generator) -> None:
-    """Peaked and flat rows, every combination of limits, ties, and a width that is no multiple of anything."""
+    """Peaked and flat rows, every combination of limits, ties, and an odd width."""
     rows, width = 48, 333
     logits = normal(generator, rows, width) * torch.tensor([0.1, 1.0, 4.0]).repeat(rows // 3).unsqueeze(1)
     logits[::5] = logits[::5].round()

@@ -139,12 +139,12 @@ def _attend_block(
     return accumulator, weight_sum, higher
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "tile_count", "splits", "window", "table_stride"])
 def _attend(
     query, key, value, out, partial, logs, sinks, table, row_start, context,
     query_token, query_head, key_unit, key_token, key_head, value_unit, value_token, value_head, table_stride,
-    rows, tile_count, scale, softcap, window,
-    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
+    rows, tile_count, splits, scale, softcap, window,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, SPLIT: tl.constexpr,
     SINGLES: tl.constexpr, SKIP: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
     SUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -173,7 +173,7 @@ def _attend(
     if WINDOWED:
         lowest = tl.maximum(0, first - window + 1)
     base = lowest // BLOCK_N * BLOCK_N
-    length = tl.cdiv(tl.cdiv(end - base, SPLITS), BLOCK_N) * BLOCK_N
+    length = tl.cdiv(tl.cdiv(end - base, splits), BLOCK_N) * BLOCK_N
     begin = base + split * length
     finish = tl.minimum(begin + length, end)
     # Blocks that every query of the tile sees whole need no mask.
@@ -199,7 +199,7 @@ def _attend(
             PAGE, DIM, BLOCK_D, BLOCK_N, True, WINDOWED, CAPPED, PRECISION,
         )  # fmt: skip
     stored = real[:, None] & (columns < DIM)[None, :]
-    if SPLITS == 1:
+    if not SPLIT:
         if SUNK:
             sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634
             weight_sum += tl.exp2(sink - peak)
@@ -210,15 +210,15 @@ def _attend(
     else:
         empty = weight_sum == 0.0
         result = accumulator / tl.where(empty, 1.0, weight_sum)[:, None]
-        at = ((tile.to(tl.int64) * KV_HEADS + kv_head) * SPLITS + split) * BLOCK_M + packed
+        at = ((tile.to(tl.int64) * KV_HEADS + kv_head) * splits + split) * BLOCK_M + packed
         tl.store(logs + at, tl.where(empty, float("-inf"), peak + tl.log2(weight_sum)), mask=real)
         tl.store(partial + at[:, None] * DIM + columns[None, :], result, mask=stored)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "splits"])
 def _merge(
-    partial, logs, sinks, out, row_start, context, rows,
-    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
+    partial, logs, sinks, out, row_start, context, rows, splits,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
     SINGLES: tl.constexpr, SKIP: tl.constexpr, SUNK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
 ):  # fmt: skip
@@ -232,10 +232,10 @@ def _merge(
     if (local >= wanted) | (local >= QUERIES):
         return
     head = kv_head * GROUP + packed % GROUP
-    splits = tl.arange(0, BLOCK_SPLITS)
+    piece = tl.arange(0, BLOCK_SPLITS)
     columns = tl.arange(0, BLOCK_D)
-    at = ((tile.to(tl.int64) * KV_HEADS + kv_head) * SPLITS + splits) * BLOCK_M + packed
-    log = tl.load(logs + at, mask=splits < SPLITS, other=float("-inf"))
+    at = ((tile.to(tl.int64) * KV_HEADS + kv_head) * splits + piece) * BLOCK_M + packed
+    log = tl.load(logs + at, mask=piece < splits, other=float("-inf"))
     peak = tl.max(log, axis=0)
     if SUNK:
         sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
@@ -257,16 +257,9 @@ def _splits(programs: int, keys: int, device: torch.device, waves: int) -> int:
     return max(1, min(wanted, ceiling(keys, SPLIT_LEAST), SPLITS_MOST))
 
 
-def shape_for(
-    batch: Batch,
-    tokens: int,
-    kv_heads: int,
-    group: int,
-    query: torch.Tensor,
-    window: int | None,
-    singles: bool,
-) -> Shape:
+def shape_for(batch: Batch, query: torch.Tensor, kv_heads: int, window: int | None, singles: bool) -> Shape:
     """The blocks of one launch, from host-side counts alone."""
+    group = query.shape[1] // kv_heads
     wide = power_of_two(query.shape[-1], 16) * query.element_size()
     keys = batch.context_max if window is None else min(batch.context_max, window + batch.count_max)
     if singles:
@@ -277,7 +270,7 @@ def shape_for(
     block_m = min(128, power_of_two(batch.count_max * group, 16))
     block_m = max(block_m, power_of_two(group, 16))
     block_n = 64 if wide <= 256 else 32
-    programs = tiles(tokens, batch.rows, block_m // group) * kv_heads
+    programs = tiles(query.shape[0], batch.rows, block_m // group) * kv_heads
     splits = _splits(programs, keys, query.device, 2)
     return Shape(block_m, block_n, 8 if block_m >= 128 else 4, 3 if wide <= 256 else 2, splits)
 
@@ -329,7 +322,7 @@ def _launch(
     tokens, heads, dim = query.shape
     kv_heads = key_cache.shape[2]
     group = heads // kv_heads
-    shape = shape_for(batch, tokens, kv_heads, group, query, rule.window, singles)
+    shape = shape_for(batch, query, kv_heads, rule.window, singles)
     tile_count = batch.rows if singles else tiles(tokens, batch.rows, shape.block_m // group)
     size = tile_count * kv_heads * shape.splits * shape.block_m if shape.splits > 1 else 0
     partial = torch.empty(size * dim, dtype=torch.float32, device=query.device) if size else query
@@ -337,21 +330,22 @@ def _launch(
     sinks = query if rule.sinks is None else rule.sinks
     block_d = power_of_two(dim, 16)
     common: dict[str, object] = {
-        "GROUP": group, "KV_HEADS": kv_heads, "DIM": dim, "SPLITS": shape.splits, "SINGLES": singles,
+        "GROUP": group, "KV_HEADS": kv_heads, "DIM": dim, "SINGLES": singles,
         "SKIP": mixed, "SUNK": rule.sinks is not None, "BLOCK_M": shape.block_m, "BLOCK_D": block_d,
     }  # fmt: skip
     _attend[(tile_count, kv_heads, shape.splits)](
         query, key_cache, value_cache, out, partial, logs, sinks, pages.table, batch.row_start, batch.context,
         query.stride(0), query.stride(1), *key_cache.stride()[:3], *value_cache.stride()[:3],
-        pages.table.stride(0), batch.rows, tile_count,
+        pages.table.stride(0), batch.rows, tile_count, shape.splits,
         rule.scale, rule.softcap or 0.0, rule.window or 0,
-        PAGE=pages.page_size, WINDOWED=rule.window is not None, CAPPED=rule.softcap is not None,
+        PAGE=pages.page_size, SPLIT=shape.splits > 1, WINDOWED=rule.window is not None,
+        CAPPED=rule.softcap is not None,
         BLOCK_N=shape.block_n, PRECISION=precision(query.dtype),
         num_warps=shape.warps, num_stages=shape.stages, **common,
     )  # fmt: skip
     if shape.splits > 1:
         rows_used = group if singles else shape.block_m
         _merge[(tile_count, kv_heads, rows_used)](
-            partial, logs, sinks, out, batch.row_start, batch.context, batch.rows,
+            partial, logs, sinks, out, batch.row_start, batch.context, batch.rows, shape.splits,
             BLOCK_SPLITS=power_of_two(shape.splits), num_warps=4, **common,
         )  # fmt: skip

@@ -48,7 +48,8 @@ def _conv_step(
         place = channels * state_channel + tap
         held = tl.load(state + origin * state_slot + place, mask=known, other=0.0)
         total += held.to(tl.float32) * tl.load(weight + channels * TAPS + tap, mask=inside, other=0.0)
-        # The element that was just read becomes the one before it; nothing reads that one any more.
+        # The element that was just read becomes the one before it, which all threads have read by now.
+        tl.debug_barrier()
         if tap > 0:
             tl.store(state + target * state_slot + place - 1, held, mask=inside)
     moved = newest.to(state.dtype.element_ty)
@@ -57,7 +58,7 @@ def _conv_step(
     tl.store(out + row * channel_count + channels, total.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _conv_tile(
     x, weight, bias, state, source, row_start, out, x_stride, state_slot, state_channel, channel_count, rows,
     TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
@@ -129,6 +130,7 @@ def _conv_states(
             other=0.0,
         )
         moved = tl.where(place >= 0, new, held)
+        tl.debug_barrier()
         tl.store(state + target * state_slot + channels * state_channel + tap, moved, mask=inside)
 
 

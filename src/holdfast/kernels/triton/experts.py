@@ -19,7 +19,7 @@ from holdfast.kernels.triton.launch import ceiling, power_of_two, precision
 SCAN = 1024  # picks that a program looks at in one go
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["picks", "block_count"])
 def _sort_picks(
     ids, order, block_expert, picks, block_count,
     EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, SCAN: tl.constexpr,

@@ -17,10 +17,11 @@ import triton.language as tl
 
 from holdfast.kernels.batch import Batch
 from holdfast.kernels.torch.gated_delta import NORM_EPS
-from holdfast.kernels.triton.launch import ceiling, find_row, power_of_two, precision, tiles
+from holdfast.kernels.triton.launch import Blocks, ceiling, find_row, power_of_two, precision, tiles
 
-CHUNK = 64
-STATE_ELEMENTS = 8192  # of a state that one program holds in registers
+STEP = Blocks(chunk=1, elements=8192, warps=4, stages=1)
+SOLVE = Blocks(chunk=64, elements=0, warps=4, stages=1)
+SCAN = Blocks(chunk=64, elements=4096, warps=4, stages=2)
 
 
 @triton.jit
@@ -78,7 +79,7 @@ def _delta_step(
     tl.store(out + (token * HEADS + head) * DIM + dims, result.to(out.dtype.element_ty), mask=in_dims)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _delta_systems(
     key, g, beta, row_start, inverses, key_token, key_head, g_token, beta_token, rows, eps,
     HEADS: tl.constexpr, REPEAT: tl.constexpr, SIZE: tl.constexpr, NORMALISE: tl.constexpr,
@@ -219,23 +220,34 @@ def gated_delta(
         "SKIP": 0 < batch.rows_of_one < batch.rows, "BLOCK_SIZE": block_size,
     }  # fmt: skip
     if batch.rows_of_one:
-        block_dim = min(power_of_two(dim), max(1, STATE_ELEMENTS // block_size))
+        block_dim = min(power_of_two(dim), max(1, STEP.elements // block_size))
         _delta_step[(batch.rows, heads, ceiling(dim, block_dim))](
-            query, key, value, g, beta, *states, *strides, **flags, DIM=dim, BLOCK_DIM=block_dim, num_warps=4
+            query,
+            key,
+            value,
+            g,
+            beta,
+            *states,
+            *strides,
+            **flags,
+            DIM=dim,
+            BLOCK_DIM=block_dim,
+            num_warps=STEP.warps,
         )
     if not batch.one_token_rows:
-        chunk = min(CHUNK, power_of_two(batch.count_max, 16))
+        chunk = min(SCAN.chunk, power_of_two(batch.count_max, 16))
         flags |= {"CHUNK": chunk, "PRECISION": precision(key.dtype)}
         tile_count = tiles(tokens, batch.rows, chunk)
         inverses = torch.empty(tile_count, heads, chunk, chunk, dtype=key.dtype, device=key.device)
         _delta_systems[(tile_count, heads)](
             key, g, beta, batch.row_start, inverses,
             key.stride(0), key.stride(1), g.stride(0), beta.stride(0), batch.rows, NORM_EPS,
-            **flags, SOLVE="ieee" if key.dtype == torch.float32 else "tf32x3", num_warps=4,
+            **flags, SOLVE="ieee" if key.dtype == torch.float32 else "tf32x3",
+            num_warps=SOLVE.warps,
         )  # fmt: skip
-        block_dim = min(power_of_two(dim, 16), max(16, STATE_ELEMENTS // 2 // block_size))
+        block_dim = min(power_of_two(dim, 16), max(16, SCAN.elements // block_size))
         _delta_chunks[(batch.rows, heads, ceiling(dim, block_dim))](
             query, key, value, g, beta, inverses, *states, *strides, **flags, DIM=dim, BLOCK_DIM=block_dim,
-            num_warps=4, num_stages=2,
+            num_warps=SCAN.warps, num_stages=SCAN.stages,
         )  # fmt: skip
     return out

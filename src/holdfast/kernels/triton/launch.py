@@ -10,12 +10,22 @@ package use it.
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 INTERPRETED_PROCESSORS = 4  # the width that is assumed where there is no device, so that splits are tested
+
+
+class Blocks(NamedTuple):
+    """How a recurrence is cut: tokens a chunk, elements of the state a program, warps, stages of loads."""
+
+    chunk: int
+    elements: int
+    warps: int
+    stages: int
 
 
 @cache

@@ -16,9 +16,10 @@ import triton.language as tl
 
 from holdfast.kernels.batch import Batch
 from holdfast.kernels.parameters import Mamba2Weights
-from holdfast.kernels.triton.launch import ceiling, power_of_two, precision
+from holdfast.kernels.triton.launch import Blocks, ceiling, power_of_two, precision
 
-STATE_ELEMENTS = 8192  # of a state that one program holds in registers
+STEP = Blocks(chunk=1, elements=8192, warps=4, stages=1)
+SCAN = Blocks(chunk=64, elements=8192, warps=4, stages=2)
 
 
 @triton.jit
@@ -171,15 +172,15 @@ def mamba2_scan(
         "BLOCK_SIZE": block_size,
     }  # fmt: skip
     if batch.rows_of_one:
-        block_dim = min(power_of_two(dim), max(1, STATE_ELEMENTS // block_size))
+        block_dim = min(power_of_two(dim), max(1, STEP.elements // block_size))
         _scan_step[(batch.rows, heads, ceiling(dim, block_dim))](
-            *arguments, **flags, BLOCK_DIM=block_dim, num_warps=4
+            *arguments, **flags, BLOCK_DIM=block_dim, num_warps=STEP.warps
         )
     if not batch.one_token_rows:
-        block_dim = min(power_of_two(dim, 16), max(16, STATE_ELEMENTS // block_size))
-        chunk = min(64, power_of_two(weights.chunk_size, 16), power_of_two(batch.count_max, 16))
+        block_dim = min(power_of_two(dim, 16), max(16, SCAN.elements // block_size))
+        chunk = min(SCAN.chunk, power_of_two(weights.chunk_size, 16), power_of_two(batch.count_max, 16))
         _scan_chunks[(batch.rows, heads, ceiling(dim, block_dim))](
             *arguments, **flags, BLOCK_DIM=block_dim, CHUNK=chunk, PRECISION=precision(x.dtype),
-            num_warps=4, num_stages=2,
+            num_warps=SCAN.warps, num_stages=SCAN.stages,
         )  # fmt: skip
     return out

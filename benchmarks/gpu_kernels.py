@@ -1,0 +1,127 @@
+"""Checks every Triton kernel on the GPU against float64 formulas, then times it beside its roofline.
+
+    PYTHONPATH=src python3 benchmarks/gpu_kernels.py               # checks, then all timings
+    PYTHONPATH=src python3 benchmarks/gpu_kernels.py --only attend  # checks and timings whose name has it
+    PYTHONPATH=src python3 benchmarks/gpu_kernels.py --checks       # no timings; --timings: no checks
+
+Needs torch, triton and numpy alone. A check poisons what must not be read or must be written with NaN, and
+compares in bfloat16 and float32 with the formulas of `tests/kernels/naive.py`. A timing captures several
+calls in one CUDA graph (which also shows that the kernel never waits for the host) and takes the median of
+replays. The roofline is the larger of bytes moved over the measured copy bandwidth and operations over the
+measured rate of a large bfloat16 matrix product. Exit status 1: a check failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.kernel_cases import Case, cases
+from benchmarks.kernel_checks import CHECKS, LIMITS
+
+REPEATS = 20
+REPLAYS = 5
+
+
+def seconds(call: Callable[[], object], repeats: int = REPEATS) -> float:
+    """The median time of one call, inside a graph of several."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call()
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(repeats):
+            call()
+    graph.replay()
+    times = []
+    for _ in range(REPLAYS):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3 / repeats)
+    return statistics.median(times)
+
+
+def ceilings() -> tuple[float, float]:
+    """Bytes a second of a large copy (read and written), operations a second of a large matrix product."""
+    source = torch.randn(1 << 30, device="cuda", dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    bandwidth = 4 * source.numel() / seconds(lambda: target.copy_(source), 5)
+    left = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    right = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    rate = 2 * 8192**3 / seconds(lambda: torch.mm(left, right), 5)
+    return bandwidth, rate
+
+
+def run_checks(only: str) -> int:
+    """Runs the checks; answers how many failed."""
+    failed = 0
+    for name, check in CHECKS.items():
+        if only not in name:
+            continue
+        for dtype in (torch.float32, torch.bfloat16):
+            kind = str(dtype).removeprefix("torch.")
+            try:
+                worst = max(error for error in check(dtype))
+            except Exception:  # noqa: BLE001 - the rest is still worth running
+                failed += 1
+                print(f"check {name:24} {kind:9} RAISED\n{traceback.format_exc(limit=-4)}", flush=True)
+                continue
+            fine = worst <= LIMITS[dtype]
+            failed += not fine
+            print(f"check {name:24} {kind:9} worst {worst:.2e} {'ok' if fine else 'WRONG'}", flush=True)
+    return failed
+
+
+def time_case(case: Case, bandwidth: float, rate: float) -> str:
+    took = seconds(case.call, case.repeats)
+    floor = max(case.bytes_moved / bandwidth, case.operations / rate)
+    figures = f"{case.bytes_moved / took / 1e12:7.2f} TB/s {case.operations / took / 1e12:7.1f} TFLOP/s"
+    return (
+        f"{case.name:18} {case.shape:44} {took * 1e6:10.1f} us  roofline {floor * 1e6:9.1f} us "
+        f"{100 * floor / took:5.1f} %  {figures}"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="run what has this in its name")
+    parser.add_argument("--checks", action="store_true", help="run no timings")
+    parser.add_argument("--timings", action="store_true", help="run no checks")
+    arguments = parser.parse_args()
+    torch.manual_seed(1)
+    failed = 0 if arguments.timings else run_checks(arguments.only)
+    if not arguments.checks:
+        bandwidth, rate = ceilings()
+        device = torch.cuda.get_device_name()
+        print(
+            f"{device}: copy {bandwidth / 1e12:.2f} TB/s, matrix product {rate / 1e12:.0f} TFLOP/s",
+            flush=True,
+        )
+        for make in cases(arguments.only):
+            try:
+                print(time_case(make(), bandwidth, rate), flush=True)
+            except Exception:  # noqa: BLE001 - the rest is still worth running
+                failed += 1
+                print(f"case RAISED\n{traceback.format_exc(limit=-4)}", flush=True)
+            torch.cuda.empty_cache()
+    print(f"{failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
