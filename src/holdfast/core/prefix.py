@@ -538,7 +538,12 @@ class PrefixTree:
     def claim(self, into: list[Grant]) -> None:
         """Name everything the tree holds, for the census."""
         for node in self.nodes():
-            into.extend(hold.grant for hold in node.holds())
+            if node.full is not None:
+                into.append(node.full.grant)
+            if node.window is not None:
+                into.append(node.window.grant)
+            if node.state is not None:
+                into.append(node.state.grant)
             for tail in node.tails.values():
                 into.extend(hold.grant for hold in tail.holds())
 
