@@ -317,6 +317,11 @@ class Audit:
             found += self.census()
         return found
 
+    @property
+    def between_rounds(self) -> bool:
+        """Whether the last slice ended a census: the next one begins another."""
+        return self._round is None
+
     def _trail(self, holder: Holder) -> list[str]:
         """The last transitions of a holder's Holds, oldest first."""
         pools = list(self.ledger.pools.values())

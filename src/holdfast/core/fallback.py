@@ -52,25 +52,50 @@ def fall_back(sequence: Sequence, limit: int) -> list[UnitCopy]:
     return copies
 
 
-def keep(sequence: Sequence, known: int, holder: Holder, checkpoints: Holder) -> list[UnitCopy]:
+def forget_rows(sequence: Sequence) -> int:
+    """Rows in flight are lost, and what they wrote may be half done. Returns the length that is certain.
+
+    Pages past `computed` are simply written again. A recurrent state is changed in place, so only a resume
+    point can be trusted: the caller lets the sequence fall back to the length returned.
+    """
+    mark = sequence.mark
+    while sequence.points and sequence.points[-1].length > sequence.computed:
+        lost = sequence.points[-1]
+        if mark is not None and mark.successor is lost:
+            mark.successor = None
+        sequence.drop_point(lost)
+    sequence.planned = sequence.computed
+    if sequence.spare is not None:
+        sequence.spare.release(sequence.fence)
+        sequence.spare = None
+    sequence.give_back()
+    if not sequence.ledger.layout.state:
+        return sequence.computed
+    return sequence.points[-1].length if sequence.points else 0
+
+
+def keep(
+    sequence: Sequence, known: int, holder: Holder, checkpoints: Holder, certain: int | None = None
+) -> list[UnitCopy]:
     """End the turn with its first tokens up to `known`; computed falls back as far as it must."""
-    copies = fall_back(sequence, known)
+    copies = fall_back(sequence, known if certain is None else min(known, certain))
     sequence.tokens.cut(known)
     sequence.commit(holder, checkpoints)
     return copies
 
 
-def rollback(sequence: Sequence, holder: Holder, checkpoints: Holder) -> None:
+def rollback(sequence: Sequence, holder: Holder, checkpoints: Holder, certain: int | None = None) -> None:
     """End the turn as if it had never begun. Never allocates, recomputes no history."""
     assert sequence.mark is not None, "no turn to roll back"
-    copies = keep(sequence, sequence.mark.known, holder, checkpoints)
+    copies = keep(sequence, sequence.mark.known, holder, checkpoints, certain)
     assert not copies, "a mark lies at or past the lease, or at the very start"
 
 
-def retract(sequence: Sequence, holder: Holder, checkpoints: Holder) -> None:
+def retract(sequence: Sequence, holder: Holder, checkpoints: Holder, certain: int | None = None) -> None:
     """Give up what the turn has computed, but not what it knows: it will be computed again."""
     assert sequence.mark is not None, "no turn to retract"
-    copies = fall_back(sequence, sequence.mark.known)
+    known = sequence.mark.known
+    copies = fall_back(sequence, known if certain is None else min(known, certain))
     assert not copies, "a mark lies at or past the lease, or at the very start"
     sequence.commit(holder, checkpoints)
 

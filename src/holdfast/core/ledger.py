@@ -365,16 +365,29 @@ class Leak:
 class Ledger:
     """All live Holds and all that is free.
 
-    `step` is the newest plan made and `settled` the newest one settled; the scheduler moves both.
+    `step` is the newest plan made and `settled` the newest one settled; the scheduler moves both, and says in
+    `purpose` what it is about to take units for, so that a fault can be told by where it struck.
     """
 
-    __slots__ = ("dropped", "layout", "leaks", "live", "pools", "recorder", "serial", "settled", "step")
+    __slots__ = (
+        "dropped",
+        "layout",
+        "leaks",
+        "live",
+        "pools",
+        "purpose",
+        "recorder",
+        "serial",
+        "settled",
+        "step",
+    )
 
     def __init__(self, layout: MemoryLayout, sizes: dict[tuple[Component, Tier], int]) -> None:
         self.layout = layout
         self.serial = 0
         self.step = 0
         self.settled = 0
+        self.purpose = ""
         self.live: dict[int, Grant] = {}
         self.dropped: list[Grant] = []
         self.leaks: list[Leak] = []

@@ -2,12 +2,17 @@
 
 A `StepPlan` says what to compute in one step; a `StepResult` says what came of it. Both are plain
 slotted values: rows are made by the hundred in every step, and nothing here may cost more than an
-attribute.
+attribute. An executor runs plans in the order of their steps: copies and moves first, then the rows.
 """
 
 from __future__ import annotations
 
-from holdfast.core.layout import Component
+from typing import Generic, TypeVar
+
+from holdfast.core.layout import Component, Tier
+
+T = TypeVar("T")
+Owner = TypeVar("Owner")
 
 
 class UnitCopy:
@@ -22,3 +27,106 @@ class UnitCopy:
 
     def __repr__(self) -> str:
         return f"{self.component.name.lower()} {self.source} -> {self.destination}"
+
+
+class TierMove:
+    """Copy units of one component from a tier to another. The source stays valid until the step settles."""
+
+    __slots__ = ("component", "destination_tier", "destinations", "number", "source_tier", "sources")
+
+    def __init__(
+        self,
+        number: int,
+        component: Component,
+        source: tuple[Tier, list[int]],
+        destination: tuple[Tier, list[int]],
+    ) -> None:
+        self.number = number
+        self.component = component
+        self.source_tier, self.sources = source
+        self.destination_tier, self.destinations = destination
+
+
+class TableChange:
+    """What changed in a sequence's block tables: units from page `first` on, per component."""
+
+    __slots__ = ("first", "full", "window", "window_first")
+
+    def __init__(self, first: int, full: list[int], window_first: int, window: list[int]) -> None:
+        self.first = first
+        self.full = full
+        self.window_first = window_first
+        self.window = window
+
+
+class Row(Generic[T]):
+    """Compute `count` tokens of one sequence from position `start` on.
+
+    `number` names the sequence's block tables, which `table` changes first. `tokens` are the inputs; when
+    it is one short, the last one is what this sequence sampled in the step before. The last `drafts` of
+    them are guesses. `sample` asks for the next token; a row without it only fills memory.
+    """
+
+    __slots__ = ("count", "drafts", "number", "sample", "start", "state", "table", "tokens", "turn")
+
+    def __init__(
+        self,
+        turn: T,
+        number: int,
+        start: int,
+        count: int,
+        tokens: list[int],
+        sample: bool,
+        table: TableChange | None,
+    ) -> None:
+        self.turn = turn
+        self.number = number
+        self.start = start
+        self.count = count
+        self.tokens = tokens
+        self.sample = sample
+        self.table = table
+        self.drafts = 0
+        self.state: tuple[int | None, int] | None = None
+
+
+class StepPlan(Generic[T, Owner]):
+    """One step. `copied` names, for each copy, whose memory it completes; `forgotten` are tables to drop."""
+
+    __slots__ = ("copied", "copies", "forgotten", "moves", "rows", "step", "void")
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.rows: list[Row[T]] = []
+        self.copies: list[UnitCopy] = []
+        self.copied: list[Owner] = []
+        self.moves: list[TierMove] = []
+        self.forgotten: list[int] = []
+        self.void = False
+
+    def __bool__(self) -> bool:
+        return bool(self.rows or self.copies or self.moves or self.forgotten)
+
+
+class RowResult:
+    """What one row gave: the sampled token, after the drafts that stand; why it ends, or what went wrong."""
+
+    __slots__ = ("error", "finish", "tokens")
+
+    def __init__(self, tokens: list[int], finish: str | None = None, error: str | None = None) -> None:
+        self.tokens = tokens
+        self.finish = finish
+        self.error = error
+
+
+class StepResult:
+    """What a step gave: one result for each row, one flag for each move; `error` if the whole step failed."""
+
+    __slots__ = ("error", "moved", "rows")
+
+    def __init__(
+        self, rows: list[RowResult], moved: list[bool] | None = None, error: str | None = None
+    ) -> None:
+        self.rows = rows
+        self.moved = moved if moved is not None else []
+        self.error = error

@@ -20,28 +20,18 @@ from __future__ import annotations
 from holdfast.core.layout import Component
 from holdfast.core.lease import Lease
 from holdfast.core.ledger import Grant, Hold, Holder, Ledger, OutOfUnits
+from holdfast.core.plan import TableChange
 from holdfast.core.points import Mark, ResumePoint, Run, give_down, thin
 from holdfast.core.tokens import TokenLog
 
 UNPAGED = 1 << 62
 
 
-class TableChange:
-    """What changed in a sequence's block tables: units from page `first` on, per component."""
-
-    __slots__ = ("first", "full", "window", "window_first")
-
-    def __init__(self, first: int, full: list[int], window_first: int, window: list[int]) -> None:
-        self.first = first
-        self.full = full
-        self.window_first = window_first
-        self.window = window
-
-
 class Sequence:
     """Tokens and their memory. `computed` tokens are in memory; rows up to `planned` are in flight."""
 
     __slots__ = (
+        "away",
         "capacity",
         "changed",
         "computed",
@@ -78,6 +68,7 @@ class Sequence:
         self.mark: Mark | None = None
         self.lease: Lease | None = None
         self.fence = 0
+        self.away = False
 
     @property
     def known(self) -> int:
@@ -268,6 +259,7 @@ class Sequence:
         layout = self.ledger.layout
         fresh: Hold | None = None
         if layout.state:
+            self.ledger.purpose = "resume point"
             try:
                 fresh = self.ledger.take(self.ledger.pool(Component.STATE), 1, self.holder)
             except OutOfUnits:
@@ -297,6 +289,14 @@ class Sequence:
     def drop_point(self, point: ResumePoint) -> None:
         """Give up one resume point."""
         self._drop_point(self.points.index(point))
+
+    def drop_spare_points(self) -> None:
+        """Give up the points that a running turn has left on its way; it can do without them."""
+        mark = self.mark
+        assert mark is not None, "only a running turn leaves points"
+        for point in [point for point in self.points if point.holder is self.holder]:
+            if point is not mark.point and point is not mark.successor and point.length < self.planned:
+                self.drop_point(point)
 
     def thin_points(self, budget: int) -> None:
         """Drop checkpoints until at most `budget` are left, thinned exponentially with age."""
@@ -447,6 +447,7 @@ class Sequence:
             self.lease = None
         if self.window is not None:
             self.window.first = 0
+        self.away = False
         self.computed = self.planned = self.pages = self.changed = 0
         self.capacity = 0 if self.ledger.layout.paged else UNPAGED
 
@@ -472,6 +473,8 @@ class Sequence:
         found: list[str] = []
         if not 0 <= self.computed <= planned:
             found.append(f"computed {self.computed} lies past planned {planned}")
+        if self.away:
+            return found
         leased = self.lease.pages if self.lease is not None else 0
         if layout.paged:
             need = max(-(-planned // layout.page_size), leased)

@@ -57,8 +57,8 @@ def tail_sources(lease: Lease) -> dict[Component, int]:
 def publish(tree: PrefixTree, sequence: Sequence, length: int, rank: int = 0) -> None:
     """Move the whole pages below `length` into the tree and lean on them.
 
-    A point at exactly that length gives its state to the tree, unless the next row reads it or it is the
-    mark's. Older points go on leaning on what was published; their window pages go into the tree with it.
+    Points at page boundaries on the way give their states to the tree, except the mark's and one that the
+    next row reads. Older points go on leaning on what was published; their window pages go in with it.
     """
     lease = sequence.lease
     assert lease is not None, "only a leaning sequence can publish"
@@ -66,8 +66,11 @@ def publish(tree: PrefixTree, sequence: Sequence, length: int, rank: int = 0) ->
     end = length // sequence.ledger.layout.page_size
     if sequence.window is not None:
         _share_window_below(tree, sequence, lease, sequence.window)
-    if end > lease.pages:
-        _publish_pages(tree, sequence, lease, end, rank)
+    page_size = sequence.ledger.layout.page_size
+    stops = [point.length // page_size for point in sequence.points if point.length % page_size == 0]
+    for stop in [*stops, end]:
+        if lease.pages < stop <= end:
+            _publish_pages(tree, sequence, lease, stop, rank)
     if sequence.window is not None:
         sequence.slide()
 

@@ -1,0 +1,102 @@
+"""Admission: one transaction that owns everything a turn takes on its way in.
+
+It matches the prefix tree, leases what it found, takes copies of a tail, appends the input and begins the
+turn on the session's memory. Until the turn is running it can be undone whole, any number of times, and the
+session is then as it was: nothing of an admission that failed stays behind.
+"""
+
+from __future__ import annotations
+
+from holdfast.core.fallback import fall_back, retract
+from holdfast.core.ledger import OutOfUnits
+from holdfast.core.points import ResumePoint
+from holdfast.core.registry import Registry
+from holdfast.core.session import Session
+from holdfast.core.sharing import lean, tail_sources
+from holdfast.core.tokens import TOKEN_BYTES, pack
+from holdfast.core.turn import Turn
+
+
+class Admission:
+    """What one turn has taken so far."""
+
+    __slots__ = ("begun", "branch", "known", "leaned", "pinned", "registry", "session", "turn")
+
+    def __init__(self, registry: Registry, session: Session, turn: Turn) -> None:
+        self.registry = registry
+        self.session = session
+        self.turn = turn
+        self.known = session.sequence.known
+        self.branch = 0
+        self.leaned = False
+        self.begun = False
+        self.pinned: list[ResumePoint] = []
+
+    def take(self) -> None:
+        """Take the session's memory for the turn, or raise `OutOfUnits`: then `undo` gives all of it back."""
+        turn, sequence = self.turn, self.session.sequence
+        if sequence.lease is None:
+            self._lean()
+        if not turn.request.tokens and not turn.generated and sequence.computed == sequence.known:
+            # To go on with what is there, its last token is computed once more.
+            copies = fall_back(sequence, sequence.known - 1)
+            self.registry.copies += [(copy, self.session) for copy in copies]
+        if sequence.known == turn.known_before:
+            sequence.tokens.extend(turn.request.tokens)
+        self.pinned = [point for point in sequence.points if point.pinned]
+        sequence.begin(turn.holder, turn.known_before)
+        self.begun = True
+        self._ask_for_points()
+
+    def _lean(self) -> None:
+        """Start from the longest prefix in the tree; a later turn only from history, to which it may return."""
+        registry, session = self.registry, self.session
+        packed = packed_prompt(session, self.turn)
+        match = registry.tree.match(session.tenant, packed, match_limit(self.turn, packed))
+        lease = registry.tree.lease(match, session.id)
+        registry.ledger.purpose = "tail copy"
+        try:
+            copies = lean(
+                session.sequence, lease, match.length, tail_sources(lease) if match.tail is not None else {}
+            )
+        except OutOfUnits:
+            lease.release()
+            raise
+        self.leaned = True
+        self.branch = match.branch
+        registry.copies += [(copy, session) for copy in copies]
+
+    def _ask_for_points(self) -> None:
+        """Where chunks should end: where an interruption, or another request, will want to go on."""
+        turn, sequence = self.turn, self.session.sequence
+        layout = self.registry.ledger.layout
+        if len(turn.request.tokens) > layout.checkpoint_tokens:
+            sequence.cut_chunk_at(turn.input_end)
+        if turn.known_before == 0:
+            page_size = layout.page_size
+            sequence.cut_chunk_at(self.branch // page_size * page_size)
+            sequence.cut_chunk_at((turn.input_end - 1) // page_size * page_size)
+
+    def undo(self) -> None:
+        """Give everything back. The session is as it was before."""
+        session, sequence = self.session, self.session.sequence
+        if self.begun:
+            retract(sequence, session.holder, session.checkpoints)
+            for point in sequence.points:
+                point.pinned = point in self.pinned
+        sequence.tokens.cut(self.known)
+        if self.leaned:
+            self.registry.purge_copies(session)
+            sequence.drop_memory()
+
+
+def packed_prompt(session: Session, turn: Turn) -> bytes:
+    """The history and the turn's input, in the key form of the prefix tree."""
+    tokens = session.sequence.tokens
+    history = tokens.packed(0, len(tokens))
+    return history if len(tokens) > turn.known_before else history + pack(turn.request.tokens)
+
+
+def match_limit(turn: Turn, packed: bytes) -> int:
+    """How much of a prompt may come from the tree: a first turn computes at least one token itself."""
+    return turn.known_before or len(packed) // TOKEN_BYTES - 1

@@ -1,0 +1,118 @@
+"""What the core says when it refuses: each a type of its own, with the figures that explain it.
+
+A refusal changes nothing. `code` is stable and machine-readable; `param` names the field at fault, where
+there is one. The server turns the class into a status.
+"""
+
+from __future__ import annotations
+
+
+class Refused(Exception):
+    """The core will not do what was asked, and has changed nothing."""
+
+    code = "refused"
+    param: str | None = None
+
+
+class UnknownSession(Refused):
+    """No session has this id."""
+
+    code = "session_not_found"
+    param = "session_id"
+
+
+class SessionExpired(Refused):
+    """The session was closed because it was idle for too long."""
+
+    code = "session_expired"
+    param = "session_id"
+
+
+class SessionExists(Refused):
+    """A session with this id is open already."""
+
+    code = "session_exists"
+    param = "id"
+
+
+class SessionBusy(Refused):
+    """The session has a turn in flight, or is being closed."""
+
+    code = "session_busy"
+    param = "session_id"
+
+
+class TooManySessions(Refused):
+    """The cap on open sessions, of the server or of the tenant, is reached."""
+
+    code = "too_many_sessions"
+
+
+class QueueFull(Refused):
+    """As many turns are waiting as may wait."""
+
+    code = "queue_full"
+
+
+class EmptyTurn(Refused):
+    """A turn brought no tokens, and did not ask to go on with what is there."""
+
+    code = "empty_turn"
+    param = "input"
+
+
+class TurnExists(Refused):
+    """A turn with this id is in flight already."""
+
+    code = "turn_exists"
+    param = "turn_id"
+
+
+class UnknownTurn(Refused):
+    """The turn that an event names is not in flight: it is over, or never was."""
+
+    code = "turn_not_found"
+    param = "turn_id"
+
+
+class NothingToKeep(Refused):
+    """An interruption asks to keep more than there is, or there is no turn that it could cut."""
+
+    code = "nothing_to_keep"
+    param = "keep_tokens"
+
+
+class UnknownBoundary(Refused):
+    """There is no such turn to return to."""
+
+    code = "turn_not_found"
+    param = "to_turn"
+
+
+class ContextExceeded(Refused):
+    """Input and output together are longer than the model's context or the cap on a session."""
+
+    code = "context_length_exceeded"
+    param = "max_tokens"
+
+    def __init__(self, needed: int, limit: int) -> None:
+        super().__init__(f"the turn needs a context length of {needed} tokens; at most {limit} are possible")
+        self.needed = needed
+        self.limit = limit
+
+
+class TooLarge(Refused):
+    """The turn would not fit into memory even alone."""
+
+    code = "insufficient_memory"
+    param = "input"
+
+    def __init__(self, component: str, needed: int, available: int) -> None:
+        super().__init__(f"the turn needs {needed} units of {component} memory; the server has {available}")
+        self.component = component
+        self.needed = needed
+        self.available = available
+
+
+class IllegalTransition(Exception):
+    """An event met a state that it cannot happen in: a fault of the caller, never of the client."""

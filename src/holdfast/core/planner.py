@@ -1,0 +1,386 @@
+"""Making a plan: which rows the next step computes.
+
+Decode rows first, then chunks of running prefills, seals, and newly admitted turns, all under one token
+budget. The oldest running turn is served first, so it always gets on. With overlap a plan is made while the
+one before is still in flight: a sequence then counts the tokens that it is going to sample as known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.core.admission import Admission, match_limit, packed_prompt
+from holdfast.core.ledger import Kind, OutOfUnits
+from holdfast.core.plan import Row
+from holdfast.core.policy import queue_order
+from holdfast.core.pressure import Pressure
+from holdfast.core.registry import Plan, Registry
+from holdfast.core.session import Life, Place, Session
+from holdfast.core.tiers import start_restore
+from holdfast.core.tokens import TOKEN_BYTES
+from holdfast.core.turn import Turn
+
+Proposer = Callable[[Session, Turn], list[int]]
+
+
+class Planner:
+    """Builds the rows of one step."""
+
+    __slots__ = ("_matches", "pressure", "propose", "registry")
+
+    def __init__(self, registry: Registry, pressure: Pressure, propose: Proposer | None) -> None:
+        self.registry = registry
+        self.pressure = pressure
+        self.propose = propose
+        self._matches: dict[int, tuple[int, int, bytes]] = {}
+
+    def fill(self, plan: Plan, budget: int) -> None:
+        """Put rows, copies and moves into a plan of at most `budget` tokens."""
+        prefilling: list[Session] = []
+        budget = self._decode(plan, budget, prefilling)
+        for session in prefilling:
+            if budget > 0:
+                budget -= self._chunk(plan, session, budget)
+        budget = self._seal(plan, budget)
+        self._admit(plan, budget)
+        registry = self.registry
+        for copy, owner in registry.copies:
+            plan.copies.append(copy)
+            plan.copied.append(owner)
+            owner.sequence.fence = plan.step
+        registry.copies = []
+        plan.moves, registry.moves = registry.moves, []
+        plan.forgotten, registry.forgotten = registry.forgotten, []
+
+    # --- running turns ----------------------------------------------------------------------------
+
+    def _decode(self, plan: Plan, budget: int, prefilling: list[Session]) -> int:
+        """One row for each running turn that waits for one token only; the others are collected."""
+        rows = plan.rows
+        step = plan.step
+        ledger = self.registry.ledger
+        stateful = ledger.layout.state
+        for session in list(self.registry.running):
+            turn = session.turn
+            if turn is None or turn.ending is not None or session.life is not Life.RUNNING:
+                continue
+            sequence = session.sequence
+            start = sequence.planned
+            tokens = sequence.tokens
+            todo = len(tokens) + turn.awaiting - start
+            if todo > 1 or self.propose is not None:
+                prefilling.append(session)
+                continue
+            if todo < 1 or budget < 1:
+                continue
+            source = sequence.state_source() if stateful else None
+            ledger.purpose = "decode page"
+            try:
+                sequence.extend(1)
+            except OutOfUnits as shortfall:
+                if not self._extend_under_pressure(session, shortfall):
+                    continue
+            sample = turn.generated + turn.awaiting < turn.request.max_tokens
+            inputs = [] if start >= len(tokens) else [tokens[start]]
+            row: Row[Turn] = Row(turn, session.number, start, 1, inputs, sample, sequence.table_changes())
+            if stateful:
+                assert sequence.state is not None
+                row.state = (source, sequence.state.units[0])
+            if sample:
+                turn.awaiting += 1
+            turn.computed += 1
+            session.unsettled += 1
+            sequence.fence = step
+            rows.append(row)
+            budget -= 1
+        return budget
+
+    def _extend_under_pressure(self, session: Session, shortfall: OutOfUnits) -> bool:
+        """Make room for one more token of a running turn; False if it must wait."""
+        if not self._room(shortfall, session):
+            return False
+        try:
+            session.sequence.extend(1)
+        except OutOfUnits:
+            return False
+        return True
+
+    def _room(self, shortfall: OutOfUnits, session: Session) -> bool:
+        """Whether a running turn that found no memory may try again now."""
+        room = self.pressure.make_room(shortfall, session, may_retract=True)
+        return room and _runs(session)
+
+    def _chunk(self, plan: Plan, session: Session, budget: int) -> int:
+        """A row of as many tokens as are known, allowed and affordable; returns how many.
+
+        Where a whole chunk finds no room even under pressure, smaller ones are tried: the oldest turn must
+        get on with whatever is left.
+        """
+        turn = session.turn
+        if turn is None or not _runs(session):
+            return 0
+        drafts = self._drafts(session, turn, budget)
+        if drafts is None:
+            return 0
+        pressed = False
+        while budget > 0:
+            try:
+                return self._row(plan, session, turn, budget, drafts)
+            except OutOfUnits as shortfall:
+                if not pressed and self._room(shortfall, session):
+                    pressed = True
+                    continue
+                pressed = True
+                if not _runs(session):
+                    return 0
+            budget = min(budget, max(1, session.sequence.known - session.sequence.planned)) // 2
+            drafts = []
+        return 0
+
+    def _drafts(self, session: Session, turn: Turn, budget: int) -> list[int] | None:
+        """Guesses for the next tokens; None if the turn must wait for its row in flight."""
+        if self.propose is None:
+            return []
+        if session.unsettled:
+            return None
+        sequence = session.sequence
+        todo = sequence.known - sequence.planned
+        room = min(turn.request.max_tokens - turn.generated - 1, budget - todo)
+        if (
+            todo < 1
+            or room < 1
+            or sequence.next_cut() is not None
+            or todo > self.registry.policy.chunk_tokens
+        ):
+            return []
+        return self.propose(session, turn)[:room]
+
+    def _row(self, plan: Plan, session: Session, turn: Turn, budget: int, drafts: list[int]) -> int:
+        """Reserve memory for one row and add it, or raise and change nothing."""
+        sequence = session.sequence
+        start = sequence.planned
+        known = sequence.known + turn.awaiting
+        count = min(known - start, budget, self.registry.policy.chunk_tokens)
+        cut = sequence.next_cut()
+        if cut is not None:
+            count = min(count, cut - start)
+        if count < 1:
+            return 0
+        whole = start + count == known
+        if not whole:
+            drafts = []
+        source = sequence.state_source() if self.registry.ledger.layout.state else None
+        self.registry.ledger.purpose = (
+            "draft reserve" if drafts else "chunk" if turn.computed else "first chunk"
+        )
+        if drafts:
+            sequence.extend_drafts(count + len(drafts))
+        else:
+            sequence.extend(count)
+        sample = whole and turn.generated + turn.awaiting < turn.request.max_tokens
+        tokens = sequence.tokens.slice(start, start + count) + drafts
+        total = count + len(drafts)
+        row: Row[Turn] = Row(turn, session.number, start, total, tokens, sample, sequence.table_changes())
+        row.drafts = len(drafts)
+        if self.registry.ledger.layout.state:
+            destination = sequence.spare if drafts else sequence.state
+            assert destination is not None, "a row of a state layout has a slot to write to"
+            row.state = (source, destination.units[0])
+        if sample:
+            turn.awaiting += 1
+        turn.computed += total
+        session.unsettled += 1
+        sequence.fence = plan.step
+        plan.rows.append(row)
+        if cut is not None and sequence.planned == cut:
+            sequence.pass_cut()
+        return total
+
+    # --- sessions whose last token is not computed yet --------------------------------------------
+
+    def _seal(self, plan: Plan, budget: int) -> int:
+        """Compute the last token of finished turns, where a page is free: it is never worth pressure."""
+        registry = self.registry
+        for session in list(registry.seals):
+            if budget < 1:
+                break
+            del registry.seals[session]
+            sequence, turn = session.sequence, session.last
+            if session.life is not Life.SEALING or turn is None or session.place is not Place.HOME:
+                continue
+            start = sequence.planned
+            source = sequence.state_source() if registry.ledger.layout.state else None
+            registry.ledger.purpose = "seal"
+            try:
+                sequence.extend(1)
+            except OutOfUnits:
+                session.on("end")
+                continue
+            row: Row[Turn] = Row(
+                turn, session.number, start, 1, [sequence.tokens[start]], False, sequence.table_changes()
+            )
+            if registry.ledger.layout.state:
+                assert sequence.state is not None
+                row.state = (source, sequence.state.units[0])
+            session.unsettled += 1
+            sequence.fence = plan.step
+            registry.resting.pop(session, None)
+            plan.rows.append(row)
+            budget -= 1
+        return budget
+
+    # --- waiting turns ----------------------------------------------------------------------------
+
+    def _admit(self, plan: Plan, budget: int) -> None:
+        """Admit waiting turns, in the order of the policy, while budget and memory last."""
+        registry = self.registry
+        if not registry.queue:
+            return
+        # A step that has no row yet may always admit one, or nothing would ever move.
+        order = queue_order(registry.queue.values(), registry.now, registry.policy, self._cached)
+        for turn in order:
+            if budget < 1 or len(registry.running) >= registry.policy.running_max:
+                return
+            session = registry.sessions[turn.session_id]
+            if session.unsettled or not self._at_home(session) or self._waits_for_prefix(session, turn):
+                continue
+            taken = self._try_admit(plan, session, turn, budget)
+            if not taken:
+                return
+            budget -= taken
+
+    def _at_home(self, session: Session) -> bool:
+        """Whether a session's memory is here; if not, see to it that it comes."""
+        registry = self.registry
+        if session.place is Place.LEAVING:
+            registry.discard_parcel(session, registry.ledger.step)
+        if session.place is Place.AWAY:
+            self._restore(session)
+        return session.place is Place.HOME
+
+    def _restore(self, session: Session) -> None:
+        """Start bringing a session's memory back; give it up where that can never succeed."""
+        registry = self.registry
+        parcel = session.parcel
+        assert parcel is not None
+        transit = registry.ledger.holder(Kind.TRANSIT, session.id)
+        registry.ledger.purpose = "restore"
+        for _ in range(2):
+            try:
+                registry.moves += start_restore(session.sequence, parcel, transit, session.number)
+            except OutOfUnits as shortfall:
+                if not self.pressure.make_room(shortfall, session, may_retract=False):
+                    if not registry.running and not registry.flights and not registry.transits:
+                        registry.drop_memory(session)
+                    return
+                continue
+            session.moved("restore")
+            session.sequence.fence = registry.ledger.step
+            registry.transits[session.number] = session
+            return
+
+    def _try_admit(self, plan: Plan, session: Session, turn: Turn, budget: int) -> int:
+        """Admit one turn with its first row; returns the tokens planned, 0 if there is no room."""
+        registry = self.registry
+        for attempt in range(2):
+            admission = Admission(registry, session, turn)
+            try:
+                admission.take()
+                taken = self._row(plan, session, turn, budget, [])
+            except OutOfUnits as shortfall:
+                admission.undo()
+                alone = not registry.running and not registry.flights
+                if attempt or not self.pressure.make_room(shortfall, session, may_retract=False):
+                    if alone and not registry.transits and len(shortfall.pool.free) < shortfall.asked:
+                        registry.drop_memory(session)
+                    return 0
+                continue
+            self._admitted(session, turn)
+            return taken
+        return 0
+
+    def _admitted(self, session: Session, turn: Turn) -> None:
+        registry = self.registry
+        del registry.queue[turn.number]
+        self._matches.pop(turn.number, None)
+        registry.resting.pop(session, None)
+        registry.seals.pop(session, None)
+        registry.running.append(session)
+        session.on("admit")
+        turn.on("admit")
+        registry.counters.admitted += 1
+        if not turn.retracts:
+            mark = session.sequence.mark
+            assert mark is not None
+            # The one token that a seal would have computed counts as cached: it is no work of this turn's.
+            late = mark.point.length == turn.known_before - 1
+            turn.cached = turn.known_before if late else mark.point.length
+            registry.counters.cached_tokens += turn.cached
+
+    def _cached(self, turn: Turn) -> int:
+        """How many tokens of a waiting turn's prompt are in memory, as of the tree's present shape."""
+        session = self.registry.sessions[turn.session_id]
+        if session.sequence.lease is not None:
+            return session.sequence.computed
+        return self._match(session, turn)[1]
+
+    def _match(self, session: Session, turn: Turn) -> tuple[int, int, bytes]:
+        tree = self.registry.tree
+        known = self._matches.get(turn.number)
+        if known is None or known[0] != tree.version:
+            packed = known[2] if known is not None else packed_prompt(session, turn)
+            match = tree.match(session.tenant, packed, match_limit(turn, packed))
+            known = self._matches[turn.number] = (tree.version, match.length, packed)
+        return known
+
+    def _waits_for_prefix(self, session: Session, turn: Turn) -> bool:
+        """Whether another turn is computing a longer prefix of this prompt than the tree has.
+
+        Where a prefix can be resumed only from a point, the other turn is asked to leave one; if it is past
+        the place already, waiting would gain nothing.
+        """
+        if session.sequence.lease is not None or turn.known_before:
+            return False
+        registry = self.registry
+        page_bytes = registry.tree.page_bytes
+        page_size = registry.ledger.layout.page_size
+        _, matched, packed = self._match(session, turn)
+        for other in registry.running:
+            running = other.turn
+            assert running is not None
+            if other.tenant != session.tenant or running.known_before or running.ending is not None:
+                continue
+            sequence = other.sequence
+            end = (running.input_end - 1) // page_size * page_size
+            if sequence.lease is None or sequence.lease.length >= end:
+                continue
+            theirs = sequence.tokens.packed(0, end)
+            limit = min(len(theirs), len(packed) - TOKEN_BYTES) // page_bytes
+            shared = _shared_pages(theirs, packed, limit, page_bytes) * page_size
+            if shared <= matched:
+                continue
+            if registry.ledger.layout.cuts_anywhere:
+                return True
+            if any(point.length == shared for point in sequence.points):
+                return True
+            if sequence.planned < shared:
+                sequence.cut_chunk_at(shared)
+                return True
+        return False
+
+
+def _runs(session: Session) -> bool:
+    """Whether a session's turn is running and not about to end."""
+    return session.life is Life.RUNNING and session.turn is not None and session.turn.ending is None
+
+
+def _shared_pages(left: bytes, right: bytes, limit: int, page_bytes: int) -> int:
+    """How many whole pages two packed runs have in common, at most `limit`."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low * page_bytes : middle * page_bytes] == right[low * page_bytes : middle * page_bytes]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,67 @@
+"""Choices: limits, the order of the queue, and who gives way.
+
+Pure functions of what they are given. The scheduler asks; nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from holdfast.core.session import Session
+from holdfast.core.turn import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a server allows, and how it trades. Times are in seconds, sizes in tokens.
+
+    `checkpoints` is how many resume points a session may keep past its last turn. A turn that waits for
+    `age_seconds` counts as one priority higher, so that nothing starves. With `durable_turns` a turn's mark
+    is kept until somebody says that the turn is durable.
+    """
+
+    context_length: int = 8192
+    vocabulary: int = 1 << 31
+    chunk_tokens: int = 2048
+    running_max: int = 256
+    queue_max: int = 4096
+    looked_at_max: int = 32
+    sessions_max: int = 1 << 16
+    tenant_sessions_max: int = 1 << 16
+    session_ttl: float = 3600.0
+    checkpoints: int = 4
+    age_seconds: float = 2.0
+    leave_history: bool = False
+    durable_turns: bool = False
+
+
+def queue_order(
+    queue: Iterable[Turn], now: float, policy: Policy, cached: Callable[[Turn], int]
+) -> list[Turn]:
+    """Waiting turns in the order in which to admit them.
+
+    Priority with age first; among equals those that find most of their prompt in memory, then the oldest.
+    Only as many are compared as can matter in one step, oldest first.
+    """
+
+    def urgency(turn: Turn) -> int:
+        return turn.request.priority + int((now - turn.arrived) / policy.age_seconds)
+
+    oldest = sorted(queue, key=lambda turn: (-urgency(turn), turn.number))[: policy.looked_at_max]
+    return sorted(oldest, key=lambda turn: (-urgency(turn), -cached(turn), turn.number))
+
+
+def retraction_victim(running: list[Session]) -> Session | None:
+    """Whose turn to retract: the one that loses least, never the oldest, never one that is ending."""
+    best: tuple[int, int] | None = None
+    victim: Session | None = None
+    for session in running[1:]:
+        turn = session.turn
+        assert turn is not None, "a running session has a turn"
+        if turn.ending is not None:
+            continue
+        loss = session.sequence.computed - turn.known_before
+        if best is None or (loss, -turn.number) < best:
+            best, victim = (loss, -turn.number), session
+    return victim

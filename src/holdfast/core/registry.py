@@ -1,0 +1,206 @@
+"""What the parts of the scheduler share: sessions, who runs, who waits, who rests, what is in flight.
+
+One table, changed through few verbs, so that a session is always in the lists that its state says it is in.
+Every list is ordered: the oldest running turn first, the longest resting session first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+
+from holdfast.core.errors import SessionExpired, UnknownSession
+from holdfast.core.layout import Component, Tier
+from holdfast.core.ledger import Kind, Ledger
+from holdfast.core.plan import StepPlan, TierMove, UnitCopy
+from holdfast.core.policy import Policy
+from holdfast.core.prefix import PrefixTree
+from holdfast.core.session import Life, Place, Session
+from holdfast.core.turn import Turn
+
+EXPIRED_KEPT = 4096
+
+Plan = StepPlan[Turn, Session]
+
+
+class Event:
+    """Something a client or an operator should hear of."""
+
+    __slots__ = ("kind", "reason", "session_id", "tokens", "turn")
+
+    def __init__(self, kind: str, session_id: str, turn: Turn | None, tokens: list[int], reason: str) -> None:
+        self.kind = kind
+        self.session_id = session_id
+        self.turn = turn
+        self.tokens = tokens
+        self.reason = reason
+
+
+class Counters:
+    """Running totals for metrics."""
+
+    __slots__ = (
+        "admitted",
+        "cached_tokens",
+        "computed_tokens",
+        "dropped",
+        "generated_tokens",
+        "retracts",
+        "spills",
+    )
+
+    def __init__(self) -> None:
+        self.admitted = 0
+        self.cached_tokens = 0
+        self.computed_tokens = 0
+        self.generated_tokens = 0
+        self.retracts = 0
+        self.spills = 0
+        self.dropped = 0
+
+
+class Registry:
+    """The scheduler's shared state."""
+
+    __slots__ = (
+        "checkpointed",
+        "copies",
+        "counters",
+        "deadlines",
+        "events",
+        "expired",
+        "flights",
+        "forgotten",
+        "ledger",
+        "moves",
+        "now",
+        "numbers",
+        "policy",
+        "queue",
+        "resting",
+        "running",
+        "seals",
+        "sessions",
+        "tenants",
+        "transits",
+        "tree",
+    )
+
+    def __init__(self, ledger: Ledger, tree: PrefixTree, policy: Policy) -> None:
+        self.ledger = ledger
+        self.tree = tree
+        self.policy = policy
+        self.now = 0.0
+        self.numbers = 0
+        self.sessions: dict[str, Session] = {}
+        self.tenants: dict[str, int] = {}
+        self.queue: dict[int, Turn] = {}
+        self.running: list[Session] = []
+        self.resting: dict[Session, None] = {}
+        self.checkpointed: dict[Session, None] = {}
+        self.seals: dict[Session, None] = {}
+        self.transits: dict[int, Session] = {}
+        self.flights: deque[Plan] = deque()
+        self.copies: list[tuple[UnitCopy, Session]] = []
+        self.moves: list[TierMove] = []
+        self.forgotten: list[int] = []
+        self.events: list[Event] = []
+        self.deadlines: list[tuple[float, int, str]] = []
+        self.expired: dict[str, None] = {}
+        self.counters = Counters()
+
+    def number(self) -> int:
+        """A fresh number, in order of asking."""
+        self.numbers += 1
+        return self.numbers
+
+    def find(self, session_id: str) -> Session:
+        """The session of that name, or the refusal that says why there is none."""
+        session = self.sessions.get(session_id)
+        if session is not None:
+            return session
+        if session_id in self.expired:
+            raise SessionExpired(f"session {session_id} was closed after its time to live")
+        raise UnknownSession(f"no session {session_id}")
+
+    def emit(self, kind: str, session: Session, turn: Turn | None, reason: str = "") -> None:
+        """Note an event for the next settle or plan to report."""
+        self.events.append(Event(kind, session.id, turn, [], reason))
+
+    def enter(self, session: Session) -> None:
+        """A new session, at rest."""
+        self.sessions[session.id] = session
+        self.tenants[session.tenant] = self.tenants.get(session.tenant, 0) + 1
+        self.rest(session)
+
+    def rest(self, session: Session) -> None:
+        """A session's memory is at rest from now on: it may be spilled, and its idle time counts."""
+        self.resting.pop(session, None)
+        self.resting[session] = None
+        if session.sequence.points:
+            self.checkpointed[session] = None
+
+    def idle(self, session: Session) -> None:
+        """A session's turn is over: its time to live counts from now on."""
+        session.idle_since = self.now
+        if session.ttl is not None:
+            heapq.heappush(self.deadlines, (self.now + session.ttl, 0, session.id))
+
+    def leave(self, session: Session) -> None:
+        """Strike a closed session off every list."""
+        del self.sessions[session.id]
+        self.tenants[session.tenant] -= 1
+        if not self.tenants[session.tenant]:
+            del self.tenants[session.tenant]
+        for table in (self.resting, self.checkpointed, self.seals):
+            table.pop(session, None)
+        self.forgotten.append(session.number)
+
+    def purge_copies(self, session: Session) -> None:
+        """Forget copies that were to complete a session's memory and have not been planned."""
+        self.copies = [(copy, owner) for copy, owner in self.copies if owner is not session]
+
+    def drop_memory(self, session: Session) -> None:
+        """Give up all of a resting session's memory; its tokens stay."""
+        fence = self.ledger.step
+        self.seals.pop(session, None)
+        self.checkpointed.pop(session, None)
+        self.purge_copies(session)
+        self.discard_parcel(session, fence)
+        session.sequence.drop_memory()
+        if session.life is Life.SEALING and not session.unsettled:
+            session.on("end")
+
+    def discard_parcel(self, session: Session, fence: int) -> None:
+        """Give up a session's parcel on another tier, whatever is in flight for it."""
+        if session.parcel is not None:
+            self.transits.pop(session.number, None)
+            self.moves = [move for move in self.moves if move.number != session.number]
+            session.parcel.discard(fence)
+            session.parcel = None
+            session.place = Place.HOME
+
+    def spill_tier(self, session: Session) -> Tier | None:
+        """The nearest tier with room for a session's own memory, or None."""
+        sequence = session.sequence
+        needs = {
+            Component.FULL: len(sequence.full) if sequence.full is not None else 0,
+            Component.WINDOW: len(sequence.window.hold) if sequence.window is not None else 0,
+            Component.STATE: 1 if sequence.state is not None else 0,
+        }
+        for tier in (Tier.HOST, Tier.DISK):
+            pools = [
+                (self.ledger.pools.get((component, tier)), need) for component, need in needs.items() if need
+            ]
+            if pools and all(pool is not None and len(pool.free) >= need for pool, need in pools):
+                return tier
+        return None
+
+    def leaving_units(self, component: Component) -> int:
+        """Units of a component that will be free when what is in flight has settled."""
+        pool = self.ledger.pool(component)
+        leaving = 0
+        for session in self.transits.values():
+            if session.place is Place.LEAVING:
+                leaving += session.holder.held[pool.index]
+        return leaving + pool.by_kind[Kind.RETIRING]

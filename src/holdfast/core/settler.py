@@ -1,0 +1,326 @@
+"""Settling a step: what came of its rows becomes tokens, ends of turns, and memory at rest.
+
+A row that went well advances its sequence. A turn that is to end does so when none of its rows is in flight.
+A step that failed takes its turns back to their marks, voids the plans made after it, and is tried again
+once; the turns of a second failure fail. Nothing here lets an executor's fault touch another session.
+"""
+
+from __future__ import annotations
+
+from holdfast.core.fallback import fall_back, forget_rows, keep, rollback
+from holdfast.core.ledger import OutOfUnits
+from holdfast.core.plan import Row, RowResult, StepResult
+from holdfast.core.pressure import take_back
+from holdfast.core.registry import Event, Plan, Registry
+from holdfast.core.session import Life, Place, Session
+from holdfast.core.sharing import leave_history, publish
+from holdfast.core.tiers import finish_restore, finish_spill
+from holdfast.core.turn import KEEP_ALL, Ending, Turn
+
+FAILURES_MAX = 2
+
+
+class Settler:
+    """Applies the results of steps."""
+
+    __slots__ = ("registry",)
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+
+    def settle(self, plan: Plan, result: StepResult) -> None:
+        """Apply one step's result. Steps settle in the order in which they were planned."""
+        registry = self.registry
+        error = result.error
+        if error is None and len(result.rows) != len(plan.rows):
+            error = f"{len(result.rows)} results came back for {len(plan.rows)} rows"
+        if plan.void:
+            self._lose_moves(plan)
+        elif error is not None:
+            self._fail_step(plan, error)
+        else:
+            self._settle_moves(plan, result.moved)
+            for owner in plan.copied:
+                if owner.sequence.lease is not None:
+                    owner.sequence.lease.unlock_tail(plan.step)
+            for row, out in zip(plan.rows, result.rows, strict=True):
+                self._settle_row(row, out)
+        registry.ledger.settle(plan.step)
+
+    # --- rows -------------------------------------------------------------------------------------
+
+    def _settle_row(self, row: Row[Turn], out: RowResult) -> None:
+        registry = self.registry
+        turn = row.turn
+        session = registry.sessions[turn.session_id]
+        session.unsettled -= 1
+        if turn.over:
+            session.sequence.advance(row.count)
+            if not session.unsettled:
+                self._sealed(session)
+            return
+        if row.sample:
+            turn.awaiting -= 1
+        ending = turn.ending
+        if ending is None or ending.trusted:
+            fault = out.error or self._fault(row, out)
+            if fault is None:
+                self._advance(session, turn, row, out)
+            else:
+                self._note_fault(turn, out.error, fault)
+        if turn.ending is not None and not session.unsettled and not turn.over:
+            self.end(session)
+
+    def _advance(self, session: Session, turn: Turn, row: Row[Turn], out: RowResult) -> None:
+        """A row went well: its tokens are in memory, what it sampled is known."""
+        sequence = session.sequence
+        registry = self.registry
+        tokens = out.tokens
+        count = row.count
+        registry.counters.computed_tokens += count
+        if row.drafts:
+            sequence.settle_drafts(count, count - row.drafts + len(tokens) - 1)
+        else:
+            sequence.advance(count)
+        if not turn.known_before and row.start < turn.input_end <= row.start + count:
+            self._publish(session, turn)
+        if not row.sample:
+            return
+        sequence.tokens.extend(tokens)
+        turn.generated += len(tokens)
+        registry.counters.generated_tokens += len(tokens)
+        ending = turn.ending
+        if turn.first_token is None:
+            turn.first_token = registry.now
+        if ending is None or ending.event == "retract" or ending.keep == KEEP_ALL:
+            registry.events.append(Event("tokens", session.id, turn, tokens, ""))
+        if ending is not None and ending.event != "retract":
+            return
+        if out.finish is not None:
+            self._finish(session, turn, out.finish)
+        elif turn.generated >= turn.request.max_tokens:
+            self._finish(session, turn, "length")
+
+    def _publish(self, session: Session, turn: Turn) -> None:
+        """A first turn's prompt is computed: others may lean on its whole pages from now on."""
+        page_size = self.registry.ledger.layout.page_size
+        end = (turn.input_end - 1) // page_size * page_size
+        lease = session.sequence.lease
+        if lease is not None and lease.length < end and lease.record.tail is None:
+            publish(self.registry.tree, session.sequence, end, rank=0 if session.one_shot else 1)
+
+    def _fault(self, row: Row[Turn], out: RowResult) -> str | None:
+        """What is wrong with a row's result, if anything."""
+        tokens = out.tokens
+        if not row.sample:
+            return f"{len(tokens)} tokens came back where none was asked for" if tokens else None
+        if not 1 <= len(tokens) <= row.drafts + 1:
+            return f"{len(tokens)} tokens came back where 1 to {row.drafts + 1} were possible"
+        vocabulary = self.registry.policy.vocabulary
+        for token in tokens:
+            if not 0 <= token < vocabulary:
+                return f"token {token} is not in the vocabulary of {vocabulary}"
+        return None
+
+    def _note_fault(self, turn: Turn, error: str | None, fault: str) -> None:
+        """A row went wrong: its turn is tried again once, unless the row itself says that it cannot be."""
+        turn.failures += 1
+        if error is not None or turn.failures >= FAILURES_MAX:
+            turn.ending = Ending("fail", fault, trusted=False)
+        elif turn.ending is None or turn.ending.event == "retract":
+            turn.ending = Ending("retract", fault, trusted=False)
+        else:
+            turn.ending = Ending(turn.ending.event, turn.ending.reason, None, trusted=False)
+
+    # --- ends of turns ----------------------------------------------------------------------------
+
+    def _finish(self, session: Session, turn: Turn, reason: str) -> None:
+        """A turn ends well. A row still in flight, or one more row, computes its last token."""
+        registry, sequence = self.registry, session.sequence
+        turn.ending = None
+        turn.on("finish")
+        sequence.commit(session.holder, session.checkpoints)
+        session.boundaries.append(sequence.known)
+        session.last = turn
+        self._depart(session)
+        registry.emit("finished", session, turn, reason)
+        if session.unsettled:
+            session.on("seal")
+        elif session.one_shot:
+            session.on("end")
+            self.close(session, "finished")
+        elif sequence.computed < sequence.known:
+            session.on("seal")
+            registry.seals[session] = None
+            registry.rest(session)
+        else:
+            session.on("end")
+            registry.rest(session)
+            self.let_go(session)
+
+    def _depart(self, session: Session) -> None:
+        """A session's turn is over: it no longer runs, and its idle time counts."""
+        session.turn = None
+        self.registry.running.remove(session)
+        self.registry.idle(session)
+
+    def _sealed(self, session: Session) -> None:
+        """The last row in flight of a turn that is over has settled."""
+        registry = self.registry
+        if session.life is Life.CLOSING:
+            self.close(session, "closed")
+        elif session.one_shot and session.turn is None:
+            self.close(session, "finished")
+        else:
+            if session.life is Life.SEALING:
+                session.on("end")
+            registry.rest(session)
+            self.let_go(session)
+
+    def let_go(self, session: Session) -> None:
+        """The last turn is sealed: its mark becomes an ordinary checkpoint, once the turn is durable."""
+        if self.registry.policy.durable_turns or session.unsettled or not session.at_rest:
+            return
+        for point in session.sequence.points:
+            point.pinned = False
+        session.sequence.thin_points(self.registry.policy.checkpoints)
+
+    def end(self, session: Session) -> None:
+        """Carry out how a running turn is to end; none of its rows is in flight."""
+        turn = session.turn
+        assert turn is not None and turn.ending is not None and not session.unsettled
+        ending, turn.ending = turn.ending, None
+        certain = None if ending.trusted else forget_rows(session.sequence)
+        turn.awaiting = 0
+        if ending.event == "retract":
+            take_back(self.registry, session, certain)
+            return
+        if ending.keep is None:
+            rollback(session.sequence, session.holder, session.checkpoints, certain)
+            session.last = None
+        else:
+            self._keep(session, turn, ending.keep, certain)
+        turn.on(ending.event)
+        self._depart(session)
+        self.registry.emit("aborted" if ending.event == "abort" else "failed", session, turn, ending.reason)
+        if session.life is Life.CLOSING or session.one_shot:
+            if session.life is not Life.CLOSING:
+                session.on("end")
+            self.close(session, ending.reason)
+            return
+        session.on("end")
+        self.registry.rest(session)
+        self.let_go(session)
+
+    def _keep(self, session: Session, turn: Turn, generated: int, certain: int | None) -> None:
+        sequence = session.sequence
+        known = sequence.known if generated == KEEP_ALL else min(sequence.known, turn.input_end + generated)
+        copies = keep(sequence, known, session.holder, session.checkpoints, certain)
+        assert not copies, "a turn never leans on more than its own input"
+        turn.generated = known - turn.input_end
+        session.boundaries.append(known)
+        session.last = turn
+
+    def close(self, session: Session, reason: str) -> None:
+        """Give back everything a session has; its history may stay in the tree."""
+        registry, sequence = self.registry, session.sequence
+        assert session.turn is None and not session.unsettled, "end the turn first"
+        registry.purge_copies(session)
+        registry.discard_parcel(session, registry.ledger.step)
+        keeps = session.one_shot or registry.policy.leave_history
+        copying = sequence.lease is not None and sequence.lease.record.tail is not None
+        if keeps and sequence.lease is not None and not sequence.away and not copying:
+            leave_history(registry.tree, sequence)
+        sequence.close()
+        session.on("close")
+        registry.leave(session)
+        registry.emit("closed", session, None, reason)
+
+    # --- steps that failed ------------------------------------------------------------------------
+
+    def _fail_step(self, plan: Plan, error: str) -> None:
+        """Take the turns of a failed step, and of all plans made after it, back to their marks."""
+        registry = self.registry
+        touched: dict[str, bool] = {}
+        for row in plan.rows:
+            touched[row.turn.session_id] = True
+        for later in registry.flights:
+            later.void = True
+            for row in later.rows:
+                touched.setdefault(row.turn.session_id, False)
+        uncopied = {owner.id for flight in (plan, *registry.flights) for owner in flight.copied}
+        self._lose_moves(plan)
+        for session_id, guilty in touched.items():
+            session = registry.sessions.get(session_id)
+            if session is not None:
+                self._take_from_failed_step(session, guilty, error)
+        for session_id in uncopied:
+            session = registry.sessions.get(session_id)
+            if session is not None:
+                registry.drop_memory(session)
+
+    def _take_from_failed_step(self, session: Session, guilty: bool, error: str) -> None:
+        session.unsettled = 0
+        turn = session.turn
+        if turn is not None and session.life in (Life.RUNNING, Life.CLOSING):
+            turn.awaiting = 0
+            if guilty:
+                turn.failures += 1
+            ending = turn.ending
+            if turn.failures >= FAILURES_MAX and (ending is None or ending.event == "retract"):
+                ending = Ending("fail", error)
+            elif ending is None:
+                ending = Ending("retract", error)
+            turn.ending = Ending(ending.event, ending.reason, ending.keep, trusted=False)
+            self.end(session)
+            return
+        self._unseal(session)
+
+    def _unseal(self, session: Session) -> None:
+        """A sealing row was lost: go back to what is certain, or to nothing."""
+        registry, sequence = self.registry, session.sequence
+        certain = forget_rows(sequence)
+        try:
+            registry.copies += [(copy, session) for copy in fall_back(sequence, certain)]
+        except OutOfUnits:
+            sequence.drop_memory()
+        self._sealed(session)
+
+    # --- moves between tiers ----------------------------------------------------------------------
+
+    def _settle_moves(self, plan: Plan, moved: list[bool]) -> None:
+        """Parcels have arrived, or not; those that were cancelled meanwhile are nobody's any more."""
+        outcome: dict[int, bool] = {}
+        for index, move in enumerate(plan.moves):
+            arrived = index < len(moved) and moved[index]
+            outcome[move.number] = outcome.get(move.number, True) and arrived
+        for number, arrived in outcome.items():
+            session = self.registry.transits.get(number)
+            if session is not None:
+                self._settle_parcel(session, arrived)
+
+    def _lose_moves(self, plan: Plan) -> None:
+        self._settle_moves(plan, [])
+
+    def _settle_parcel(self, session: Session, arrived: bool) -> None:
+        registry, parcel = self.registry, session.parcel
+        assert parcel is not None
+        del registry.transits[session.number]
+        fence = registry.ledger.step
+        if session.place is Place.LEAVING:
+            if arrived:
+                finish_spill(session.sequence, parcel)
+                session.moved("settle")
+                registry.emit("spilled", session, None)
+            else:
+                registry.discard_parcel(session, fence)
+        elif arrived:
+            finish_restore(session.sequence, parcel)
+            session.parcel = None
+            session.moved("settle")
+            registry.emit("restored", session, None)
+        else:
+            # A parcel that cannot be read is of no use: what it held is computed again.
+            parcel.cancel_return(fence)
+            session.moved("cancel")
+            registry.drop_memory(session)

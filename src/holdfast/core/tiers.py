@@ -1,0 +1,141 @@
+"""Moving a session's memory between tiers: all components as one parcel, or nothing.
+
+A spill takes units on another tier, asks the executor to copy, and gives the device units up only when the
+copy has settled; a restore does the same the other way round. While a copy is in flight its destination is
+held as TRANSIT and its source stays valid, so either can be cancelled at any moment: the source is still
+there, and the destination retires. What a sequence leases from the prefix tree stays leased.
+"""
+
+from __future__ import annotations
+
+from holdfast.core.layout import Component, Tier
+from holdfast.core.lease import Lease
+from holdfast.core.ledger import Grant, Hold, Holder, Ledger, OutOfUnits
+from holdfast.core.plan import TierMove
+from holdfast.core.sequence import Sequence
+
+
+class Parcel:
+    """A sequence's own memory on another tier, and what a restore in flight has taken at home."""
+
+    __slots__ = ("away", "holder", "home", "lease", "tier")
+
+    def __init__(self, tier: Tier, holder: Holder, away: dict[Component, Hold]) -> None:
+        self.tier = tier
+        self.holder = holder
+        self.away = away
+        self.home: dict[Component, Hold] = {}
+        self.lease: Lease | None = None
+
+    def claim(self, into: list[Grant]) -> None:
+        """Name everything the parcel holds, for the census."""
+        into.extend(hold.grant for hold in self.away.values())
+        into.extend(hold.grant for hold in self.home.values())
+
+    def faults(self) -> list[str]:
+        """A parcel has no books of its own."""
+        return []
+
+    def discard(self, fence: int) -> None:
+        """Give up both sides of the parcel."""
+        self.cancel_return(fence)
+        for hold in self.away.values():
+            hold.release(fence)
+        self.away = {}
+
+    def cancel_return(self, fence: int) -> None:
+        """Give up what a restore in flight has taken at home; the parcel itself stays."""
+        for hold in self.home.values():
+            hold.release(fence)
+        self.home = {}
+
+
+def own_holds(sequence: Sequence) -> dict[Component, Hold]:
+    """What a sequence at rest holds itself, by component, without what is empty."""
+    run = sequence.window
+    holds = (
+        (Component.FULL, sequence.full),
+        (Component.WINDOW, run.hold if run is not None else None),
+        (Component.STATE, sequence.state),
+    )
+    return {component: hold for component, hold in holds if hold is not None and len(hold)}
+
+
+def start_spill(
+    sequence: Sequence, tier: Tier, transit: Holder, number: int
+) -> tuple[Parcel, list[TierMove]]:
+    """Take room for a sequence on another tier, or raise and change nothing. Its points are given up."""
+    assert sequence.mark is None and not sequence.away, "only a sequence at rest, at home, can be spilled"
+    ledger = sequence.ledger
+    own = own_holds(sequence)
+    taken = _take_all(ledger, tier, {component: len(hold) for component, hold in own.items()}, transit)
+    while sequence.points:
+        sequence.drop_point(sequence.points[-1])
+    moves = [
+        TierMove(number, component, (Tier.DEVICE, list(own[component].units)), (tier, list(hold.units)))
+        for component, hold in taken.items()
+    ]
+    return Parcel(tier, transit, taken), moves
+
+
+def finish_spill(sequence: Sequence, parcel: Parcel) -> None:
+    """The copy has settled: the parcel is the sequence's memory now, and the device units are given up."""
+    parcel.away = {component: hold.move_to(sequence.holder) for component, hold in parcel.away.items()}
+    for component, hold in own_holds(sequence).items():
+        if component is Component.STATE:
+            hold.release(sequence.fence)
+            sequence.state = None
+        else:
+            hold.shrink(len(hold), sequence.fence)
+    sequence.away = True
+
+
+def start_restore(sequence: Sequence, parcel: Parcel, transit: Holder, number: int) -> list[TierMove]:
+    """Take room for a parcel at home, or raise and change nothing."""
+    assert sequence.away and not parcel.home, "only a sequence that is away can be restored"
+    sizes = {component: len(hold) for component, hold in parcel.away.items()}
+    parcel.home = _take_all(sequence.ledger, Tier.DEVICE, sizes, transit)
+    return [
+        TierMove(
+            number,
+            component,
+            (parcel.tier, list(parcel.away[component].units)),
+            (Tier.DEVICE, list(hold.units)),
+        )
+        for component, hold in parcel.home.items()
+    ]
+
+
+def finish_restore(sequence: Sequence, parcel: Parcel) -> None:
+    """The copy has settled: the sequence is at home again, and the parcel is given up."""
+    for component, hold in parcel.home.items():
+        moved = hold.move_to(sequence.holder)
+        if component is Component.STATE:
+            sequence.state = moved
+        elif component is Component.FULL:
+            assert sequence.full is not None
+            sequence.full.join(moved)
+        else:
+            assert sequence.window is not None
+            sequence.window.hold.join(moved)
+    parcel.home = {}
+    parcel.discard(sequence.fence)
+    sequence.away = False
+    own_first = sequence.leased_pages
+    if sequence.window is not None:
+        own_first = min(own_first, sequence.window.first)
+    sequence.changed = min(sequence.changed, own_first)
+
+
+def _take_all(
+    ledger: Ledger, tier: Tier, sizes: dict[Component, int], holder: Holder
+) -> dict[Component, Hold]:
+    taken: dict[Component, Hold] = {}
+    try:
+        for component, count in sizes.items():
+            taken[component] = ledger.take(ledger.pool(component, tier), count, holder)
+    except OutOfUnits:
+        for hold in taken.values():
+            hold.release()
+        raise
+    return taken

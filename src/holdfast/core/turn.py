@@ -1,0 +1,132 @@
+"""A turn: one request on a session, from its arrival to its one end.
+
+What was asked is frozen (`TurnRequest`); how far it got is here; what it holds is the sequence's. A turn
+ends exactly once. While rows of it are in flight it cannot be cut, so an abort, a retraction or a failure is
+noted as its `ending` and carried out when the last of those rows has settled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from holdfast.core.errors import IllegalTransition
+from holdfast.core.ledger import Holder
+
+
+class TurnState(Enum):
+    """Where a turn is in its life."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+TURN_TABLE: dict[tuple[TurnState, str], TurnState] = {
+    (TurnState.QUEUED, "admit"): TurnState.RUNNING,
+    (TurnState.QUEUED, "abort"): TurnState.ABORTED,
+    (TurnState.QUEUED, "fail"): TurnState.FAILED,
+    (TurnState.RUNNING, "retract"): TurnState.QUEUED,
+    (TurnState.RUNNING, "finish"): TurnState.FINISHED,
+    (TurnState.RUNNING, "abort"): TurnState.ABORTED,
+    (TurnState.RUNNING, "fail"): TurnState.FAILED,
+}
+
+OVER = frozenset({TurnState.FINISHED, TurnState.ABORTED, TurnState.FAILED})
+
+
+class Ending:
+    """How a turn is to end once none of its rows is in flight.
+
+    `keep` is the number of generated tokens that stay: None rolls everything back, `KEEP_ALL` keeps what
+    there is. A retraction is no end for the client: the turn goes back to the queue. Where a row went wrong,
+    what rows in flight have written is not `trusted`.
+    """
+
+    __slots__ = ("event", "keep", "reason", "trusted")
+
+    def __init__(self, event: str, reason: str, keep: int | None = None, trusted: bool = True) -> None:
+        self.event = event
+        self.reason = reason
+        self.keep = keep
+        self.trusted = trusted
+
+
+KEEP_ALL = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """What a client asked for, as far as the core needs to know.
+
+    `goes_on` allows an input without tokens: generation continues from what is there. `on_abort` is what
+    becomes of the turn when its client goes away: None rolls it back, a number keeps that many tokens.
+    """
+
+    turn_id: str
+    tokens: tuple[int, ...]
+    max_tokens: int
+    priority: int = 0
+    goes_on: bool = False
+    on_abort: int | None = None
+    deadline: float | None = None
+
+
+class Turn:
+    """A request and how far it has come."""
+
+    __slots__ = (
+        "arrived",
+        "awaiting",
+        "cached",
+        "computed",
+        "ending",
+        "failures",
+        "first_token",
+        "generated",
+        "holder",
+        "known_before",
+        "number",
+        "request",
+        "retracts",
+        "session_id",
+        "state",
+    )
+
+    def __init__(
+        self, request: TurnRequest, session_id: str, number: int, arrived: float, holder: Holder
+    ) -> None:
+        self.request = request
+        self.session_id = session_id
+        self.number = number
+        self.arrived = arrived
+        self.holder = holder
+        self.state = TurnState.QUEUED
+        self.known_before = 0
+        self.generated = 0
+        self.awaiting = 0
+        self.cached = 0
+        self.computed = 0
+        self.failures = 0
+        self.retracts = 0
+        self.first_token: float | None = None
+        self.ending: Ending | None = None
+
+    def on(self, event: str) -> None:
+        """Follow the table; an event that cannot happen here is a fault."""
+        after = TURN_TABLE.get((self.state, event))
+        if after is None:
+            raise IllegalTransition(f"turn {self.request.turn_id}: {event} while {self.state.value}")
+        self.state = after
+
+    @property
+    def input_end(self) -> int:
+        """The length of the history with this turn's input."""
+        return self.known_before + len(self.request.tokens)
+
+    @property
+    def over(self) -> bool:
+        """Whether the turn has had its one end."""
+        return self.state in OVER
