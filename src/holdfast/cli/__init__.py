@@ -22,7 +22,10 @@ class Command(NamedTuple):
     summary: str
 
 
-COMMANDS: tuple[Command, ...] = (Command("version", "holdfast.cli.version", "Print the version."),)
+COMMANDS: tuple[Command, ...] = (
+    Command("version", "holdfast.cli.version", "Print the version."),
+    Command("bench", "holdfast.cli.bench", "Measure, and show each figure beside its baseline."),
+)
 
 # The arguments after the name belong to the sub-command, `--help` included: they are passed on unread.
 FORWARD_UNREAD: dict[str, object] = {

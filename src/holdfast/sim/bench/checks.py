@@ -1,0 +1,223 @@
+"""What the audit costs: the whole census, its longest slice, and what running turns pay for it.
+
+The crowd: 1,000 sessions at rest and 256 more in the middle of their second turn, with all three
+components. Every session has published its first input, so the tree is as full as in a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+
+from holdfast.core.audit import BUDGET_PER_ROW, Audit
+from holdfast.core.ledger import Hold
+from holdfast.sim.bench import anchors
+from holdfast.sim.bench.report import Check, Figure, Parameter, Progress, Settings
+from holdfast.sim.bench.sessions import POOL_TOKENS, Session, World
+from holdfast.sim.bench.timing import clock, collector_off, median_us, trimmed_mean_us
+from holdfast.sim.bench.workloads import outputs, stream
+
+LAYOUT = "full+window+state"
+SESSIONS = 1_000
+RUNNING = 256
+TURN_INPUT = 32
+TURN_OUTPUT = 32
+DECODED = 8
+STATES = 4_096
+# Tokens of each session -> tokens in the pool of full pages. Windows need no more than the second number.
+CROWDS = {288: (POOL_TOKENS, POOL_TOKENS), 8192: (1 << 24, 1 << 21)}
+SLICE_BUDGET = 4_096
+CENSUSES = 5
+ROUNDS = 5
+
+TURN_PAIRS = 200
+
+
+def crowd(page_size: int, tokens: int, sessions: int = SESSIONS, running: int = RUNNING) -> World:
+    """`sessions` sessions at rest with `tokens` tokens each, and `running` more in their second turn."""
+    pool_tokens, window_tokens = CROWDS[tokens]
+    world = World(LAYOUT, page_size, pool_tokens, window_tokens, STATES)
+    generated = outputs(TURN_OUTPUT)
+    for number in range(sessions + running):
+        session = Session(world, f"session {number}")
+        session.first_turn(stream(40_000 + number, tokens - TURN_OUTPUT), generated)
+        world.sessions.append(session)
+    for number, session in enumerate(world.sessions[sessions:]):
+        session.start_turn(stream(60_000 + number, TURN_INPUT), generated[:DECODED])
+    return world
+
+
+# --- the census ---------------------------------------------------------------------------------------
+
+
+def measure_census(settings: Settings, progress: Progress) -> Iterator[Figure]:
+    """The whole census and the longest slice, by page size and length of the sessions."""
+    for page_size in settings.page_sizes:
+        for tokens in CROWDS:
+            if tokens > 288 and page_size == 1:
+                continue  # Ten million units one by one: that is what slices are for.
+            progress(f"census: page size {page_size}, {tokens} tokens a session")
+            world = crowd(page_size, tokens)
+            yield _census_figure(world, page_size, tokens, settings)
+            theirs = anchors.baseline_census(page_size)
+            if theirs is not None and tokens == 288:
+                yield theirs
+
+
+def _census_figure(world: World, page_size: int, tokens: int, settings: Settings) -> Figure:
+    audit = Audit(world.ledger, world.tree, world.owners)
+    with collector_off():
+        samples = [_sample_census(audit) for _ in range(CENSUSES * settings.repeats)]
+        slices = _sample_slices(audit, ROUNDS * settings.repeats)
+    value, longest = median_us(samples) / 1000, max(slices) / 1e6
+    parameters: dict[str, Parameter] = {
+        "page_size": page_size,
+        "sessions": SESSIONS,
+        "running": RUNNING,
+        "tokens_per_session": tokens,
+        "layout": LAYOUT,
+        "pool_tokens": CROWDS[tokens][0],
+    }
+    observed: dict[str, Parameter] = {
+        "holds": len(world.ledger.live),
+        "units": sum(pool.size for pool in world.ledger.pools.values()),
+        "slices": len(slices),
+        "slice_budget": SLICE_BUDGET,
+        "slice_ms_max": longest,
+    }
+    baseline = anchors.PAGE_CHECK_MS.get(page_size) if tokens == 288 else None
+    limit = anchors.CENSUS_MS_MAX.get((page_size, tokens))
+    checks = (
+        Check("census", value, "ms", baseline, at_most=limit),
+        Check("slice_ms_max", longest, "ms", at_most=anchors.SLICE_MS_MAX.get(page_size)),
+    )
+    return Figure("census", value, "ms", parameters, checks, observed=observed)
+
+
+def _sample_census(audit: Audit) -> int:
+    started = clock()
+    findings = audit.census()
+    taken = clock() - started
+    assert not findings, f"a healthy world has a finding: {findings[0]}"
+    return taken
+
+
+def _sample_slices(audit: Audit, rounds: int) -> list[int]:
+    """What each slice of a census takes: the median over the rounds, whose slices do the same work."""
+    by_slice: list[list[int]] = []
+    for _ in range(rounds):
+        index, done = 0, False
+        while not done:
+            started = clock()
+            findings = audit.slice(SLICE_BUDGET)
+            taken = clock() - started
+            assert not findings, f"a healthy world has a finding: {findings[0]}"
+            if index == len(by_slice):
+                by_slice.append([])
+            by_slice[index].append(taken)
+            index, done = index + 1, audit.between_rounds
+    return [int(median(samples)) for samples in by_slice]
+
+
+# --- what running turns pay for it --------------------------------------------------------------------
+
+
+def measure_audit_overhead(settings: Settings, progress: Progress) -> Iterator[Figure]:
+    """A turn with everything that is always on, against the same turn without; by page size.
+
+    Slices are switched off, and so is the report of a Hold that is dropped. The flight recorder cannot be:
+    what one entry costs is measured apart and counted by the entries of a turn.
+    """
+    for page_size in settings.page_sizes:
+        pairs: list[tuple[int, int]] = []
+        entries, entry_us = 0, 0.0
+        for repeat in range(settings.repeats):
+            progress(f"audit_overhead: page size {page_size}, run {repeat + 1} of {settings.repeats}")
+            world = crowd(page_size, 288)
+            with collector_off():
+                pairs += _sample_pairs(world)
+                entries = _entries_of_a_turn(world.sessions[0])
+                entry_us = _entry_us(world)
+        recorder_us = entries * entry_us
+        # A slice runs every few turns only: its share shows in the mean, which a few outliers must not bend.
+        added = trimmed_mean_us([audited - bare for audited, bare in pairs]) + recorder_us
+        without = median_us([bare for _, bare in pairs]) - recorder_us
+        observed: dict[str, Parameter] = {
+            "added_us": added,
+            "turn_us": without + added,
+            "recorder_entries": entries,
+            "recorder_us": recorder_us,
+            "budget_per_row": BUDGET_PER_ROW,
+        }
+        parameters: dict[str, Parameter] = {
+            "page_size": page_size,
+            "sessions": SESSIONS,
+            "running": RUNNING,
+            "layout": LAYOUT,
+        }
+        ratio = (without + added) / without
+        checks = (
+            Check("audit_overhead", ratio, "ratio"),
+            Check("added_us", added, "us", at_most=anchors.AUDIT_US_MAX.get(page_size)),
+        )
+        yield Figure("audit_overhead", ratio, "ratio", parameters, checks, observed=observed)
+
+
+def _sample_pairs(world: World) -> list[tuple[int, int]]:
+    """Turns with and without slices and drop checks, in pairs; each of the two comes first in its turn."""
+    audit = Audit(world.ledger, world.tree, world.owners)
+    session = world.sessions[0]
+    inputs, generated = stream(80_000, TURN_INPUT), outputs(TURN_OUTPUT)
+    pairs: list[tuple[int, int]] = []
+    for pair in range(TURN_PAIRS):
+        taken = {True: 0, False: 0}
+        for with_audit in (True, False) if pair % 2 else (False, True):
+            if with_audit:
+                session.audit = audit
+                taken[True] = _sample_turn(session, inputs, generated)
+                session.audit = None
+            else:
+                with _drop_checks_off():
+                    taken[False] = _sample_turn(session, inputs, generated)
+        pairs.append((taken[True], taken[False]))
+    return pairs
+
+
+def _sample_turn(session: Session, inputs: list[int], generated: list[int]) -> int:
+    started = clock()
+    session.turn(inputs, generated)
+    return clock() - started
+
+
+@contextmanager
+def _drop_checks_off() -> Iterator[None]:
+    """Let dropped Holds go unreported: what a turn would cost if nothing watched them."""
+    finaliser = Hold.__del__
+    del Hold.__del__
+    try:
+        yield
+    finally:
+        Hold.__del__ = finaliser  # type: ignore[method-assign]
+
+
+def _entries_of_a_turn(session: Session) -> int:
+    """How many transitions the flight recorder notes in one turn."""
+    recorder = session.world.ledger.recorder
+    recorder.clear()
+    session.turn(stream(80_000, TURN_INPUT), outputs(TURN_OUTPUT))
+    return len(recorder)
+
+
+def _entry_us(world: World) -> float:
+    """What noting one transition costs, apart from the loop around it."""
+    ledger, count = world.ledger, 10_000
+    pool = next(iter(ledger.pools.values()))
+    grant = next(iter(ledger.live.values()))
+    started = clock()
+    for _ in range(count):
+        ledger.recorder.append((ledger.step, "grow", grant.serial, pool.index, count, grant.holder))
+    middle = clock()
+    for _ in range(count):
+        continue
+    return (2 * middle - started - clock()) / count / 1000

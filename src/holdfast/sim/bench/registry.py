@@ -1,0 +1,19 @@
+"""The table of the core's measurements: adding one is a line in MEASUREMENTS.
+
+A measurement is a generator of figures: it takes the settings and a function to tell its progress to.
+"""
+
+from __future__ import annotations
+
+from holdfast.sim.bench.checks import measure_audit_overhead, measure_census
+from holdfast.sim.bench.report import Measurement
+from holdfast.sim.bench.trace import measure_tree_trace
+from holdfast.sim.bench.turns import measure_open_close, measure_turn
+
+MEASUREMENTS: dict[str, Measurement] = {
+    "turn": measure_turn,
+    "open_close": measure_open_close,
+    "tree_trace": measure_tree_trace,
+    "census": measure_census,
+    "audit_overhead": measure_audit_overhead,
+}

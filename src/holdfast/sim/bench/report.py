@@ -1,0 +1,93 @@
+"""What a measurement returns: figures, each with the targets it is held to, as plain values.
+
+A `Figure` is one line of the JSON output; a `Check` is one line of the table. Nothing here prints: the
+command decides how figures look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+Parameter = str | int | float | bool
+Progress = Callable[[str], None]
+
+OURS = "holdfast"
+BASELINE = "sglang"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user asked for: how often to repeat, and which page sizes to look at."""
+
+    repeats: int = 3
+    page_sizes: tuple[int, ...] = (1, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A quantity, the baseline's value of it, and the limit that it is held to, where there are such."""
+
+    quantity: str
+    value: float
+    unit: str
+    baseline: float | None = None
+    at_most: float | None = None
+    at_least: float | None = None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the quantity keeps its limits; None without any."""
+        if self.at_most is None and self.at_least is None:
+            return None
+        below = self.at_most is None or self.value <= self.at_most
+        return below and (self.at_least is None or self.value >= self.at_least)
+
+    @property
+    def ratio(self) -> float | None:
+        """Our value over the baseline's."""
+        return self.value / self.baseline if self.baseline else None
+
+    @property
+    def target(self) -> str:
+        """The limits in words."""
+        words = []
+        if self.at_least is not None:
+            words.append(f">= {self.at_least:,.6g}")
+        if self.at_most is not None:
+            words.append(f"<= {self.at_most:,.6g}")
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured value with the parameters that it was measured with, and what it is checked for."""
+
+    name: str
+    value: float
+    unit: str
+    parameters: dict[str, Parameter]
+    checks: tuple[Check, ...] = ()
+    system: str = OURS
+    observed: dict[str, Parameter] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Parameter]:
+        """The flat object of the JSON output: parameters and observations are keys of their own."""
+        flat: dict[str, Parameter] = {"name": self.name, "value": _rounded(self.value), "unit": self.unit}
+        for key, value in (self.parameters | self.observed).items():
+            assert key not in flat, f"two meanings for {key}"
+            flat[key] = _rounded(value) if isinstance(value, float) else value
+        flat["system"] = self.system
+        judged = [check for check in self.checks if check.met is not None]
+        if judged:
+            flat["target"] = "; ".join(f"{check.quantity} {check.target}" for check in judged)
+            flat["met"] = all(check.met for check in judged)
+        return flat
+
+
+Measurement = Callable[[Settings, Progress], Iterator[Figure]]
+
+
+def _rounded(value: float) -> float:
+    """Four significant digits past the point are more than any of the clocks can tell."""
+    return round(value, 4)
