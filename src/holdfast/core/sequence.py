@@ -389,7 +389,7 @@ class Sequence:
         mark = self.mark
         assert mark is not None, "no turn to end"
         self.mark = None
-        if self.planned == self.computed and self.points and self.points[-1].length == self.computed:
+        if self.points and self.points[-1].length == self.planned:
             self.become(self.points.pop())
         for index in range(len(self.points) - 1, -1, -1):
             point = self.points[index]
