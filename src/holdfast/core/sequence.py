@@ -126,19 +126,16 @@ class Sequence:
 
     def extend_drafts(self, count: int) -> None:
         """As `extend`, for a row whose last tokens are drafts: the state before them is kept as well."""
-        taken_before = self.state
-        planned_before = self.planned
-        self.extend(count)
-        if self.ledger.layout.state:
-            try:
-                self.spare = self.ledger.take(self.ledger.pool(Component.STATE), 1, self.holder)
-            except OutOfUnits:
-                self.planned = planned_before
-                self.give_back()
-                if taken_before is None and self.state is not None:
-                    self.state.release()
-                    self.state = None
-                raise
+        if not self.ledger.layout.state:
+            self.extend(count)
+            return
+        spare = self.ledger.take(self.ledger.pool(Component.STATE), 1, self.holder)
+        try:
+            self.extend(count)
+        except OutOfUnits:
+            spare.release()
+            raise
+        self.spare = spare
 
     def settle_drafts(self, count: int, accepted: int) -> None:
         """A drafted row has settled: `accepted` of its `count` tokens stand, the rest are trimmed.
