@@ -212,7 +212,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert not entry.hold.alive
         for use in (
             lambda: entry.hold.grow(0),
-            lambda: entry.hold.release(),
+            entry.hold.release,
             lambda: entry.hold.units,
             lambda: entry.hold.split(0),
         ):

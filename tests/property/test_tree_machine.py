@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdfast.core.audit import Audit
 from holdfast.core.layout import Component, named_layout
-from holdfast.core.ledger import Hold, Kind
 from holdfast.core.lease import Lease
+from holdfast.core.ledger import Hold, Kind
 from holdfast.core.prefix import PrefixTree
 from holdfast.core.tokens import pack
 from tests.core.world import LAYOUTS, make_ledger
