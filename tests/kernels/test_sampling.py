@@ -12,6 +12,7 @@ import torch
 from holdfast.kernels import torch as reference
 from holdfast.kernels import triton as device
 from holdfast.kernels.torch.sampling import gumbel_noise as reference_noise
+from holdfast.kernels.triton import sampling as sections
 from tests.kernels import naive
 from tests.kernels.batches import NAN
 
@@ -101,8 +102,12 @@ def test_sampling_refuses_rows_that_are_not_numbers() -> None:
             assert drawn[1:] == [-1, -1, -1]
 
 
-def test_sampling_is_the_same_on_both_implementations(generator: torch.Generator) -> None:
+@pytest.mark.parametrize("section", [64, 8192])
+def test_sampling_is_the_same_on_both_implementations(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, section: int
+) -> None:
     """Peaked and flat rows, every combination of limits, ties, and an odd width."""
+    monkeypatch.setattr(sections, "SECTION", section)
     rows, width = 48, 333
     logits = normal(generator, rows, width) * torch.tensor([0.1, 1.0, 4.0]).repeat(rows // 3).unsqueeze(1)
     logits[::5] = logits[::5].round()

@@ -54,7 +54,7 @@ def sample_tokens(
         if rows.numel():
             best = best.clone()
             best[rows] = _draw(
-                values[rows] / temperature[rows].float().unsqueeze(1),
+                values[rows] * temperature[rows].float().reciprocal().unsqueeze(1),
                 top_k[rows], top_p[rows], min_p[rows], seeds[rows], positions[rows],
             )  # fmt: skip
     # The maximum is not finite exactly where a row holds NaN or plus infinity, or only minus infinity.

@@ -26,7 +26,12 @@ from holdfast.kernels.triton.launch import ceiling, find_row, power_of_two, prec
 
 SPLIT_LEAST = 256  # keys below which a split is not worth its merge
 SPLITS_MOST = 128
-LOG2_E = 1.4426950408889634
+
+# Keys a block, warps and stages of loads, by the bytes of one head of one token (at most 512).
+_Blocks = dict[int, tuple[int, int, int]]
+SINGLE_BLOCKS: _Blocks = {32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3), 256: (64, 4, 3), 512: (32, 4, 3)}
+TILE_BLOCKS: _Blocks = {32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3), 256: (64, 4, 3), 512: (32, 8, 2)}
+SPLIT_BLOCKS: _Blocks = {32: (64, 8, 3), 64: (64, 8, 3), 128: (128, 8, 3), 256: (128, 8, 3), 512: (32, 8, 2)}
 
 
 class Shape(NamedTuple):
@@ -94,10 +99,10 @@ def _attend_block(
     columns = tl.arange(0, BLOCK_D)
     inside = (steps >= lowest) & (steps < end)
     if PAGE % BLOCK_N == 0:
-        unit = tl.load(table + begin // PAGE).to(tl.int64)
+        page = tl.load(table + begin // PAGE).to(tl.int64)
         offset = (begin % PAGE + tl.arange(0, BLOCK_N)).to(tl.int64)
-        key_rows = key + unit * key_unit + offset * key_token
-        value_rows = value + unit * value_unit + offset * value_token
+        key_rows = key + page * key_unit + offset * key_token
+        value_rows = value + page * value_unit + offset * value_token
     else:
         if MASKED:
             units = tl.load(table + steps // PAGE, mask=inside, other=0).to(tl.int64)
@@ -112,20 +117,21 @@ def _attend_block(
     else:
         keys = tl.load(key_rows[:, None] + columns[None, :])
     scores = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision=PRECISION)
+    # Scores times `unit` are in units of log 2; the product is left to the exponent, where it costs nothing.
+    unit = scale * 1.4426950408889634
     if CAPPED:
-        # softcap * tanh(s / softcap), in units of log 2 like all scores here.
-        scores = (2.0 * tl.sigmoid(2.0 * scores * scale / softcap) - 1.0) * (softcap * 1.4426950408889634)
-    else:
-        scores = scores * (scale * 1.4426950408889634)
+        # softcap * tanh(s / softcap)
+        scores = 2.0 * tl.sigmoid(2.0 * scores * scale / softcap) - 1.0
+        unit = softcap * 1.4426950408889634
     if MASKED:
         seen = inside[None, :] & (steps[None, :] <= places[:, None])
         if WINDOWED:
             seen = seen & (steps[None, :] > places[:, None] - window)
         scores = tl.where(seen, scores, float("-inf"))
-    higher = tl.maximum(peak, tl.max(scores, axis=1))
+    higher = tl.maximum(peak, tl.max(scores, axis=1) * unit)
     # A query may have seen nothing yet; any finite peak will do for it.
     anchor = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
-    weights = tl.exp2(scores - anchor[:, None])
+    weights = tl.exp2(scores * unit - anchor[:, None])
     shrink = tl.exp2(peak - anchor)
     weight_sum = weight_sum * shrink + tl.sum(weights, axis=1)
     if MASKED or DIM != BLOCK_D:
@@ -260,19 +266,21 @@ def _splits(programs: int, keys: int, device: torch.device, waves: int) -> int:
 def shape_for(batch: Batch, query: torch.Tensor, kv_heads: int, window: int | None, singles: bool) -> Shape:
     """The blocks of one launch, from host-side counts alone."""
     group = query.shape[1] // kv_heads
-    wide = power_of_two(query.shape[-1], 16) * query.element_size()
+    row_bytes = power_of_two(query.shape[-1], 16) * query.element_size()
     keys = batch.context_max if window is None else min(batch.context_max, window + batch.count_max)
     if singles:
-        block_m = power_of_two(group, 16)
-        block_n = 64 if wide <= 256 else 32
         splits = _splits(batch.rows * kv_heads, keys, query.device, 8)
-        return Shape(block_m, block_n, 4, 3, splits)
-    block_m = min(128, power_of_two(batch.count_max * group, 16))
-    block_m = max(block_m, power_of_two(group, 16))
-    block_n = 64 if wide <= 256 else 32
+        return Shape(power_of_two(group, 16), *SINGLE_BLOCKS[min(row_bytes, 512)], splits)
+    # Float32 products do without tensor cores: large blocks would only spill registers.
+    tallest = 32 if query.dtype == torch.float32 else 128
+    block_m = max(power_of_two(group, 16), min(tallest, power_of_two(batch.count_max * group, 16)))
     programs = tiles(query.shape[0], batch.rows, block_m // group) * kv_heads
     splits = _splits(programs, keys, query.device, 2)
-    return Shape(block_m, block_n, 8 if block_m >= 128 else 4, 3 if wide <= 256 else 2, splits)
+    blocks = SPLIT_BLOCKS if splits > 1 else TILE_BLOCKS
+    block_n, warps, stages = blocks[min(row_bytes, 512)]
+    if query.dtype == torch.float32:
+        return Shape(block_m, 32, 4, 2, splits)
+    return Shape(block_m, block_n, warps if block_m >= 128 else 4, stages, splits)
 
 
 def attend(

@@ -18,7 +18,7 @@ import triton.language as tl
 from holdfast.kernels.batch import Batch
 from holdfast.kernels.triton.launch import ceiling, find_row, power_of_two, tiles
 
-BLOCK_TOKENS = 16
+TILE_TOKENS, TILE_CHANNELS, TILE_WARPS = 16, 64, 4
 
 
 @triton.jit
@@ -162,10 +162,10 @@ def causal_conv(
             **flags, BLOCK=block, num_warps=2,
         )  # fmt: skip
         return out
-    wide = min(64, block)
-    _conv_tile[(tiles(tokens, batch.rows, BLOCK_TOKENS), ceiling(channels, wide))](
+    wide = min(TILE_CHANNELS, power_of_two(channels))
+    _conv_tile[(tiles(tokens, batch.rows, TILE_TOKENS), ceiling(channels, wide))](
         x, weight, offset, conv_state, batch.state_source, batch.row_start, out, *states, batch.rows,
-        **flags, TOKENS=BLOCK_TOKENS, BLOCK=wide, num_warps=4,
+        **flags, TOKENS=TILE_TOKENS, BLOCK=wide, num_warps=TILE_WARPS,
     )  # fmt: skip
     _conv_states[(batch.rows, blocks)](
         x, conv_state, batch.state_source, batch.state_destination, batch.row_start, *states,

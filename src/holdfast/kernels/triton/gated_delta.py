@@ -21,6 +21,7 @@ from holdfast.kernels.triton.launch import Blocks, ceiling, find_row, power_of_t
 
 STEP = Blocks(chunk=1, elements=8192, warps=4, stages=1)
 SOLVE = Blocks(chunk=64, elements=0, warps=4, stages=1)
+SOLVE_PRECISION = "tf32x3"
 SCAN = Blocks(chunk=64, elements=4096, warps=4, stages=2)
 
 
@@ -235,19 +236,20 @@ def gated_delta(
             num_warps=STEP.warps,
         )
     if not batch.one_token_rows:
-        chunk = min(SCAN.chunk, power_of_two(batch.count_max, 16))
+        chunk = min(32 if key.dtype == torch.float32 else SCAN.chunk, power_of_two(batch.count_max, 16))
         flags |= {"CHUNK": chunk, "PRECISION": precision(key.dtype)}
         tile_count = tiles(tokens, batch.rows, chunk)
         inverses = torch.empty(tile_count, heads, chunk, chunk, dtype=key.dtype, device=key.device)
         _delta_systems[(tile_count, heads)](
             key, g, beta, batch.row_start, inverses,
             key.stride(0), key.stride(1), g.stride(0), beta.stride(0), batch.rows, NORM_EPS,
-            **flags, SOLVE="ieee" if key.dtype == torch.float32 else "tf32x3",
+            **flags, SOLVE="ieee" if key.dtype == torch.float32 else SOLVE_PRECISION,
             num_warps=SOLVE.warps,
         )  # fmt: skip
-        block_dim = min(power_of_two(dim, 16), max(16, SCAN.elements // block_size))
+        elements = SCAN.elements // 2 if key.dtype == torch.float32 else SCAN.elements
+        block_dim = min(power_of_two(dim, 16), max(16, elements // block_size))
         _delta_chunks[(batch.rows, heads, ceiling(dim, block_dim))](
             query, key, value, g, beta, inverses, *states, *strides, **flags, DIM=dim, BLOCK_DIM=block_dim,
-            num_warps=SCAN.warps, num_stages=SCAN.stages,
+            num_warps=SCAN.warps, num_stages=1 if key.dtype == torch.float32 else SCAN.stages,
         )  # fmt: skip
     return out

@@ -19,7 +19,7 @@ from holdfast.kernels.parameters import Mamba2Weights
 from holdfast.kernels.triton.launch import Blocks, ceiling, power_of_two, precision
 
 STEP = Blocks(chunk=1, elements=8192, warps=4, stages=1)
-SCAN = Blocks(chunk=64, elements=8192, warps=4, stages=2)
+SCAN = Blocks(chunk=32, elements=8192, warps=4, stages=3)
 
 
 @triton.jit

@@ -1,11 +1,14 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Sampling of one token a row as a Triton kernel, without a sort.
+"""Sampling of one token a row as Triton kernels, without a sort.
 
-One program a row. It draws the winner of `logit / temperature + noise` over all tokens above a bar; if fewer
-than top_k tokens and less than top_p of the probability lie above the winner it is kept, otherwise it becomes
-the bar and the draw is repeated with the same noise. What is left out this way is never a token that may be
-kept, so the result is the winner among the kept ones, exactly as in `kernels/torch/sampling.py`. Mostly one
-or two rounds are needed. Called through `holdfast.kernels`.
+The winner of `logit / temperature + noise` over all tokens is drawn; if fewer than top_k tokens and less than
+top_p of the probability lie above it, it is kept. Otherwise it becomes a bar: the draw is repeated with the
+same noise among the tokens above it. What is left out this way is never a token that may be kept, so the
+result is the winner among the kept ones, exactly as in `kernels/torch/sampling.py`.
+
+The peaks, the first draw and the weight above its winner are computed in sections of a row, so that a few
+rows fill the device; further draws, which peaked rows rarely need, run in one program a row. Called through
+`holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ import torch
 import triton
 import triton.language as tl
 
-from holdfast.kernels.triton.launch import power_of_two
+from holdfast.kernels.triton.launch import ceiling, power_of_two
 
-BLOCK = 4096
+SECTION = 8192
+NOWHERE = tl.constexpr(2147483647)  # above every token
 
 
 @triton.jit
@@ -46,88 +50,165 @@ def _stream(seed, position):
 
 
 @triton.jit
-def _peak(logits, width, BLOCK: tl.constexpr):
-    """The greatest logit, the first token that has it, and whether any logit is not a number."""
-    columns = tl.arange(0, BLOCK)
-    best = tl.full([BLOCK], float("-inf"), tl.float32)
-    token = tl.zeros([BLOCK], tl.int32)
-    broken = tl.zeros([BLOCK], tl.int32)
-    for begin in tl.range(0, width, BLOCK):
-        value = tl.load(logits + begin + columns, mask=begin + columns < width, other=float("-inf"))
-        value = value.to(tl.float32)
-        broken = broken | (value != value).to(tl.int32)  # noqa: PLR0124 - true for NaN alone
-        better = value > best
-        best = tl.where(better, value, best)
-        token = tl.where(better, begin + columns, token)
-    peak = tl.max(best, axis=0)
-    first = tl.min(tl.where(best == peak, token, 2147483647), axis=0)
-    return peak, first, tl.max(broken, axis=0)
+def _row_peak(peaks, sections, BLOCK_SECTIONS: tl.constexpr):
+    """The greatest logit of a row, and whether the row can be sampled: no NaN, and a finite peak."""
+    parts = tl.arange(0, BLOCK_SECTIONS)
+    peak = tl.load(peaks + parts, mask=parts < sections, other=float("-inf"))
+    broken = peak != peak  # noqa: PLR0124 - true for NaN alone
+    best = tl.max(tl.where(broken, float("-inf"), peak), axis=0)
+    usable = (tl.max(broken.to(tl.int32), axis=0) == 0) & (best > float("-inf")) & (best < float("inf"))
+    return best, usable
 
 
 @triton.jit
-def _draw(logits, width, cold, bar, floor, stream, BLOCK: tl.constexpr):
-    """The winner above the bar and its scaled logit."""
-    columns = tl.arange(0, BLOCK)
-    best = tl.full([BLOCK], float("-inf"), tl.float32)
-    token = tl.zeros([BLOCK], tl.int32)
-    chosen = tl.full([BLOCK], float("-inf"), tl.float32)
-    for begin in tl.range(0, width, BLOCK):
+def _best_part(scores, tokens, sections, BLOCK_SECTIONS: tl.constexpr):
+    """The section with the greatest score (the first of equals) and its token."""
+    parts = tl.arange(0, BLOCK_SECTIONS)
+    score = tl.load(scores + parts, mask=parts < sections, other=float("-inf"))
+    # Where scores are not numbers no part is the greatest; any will do, since such a row is not sampled.
+    first = tl.min(tl.where(score == tl.max(score, axis=0), parts, sections - 1), axis=0)
+    return first, tl.load(tokens + first)
+
+
+@triton.jit
+def _find_peaks(logits, peaks, tokens, stride, width, sections, SECTION: tl.constexpr):
+    """The greatest logit of a section and its first token; NaN where the section holds one."""
+    row = tl.program_id(0).to(tl.int64)
+    section = tl.program_id(1)
+    columns = section * SECTION + tl.arange(0, SECTION)
+    value = tl.load(logits + row * stride + columns, mask=columns < width, other=float("-inf")).to(tl.float32)
+    broken = value != value  # noqa: PLR0124 - true for NaN alone
+    value = tl.where(broken, float("-inf"), value)
+    peak = tl.max(value, axis=0)
+    first = tl.min(tl.where(value == peak, columns, NOWHERE), axis=0)
+    any_broken = tl.max(broken.to(tl.int32), axis=0) > 0
+    tl.store(peaks + row * sections + section, tl.where(any_broken, float("nan"), peak))
+    tl.store(tokens + row * sections + section, first)
+
+
+@triton.jit
+def _draw_sections(
+    logits, temperature, min_p, seeds, positions, peaks, noisy, values, totals, tokens,
+    stride, width, sections, SECTION: tl.constexpr, BLOCK_SECTIONS: tl.constexpr,
+):  # fmt: skip
+    """The winner of a section with its scaled logit, and the weight of the section."""
+    row = tl.program_id(0).to(tl.int64)
+    heat = tl.load(temperature + row).to(tl.float32)
+    if heat <= 0.0:
+        return
+    peak, _usable = _row_peak(peaks + row * sections, sections, BLOCK_SECTIONS)
+    cold = tl.div_rn(1.0, heat)
+    floor = peak * cold + tl.log(tl.load(min_p + row).to(tl.float32))
+    stream = _stream(tl.load(seeds + row), tl.load(positions + row))
+    columns = tl.program_id(1) * SECTION + tl.arange(0, SECTION)
+    value = tl.load(logits + row * stride + columns, mask=columns < width, other=float("-inf"))
+    value = value.to(tl.float32) * cold
+    score = tl.where(value >= floor, value + _gumbel(stream, columns), float("-inf"))
+    best = tl.max(score, axis=0)
+    winner = tl.min(tl.where(score == best, columns, NOWHERE), axis=0)
+    at = row * sections + tl.program_id(1)
+    tl.store(noisy + at, best)
+    tl.store(values + at, tl.max(tl.where(columns == winner, value, float("-inf")), axis=0))
+    tl.store(totals + at, tl.sum(tl.exp(value - peak * cold), axis=0))
+    tl.store(tokens + at, winner)
+
+
+@triton.jit
+def _weigh_sections(
+    logits, temperature, top_k, top_p, peaks, noisy, values, counts, masses, tokens, stride, width, sections,
+    SECTION: tl.constexpr, BLOCK_SECTIONS: tl.constexpr,
+):  # fmt: skip
+    """How many tokens of a section are more likely than the row's winner, and their weight."""
+    row = tl.program_id(0).to(tl.int64)
+    heat = tl.load(temperature + row).to(tl.float32)
+    limit = tl.load(top_k + row)
+    if (heat <= 0.0) | (((limit <= 0) | (limit >= width)) & (tl.load(top_p + row) >= 1.0)):
+        return
+    cold = tl.div_rn(1.0, heat)
+    peak, _usable = _row_peak(peaks + row * sections, sections, BLOCK_SECTIONS)
+    part, _token = _best_part(noisy + row * sections, tokens + row * sections, sections, BLOCK_SECTIONS)
+    bar = tl.load(values + row * sections + part)
+    columns = tl.program_id(1) * SECTION + tl.arange(0, SECTION)
+    value = tl.load(logits + row * stride + columns, mask=columns < width, other=float("-inf"))
+    value = value.to(tl.float32) * cold
+    higher = value > bar
+    at = row * sections + tl.program_id(1)
+    tl.store(counts + at, tl.sum(higher.to(tl.float32), axis=0))
+    tl.store(masses + at, tl.sum(tl.where(higher, tl.exp(value - peak * cold), 0.0), axis=0))
+
+
+@triton.jit
+def _draw_again(logits, width, cold, bar, floor, stream, SECTION: tl.constexpr):
+    """The winner above the bar and its scaled logit, over a whole row."""
+    columns = tl.arange(0, SECTION)
+    best = tl.full([SECTION], float("-inf"), tl.float32)
+    token = tl.zeros([SECTION], tl.int32)
+    chosen = tl.full([SECTION], float("-inf"), tl.float32)
+    for begin in tl.range(0, width, SECTION):
         tokens = begin + columns
-        value = tl.load(logits + tokens, mask=tokens < width, other=float("-inf")).to(tl.float32) / cold
-        noisy = value + _gumbel(stream, tokens)
-        better = (noisy > best) & (value > bar) & (value >= floor)
-        best = tl.where(better, noisy, best)
+        value = tl.load(logits + tokens, mask=tokens < width, other=float("-inf")).to(tl.float32) * cold
+        score = value + _gumbel(stream, tokens)
+        better = (score > best) & (value > bar) & (value >= floor)
+        best = tl.where(better, score, best)
         token = tl.where(better, tokens, token)
         chosen = tl.where(better, value, chosen)
     peak = tl.max(best, axis=0)
-    winner = tl.min(tl.where(best == peak, token, 2147483647), axis=0)
+    winner = tl.min(tl.where(best == peak, token, NOWHERE), axis=0)
     return winner, tl.max(tl.where((best == peak) & (token == winner), chosen, float("-inf")), axis=0)
 
 
 @triton.jit
-def _above(logits, width, cold, peak, value, BLOCK: tl.constexpr):
-    """How many tokens are more likely than `value`, their weight, and the weight of all."""
-    columns = tl.arange(0, BLOCK)
-    count = tl.zeros([BLOCK], tl.int32)
-    mass = tl.zeros([BLOCK], tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
-    for begin in tl.range(0, width, BLOCK):
+def _weigh_again(logits, width, cold, top, bar, SECTION: tl.constexpr):
+    """How many tokens of a whole row are more likely than the bar, and their weight."""
+    columns = tl.arange(0, SECTION)
+    count = tl.zeros([SECTION], tl.float32)
+    mass = tl.zeros([SECTION], tl.float32)
+    for begin in tl.range(0, width, SECTION):
         tokens = begin + columns
-        other = tl.load(logits + tokens, mask=tokens < width, other=float("-inf")).to(tl.float32) / cold
-        weight = tl.exp(other - peak)
-        higher = other > value
-        count += higher.to(tl.int32)
-        mass += tl.where(higher, weight, 0.0)
-        total += weight
-    return tl.sum(count, axis=0), tl.sum(mass, axis=0), tl.sum(total, axis=0)
+        value = tl.load(logits + tokens, mask=tokens < width, other=float("-inf")).to(tl.float32) * cold
+        higher = value > bar
+        count += higher.to(tl.float32)
+        mass += tl.where(higher, tl.exp(value - top), 0.0)
+    return tl.sum(count, axis=0), tl.sum(mass, axis=0)
 
 
 @triton.jit
-def _sample(
-    logits, temperature, top_k, top_p, min_p, seeds, positions, out, stride, width,
-    GREEDY: tl.constexpr, BLOCK: tl.constexpr,
+def _choose(
+    logits, temperature, top_k, top_p, min_p, seeds, positions,
+    peaks, peak_tokens, noisy, values, totals, counts, masses, tokens, out, stride, width, sections,
+    GREEDY: tl.constexpr, SECTION: tl.constexpr, BLOCK_SECTIONS: tl.constexpr,
 ):  # fmt: skip
+    """The token of a row."""
     row = tl.program_id(0).to(tl.int64)
-    logits += row * stride
-    peak, winner, broken = _peak(logits, width, BLOCK)
-    usable = (broken == 0) & (peak > float("-inf")) & (peak < float("inf"))
+    at = row * sections
+    parts = tl.arange(0, BLOCK_SECTIONS)
+    present = parts < sections
+    peak, usable = _row_peak(peaks + at, sections, BLOCK_SECTIONS)
+    _part, winner = _best_part(peaks + at, peak_tokens + at, sections, BLOCK_SECTIONS)
     if not GREEDY:
         heat = tl.load(temperature + row).to(tl.float32)
         if usable & (heat > 0.0):
-            stream = _stream(tl.load(seeds + row), tl.load(positions + row))
+            cold = tl.div_rn(1.0, heat)
+            part, winner = _best_part(noisy + at, tokens + at, sections, BLOCK_SECTIONS)
             limit = tl.load(top_k + row).to(tl.int32)
-            limit = tl.where(limit > 0, limit, 2147483647)
+            limit = tl.where((limit > 0) & (limit < width), limit, width).to(tl.float32)
             share = tl.load(top_p + row).to(tl.float32)
-            top = peak / heat
-            floor = top + tl.log(tl.load(min_p + row).to(tl.float32))
-            # The bar stays below the peak, so the most likely token is always drawn in the end.
-            winner, bar = _draw(logits, width, heat, float("-inf"), floor, stream, BLOCK)
             rejected = (limit < width) | (share < 1.0)
-            while rejected:
-                count, mass, total = _above(logits, width, heat, top, bar, BLOCK)
-                rejected = (count > 0) & ((count >= limit) | ((share < 1.0) & (mass >= share * total)))
-                if rejected:
-                    winner, bar = _draw(logits, width, heat, bar, floor, stream, BLOCK)
+            if rejected:
+                logits += row * stride
+                top = peak * cold
+                floor = top + tl.log(tl.load(min_p + row).to(tl.float32))
+                stream = _stream(tl.load(seeds + row), tl.load(positions + row))
+                bar = tl.load(values + at + part)
+                allowed = share * tl.sum(tl.load(totals + at + parts, mask=present, other=0.0), axis=0)
+                count = tl.sum(tl.load(counts + at + parts, mask=present, other=0.0), axis=0)
+                mass = tl.sum(tl.load(masses + at + parts, mask=present, other=0.0), axis=0)
+                # The most likely token has nothing above it: the search ends there at the latest.
+                rejected = (count > 0.0) & ((count >= limit) | ((share < 1.0) & (mass >= allowed)))
+                while rejected:
+                    winner, bar = _draw_again(logits, width, cold, bar, floor, stream, SECTION)
+                    count, mass = _weigh_again(logits, width, cold, top, bar, SECTION)
+                    rejected = (count > 0.0) & ((count >= limit) | ((share < 1.0) & (mass >= allowed)))
     tl.store(out + row, tl.where(usable, winner, -1).to(tl.int64))
 
 
@@ -145,10 +226,30 @@ def sample_tokens(
     rows, width = logits.shape
     assert logits.stride(1) == 1
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    if rows:
-        block = min(BLOCK, power_of_two(width, 16))
-        _sample[(rows,)](
-            logits, temperature, top_k, top_p, min_p, seeds, positions, out, logits.stride(0), width,
-            GREEDY=greedy, BLOCK=block, num_warps=16 if block >= 4096 else 4,
+    if not rows:
+        return out
+    section = min(SECTION, power_of_two(width, 16))
+    sections = ceiling(width, section)
+    peaks, noisy, values, totals, counts, masses = torch.empty(
+        6, rows, sections, dtype=torch.float32, device=logits.device
+    )
+    peak_tokens, tokens = torch.empty(2, rows, sections, dtype=torch.int32, device=logits.device)
+    sizes = (logits.stride(0), width, sections)
+    blocks: dict[str, int] = {"SECTION": section, "BLOCK_SECTIONS": power_of_two(sections)}
+    warps = 8 if section >= 4096 else 4
+    _find_peaks[(rows, sections)](logits, peaks, peak_tokens, *sizes, SECTION=section, num_warps=warps)
+    if not greedy:
+        _draw_sections[(rows, sections)](
+            logits, temperature, min_p, seeds, positions, peaks, noisy, values, totals, tokens, *sizes,
+            **blocks, num_warps=warps,
         )  # fmt: skip
+        _weigh_sections[(rows, sections)](
+            logits, temperature, top_k, top_p, peaks, noisy, values, counts, masses, tokens, *sizes,
+            **blocks, num_warps=warps,
+        )  # fmt: skip
+    _choose[(rows,)](
+        logits, temperature, top_k, top_p, min_p, seeds, positions,
+        peaks, peak_tokens, noisy, values, totals, counts, masses, tokens, out, *sizes,
+        GREEDY=greedy, **(blocks | {"SECTION": min(4096, section)}), num_warps=16 if section >= 4096 else 4,
+    )  # fmt: skip
     return out
