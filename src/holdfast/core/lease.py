@@ -50,7 +50,18 @@ class Lessor(Protocol):
 class LeaseRecord:
     """The tree's record of a Lease: what outlives a Lease that somebody dropped."""
 
-    __slots__ = ("length", "name", "node", "serial", "site", "state_node", "tail", "tree", "window_first")
+    __slots__ = (
+        "length",
+        "name",
+        "node",
+        "pages",
+        "serial",
+        "site",
+        "state_node",
+        "tail",
+        "tree",
+        "window_first",
+    )
 
     def __init__(self, tree: Lessor, node: Node, name: str, serial: int, site: Site) -> None:
         self.tree = tree
@@ -59,9 +70,16 @@ class LeaseRecord:
         self.serial = serial
         self.site = site
         self.length = node.end
-        self.window_first = node.end // tree.layout.page_size
+        self.pages = node.end // tree.layout.page_size
+        self.window_first = self.pages
         self.state_node: Node | None = None
         self.tail: Tail | None = None
+
+    def reach(self, node: Node, length: int) -> None:
+        """Let the path end at another node, at a page boundary."""
+        self.node = node
+        self.length = length
+        self.pages = length // self.tree.layout.page_size
 
     @property
     def taken_at(self) -> str:
@@ -110,7 +128,7 @@ class Lease:
     @property
     def pages(self) -> int:
         """Pages of the path."""
-        return self.record.length // self.record.tree.layout.page_size
+        return self.record.pages
 
     @property
     def window_first(self) -> int:

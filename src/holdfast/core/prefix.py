@@ -182,7 +182,7 @@ class PrefixTree:
             raise DeadLease(f"the lease of {record.name} was reclaimed by the audit")
         self.unlock_tail(record, fence)
         self.unlock_state(record, fence)
-        self.raise_window(record, record.length // self.layout.page_size, fence)
+        self.raise_window(record, record.pages, fence)
         self._unlock_node(record.node, fence)
 
     def unlock_state(self, record: LeaseRecord, fence: int) -> None:
@@ -219,7 +219,7 @@ class PrefixTree:
     def _lock_window(self, record: LeaseRecord, first_page: int) -> None:
         """Lock the window pages from `first_page` to the end of the record's path."""
         page_size = self.layout.page_size
-        record.window_first = min(first_page, record.length // page_size)
+        record.window_first = min(first_page, record.pages)
         node = record.node
         while node.parent is not None and node.end > first_page * page_size:
             node.window_leases.add(record)
@@ -254,8 +254,8 @@ class PrefixTree:
             self._unlock_window(node, record, fence)
             node = upper
         node.leases += 1
-        record.node, record.length = node, length
-        record.window_first = min(record.window_first, length // self.layout.page_size)
+        record.reach(node, length)
+        record.window_first = min(record.window_first, record.pages)
         self._unlock_node(before, fence)
 
     # --- moving memory in -------------------------------------------------------------------------
@@ -361,7 +361,7 @@ class PrefixTree:
         before = record.node
         first = record.window_first
         node.leases += 1
-        record.node, record.length = node, node.end
+        record.reach(node, node.end)
         if self.layout.window:
             self._lock_window(record, first)
         passed = node

@@ -57,7 +57,7 @@ class Scheduler:
 
     def open(self, session_id: str, tenant: str, now: float, ttl: float | None = None) -> Session:
         """Open a named session. `tenant` is who asked, and the root of the prefixes it may share."""
-        self._tick(now)
+        self.tick(now)
         return self._open(session_id, tenant, ttl if ttl is not None else self.registry.policy.session_ttl)
 
     def _open(self, session_id: str, tenant: str, ttl: float | None) -> Session:
@@ -76,7 +76,7 @@ class Scheduler:
 
     def close(self, session_id: str, now: float) -> None:
         """Close a session. A turn in flight is rolled back first, as soon as its rows have settled."""
-        self._tick(now)
+        self.tick(now)
         session = self.registry.find(session_id)
         if session.life is Life.CLOSING:
             return
@@ -101,7 +101,7 @@ class Scheduler:
 
     def submit(self, session_id: str, request: TurnRequest, now: float) -> Turn:
         """Queue a turn on a session. Refusals change nothing."""
-        self._tick(now)
+        self.tick(now)
         session = self.registry.find(session_id)
         if session.life not in (Life.IDLE, Life.SEALING):
             turn = session.turn.request.turn_id if session.turn is not None else "none"
@@ -110,7 +110,7 @@ class Scheduler:
 
     def request(self, tenant: str, request: TurnRequest, now: float) -> Turn:
         """Queue a request of its own: a session of one turn, named after it, that closes when it ends."""
-        self._tick(now)
+        self.tick(now)
         if request.turn_id in self.registry.sessions:
             raise errors.TurnExists(f"a request or session {request.turn_id} is open already")
         session = self._open(request.turn_id, tenant, None)
@@ -163,7 +163,7 @@ class Scheduler:
         self, session_id: str, turn_id: str, now: float, keep: int | None = None, reason: str = "abort"
     ) -> None:
         """End a turn in flight: rolled back, or with its first `keep` generated tokens (`KEEP_ALL`: all)."""
-        self._tick(now)
+        self.tick(now)
         session = self.registry.find(session_id)
         turn = session.turn
         if turn is None or turn.request.turn_id != turn_id or session.life is Life.CLOSING:
@@ -206,7 +206,7 @@ class Scheduler:
 
     def interrupt(self, session_id: str, now: float, keep: int | None, turn_id: str | None = None) -> None:
         """Barge in: end the turn in flight, or cut the last finished one if no other has begun."""
-        self._tick(now)
+        self.tick(now)
         session = self.registry.find(session_id)
         turn = session.turn
         if turn is not None:
@@ -235,7 +235,7 @@ class Scheduler:
 
     def rewind(self, session_id: str, turns: int, now: float) -> None:
         """Go back to the end of turn `turns`: that many turns remain."""
-        self._tick(now)
+        self.tick(now)
         session = self.registry.find(session_id)
         if not 0 <= turns <= len(session.boundaries):
             raise errors.UnknownBoundary(f"session {session_id} has {len(session.boundaries)} turns")
@@ -246,7 +246,7 @@ class Scheduler:
 
     def fork(self, session_id: str, new_id: str, now: float, turns: int | None = None) -> Session:
         """A new session that goes on from the end of an earlier turn, or of the last; memory is shared."""
-        self._tick(now)
+        self.tick(now)
         registry = self.registry
         parent = registry.find(session_id)
         turns = len(parent.boundaries) if turns is None else turns
@@ -309,7 +309,7 @@ class Scheduler:
 
     def spill(self, session_id: str, now: float) -> bool:
         """Move an idle session's memory to another tier by hand; False if no tier has room."""
-        self._tick(now)
+        self.tick(now)
         session = self.registry.find(session_id)
         self._require_idle(session)
         return session.place is Place.HOME and self.pressure.spill(session)
@@ -330,7 +330,7 @@ class Scheduler:
 
     def plan(self, budget: int, now: float) -> Plan:
         """The next step, of at most `budget` tokens; empty if there is nothing to do or all must wait."""
-        self._tick(now)
+        self.tick(now)
         registry = self.registry
         assert len(registry.flights) < FLIGHTS_MAX, "settle a plan first"
         registry.ledger.step += 1
@@ -358,7 +358,7 @@ class Scheduler:
 
     def settle(self, plan: Plan, result: StepResult, now: float) -> list[Event]:
         """Apply what came of the oldest plan in flight; returns what happened since the last call."""
-        self._tick(now)
+        self.tick(now)
         registry = self.registry
         if not registry.flights or registry.flights[0] is not plan:
             raise errors.IllegalTransition(f"step {plan.step} is not the oldest in flight")
@@ -366,10 +366,14 @@ class Scheduler:
         self.settler.settle(plan, result)
         for finding in self.audit.census() if self.strict else self.audit.slice(SLICE_BUDGET):
             self._suffer(finding)
-        events, registry.events = registry.events, []
+        return self.take_events()
+
+    def take_events(self) -> list[Event]:
+        """What happened since this was last asked: verbs of clients have events too."""
+        events, self.registry.events = self.registry.events, []
         return events
 
-    def _tick(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """Time has come: close what was idle for too long, abort what is overdue."""
         registry = self.registry
         registry.now = now = max(now, registry.now)

@@ -78,7 +78,7 @@ class Sequence:
     @property
     def leased_pages(self) -> int:
         """Pages at the front that belong to the tree."""
-        return self.lease.pages if self.lease is not None else 0
+        return self.lease.record.pages if self.lease is not None else 0
 
     # --- computing more ---------------------------------------------------------------------------
 
@@ -92,12 +92,13 @@ class Sequence:
     def _reserve(self, planned: int) -> None:
         ledger = self.ledger
         layout = ledger.layout
-        pages = max(0, layout.pages_for(planned) - self.pages) if layout.paged else 0
+        pages = layout.pages_for(planned) - self.pages if planned > self.capacity else 0
         grown: list[Hold] = []
         try:
-            for hold in self._page_holds():
-                hold.grow(pages)
-                grown.append(hold)
+            if pages:
+                for hold in self._page_holds():
+                    hold.grow(pages)
+                    grown.append(hold)
             if layout.state and self.state is None:
                 self.state = ledger.take(ledger.pool(Component.STATE), 1, self.holder)
         except OutOfUnits:
@@ -179,9 +180,9 @@ class Sequence:
         start = self.planned
         last = self.points[-1] if self.points else None
         if last is None or start > last.length:
-            return self.state.units[0] if self.state is not None else None
+            return self.state.grant.units[0] if self.state is not None else None
         if last.state is not None:
-            return last.state.units[0]
+            return last.state.grant.units[0]
         return self.lease.state_unit(start) if self.lease is not None else None
 
     def table_changes(self) -> TableChange | None:
@@ -193,15 +194,15 @@ class Sequence:
         leased = self.leased_pages
         full: list[int] = []
         if self.full is not None:
-            full = self.full.units[max(0, first - leased) :]
+            full = self.full.grant.units[first - leased if first > leased else 0 :]
             if first < leased and self.lease is not None:
                 full = self.lease.full_units(first) + full
         if self.window is None:
             return TableChange(first, full, first, [])
         run = self.window
         window_first = max(first, run.first)
-        window = run.hold.units[window_first - run.first :]
-        if self.lease is not None and first < run.first <= leased and self.lease.window_first < leased:
+        window = run.hold.grant.units[window_first - run.first :]
+        if first < run.first <= leased and self.lease is not None and self.lease.window_first < leased:
             window_first = max(first, self.lease.window_first)
             window = self.lease.window_units(window_first)[: run.first - window_first] + window
         return TableChange(first, full, window_first, window)
@@ -224,19 +225,21 @@ class Sequence:
                 leaving = run.hold.split_front(first - run.first)
                 give_down(layout, leaving, run.first, self.points, self.fence)
             run.first = first
-        if self.lease is not None and self.lease.window_first < self.lease.pages:
-            self._raise_lease_window()
+        lease = self.lease
+        if lease is not None and lease.record.window_first < min(first, lease.record.pages):
+            self._raise_lease_window(lease, first)
 
-    def _raise_lease_window(self) -> None:
-        """Unlock the tree's window pages that neither the current window nor a point reads any more."""
-        assert self.lease is not None
+    def _raise_lease_window(self, lease: Lease, first: int) -> None:
+        """Unlock the tree's window pages below `first`, but none that going on from a point reads."""
         layout = self.ledger.layout
-        first = layout.window_first_page(self.computed)
         for point in self.points:
-            if self.leans_for_window(point):
-                first = min(first, layout.window_first_page(point.length))
+            need = layout.window_first_page(point.length)
+            if need >= first:
                 break
-        self.lease.raise_window(min(first, self.lease.pages), self.fence)
+            if self.leans_for_window(point):
+                first = need
+                break
+        lease.raise_window(min(first, lease.pages), self.fence)
 
     def leans_for_window(self, point: ResumePoint) -> bool:
         """Whether going on from a point reads window pages that the tree holds."""
@@ -292,7 +295,7 @@ class Sequence:
         mark = self.mark
         assert mark is not None, "only a running turn leaves points"
         for point in [point for point in self.points if point.holder is self.holder]:
-            if point is not mark.point and point is not mark.successor and point.length < self.planned:
+            if point is not mark.point and point is not mark.successor and point.length < self.computed:
                 self.drop_point(point)
 
     def thin_points(self, budget: int) -> None:

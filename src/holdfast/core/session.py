@@ -31,6 +31,7 @@ class Life(Enum):
 LIFE_TABLE: dict[tuple[Life, str], Life] = {
     (Life.IDLE, "submit"): Life.QUEUED,
     (Life.IDLE, "close"): Life.CLOSED,
+    (Life.IDLE, "defer close"): Life.CLOSING,
     (Life.QUEUED, "admit"): Life.RUNNING,
     (Life.QUEUED, "end"): Life.IDLE,
     (Life.QUEUED, "close"): Life.CLOSED,

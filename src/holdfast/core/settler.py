@@ -82,7 +82,7 @@ class Settler:
             sequence.settle_drafts(count, count - row.drafts + len(tokens) - 1)
         else:
             sequence.advance(count)
-        if not turn.known_before and row.start < turn.input_end <= row.start + count:
+        if not turn.known_before and sequence.computed >= turn.input_end:
             self._publish(session, turn)
         if not row.sample:
             return
@@ -261,6 +261,7 @@ class Settler:
 
     def _take_from_failed_step(self, session: Session, guilty: bool, error: str) -> None:
         session.unsettled = 0
+        session.sequence.changed = 0  # The executor may not have seen the table changes of a lost plan.
         turn = session.turn
         if turn is not None and session.life in (Life.RUNNING, Life.CLOSING):
             turn.awaiting = 0

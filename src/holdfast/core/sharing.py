@@ -90,8 +90,9 @@ def _publish_pages(tree: PrefixTree, sequence: Sequence, lease: Lease, end: int,
     sequence.changed = min(sequence.changed, changed)
     mark_point = sequence.mark.point if sequence.mark is not None else None
     for point in sequence.points:
-        given = point.length == aligned < sequence.planned and point is not mark_point
+        given = point.length == aligned < sequence.computed and point is not mark_point
         if given and point.state is not None:
+            point.state.fence(sequence.fence)
             tree.set_state(lease, point.state)
             point.state = None
             sequence.drop_point(point)

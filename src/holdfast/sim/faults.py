@@ -1,0 +1,66 @@
+"""Faults: everything that may go wrong in the simulated world, by site, struck by a seeded rate.
+
+There is one registry of sites, so that a run can show that each was struck.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from holdfast.core.ledger import Ledger, Pool
+
+ALLOCATIONS = (
+    "first chunk",
+    "chunk",
+    "decode page",
+    "draft reserve",
+    "seal",
+    "resume point",
+    "tail copy",
+    "fork copy",
+    "cut copy",
+    "spill",
+    "restore",
+)
+EXECUTOR = (
+    "step raises before writing",
+    "step raises after writing",
+    "rows missing",
+    "token count wrong",
+    "token out of vocabulary",
+    "row error",
+)
+OUTSIDE = ("move lost", "client lost", "clock jump")
+SITES = (*(f"allocate: {purpose}" for purpose in ALLOCATIONS), *EXECUTOR, *OUTSIDE)
+
+
+class Faults:
+    """Decides when what goes wrong, and counts it."""
+
+    __slots__ = ("counts", "rate", "rng")
+
+    def __init__(self, rng: Random, rate: float) -> None:
+        self.rng = rng
+        self.rate = rate
+        self.counts = dict.fromkeys(SITES, 0)
+
+    def strike(self, site: str, weight: float = 1.0) -> bool:
+        """Whether this site fails now."""
+        if self.rate and self.rng.random() < self.rate * weight:
+            self.counts[site] += 1
+            return True
+        return False
+
+    def guard(self, ledger: Ledger) -> None:
+        """Let allocations fail, by what they are for."""
+
+        def gate(pool: Pool, count: int) -> bool:
+            return not self.strike(f"allocate: {ledger.purpose}")
+
+        for pool in ledger.pools.values():
+            pool.gate = gate
+
+    @property
+    def total(self) -> int:
+        """How many faults have struck."""
+        return sum(self.counts.values())

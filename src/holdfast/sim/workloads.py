@@ -1,0 +1,93 @@
+"""Who the simulated clients are: how often they do what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Chances of each action in a step, and the sizes of things. Chances are weights, not probabilities."""
+
+    name: str
+    actions: dict[str, float]
+    sessions: int
+    input_tokens: tuple[int, int]
+    output_tokens: tuple[int, int]
+    actions_per_step: float = 1.0
+    shared_prompts: int = 3
+    strict: bool = True
+
+
+_CALM = {"open": 2.0, "turn": 12.0, "close": 0.6, "request": 1.0, "durable": 0.5, "flush": 0.05}
+
+WORKLOADS: dict[str, Workload] = {
+    workload.name: workload
+    for workload in (
+        Workload(
+            "voice",
+            _CALM | {"interrupt": 5.0, "cut last": 3.0, "spill": 0.3},
+            sessions=8,
+            input_tokens=(1, 9),
+            output_tokens=(2, 14),
+        ),
+        Workload(
+            "agents",
+            _CALM | {"interrupt": 1.0, "rewind": 1.5, "fork": 2.5, "request": 2.0, "spill": 0.5},
+            sessions=6,
+            input_tokens=(4, 60),
+            output_tokens=(1, 30),
+        ),
+        Workload(
+            "crowd",
+            _CALM | {"open": 6.0, "turn": 4.0, "spill": 0.5, "interrupt": 0.5},
+            sessions=2000,
+            input_tokens=(1, 12),
+            output_tokens=(1, 6),
+            actions_per_step=3.0,
+            strict=False,
+        ),
+        Workload(
+            "adversary",
+            _CALM
+            | {
+                "interrupt": 6.0,
+                "busy turn": 4.0,
+                "stale abort": 3.0,
+                "double close": 2.0,
+                "too long": 2.0,
+                "unknown": 1.0,
+                "empty": 1.0,
+                "rewind": 2.0,
+                "fork": 2.0,
+                "close": 2.5,
+                "spill": 2.0,
+                "cut last": 2.0,
+                "goes on": 2.0,
+            },
+            sessions=7,
+            input_tokens=(1, 40),
+            output_tokens=(1, 20),
+            actions_per_step=2.0,
+        ),
+        Workload(
+            "mix",
+            _CALM
+            | {
+                "interrupt": 3.0,
+                "cut last": 1.5,
+                "rewind": 1.0,
+                "fork": 1.5,
+                "spill": 1.0,
+                "busy turn": 0.5,
+                "stale abort": 0.5,
+                "double close": 0.5,
+                "goes on": 0.5,
+                "too long": 0.3,
+            },
+            sessions=9,
+            input_tokens=(1, 50),
+            output_tokens=(1, 24),
+        ),
+    )
+}
