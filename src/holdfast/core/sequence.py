@@ -117,10 +117,13 @@ class Sequence:
 
     def advance(self, count: int) -> None:
         """A row of `count` tokens has settled: they are in memory now."""
-        self.computed += count
-        assert self.computed <= self.planned, "more was settled than planned"
+        self.computed = computed = self.computed + count
+        assert computed <= self.planned, "more was settled than planned"
         if self.window is not None:
-            self.slide()
+            layout = self.ledger.layout
+            unread, page_size = computed - layout.window, layout.page_size
+            if unread // page_size > (unread - count) // page_size:
+                self.slide()
         mark = self.mark
         if mark is not None and mark.successor is not None and self.computed >= mark.successor.length:
             self._promote(mark)
@@ -249,9 +252,12 @@ class Sequence:
     def window_keeper(self, point: ResumePoint) -> ResumePoint | None:
         """The point, this one or a newer one, that has the lowest window page which this one needs."""
         need = self.ledger.layout.window_first_page(point.length)
-        for newer in self.points[self.points.index(point) :]:
-            if newer.window is not None and newer.window.first <= need < newer.window.end:
+        for newer in reversed(self.points):
+            run = newer.window
+            if run is not None and run.first <= need < run.first + len(run.hold.grant.units):
                 return newer
+            if newer is point:
+                break
         return None
 
     def leave_point(self) -> bool:
