@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.core import fallback
-from holdfast.core.layout import LAYOUT_NAMES, Component, named_layout
+from holdfast.core.layout import LAYOUT_NAMES, named_layout
 from holdfast.core.ledger import Kind, OutOfUnits
 from tests.core.world import LAYOUTS, PAGE_SIZES, STATEFUL, World
 
@@ -230,7 +230,7 @@ def test_a_cut_that_finds_no_page_for_the_copy_changes_nothing(name: str) -> Non
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_the_state_that_a_prompt_published_can_be_cut_back_to(name: str) -> None:
-    world, chat = published(name)
+    world, _chat = published(name)
     second = world.open()
     world.begin(second, [*PROMPT, 9])
     assert second.sequence.computed == 40

@@ -1,5 +1,7 @@
 """Resume points: window pages belong to the newest that needs them, and points are thinned with age."""
 
+import itertools
+
 import pytest
 
 from holdfast.core.layout import Component, named_layout
@@ -128,6 +130,6 @@ def test_thinned_points_are_dense_near_the_end_and_sparse_at_the_start() -> None
     points = points_at(*range(8, 1024, 8))
     while len(points) > 10:
         points.pop(thin(points, 1024))
-    gaps = [after.length - before.length for before, after in zip(points, points[1:], strict=False)]
+    gaps = [after.length - before.length for before, after in itertools.pairwise(points)]
     assert gaps[0] > 4 * gaps[-1]
     assert points[-1].length > 1024 - 64

@@ -1,4 +1,4 @@
-"""Sequences: growing, turns as transactions, state slots, windows, drafts, and what is flat in the history."""
+"""Sequences: growing, turns as transactions, state slots, windows, drafts, and what does not grow."""
 
 import pytest
 

@@ -1,0 +1,216 @@
+"""Leases: linear, exact about what they lock, and reported when they are dropped alive."""
+
+import pytest
+
+from holdfast.core.layout import Component
+from holdfast.core.lease import DeadLease
+from holdfast.core.tokens import pack
+from tests.core.grove import Grove
+
+A, B, C = [1] * 4, [2] * 4, [3] * 4
+FULL, WINDOW, STATE = Component.FULL, Component.WINDOW, Component.STATE
+
+USES = {
+    "length": lambda lease: lease.length,
+    "pages": lambda lease: lease.pages,
+    "window_first": lambda lease: lease.window_first,
+    "full_units": lambda lease: lease.full_units(0),
+    "window_units": lambda lease: lease.window_units(0),
+    "state_unit": lambda lease: lease.state_unit(4),
+    "tail_holds": lambda lease: lease.tail_holds(),
+    "unlock_state": lambda lease: lease.unlock_state(),
+    "unlock_tail": lambda lease: lease.unlock_tail(),
+    "raise_window": lambda lease: lease.raise_window(1),
+    "shorten": lambda lease: lease.shorten(0),
+    "release": lambda lease: lease.release(),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+def test_a_dead_lease_raises_on_any_use(use) -> None:
+    grove = Grove("full+window+state")
+    grove.add(A, state=True)
+    lease = grove.lease(A)
+    assert lease.alive
+    grove.release(lease)
+    assert not lease.alive
+    with pytest.raises(DeadLease):
+        use(lease)
+    grove.finish()
+
+
+def test_a_stale_match_is_refused() -> None:
+    grove = Grove("dense")
+    grove.add(A + B)
+    match = grove.tree.match("root", pack(A + B), 8)
+    grove.add(C)
+    with pytest.raises(ValueError, match="match again"):
+        grove.tree.lease(match, "late")
+    assert not grove.tree.leases
+    grove.finish()
+
+
+def test_leasing_inside_a_run_splits_it_there() -> None:
+    grove = Grove("window", window=100)
+    grove.add(A + B + C)
+    lease = grove.lease(A + B)
+    assert (lease.length, lease.pages) == (8, 2)
+    assert grove.shape() == [(0, 8), (8, 12)]
+    assert len(lease.full_units(0)) == 2
+    assert lease.full_units(1) == lease.full_units(0)[1:]
+    assert lease.window_units(1) == lease.window_units(0)[1:]
+    grove.finish()
+
+
+@pytest.mark.parametrize("tokens", [[], [9] * 8])
+def test_a_lease_of_nothing_starts_at_the_root_and_makes_it_if_need_be(tokens: list[int]) -> None:
+    grove = Grove("hybrid")
+    for _ in range(2):
+        lease = grove.lease(tokens)
+        assert (lease.length, lease.full_units(0), lease.state_unit(0)) == (0, [], None)
+        assert list(grove.tree.roots) == ["root"]
+    for reader in list(grove.readers):
+        grove.release(reader.lease)
+    assert not grove.tree.roots, "an empty root goes with its last lease"
+    grove.finish()
+
+
+def test_a_match_without_any_resumable_length_leases_the_root() -> None:
+    grove = Grove("hybrid")
+    held = grove.insert(A + B)
+    lease = grove.lease(A + B)
+    assert lease.length == 0
+    assert held.length == 8
+    grove.finish()
+
+
+def test_a_lease_locks_window_pages_from_its_window_on_and_lets_them_go_as_it_slides() -> None:
+    grove = Grove("window", window=4)
+    for tokens in (A, A + B, A + B + C):
+        grove.add(tokens)
+    lease = grove.lease(A + B + C)
+    assert lease.window_first == 2
+    assert grove.tree.evict(WINDOW, 100) == 2, "pages 0 and 1 are outside the window"
+    assert len(lease.window_units(2)) == 1
+    with pytest.raises(AssertionError, match="not leased"):
+        lease.window_units(1)
+    lease.raise_window(2)
+    assert grove.tree.evict(WINDOW, 100) == 0
+    lease.raise_window(3)
+    assert lease.window_units(3) == []
+    assert grove.tree.evict(WINDOW, 100) == 1
+    grove.finish()
+
+
+def test_a_state_stays_locked_until_the_lessee_has_its_own() -> None:
+    grove = Grove("hybrid")
+    grove.add(A, state=True)
+    lease = grove.lease(A)
+    unit = lease.state_unit(4)
+    assert unit is not None
+    assert lease.state_unit(3) is None
+    assert grove.tree.evict(STATE, 1) == 0
+    lease.unlock_state()
+    lease.unlock_state()
+    assert lease.state_unit(4) is None
+    assert grove.tree.evict(STATE, 1) == 1
+    grove.finish()
+
+
+@pytest.mark.parametrize("name", ["dense", "hybrid", "full+window+state", "state", "window-only"])
+def test_a_tail_stays_locked_until_its_copies_have_settled(name: str) -> None:
+    grove = Grove(name)
+    grove.add_tail(grove.insert(A, state=grove.layout.state), [5])
+    lease = grove.lease([*A, 5])
+    assert lease.length == 4, "the tail is not counted"
+    held = [hold for hold in lease.tail_holds() if hold is not None]
+    assert len(held) == len(grove.layout.components)
+    grove.tree.flush()
+    assert all(hold.alive for hold in held)
+    grove.ledger.step = 1
+    lease.unlock_tail(fence=1)
+    lease.unlock_tail()
+    with pytest.raises(AssertionError, match="no tail"):
+        lease.tail_holds()
+    grove.release(grove.readers[0].lease)
+    grove.tree.flush()
+    assert not any(hold.alive for hold in held)
+    assert grove.ledger.pools[grove.layout.components[0], 0].counts()["RETIRING"] >= 1, "behind the fence"
+    grove.finish()
+
+
+@pytest.mark.parametrize("length", [0, 4, 8, 12])
+def test_a_shortened_lease_gives_up_what_lies_past_its_new_end(length: int) -> None:
+    grove = Grove("full+window+state", window=100)
+    grove.add(A + B + C, state=True)
+    lease = grove.lease(A + B + C)
+    full, window = lease.full_units(0), lease.window_units(0)
+    lease.shorten(length)
+    pages = length // 4
+    assert (lease.length, lease.full_units(0)) == (length, full[:pages])
+    assert lease.window_units(0) == window[:pages]
+    assert (lease.state_unit(12) is not None) == (length == 12)
+    grove.check()
+    grove.tree.flush()
+    assert grove.in_tree(FULL) == pages
+    grove.finish()
+
+
+@pytest.mark.parametrize("length", [-4, 3, 12])
+def test_a_lease_is_shortened_to_page_boundaries_inside_it_only(length: int) -> None:
+    grove = Grove("dense")
+    lease = grove.insert(A + B)
+    with pytest.raises(AssertionError, match="page boundary"):
+        lease.shorten(length)
+    assert lease.length == 8
+    grove.finish()
+
+
+def test_a_shared_lease_locks_its_own_part_of_the_path() -> None:
+    grove = Grove("window", window=100)
+    lease = grove.insert(A + B + C)
+    second = grove.tree.share(lease, "second", 2, 1)
+    assert (second.length, second.window_first) == (8, 1)
+    grove.release(lease)
+    grove.tree.flush()
+    assert len(second.full_units(0)) == 2
+    assert len(second.window_units(1)) == 1
+    assert grove.in_tree(FULL) == 2
+    second.release()
+    grove.finish()
+
+
+def test_window_pages_that_the_first_lease_does_not_keep_cannot_be_shared() -> None:
+    grove = Grove("window", window=100)
+    lease = grove.insert(A + B + C)
+    lease.raise_window(2)
+    with pytest.raises(AssertionError, match="not leased"):
+        grove.tree.share(lease, "second", 3, 1)
+
+
+def test_a_lease_that_is_dropped_alive_is_reported_and_its_locks_are_taken_back() -> None:
+    grove = Grove("full+window+state")
+    grove.add(A + B, state=True)
+    lease = grove.tree.lease(grove.tree.match("root", pack(A + B), 8), "forgetful")
+    del lease
+    assert len(grove.tree.leases) == 1, "the finaliser itself changes nothing"
+    grove.lease(A + B)
+    (leak,) = grove.tree.leaks
+    assert (leak.name, leak.length, leak.step) == ("forgetful", 8, 0)
+    assert leak.taken_at.startswith("test_lease.py:")
+    assert len(grove.tree.leases) == 1
+    grove.tree.leaks = []
+    grove.finish()
+
+
+def test_a_lease_that_the_audit_took_back_is_dead_to_its_owner_and_not_reported_again() -> None:
+    grove = Grove("dense")
+    grove.add(A)
+    lease = grove.tree.lease(grove.tree.match("root", pack(A), 4), "slow")
+    grove.tree.release(lease.record, 0)
+    with pytest.raises(DeadLease, match="reclaimed by the audit"):
+        lease.release()
+    del lease
+    grove.tree.reclaim_dropped()
+    assert grove.tree.leaks == []
+    grove.finish()
