@@ -21,7 +21,7 @@ from typing import Protocol
 
 from holdfast.core.lease import Lease, LeaseRecord
 from holdfast.core.ledger import Grant, Holder, Kind, Ledger, Pool
-from holdfast.core.node import Node
+from holdfast.core.node import Node, Tail
 from holdfast.core.prefix import PrefixTree
 
 TRAIL_LENGTH = 8
@@ -107,7 +107,7 @@ class Audit:
         if not len(claimed) == len(distinct) == len(live) or not distinct.issuperset(live.values()):
             self._hold_findings(claimed, set(live.values()), owners, found)
         self._unit_findings(owners, found)
-        self._lock_findings(leases, found)
+        self._lock_findings(leases, owners, found)
         self.last_full_step = self.ledger.step
         self._keep(found)
         return found
@@ -197,7 +197,8 @@ class Audit:
             parts.append(pool.free)
             parts.append(pool.quarantine)
             parts.extend(units for _, units in pool.retiring)
-            total = sum(map(len, parts)) - sum(references - 1 for references in pool.poisoned.values())
+            doubles = sum(count - 1 for unit, count in pool.poisoned.items() if 0 <= unit < pool.size)
+            total = sum(map(len, parts)) - doubles
             everywhere = set().union(*parts)
             sound = total == len(everywhere) == pool.size
             if not sound or (pool.size and (min(everywhere) < 0 or max(everywhere) >= pool.size)):
@@ -223,9 +224,10 @@ class Audit:
             for unit in units:
                 places.setdefault(unit, []).append(None)
         for unit in sorted(places):
+            if unit in pool.poisoned:
+                continue
             grants = [grant for grant in places[unit] if grant is not None]
-            doubled = len(places[unit]) > 1 and unit not in pool.poisoned
-            if doubled or not 0 <= unit < pool.size:
+            if len(places[unit]) > 1 or not 0 <= unit < pool.size:
                 found.append(self._doubled(pool, unit, grants, len(places[unit]) > len(grants), owners))
         for unit in range(pool.size):
             if unit not in places:
@@ -258,8 +260,8 @@ class Audit:
             self.ledger.poison(pool, unit, len(grants))
         return finding
 
-    def _lock_findings(self, claimed: list[LeaseRecord], found: list[Finding]) -> None:
-        """Leases that nobody keeps, and locks that no lease accounts for."""
+    def _lock_findings(self, claimed: list[LeaseRecord], owners: list[Owner], found: list[Finding]) -> None:
+        """Leases that nobody keeps, locks that no lease accounts for, and leases of what is gone."""
         tree = self.tree
         kept = set(claimed)
         for record in [record for record in tree.leases.values() if record not in kept]:
@@ -268,30 +270,37 @@ class Audit:
             finding.healed = "unlocked"
             found.append(finding)
             tree.release(record, self.ledger.step)
-        by_node: dict[object, int] = {}
-        by_state: dict[object, int] = {}
-        by_tail: dict[object, int] = {}
-        for record in tree.leases.values():
-            by_node[record.node] = by_node.get(record.node, 0) + 1
-            if record.state_node is not None:
-                by_state[record.state_node] = by_state.get(record.state_node, 0) + 1
-            if record.tail is not None:
-                by_tail[record.tail] = by_tail.get(record.tail, 0) + 1
+        locks = count_locks(tree.leases.values())
         live = set(tree.leases.values())
         for node in tree.nodes():
-            leases, states = by_node.get(node, 0), by_state.get(node, 0)
+            leases, states = locks.pop((node, "path"), 0), locks.pop((node, "state"), 0)
             if node.leases != leases or node.state_leases != states or not node.window_leases <= live:
-                found.append(self._lock_drift(f"{node.leases} locks at {node.end}, {leases} leases"))
+                detail = f"{node.leases} and {node.state_leases} locks at {node.end}, {leases} and {states} leases"
+                found.append(self._lock_drift(node, detail))
                 node.leases, node.state_leases = leases, states
                 node.window_leases &= live
             for tail in node.tails.values():
-                if tail.leases != by_tail.get(tail, 0):
-                    found.append(self._lock_drift(f"{tail.leases} locks on the tail at {tail.end}"))
-                    tail.leases = by_tail.get(tail, 0)
+                leases = locks.pop((tail, "tail"), 0)
+                if tail.leases != leases:
+                    detail = f"{tail.leases} locks on the tail at {tail.end}, {leases} leases"
+                    found.append(self._lock_drift(node, detail))
+                    tail.leases = leases
+        if locks:
+            found += [self._leased_but_gone(record, owners) for record in live if locks.keys() & locks_of(record)]
 
-    def _lock_drift(self, detail: str) -> Finding:
-        finding = Finding("lock without a lessee", detail, "tree", [], "tree", self.ledger.step)
+    def _lock_drift(self, node: Node, detail: str) -> Finding:
+        lessees = sorted(record.name for record in self.tree.leases.values() if record.node is node)
+        holder = ", ".join(lessees) or repr(node.holder)
+        finding = Finding("lock without a lessee", detail, "tree", [], holder, self.ledger.step)
         finding.healed = "recounted"
+        return finding
+
+    def _leased_but_gone(self, record: LeaseRecord, owners: list[Owner]) -> Finding:
+        """A lease of a node or tail that is not in the tree any more: what it reads may be anybody's."""
+        detail = f"the lease of {record.length} tokens, taken at {record.taken_at}, is of what was evicted"
+        finding = Finding("claimed while free", detail, "tree", [], record.name, self.ledger.step)
+        finding.healed = "its owners are to be dropped"
+        finding.owners = [owner for owner in owners if owner.lease is not None and owner.lease.record is record]
         return finding
 
     # --- a part at a time -------------------------------------------------------------------------
@@ -352,7 +361,7 @@ class Sightings:
 
 
 class Round:
-    """One sliced census: nodes and owners first, then Holds, then free lists. Only ever raises suspicions.
+    """One sliced census: locks, nodes, owners, Holds, free lists, in this order. Only ever raises suspicions.
 
     It works on snapshots of lists, never of units. A Hold that is moved gets a fresh serial, so what
     changed hands since the round began is told apart from what nobody claims. Nodes are found as the walk
@@ -366,15 +375,21 @@ class Round:
         "_grants",
         "_last_serial",
         "_ledger",
+        "_leases",
+        "_locks",
         "_next",
         "_nodes",
         "_owners",
         "_pools",
         "_sightings",
+        "_tree",
     )
 
     def __init__(self, ledger: Ledger, owners: list[Owner], tree: PrefixTree, sightings: Sightings) -> None:
         self._ledger = ledger
+        self._tree = tree
+        self._leases = set(tree.leases.values())
+        self._locks = count_locks(self._leases)
         self._nodes = list(tree.roots.values())
         self._owners = owners
         self._grants = list(ledger.live.values())
@@ -390,18 +405,23 @@ class Round:
     @property
     def done(self) -> bool:
         """Whether the round has looked at everything."""
-        return not (self._nodes or self._owners or self._pools) and self._next >= len(self._grants)
+        return not (self._nodes or self._owners or self._leases or self._pools) and self._next >= len(self._grants)
 
     def work(self, budget: int) -> bool:
         """Look at about `budget` units' worth more; True if something looks wrong."""
         while budget > 0 and self._nodes:
-            budget -= self._hear_node(self._nodes.pop())
-        while budget > 0 and self._owners:
-            owner = self._owners.pop()
-            if owner.faults():
+            node = self._nodes.pop()
+            if self._doubt_locks(node):
                 return True
-            self._claimed.update(_claims(owner))
+            budget -= self._hear_node(node)
+        while budget > 0 and self._owners:
+            if self._doubt_owner(self._owners.pop()):
+                return True
             budget -= OWNER_COST
+        if budget > 0 and self._leases:
+            if any(self._tree.leases.get(record.serial) is record for record in self._leases):
+                return True
+            self._leases = set()
         while budget > 0 and self._next < len(self._grants):
             grant = self._grants[self._next]
             part = grant.units[self._at : self._at + budget]
@@ -422,7 +442,39 @@ class Round:
             if self._at >= len(pool.free):
                 self._at = 0
                 self._pools.pop()
+                if not pool.poisoned and sum(pool.by_kind) + len(pool.free) != pool.size:
+                    return True
         return False
+
+    def _doubt_owner(self, owner: Owner) -> bool:
+        """Whether an owner's books are wrong, or it keeps a Hold that another owner keeps as well."""
+        if owner.faults():
+            return True
+        claims = _claims(owner)
+        if not self._claimed.isdisjoint(claims):
+            return True
+        self._claimed.update(claims)
+        if owner.lease is not None:
+            self._leases.discard(owner.lease.record)
+        return False
+
+    def _doubt_locks(self, node: Node) -> bool:
+        """Whether a node's locks are not what the leases of now account for."""
+        locks = self._locks
+        if node.leases == locks.get((node, "path"), 0) and node.state_leases == locks.get((node, "state"), 0):
+            return any(tail.leases != locks.get((tail, "tail"), 0) for tail in node.tails.values()) and (
+                self._locks_differ(node)
+            )
+        return self._locks_differ(node)
+
+    def _locks_differ(self, node: Node) -> bool:
+        """Leases have come and gone since the round began: count those that are there now."""
+        self._locks = locks = count_locks(self._tree.leases.values())
+        return (
+            node.leases != locks.get((node, "path"), 0)
+            or node.state_leases != locks.get((node, "state"), 0)
+            or any(tail.leases != locks.get((tail, "tail"), 0) for tail in node.tails.values())
+        )
 
     def _hear_node(self, node: Node) -> int:
         """Note what a node of the tree keeps, and what hangs below it; returns what the look cost."""
@@ -464,6 +516,28 @@ class Round:
         if self._ledger.live.get(other.serial) is not other:
             return False
         return other.units.count(unit) > (1 if other is here else 0)
+
+
+Lock = tuple[Node | Tail, str]
+
+
+def locks_of(record: LeaseRecord) -> set[Lock]:
+    """What one lease locks, window pages aside."""
+    locked: set[Lock] = {(record.node, "path")}
+    if record.state_node is not None:
+        locked.add((record.state_node, "state"))
+    if record.tail is not None:
+        locked.add((record.tail, "tail"))
+    return locked
+
+
+def count_locks(records: Iterable[LeaseRecord]) -> dict[Lock, int]:
+    """How often each node, state and tail is locked by these leases."""
+    counted: dict[Lock, int] = {}
+    for record in records:
+        for lock in locks_of(record):
+            counted[lock] = counted.get(lock, 0) + 1
+    return counted
 
 
 def _out_of_range(pool: Pool, units: list[int]) -> bool:

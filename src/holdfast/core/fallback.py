@@ -36,7 +36,9 @@ def fall_back(sequence: Sequence, limit: int) -> list[UnitCopy]:
     length = resume_length(sequence, limit)
     copies, partial = _prepare_shorter_lease(sequence, length)
     if sequence.window is not None and length < sequence.computed:
-        sequence.gather_window(sequence.ledger.layout.window_first_page(length))
+        first = sequence.ledger.layout.window_first_page(length)
+        sequence.gather_window(first)
+        sequence.changed = min(sequence.changed, first)
     while sequence.points and sequence.points[-1].length > length:
         sequence.drop_point(sequence.points[-1])
     if sequence.points and sequence.points[-1].length == length:

@@ -92,7 +92,7 @@ class Sequence:
     def _reserve(self, planned: int) -> None:
         ledger = self.ledger
         layout = ledger.layout
-        pages = layout.pages_for(planned) - self.pages if planned > self.capacity else 0
+        pages = -(-planned // layout.page_size) - self.pages if planned > self.capacity else 0
         grown: list[Hold] = []
         try:
             if pages:
@@ -217,7 +217,7 @@ class Sequence:
         run = self.window
         assert run is not None
         layout = self.ledger.layout
-        first = layout.window_first_page(self.computed)
+        first = max(0, self.computed - layout.window) // layout.page_size
         if first > run.first:
             newest = self.points[-1] if self.points else None
             if newest is None or layout.pages_for(newest.length) <= run.first:
@@ -229,29 +229,37 @@ class Sequence:
                 give_down(layout, leaving, run.first, self.points, self.fence)
             run.first = first
         lease = self.lease
-        if lease is not None and lease.record.window_first < min(first, lease.record.pages):
+        if (
+            lease is not None
+            and lease.record.window_first < first
+            and lease.record.window_first < lease.pages
+        ):
             self._raise_lease_window(lease, first)
 
     def _raise_lease_window(self, lease: Lease, first: int) -> None:
         """Unlock the tree's window pages below `first`, but none that going on from a point reads."""
-        layout = self.ledger.layout
+        layout, kept, pages = self.ledger.layout, lease.record.window_first, lease.record.pages
         for point in self.points:
-            need = layout.window_first_page(point.length)
+            need = max(0, point.length - layout.window) // layout.page_size
             if need >= first:
                 break
-            if self.leans_for_window(point):
+            if point.length and need < pages and self._window_keeper(point, need) is None:
+                if need <= kept:
+                    return
                 first = need
                 break
-        lease.raise_window(min(first, lease.pages), self.fence)
+        lease.raise_window(min(first, pages), self.fence)
 
     def leans_for_window(self, point: ResumePoint) -> bool:
         """Whether going on from a point reads window pages that the tree holds."""
         need = self.ledger.layout.window_first_page(point.length)
-        return point.length > 0 and need < self.leased_pages and self.window_keeper(point) is None
+        return point.length > 0 and need < self.leased_pages and self._window_keeper(point, need) is None
 
     def window_keeper(self, point: ResumePoint) -> ResumePoint | None:
         """The point, this one or a newer one, that has the lowest window page which this one needs."""
-        need = self.ledger.layout.window_first_page(point.length)
+        return self._window_keeper(point, self.ledger.layout.window_first_page(point.length))
+
+    def _window_keeper(self, point: ResumePoint, need: int) -> ResumePoint | None:
         for newer in reversed(self.points):
             run = newer.window
             if run is not None and run.first <= need < run.first + len(run.hold.grant.units):
