@@ -92,6 +92,7 @@ class World:
         self.serial = 0
         self.stalled = 0
         self.trace = 0
+        self.launched = True
 
     def _sizes(self) -> dict[tuple[Component, Tier], int]:
         """Pools small enough that memory is short most of the time, but any one turn fits."""
@@ -169,10 +170,13 @@ class World:
     def _execute(self, plan: Plan) -> StepResult:
         """Run a plan on the device, or let it go wrong."""
         if plan.void:
-            if self.rng.random() < 0.5:
+            if self.launched and self.rng.random() < 0.5:
                 self.device.spoil(plan)
             return StepResult([], error="discarded")
+        self.launched = True
         if plan.rows and self.faults.strike("step raises before writing", 0.1):
+            # The executor knows at once: it does not launch what was planned on top of this.
+            self.launched = False
             return StepResult([], error="the executor raised")
         if plan.rows and self.faults.strike("step raises after writing", 0.1):
             self.device.spoil(plan)
