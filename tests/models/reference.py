@@ -42,6 +42,14 @@ _MAMBA = {
 }
 
 
+_DELTA = {
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+}
+
+
 @dataclass(frozen=True)
 class Variant:
     """One model to compare: a configuration class and its arguments."""
@@ -49,21 +57,36 @@ class Variant:
     config: Callable[..., PreTrainedConfig]
     model: str
     arguments: dict[str, object]
+    seed: int = 1
+    scale: tuple[tuple[str, float], ...] = ()
+    """Factors on parameters by a part of their names, where a plain random model repeats itself."""
 
     def build(self) -> PreTrainedModel:
-        torch.manual_seed(1)
+        torch.manual_seed(self.seed)
         config = self.config(**self.arguments)
         model = getattr(transformers, self.model)(config).eval().float()
         generator = torch.Generator().manual_seed(2)
         with torch.no_grad():
-            for parameter in model.parameters():
+            for parameter in (*model.parameters(), *_saved_buffers(model)):
                 if parameter.dim() == 1:
                     parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+            for part, factor in self.scale:
+                for name, parameter in model.named_parameters():
+                    if part in name:
+                        parameter *= factor
         return model
 
 
-def _variant(name: str, model: str, **changes: object) -> Variant:
-    return Variant(getattr(transformers, name), model, {**_COMMON, **changes})
+def _saved_buffers(model: PreTrainedModel) -> list[torch.Tensor]:
+    """Buffers that belong to the checkpoint, such as the corrections of a router."""
+    saved = model.state_dict()
+    return [buffer for name, buffer in model.named_buffers() if name in saved]
+
+
+def _variant(
+    name: str, model: str, *, seed: int = 1, scale: tuple[tuple[str, float], ...] = (), **changes: object
+) -> Variant:
+    return Variant(getattr(transformers, name), model, {**_COMMON, **changes}, seed, scale)
 
 
 VARIANTS: dict[str, Variant] = {
@@ -121,6 +144,236 @@ VARIANTS: dict[str, Variant] = {
         mamba_proj_bias=True,
         mamba_conv_bias=False,
         attention_bias=True,
+    ),
+    "qwen3-moe": _variant(
+        "Qwen3MoeConfig",
+        "Qwen3MoeForCausalLM",
+        head_dim=16,
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        mlp_only_layers=[1],
+    ),
+    "qwen3-moe-normalised": _variant(
+        "Qwen3MoeConfig",
+        "Qwen3MoeForCausalLM",
+        head_dim=8,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=20,
+        norm_topk_prob=True,
+        decoder_sparse_step=2,
+        tie_word_embeddings=True,
+        attention_bias=True,
+    ),
+    "gemma3": _variant(
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        seed=4,
+        scale=(("embed_tokens", 0.03),),
+        head_dim=16,
+        sliding_window=21,
+        query_pre_attn_scalar=16,
+        num_hidden_layers=4,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+    ),
+    "gemma3-softcap": _variant(
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        head_dim=10,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        sliding_window=9,
+        query_pre_attn_scalar=24,
+        num_hidden_layers=7,
+        final_logit_softcapping=30.0,
+        tie_word_embeddings=False,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    ),
+    "gpt-oss": _variant(
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        head_dim=16,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        sliding_window=17,
+        num_hidden_layers=4,
+    ),
+    "olmo3": _variant("Olmo3Config", "Olmo3ForCausalLM", sliding_window=15, num_hidden_layers=4),
+    "olmo3-yarn": _variant(
+        "Olmo3Config",
+        "Olmo3ForCausalLM",
+        num_hidden_layers=3,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        sliding_window=33,
+        num_key_value_heads=3,
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 800.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+                "attention_factor": 1.2,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 800.0},
+        },
+    ),
+    "mamba2": _variant(
+        "Mamba2Config",
+        "Mamba2ForCausalLM",
+        num_heads=6,
+        head_dim=16,
+        state_size=8,
+        n_groups=2,
+        expand=2,
+        chunk_size=16,
+    ),
+    "mamba2-odd": _variant(
+        "Mamba2Config",
+        "Mamba2ForCausalLM",
+        scale=(("out_proj.weight", 3.0),),
+        num_heads=3,
+        head_dim=32,
+        state_size=5,
+        n_groups=1,
+        expand=2,
+        conv_kernel=3,
+        chunk_size=8,
+        use_bias=True,
+        use_conv_bias=False,
+        tie_word_embeddings=True,
+    ),
+    "granite-hybrid": _variant(
+        "GraniteMoeHybridConfig",
+        "GraniteMoeHybridForCausalLM",
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        shared_intermediate_size=40,
+        intermediate_size=24,
+        num_hidden_layers=4,
+        layer_types=["mamba", "attention", "mamba", "attention"],
+        attention_multiplier=0.3,
+        embedding_multiplier=3.0,
+        logits_scaling=2.0,
+        residual_multiplier=0.6,
+        **_MAMBA,
+    ),
+    "granite-hybrid-dense": _variant(
+        "GraniteMoeHybridConfig",
+        "GraniteMoeHybridForCausalLM",
+        num_local_experts=0,
+        shared_intermediate_size=60,
+        layer_types=["attention", "mamba", "mamba"],
+        attention_multiplier=0.25,
+        position_embedding_type="rope",
+        tie_word_embeddings=True,
+        **_MAMBA,
+    ),
+    "falcon-h1": _variant(
+        "FalconH1Config", "FalconH1ForCausalLM", **{**_MAMBA, "mamba_d_head": 12}, mamba_d_ssm=72
+    ),
+    "falcon-h1-multiplied": _variant(
+        "FalconH1Config",
+        "FalconH1ForCausalLM",
+        **_MAMBA,
+        mamba_d_ssm=None,
+        mamba_rms_norm=True,
+        mamba_norm_before_gate=False,
+        mamba_proj_bias=True,
+        projectors_bias=True,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+        embedding_multiplier=2.5,
+        lm_head_multiplier=0.7,
+        mlp_multipliers=[0.8, 1.3],
+        key_multiplier=0.6,
+        attention_in_multiplier=1.2,
+        attention_out_multiplier=0.9,
+        ssm_multipliers=[0.9, 1.1, 0.8, 1.2, 0.7],
+        ssm_in_multiplier=1.1,
+        ssm_out_multiplier=0.8,
+    ),
+    "nemotron-h": _variant(
+        "NemotronHConfig",
+        "NemotronHForCausalLM",
+        # transformers applies the lower bound of the time step to prompts but not to single steps.
+        time_step_min=1e-6,
+        scale=(("up_proj", 0.1),),
+        layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        n_group=1,
+        routed_scaling_factor=1.5,
+        moe_intermediate_size=24,
+        moe_shared_expert_intermediate_size=40,
+        mamba_num_heads=6,
+        mamba_head_dim=16,
+        ssm_state_size=8,
+        n_groups=2,
+        head_dim=8,
+        chunk_size=16,
+        num_hidden_layers=None,
+    ),
+    "nemotron-h-groups": _variant(
+        "NemotronHConfig",
+        "NemotronHForCausalLM",
+        # transformers applies the lower bound of the time step to prompts but not to single steps.
+        time_step_min=1e-6,
+        seed=4,
+        scale=(("up_proj", 0.3), ("out_proj", 10.0), ("o_proj", 10.0)),
+        layers_block_type=["moe", "full_attention", "linear_attention", "moe"],
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=False,
+        moe_intermediate_size=20,
+        moe_latent_size=32,
+        moe_shared_expert_intermediate_size=30,
+        mamba_num_heads=4,
+        mamba_head_dim=12,
+        ssm_state_size=8,
+        n_groups=4,
+        head_dim=16,
+        chunk_size=16,
+        use_bias=True,
+        mlp_bias=True,
+        num_hidden_layers=None,
+    ),
+    "qwen3-next": _variant(
+        "Qwen3NextConfig",
+        "Qwen3NextForCausalLM",
+        initializer_range=0.2,
+        head_dim=16,
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=40,
+        num_hidden_layers=4,
+        mlp_only_layers=[1],
+        **_DELTA,
+    ),
+    "qwen3-next-dense": _variant(
+        "Qwen3NextConfig",
+        "Qwen3NextForCausalLM",
+        head_dim=24,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        num_experts=0,
+        layer_types=["full_attention", "linear_attention", "linear_attention"],
+        tie_word_embeddings=True,
+        **{**_DELTA, "linear_num_value_heads": 2},
+    ),
+    "qwen3.5": _variant(
+        "Qwen3_5TextConfig",
+        "Qwen3_5ForCausalLM",
+        head_dim=16,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        **_DELTA,
     ),
 }
 

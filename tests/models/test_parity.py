@@ -11,6 +11,7 @@ from holdfast.models.weights import Placement
 from tests.models.paged import generate
 from tests.models.reference import GENERATED, VARIANTS, Reference
 
+SETTINGS = ((1, 7), (1, 64), (16, 1), (16, 7), (16, 64), (64, 1), (64, 7))
 CPU = Placement(torch.device("cpu"), torch.float32)
 
 
@@ -31,7 +32,7 @@ def test_parity(reference_of: Callable[[str], Reference], name: str) -> None:
     """A ragged batch of prompts, decoding while others prefill, for all page and chunk sizes."""
     reference = reference_of(name)
     model = load(reference)
-    for page_size, chunk in ((1, 7), (16, 1), (16, 7), (16, 64), (64, 64)):
+    for page_size, chunk in SETTINGS:
         logits, generated = generate(
             model, reference.prompts, page_size=page_size, chunk=chunk, count=GENERATED
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from holdfast.models.config import (
@@ -99,11 +100,14 @@ class Builder:
     def embedding_and_head(self, embedding: str, head: str) -> tuple[Embedding, Linear]:
         """The token table and the output head, one set of weights where the model ties them."""
         config = self.config
+        multiplier = config.embedding_multiplier
+        if config.round_embedding_multiplier:
+            multiplier = float(torch.tensor(multiplier).to(self.reader.placement.dtype))
         table, tied = self.reader.embedding(
             embedding,
             config.vocabulary,
             config.width,
-            config.embedding_multiplier,
+            multiplier,
             tied=config.tied_embeddings,
         )
         if tied is not None:

@@ -79,8 +79,9 @@ def _configure(fields: Fields) -> tuple[Family, ModelConfig]:
     if len(architectures) != 1:
         raise ConfigurationError(f"{fields.where} should name one architecture, not {list(architectures)}")
     family = family_of(architectures[0])
-    described = fields.inner("text_config") if family.text_config and fields.has("text_config") else fields
-    return family, family.configure(described, architectures[0])
+    if family.text_config and fields.has("text_config"):
+        fields = fields.inner("text_config").with_defaults(fields)
+    return family, family.configure(fields, architectures[0])
 
 
 def choose_dtype(config: ModelConfig, name: str, device: torch.device) -> torch.dtype:

@@ -182,6 +182,8 @@ class ModelConfig:
     """Added to stored norm weights: 1 for families that store the difference from one."""
     tied_embeddings: bool = False
     embedding_multiplier: float = 1.0
+    round_embedding_multiplier: bool = False
+    """Whether the multiplier is rounded to the model's dtype first, as it was in training."""
     residual_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     logits_softcap: float | None = None

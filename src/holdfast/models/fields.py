@@ -129,6 +129,10 @@ class Fields:
             raise self._wrong(key, "an object", value)
         return Fields(value, f"{self.where}: {key}")
 
+    def with_defaults(self, outer: Fields) -> Fields:
+        """This object, with what it lacks taken from another one."""
+        return Fields({**outer._values, **self._values}, self.where)
+
     def _value(self, key: str, default: Json) -> Json:
         value = self._values.get(key)
         if value is None:

@@ -7,7 +7,21 @@ supported and what is.
 from __future__ import annotations
 
 from holdfast.models.blocks import Family
-from holdfast.models.families import bamba, llama, mistral, qwen
+from holdfast.models.families import (
+    bamba,
+    falcon_h1,
+    gemma3,
+    gpt_oss,
+    granite_hybrid,
+    llama,
+    mamba2,
+    mistral,
+    nemotron_h,
+    olmo3,
+    qwen,
+    qwen3_moe,
+    qwen3_next,
+)
 from holdfast.models.fields import ConfigurationError
 
 _FAMILIES: tuple[Family, ...] = (
@@ -15,7 +29,18 @@ _FAMILIES: tuple[Family, ...] = (
     mistral.FAMILY,
     qwen.QWEN2,
     qwen.QWEN3,
+    qwen3_moe.FAMILY,
+    qwen3_next.QWEN3_NEXT,
+    qwen3_next.QWEN3_5,
+    qwen3_next.QWEN3_5_MULTIMODAL,
+    gemma3.FAMILY,
+    gpt_oss.FAMILY,
+    olmo3.FAMILY,
+    mamba2.FAMILY,
     bamba.FAMILY,
+    granite_hybrid.FAMILY,
+    falcon_h1.FAMILY,
+    nemotron_h.FAMILY,
 )
 
 _BY_ARCHITECTURE: dict[str, Family] = {

@@ -9,8 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast.models.blocks import Block, Builder
-from holdfast.models.config import AttentionConfig, MlpConfig, Rope, activation, rope_from
+from holdfast.models.config import (
+    AttentionConfig,
+    ExpertsConfig,
+    MlpConfig,
+    Rope,
+    activation,
+    rope_from,
+)
+from holdfast.models.experts import Experts, GatedPart, read_experts, read_router
 from holdfast.models.fields import ConfigurationError, Fields
+from holdfast.models.layers import Part, Together
+from holdfast.models.linear import DenseLinear
 
 
 def head_dim(fields: Fields) -> int:
@@ -49,18 +59,53 @@ def windows(fields: Fields, default: tuple[str, ...]) -> tuple[int | None, ...]:
     return tuple(found)
 
 
-def rope_of_window(fields: Fields, size: int, window: int | None, theta: float) -> Rope:
-    """Rotary settings where sliding and full layers may have different ones."""
+def rope_of_window(fields: Fields, window: int | None, *, full_theta: float, window_theta: float) -> Rope:
+    """Rotary settings where sliding and full layers have their own; scaling is for full ones alone."""
+    size = head_dim(fields)
     kind = "full_attention" if window is None else "sliding_attention"
-    return rope_from(fields, size, theta, kind)
+    if fields.inner("rope_parameters").has(kind):
+        return rope_from(fields, size, full_theta, kind)
+    if window is None:
+        return rope_from(fields, size, full_theta)
+    return Rope(window_theta, size)
+
+
+def sparse_layers(fields: Fields) -> tuple[bool, ...]:
+    """Which layers have experts, where `mlp_only_layers` and `decoder_sparse_step` say so."""
+    dense = set(fields.integers("mlp_only_layers"))
+    step = fields.integer("decoder_sparse_step", 1)
+    count = fields.integer("num_hidden_layers")
+    return tuple(index not in dense and (index + 1) % step == 0 for index in range(count))
 
 
 def blocks(builder: Builder) -> Iterator[Block]:
-    """Attention and a feed-forward part in every layer, each after a norm."""
+    """Attention and a feed-forward part, dense or of experts, in every layer, each after a norm."""
     for index, layer in enumerate(builder.config.layers):
         at = f"model.layers.{index}."
         (mixer,) = layer.mixers
         assert isinstance(mixer, AttentionConfig)
-        assert isinstance(layer.mlp, MlpConfig)
         yield Block(builder.attention(f"{at}self_attn.", mixer), before=builder.norm(f"{at}input_layernorm"))
-        yield Block(builder.mlp(f"{at}mlp.", layer.mlp), before=builder.norm(f"{at}post_attention_layernorm"))
+        yield Block(
+            feed_forward(builder, f"{at}mlp.", layer.mlp),
+            before=builder.norm(f"{at}post_attention_layernorm"),
+        )
+
+
+def feed_forward(builder: Builder, prefix: str, config: MlpConfig | ExpertsConfig | None) -> Part:
+    """A dense part, or experts with their router under the names that Qwen's mixtures use."""
+    if isinstance(config, MlpConfig):
+        return builder.mlp(prefix, config)
+    assert config is not None
+    reader, width = builder.reader, builder.config.width
+    routed = Experts(
+        config,
+        read_router(config, reader, f"{prefix}gate", width, None),
+        read_experts(config, reader, f"{prefix}experts.", width),
+    )
+    if config.shared is None:
+        return routed
+    shared: Part = builder.mlp(f"{prefix}shared_expert.", config.shared)
+    if config.shared_gate:
+        gate = reader.tensor(f"{prefix}shared_expert_gate.weight", (1, width))
+        shared = GatedPart(shared, DenseLinear(gate))
+    return Together(routed, shared)

@@ -1,0 +1,71 @@
+"""gpt-oss: windows in every other layer, sinks that take a share of the attention, clamped experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from holdfast.models.blocks import Block, Builder, Family
+from holdfast.models.config import AttentionConfig, ExpertsConfig, LayerConfig, ModelConfig, base_config
+from holdfast.models.experts import Experts, read_router
+from holdfast.models.families import decoder
+from holdfast.models.fields import Fields
+
+
+def configure(fields: Fields, architecture: str) -> ModelConfig:
+    default = tuple(
+        "full_attention" if index % 2 else "sliding_attention"
+        for index in range(fields.integer("num_hidden_layers"))
+    )
+    bias = fields.flag("attention_bias", True)
+    experts = ExpertsConfig(
+        experts=fields.integer("num_local_experts"),
+        experts_per_token=fields.integer("num_experts_per_tok"),
+        width=fields.integer("intermediate_size"),
+        router="top_then_softmax",
+        router_bias=True,
+        bias=True,
+        clamp=(fields.number("swiglu_alpha", 1.702), fields.number("swiglu_limit", 7.0)),
+    )
+    layers = tuple(
+        LayerConfig(
+            (decoder.attention(fields, window=window, input_bias=bias, output_bias=bias, sinks=True),),
+            experts,
+        )
+        for window in decoder.windows(fields, default)
+    )
+    return base_config(fields, architecture, layers, norm_epsilon=fields.number("rms_norm_eps", 1e-5))
+
+
+def _experts(builder: Builder, prefix: str, config: ExpertsConfig) -> Experts:
+    """Stored as [experts, in, out] with gate and up columns taking turns; both are put right here."""
+    reader, width, count, inner = builder.reader, builder.config.width, config.experts, config.width
+    gate_up = reader.tensor(f"{prefix}experts.gate_up_proj", (count, width, 2 * inner))
+    down = reader.tensor(f"{prefix}experts.down_proj", (count, inner, width))
+    bias = reader.tensor(f"{prefix}experts.gate_up_proj_bias", (count, 2 * inner))
+    halves = torch.arange(2 * inner, device=bias.device).view(inner, 2).T.reshape(-1)
+    return Experts(
+        config,
+        read_router(config, reader, f"{prefix}router", width, f"{prefix}router.bias"),
+        (gate_up.transpose(1, 2)[:, halves].contiguous(), down.transpose(1, 2).contiguous()),
+        biases=(
+            bias[:, halves].contiguous(),
+            reader.tensor(f"{prefix}experts.down_proj_bias", (count, width)),
+        ),
+    )
+
+
+def blocks(builder: Builder) -> Iterator[Block]:
+    for index, layer in enumerate(builder.config.layers):
+        at = f"model.layers.{index}."
+        (mixer,) = layer.mixers
+        assert isinstance(mixer, AttentionConfig)
+        assert isinstance(layer.mlp, ExpertsConfig)
+        yield Block(builder.attention(f"{at}self_attn.", mixer), before=builder.norm(f"{at}input_layernorm"))
+        yield Block(
+            _experts(builder, f"{at}mlp.", layer.mlp), before=builder.norm(f"{at}post_attention_layernorm")
+        )
+
+
+FAMILY = Family(("GptOssForCausalLM",), configure, blocks)

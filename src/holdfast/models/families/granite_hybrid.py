@@ -1,0 +1,115 @@
+"""Granite 4 hybrid: Mamba2 layers and a few of attention, each followed by experts beside a shared part.
+
+Residuals, embeddings, attention scores and logits each have a multiplier of their own; most models of the
+family do without rotary positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from holdfast.models.blocks import Block, Builder, Family
+from holdfast.models.config import (
+    AttentionConfig,
+    ExpertsConfig,
+    LayerConfig,
+    Mamba2Config,
+    MixerConfig,
+    MlpConfig,
+    ModelConfig,
+    activation,
+    base_config,
+    rope_from,
+)
+from holdfast.models.experts import Experts, read_router
+from holdfast.models.families import bamba, decoder
+from holdfast.models.fields import ConfigurationError, Fields
+from holdfast.models.layers import Mlp, Part, Together
+
+
+def _mixers(fields: Fields) -> dict[str, MixerConfig]:
+    """What each type of layer mixes with, under its new and its old name."""
+    bias = fields.flag("attention_bias")
+    rotated = fields.has("position_embedding_type") and fields.text("position_embedding_type") == "rope"
+    attention = decoder.attention(
+        fields,
+        rope=rope_from(fields, decoder.head_dim(fields)) if rotated else None,
+        scale=fields.number("attention_multiplier", 1.0),
+        input_bias=bias,
+        output_bias=bias,
+    )
+    scan = bamba.mamba2(fields)
+    return {"full_attention": attention, "attention": attention, "linear_attention": scan, "mamba": scan}
+
+
+def configure(fields: Fields, architecture: str) -> ModelConfig:
+    act = activation(fields.text("hidden_act", "silu"))
+    shared = MlpConfig(fields.integer("shared_intermediate_size"), act)
+    count = fields.integer("num_local_experts", 0)
+    feed_forward: MlpConfig | ExpertsConfig = shared
+    if count:
+        feed_forward = ExpertsConfig(
+            experts=count,
+            experts_per_token=fields.integer("num_experts_per_tok"),
+            width=fields.integer("intermediate_size"),
+            router="top_then_softmax",
+            activation=act,
+            shared=shared,
+        )
+    mixers = _mixers(fields)
+    kinds = (
+        fields.texts("layer_types")
+        if fields.has("layer_types")
+        else ("linear_attention",) * fields.integer("num_hidden_layers")
+    )
+    unknown = set(kinds) - set(mixers)
+    if unknown:
+        raise ConfigurationError(
+            f"{fields.where}: layer types {sorted(unknown)} are not known to this family"
+        )
+    layers = tuple(LayerConfig((mixers[kind],), feed_forward) for kind in kinds)
+    config = base_config(fields, architecture, layers, norm_epsilon=fields.number("rms_norm_eps", 1e-6))
+    return replace(
+        config,
+        embedding_multiplier=fields.number("embedding_multiplier", 1.0),
+        residual_multiplier=fields.number("residual_multiplier", 1.0),
+        logits_multiplier=1.0 / fields.number("logits_scaling", 1.0),
+    )
+
+
+def _feed_forward(builder: Builder, at: str, config: MlpConfig | ExpertsConfig) -> Part:
+    reader, width = builder.reader, builder.config.width
+    shared = config if isinstance(config, MlpConfig) else config.shared
+    assert shared is not None
+    dense = Mlp(
+        shared,
+        reader.linear([f"{at}shared_mlp.input_linear"], width, [2 * shared.width]),
+        reader.linear([f"{at}shared_mlp.output_linear"], shared.width, [width]),
+    )
+    if isinstance(config, MlpConfig):
+        return dense
+    prefix = f"{at}block_sparse_moe."
+    inner = reader.tensor(f"{prefix}input_linear.weight", (config.experts, 2 * config.width, width))
+    outer = reader.tensor(f"{prefix}output_linear.weight", (config.experts, width, config.width))
+    router = read_router(config, reader, f"{prefix}router.layer", width, None)
+    return Together(Experts(config, router, (inner, outer)), dense)
+
+
+def blocks(builder: Builder) -> Iterator[Block]:
+    for index, layer in enumerate(builder.config.layers):
+        at = f"model.layers.{index}."
+        (mixer,) = layer.mixers
+        assert layer.mlp is not None
+        before = builder.norm(f"{at}input_layernorm")
+        if isinstance(mixer, AttentionConfig):
+            yield Block(builder.attention(f"{at}self_attn.", mixer), before=before)
+        else:
+            assert isinstance(mixer, Mamba2Config)
+            yield Block(builder.mamba2(f"{at}mamba.", mixer), before=before)
+        yield Block(
+            _feed_forward(builder, at, layer.mlp), before=builder.norm(f"{at}post_attention_layernorm")
+        )
+
+
+FAMILY = Family(("GraniteMoeHybridForCausalLM",), configure, blocks)

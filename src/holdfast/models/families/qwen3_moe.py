@@ -1,0 +1,34 @@
+"""Qwen3-MoE: Qwen3 attention, and experts in place of most feed-forward parts."""
+
+from __future__ import annotations
+
+from holdfast.models.blocks import Family
+from holdfast.models.config import ExpertsConfig, LayerConfig, ModelConfig, activation, base_config
+from holdfast.models.families import decoder, qwen
+from holdfast.models.fields import Fields
+
+
+def experts(fields: Fields) -> ExpertsConfig:
+    """Experts as Qwen's configurations spell them; `num_experts` under either of its names."""
+    return ExpertsConfig(
+        experts=fields.integer("num_experts", fields.optional_integer("num_local_experts")),
+        experts_per_token=fields.integer("num_experts_per_tok"),
+        width=fields.integer("moe_intermediate_size"),
+        router="softmax_then_top",
+        activation=activation(fields.text("hidden_act", "silu")),
+        normalise=fields.flag("norm_topk_prob"),
+    )
+
+
+def configure(fields: Fields, architecture: str) -> ModelConfig:
+    layers = tuple(
+        LayerConfig(
+            (qwen.qwen3_attention(fields, window),),
+            experts(fields) if sparse else decoder.gated_mlp(fields),
+        )
+        for window, sparse in zip(qwen.layer_windows(fields), decoder.sparse_layers(fields), strict=True)
+    )
+    return base_config(fields, architecture, layers, norm_epsilon=fields.number("rms_norm_eps", 1e-6))
+
+
+FAMILY = Family(("Qwen3MoeForCausalLM",), configure, decoder.blocks)
