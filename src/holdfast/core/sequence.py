@@ -363,8 +363,10 @@ class Sequence:
             if first <= need or (point.window is not None and point.window.end != first):
                 break
             first = point.window.first if point.window is not None else first
-        leased = self.lease is not None and first <= self.lease.pages and self.lease.window_first <= need
-        return first <= need or leased
+        if first <= need:
+            return True
+        record = self.lease.record if self.lease is not None else None
+        return record is not None and first <= record.pages and record.window_first <= need
 
     # --- turns ------------------------------------------------------------------------------------
 
@@ -489,11 +491,10 @@ class Sequence:
             found.append(f"computed {self.computed} lies past planned {planned}")
         if self.away:
             return found
-        leased = self.lease.pages if self.lease is not None else 0
-        if layout.paged:
-            need = max(-(-planned // layout.page_size), leased)
-            if pages != need:
-                found.append(f"{pages} pages are held where {planned} tokens need {need}")
+        leased = self.lease.record.pages if self.lease is not None else 0
+        need = max(-(-planned // layout.page_size), leased)
+        if pages != need and layout.paged:
+            found.append(f"{pages} pages are held where {planned} tokens need {need}")
         if self.full is not None and len(self.full.grant.units) != pages - leased:
             found.append(f"{len(self.full)} own full pages, but {pages - leased} are accounted for")
         if self.window is not None:
@@ -511,7 +512,8 @@ class Sequence:
         length = len(run.hold.grant.units)
         if length and run.first + length != self.pages:
             found.append(f"window pages end at {run.end}, but {self.pages} pages are accounted for")
-        need = self.ledger.layout.window_first_page(self.computed)
+        layout = self.ledger.layout
+        need = max(0, self.computed - layout.window) // layout.page_size
         if run.first > need and self.computed and not self.window_covers(self.computed):
             found.append(f"window pages below {run.first} are gone, but {need} is needed")
         if length and run.first < need:
