@@ -10,8 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from holdfast.models.checkpoint import choose_dtype, load_model, open_checkpoint
-from holdfast.models.config import ModelConfig
+from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
 from holdfast.models.families import supported_architectures
 from holdfast.models.fields import ConfigurationError
 from holdfast.models.weights import Placement, WeightMismatch
@@ -166,12 +165,26 @@ def test_older_rope_keys_mean_the_same(reference_of: Callable[[str], Reference],
     assert open_checkpoint(path).config == new
 
 
-def test_dtypes() -> None:
+def test_placements(reference_of: Callable[[str], Reference]) -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    model = ModelConfig("X", 1, 1, 1, (), 1e-6)
-    assert choose_dtype(model, "auto", cpu) is torch.float32
-    assert choose_dtype(model, "auto", cuda) is torch.bfloat16
-    assert choose_dtype(replace(model, dtype="float16"), "auto", cuda) is torch.float16
-    assert choose_dtype(model, "bfloat16", cpu) is torch.bfloat16
+    checkpoint = open_checkpoint(reference_of("llama").path)
+    assert choose_placement(checkpoint, cpu) == Placement(cpu, torch.float32)
+    assert choose_placement(checkpoint, cpu, "bfloat16") == Placement(cpu, torch.bfloat16)
+    assert choose_placement(checkpoint, cuda).dtype is torch.float32, "as the checkpoint says"
+    half = replace(checkpoint, config=replace(checkpoint.config, dtype="float16"))
+    assert choose_placement(half, cuda).dtype is torch.float16
+    silent = replace(checkpoint, config=replace(checkpoint.config, dtype=None))
+    assert choose_placement(silent, cuda).dtype is torch.bfloat16
     with pytest.raises(ConfigurationError, match="int3"):
-        choose_dtype(model, "int3", cpu)
+        choose_placement(checkpoint, cpu, "int3")
+
+
+def test_placement_of_a_quantised_file(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept quantised by default, with dense copies only where memory is plentiful; dense when asked."""
+    cpu = torch.device("cpu")
+    checkpoint = open_checkpoint(smollm2)
+    monkeypatch.setattr("holdfast.models.checkpoint._available_bytes", lambda: 64 << 30)
+    assert choose_placement(checkpoint, cpu) == Placement(cpu, torch.float32, True, True)
+    monkeypatch.setattr("holdfast.models.checkpoint._available_bytes", lambda: 1 << 30)
+    assert choose_placement(checkpoint, cpu) == Placement(cpu, torch.float32, True, False)
+    assert choose_placement(checkpoint, cpu, "float32") == Placement(cpu, torch.float32)

@@ -8,6 +8,7 @@ engine.
 from __future__ import annotations
 
 import importlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,6 +22,12 @@ from holdfast.models.fields import ConfigurationError, Fields, Json
 from holdfast.models.generation import GenerationDefaults, read_generation_defaults
 from holdfast.models.model import Model
 from holdfast.models.weights import Placement, Progress, SafetensorsSource, Source, WeightReader
+
+_DENSE_GROWTH = 8
+"""How much larger float32 is than four bits."""
+
+_DENSE_SHARE = 0.25
+"""Share of the available memory that dense copies of quantised weights may take."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -84,13 +91,41 @@ def _configure(fields: Fields) -> tuple[Family, ModelConfig]:
     return family, family.configure(fields, architectures[0])
 
 
-def choose_dtype(config: ModelConfig, name: str, device: torch.device) -> torch.dtype:
-    """The dtype that a name means; `auto` is the checkpoint's own on a GPU and float32 on a CPU."""
-    if name == "auto":
-        name = "float32" if device.type == "cpu" else (config.dtype or "bfloat16")
-    if name not in _DTYPES:
-        raise ConfigurationError(f"dtype {name!r} is not supported; supported are auto, {', '.join(_DTYPES)}")
-    return _DTYPES[name]
+def choose_placement(checkpoint: Checkpoint, device: torch.device, dtype: str = "auto") -> Placement:
+    """Where weights go and in what form, for a device and a dtype by name.
+
+    `auto` is the checkpoint's own dtype on a GPU. On a CPU it is float32, with weights that the checkpoint
+    keeps in few bits left quantised; dense copies stand beside those where memory is plentiful. A dtype that
+    is asked for by name is given to all weights.
+    """
+    if dtype not in _DTYPES and dtype != "auto":
+        raise ConfigurationError(
+            f"dtype {dtype!r} is not supported; supported are auto, {', '.join(_DTYPES)}"
+        )
+    if dtype != "auto":
+        return Placement(device, _DTYPES[dtype])
+    if device.type != "cpu":
+        return Placement(device, _DTYPES.get(checkpoint.config.dtype or "bfloat16", torch.bfloat16))
+    source = checkpoint.gguf_source
+    if source is None or not any(source.quantised(name) for name in source.names()):
+        return Placement(device, torch.float32)
+    dense_bytes = source.total_bytes * _DENSE_GROWTH
+    return Placement(
+        device,
+        torch.float32,
+        quantised=True,
+        dense_copies=dense_bytes <= _available_bytes() * _DENSE_SHARE,
+    )
+
+
+def _available_bytes() -> int:
+    """Memory that the system can still give, files in the page cache counted as free."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    lines = dict(line.split(":", 1) for line in text.splitlines())
+    return int(lines["MemAvailable"].split()[0]) * 1024
 
 
 def load_model(
