@@ -270,29 +270,34 @@ class Audit:
             finding.healed = "unlocked"
             found.append(finding)
             tree.release(record, self.ledger.step)
-        locks = count_locks(tree.leases.values())
+        locks = Locks(tree.leases.values())
         live = set(tree.leases.values())
+        there: set[Node | Tail] = set()
         for node in tree.nodes():
-            leases, states = locks.pop((node, "path"), 0), locks.pop((node, "state"), 0)
-            if node.leases != leases or node.state_leases != states or not node.window_leases <= live:
-                detail = f"{node.leases} and {node.state_leases} locks at {node.end}, {leases} and {states} leases"
-                found.append(self._lock_drift(node, detail))
-                node.leases, node.state_leases = leases, states
+            there.add(node)
+            if node.tails:
+                there.update(node.tails.values())
+            if not locks.agree(node) or not node.window_leases <= live:
+                found.append(self._lock_drift(node, locks))
                 node.window_leases &= live
-            for tail in node.tails.values():
-                leases = locks.pop((tail, "tail"), 0)
-                if tail.leases != leases:
-                    detail = f"{tail.leases} locks on the tail at {tail.end}, {leases} leases"
-                    found.append(self._lock_drift(node, detail))
-                    tail.leases = leases
-        if locks:
-            found += [self._leased_but_gone(record, owners) for record in live if locks.keys() & locks_of(record)]
+        if not there.issuperset(locks.paths) or not there.issuperset(locks.tails):
+            found += [
+                self._leased_but_gone(record, owners)
+                for record in tree.leases.values()
+                if record.node not in there or (record.tail is not None and record.tail not in there)
+            ]
 
-    def _lock_drift(self, node: Node, detail: str) -> Finding:
+    def _lock_drift(self, node: Node, locks: Locks) -> Finding:
+        """Set a node's locks to what its leases account for."""
+        paths, states = locks.paths.get(node, 0), locks.states.get(node, 0)
+        detail = f"{node.leases} and {node.state_leases} locks at {node.end} for {paths} and {states} leases"
         lessees = sorted(record.name for record in self.tree.leases.values() if record.node is node)
         holder = ", ".join(lessees) or repr(node.holder)
         finding = Finding("lock without a lessee", detail, "tree", [], holder, self.ledger.step)
         finding.healed = "recounted"
+        node.leases, node.state_leases = paths, states
+        for tail in node.tails.values():
+            tail.leases = locks.tails.get(tail, 0)
         return finding
 
     def _leased_but_gone(self, record: LeaseRecord, owners: list[Owner]) -> Finding:
@@ -300,7 +305,9 @@ class Audit:
         detail = f"the lease of {record.length} tokens, taken at {record.taken_at}, is of what was evicted"
         finding = Finding("claimed while free", detail, "tree", [], record.name, self.ledger.step)
         finding.healed = "its owners are to be dropped"
-        finding.owners = [owner for owner in owners if owner.lease is not None and owner.lease.record is record]
+        finding.owners = [
+            owner for owner in owners if owner.lease is not None and owner.lease.record is record
+        ]
         return finding
 
     # --- a part at a time -------------------------------------------------------------------------
@@ -346,6 +353,30 @@ class Audit:
         del self.findings[:-FINDINGS_KEPT]
 
 
+class Locks:
+    """How often each node, state and tail is locked by the leases that there are; window pages aside."""
+
+    __slots__ = ("paths", "states", "tails")
+
+    def __init__(self, records: Iterable[LeaseRecord]) -> None:
+        self.paths: dict[Node, int] = {}
+        self.states: dict[Node, int] = {}
+        self.tails: dict[Tail, int] = {}
+        for record in records:
+            node, state_node, tail = record.node, record.state_node, record.tail
+            self.paths[node] = self.paths.get(node, 0) + 1
+            if state_node is not None:
+                self.states[state_node] = self.states.get(state_node, 0) + 1
+            if tail is not None:
+                self.tails[tail] = self.tails.get(tail, 0) + 1
+
+    def agree(self, node: Node) -> bool:
+        """Whether a node and its tails count the same locks."""
+        if node.leases != self.paths.get(node, 0) or node.state_leases != self.states.get(node, 0):
+            return False
+        return all(tail.leases == self.tails.get(tail, 0) for tail in node.tails.values())
+
+
 class Sightings:
     """In which Hold each unit was last seen: a number a unit, counted on from round to round.
 
@@ -361,7 +392,7 @@ class Sightings:
 
 
 class Round:
-    """One sliced census: locks, nodes, owners, Holds, free lists, in this order. Only ever raises suspicions.
+    """One sliced census: nodes, owners, leases, Holds, free lists, in turn. Only ever raises suspicions.
 
     It works on snapshots of lists, never of units. A Hold that is moved gets a fresh serial, so what
     changed hands since the round began is told apart from what nobody claims. Nodes are found as the walk
@@ -374,8 +405,8 @@ class Round:
         "_first",
         "_grants",
         "_last_serial",
-        "_ledger",
         "_leases",
+        "_ledger",
         "_locks",
         "_next",
         "_nodes",
@@ -389,7 +420,7 @@ class Round:
         self._ledger = ledger
         self._tree = tree
         self._leases = set(tree.leases.values())
-        self._locks = count_locks(self._leases)
+        self._locks = Locks(self._leases)
         self._nodes = list(tree.roots.values())
         self._owners = owners
         self._grants = list(ledger.live.values())
@@ -405,7 +436,9 @@ class Round:
     @property
     def done(self) -> bool:
         """Whether the round has looked at everything."""
-        return not (self._nodes or self._owners or self._leases or self._pools) and self._next >= len(self._grants)
+        return not (self._nodes or self._owners or self._leases or self._pools) and self._next >= len(
+            self._grants
+        )
 
     def work(self, budget: int) -> bool:
         """Look at about `budget` units' worth more; True if something looks wrong."""
@@ -460,21 +493,11 @@ class Round:
 
     def _doubt_locks(self, node: Node) -> bool:
         """Whether a node's locks are not what the leases of now account for."""
-        locks = self._locks
-        if node.leases == locks.get((node, "path"), 0) and node.state_leases == locks.get((node, "state"), 0):
-            return any(tail.leases != locks.get((tail, "tail"), 0) for tail in node.tails.values()) and (
-                self._locks_differ(node)
-            )
-        return self._locks_differ(node)
-
-    def _locks_differ(self, node: Node) -> bool:
-        """Leases have come and gone since the round began: count those that are there now."""
-        self._locks = locks = count_locks(self._tree.leases.values())
-        return (
-            node.leases != locks.get((node, "path"), 0)
-            or node.state_leases != locks.get((node, "state"), 0)
-            or any(tail.leases != locks.get((tail, "tail"), 0) for tail in node.tails.values())
-        )
+        if self._locks.agree(node):
+            return False
+        # Leases have come and gone since they were counted: count those that are there now.
+        self._locks = Locks(self._tree.leases.values())
+        return not self._locks.agree(node)
 
     def _hear_node(self, node: Node) -> int:
         """Note what a node of the tree keeps, and what hangs below it; returns what the look cost."""
@@ -516,28 +539,6 @@ class Round:
         if self._ledger.live.get(other.serial) is not other:
             return False
         return other.units.count(unit) > (1 if other is here else 0)
-
-
-Lock = tuple[Node | Tail, str]
-
-
-def locks_of(record: LeaseRecord) -> set[Lock]:
-    """What one lease locks, window pages aside."""
-    locked: set[Lock] = {(record.node, "path")}
-    if record.state_node is not None:
-        locked.add((record.state_node, "state"))
-    if record.tail is not None:
-        locked.add((record.tail, "tail"))
-    return locked
-
-
-def count_locks(records: Iterable[LeaseRecord]) -> dict[Lock, int]:
-    """How often each node, state and tail is locked by these leases."""
-    counted: dict[Lock, int] = {}
-    for record in records:
-        for lock in locks_of(record):
-            counted[lock] = counted.get(lock, 0) + 1
-    return counted
 
 
 def _out_of_range(pool: Pool, units: list[int]) -> bool:

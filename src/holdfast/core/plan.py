@@ -30,7 +30,11 @@ class UnitCopy:
 
 
 class TierMove:
-    """Copy units of one component from a tier to another. The source stays valid until the step settles."""
+    """Copy units of one component from a tier to another. The source stays valid until the step settles.
+
+    `number` names the transit that the move is part of, afresh each time: one that was cancelled and begun
+    again is another.
+    """
 
     __slots__ = ("component", "destination_tier", "destinations", "number", "source_tier", "sources")
 

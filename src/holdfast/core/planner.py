@@ -267,7 +267,7 @@ class Planner:
         registry.ledger.purpose = "restore"
         for _ in range(2):
             try:
-                registry.moves += start_restore(session.sequence, parcel, transit, session.number)
+                registry.moves += start_restore(session.sequence, parcel, transit, registry.number())
             except OutOfUnits as shortfall:
                 if not self.pressure.make_room(shortfall, session, may_retract=False):
                     if not registry.running and not registry.flights and not registry.transits:
@@ -276,7 +276,7 @@ class Planner:
                 continue
             session.moved("restore")
             session.sequence.fence = registry.ledger.step
-            registry.transits[session.number] = session
+            registry.transits[parcel.transit] = session
             return
 
     def _try_admit(self, plan: Plan, session: Session, turn: Turn, budget: int) -> int:

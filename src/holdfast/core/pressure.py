@@ -15,7 +15,7 @@ from holdfast.core.fallback import retract
 from holdfast.core.ledger import Kind, OutOfUnits, Pool
 from holdfast.core.policy import retraction_victim
 from holdfast.core.registry import Registry
-from holdfast.core.session import Place, Session
+from holdfast.core.session import Life, Place, Session
 from holdfast.core.tiers import start_spill
 from holdfast.core.turn import Ending
 
@@ -101,15 +101,17 @@ class Pressure:
         transit = registry.ledger.holder(Kind.TRANSIT, session.id)
         registry.ledger.purpose = "spill"
         try:
-            parcel, moves = start_spill(session.sequence, tier, transit, session.number)
+            parcel, moves = start_spill(session.sequence, tier, transit, registry.number())
         except OutOfUnits:
             return False
         registry.seals.pop(session, None)
         registry.checkpointed.pop(session, None)
+        if session.life is Life.SEALING:
+            session.on("end")
         session.parcel = parcel
         session.moved("spill")
         session.sequence.fence = registry.ledger.step
-        registry.transits[session.number] = session
+        registry.transits[parcel.transit] = session
         registry.moves += moves
         registry.counters.spills += 1
         return True

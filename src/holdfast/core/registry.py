@@ -174,8 +174,9 @@ class Registry:
     def discard_parcel(self, session: Session, fence: int) -> None:
         """Give up a session's parcel on another tier, whatever is in flight for it."""
         if session.parcel is not None:
-            self.transits.pop(session.number, None)
-            self.moves = [move for move in self.moves if move.number != session.number]
+            transit = session.parcel.transit
+            self.transits.pop(transit, None)
+            self.moves = [move for move in self.moves if move.number != transit]
             session.parcel.discard(fence)
             session.parcel = None
             session.place = Place.HOME

@@ -306,7 +306,7 @@ class Settler:
     def _settle_parcel(self, session: Session, arrived: bool) -> None:
         registry, parcel = self.registry, session.parcel
         assert parcel is not None
-        del registry.transits[session.number]
+        del registry.transits[parcel.transit]
         fence = registry.ledger.step
         if session.place is Place.LEAVING:
             if arrived:

@@ -18,10 +18,11 @@ from holdfast.core.sequence import Sequence
 class Parcel:
     """A sequence's own memory on another tier, and what a restore in flight has taken at home."""
 
-    __slots__ = ("away", "holder", "home", "lease", "tier")
+    __slots__ = ("away", "holder", "home", "lease", "tier", "transit")
 
-    def __init__(self, tier: Tier, holder: Holder, away: dict[Component, Hold]) -> None:
+    def __init__(self, tier: Tier, holder: Holder, away: dict[Component, Hold], transit: int) -> None:
         self.tier = tier
+        self.transit = transit
         self.holder = holder
         self.away = away
         self.home: dict[Component, Hold] = {}
@@ -75,7 +76,7 @@ def start_spill(
         TierMove(number, component, (Tier.DEVICE, list(own[component].units)), (tier, list(hold.units)))
         for component, hold in taken.items()
     ]
-    return Parcel(tier, transit, taken), moves
+    return Parcel(tier, transit, taken, number), moves
 
 
 def finish_spill(sequence: Sequence, parcel: Parcel) -> None:
@@ -95,6 +96,7 @@ def start_restore(sequence: Sequence, parcel: Parcel, transit: Holder, number: i
     assert sequence.away and not parcel.home, "only a sequence that is away can be restored"
     sizes = {component: len(hold) for component, hold in parcel.away.items()}
     parcel.home = _take_all(sequence.ledger, Tier.DEVICE, sizes, transit)
+    parcel.transit = number
     return [
         TierMove(
             number,
