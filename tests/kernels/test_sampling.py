@@ -11,7 +11,8 @@ import torch
 
 from holdfast.kernels import torch as reference
 from holdfast.kernels import triton as device
-from holdfast.kernels.torch.sampling import gumbel_noise as reference_noise
+from holdfast.kernels.torch import sampling
+from holdfast.kernels.torch.sampling import waiting_times
 from holdfast.kernels.triton import sampling as sections
 from tests.kernels import naive
 from tests.kernels.batches import NAN
@@ -127,19 +128,29 @@ def test_sampling_is_the_same_on_both_implementations(
     assert torch.equal(device.sample_tokens(logits[:6], *given, greedy=True), logits[:6].argmax(-1))
 
 
-def test_noise_is_uniform_over_seeds_positions_and_tokens() -> None:
-    """The share of noise below each tenth, along each of the three things that it depends on."""
+def test_waiting_times_are_exponential_over_seeds_positions_and_tokens() -> None:
+    """The share of uniform numbers below each tenth, along each of the three things that they depend on."""
     one = torch.ones(1, dtype=torch.int64)
     along = torch.arange(20_000)
     draws = {
-        "tokens": reference_noise(one, one, along.unsqueeze(0)).flatten(),
-        "seeds": reference_noise(along, one.expand(20_000), one.unsqueeze(0)).flatten(),
-        "positions": reference_noise(one.expand(20_000), along, one.unsqueeze(0)).flatten(),
-        "high bits": reference_noise(along << 32, one.expand(20_000), one.unsqueeze(0)).flatten(),
+        "tokens": waiting_times(one, one, along.unsqueeze(0)).flatten(),
+        "seeds": waiting_times(along, one.expand(20_000), one.unsqueeze(0)).flatten(),
+        "positions": waiting_times(one.expand(20_000), along, one.unsqueeze(0)).flatten(),
+        "high bits": waiting_times(along << 32, one.expand(20_000), one.unsqueeze(0)).flatten(),
     }
-    for name, noise in draws.items():
-        uniform = torch.exp(-torch.exp(-noise))
+    for name, times in draws.items():
+        uniform = torch.exp(-times)
         for tenth in range(1, 10):
             assert abs(float((uniform < tenth / 10).float().mean()) - tenth / 10) < 0.015, name
         centred = uniform - 0.5
         assert abs(float((centred[1:] * centred[:-1]).mean())) < 0.003, name
+
+
+def test_waiting_times_are_positive_and_finite_for_all_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time of zero would let a token win whatever its weight, once in a few hundred draws."""
+    extremes = torch.tensor([[0, 1, 0x7FFFFFFF, 0xFFFFFFFE, 0xFFFFFFFF]])
+    monkeypatch.setattr(sampling, "_mix", lambda value: extremes if value.dim() == 2 else value)
+    one = torch.ones(1, dtype=torch.int64)
+    times = waiting_times(one, one, extremes)
+    assert bool((times > 0).all())
+    assert bool(times.isfinite().all())

@@ -2,9 +2,10 @@
 
 A token is kept when fewer than `top_k` tokens are more likely, those more likely hold less than `top_p` of
 the probability, and its own probability is at least `min_p` of the greatest; all three look at the
-distribution after the temperature. Among the kept ones the largest `logit / temperature + noise` wins, with
-Gumbel noise that is a pure function of (seed, position, token): a row's token depends on nothing else in the
-batch, and on every device the same noise is drawn. Called through `holdfast.kernels`.
+distribution after the temperature. The kept ones run a race: each waits an exponential time over its weight,
+and the first to arrive wins, which happens with its share of the probability. The times are a pure function
+of (seed, position, token): a row's token depends on nothing else in the batch, and all devices draw the same.
+Called through `holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -25,15 +26,18 @@ def _mix(value: torch.Tensor) -> torch.Tensor:
     return value ^ (value >> 16)
 
 
-def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Noise float32 [rows, n] of the token ids [rows or 1, n] for (seed, position) of each row."""
+def waiting_times(seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Exponential times, float32 [rows, n], of the tokens [rows or 1, n] for (seed, position) of each row.
+
+    23 bits make a uniform number that is neither 0 nor 1, so that every time is positive and finite.
+    """
     low, high = seeds & MASK, (seeds >> 32) & MASK
     stream = _mix(low ^ 0x9E3779B9)
     stream = _mix(stream ^ high)
     stream = _mix((stream + (positions & MASK)) & MASK).unsqueeze(1)
     bits = _mix(_mix((tokens.long() + stream) & MASK) ^ stream)
-    uniform = ((bits >> 8).float() + 0.5) * (2.0**-24)
-    return -torch.log(-torch.log(uniform))
+    uniform = ((bits >> 9).float() + 0.5) * (2.0**-23)
+    return -torch.log1p(-uniform)
 
 
 def sample_tokens(
@@ -76,8 +80,8 @@ def _draw(
     limited = (top_k > 0) & (top_k < width)
     narrowed = top_p < 1.0
     if not bool((limited | narrowed).any()):
-        noise = gumbel_noise(seeds, positions, torch.arange(width, device=scaled.device).unsqueeze(0))
-        return (scaled + noise).masked_fill_(scaled < floor, -torch.inf).argmax(dim=-1)
+        times = waiting_times(seeds, positions, torch.arange(width, device=scaled.device).unsqueeze(0))
+        return (torch.exp(scaled - peak) / times).masked_fill_(scaled < floor, -1.0).argmax(dim=-1)
     total = torch.logsumexp(scaled, dim=-1, keepdim=True)
     limit = torch.where(limited, top_k, width).unsqueeze(1)
     share = top_p.float().unsqueeze(1)
@@ -96,5 +100,5 @@ def _draw(
     # Ties with the last kept token are kept too, so that the set does not depend on the order of a sort.
     least = ordered.masked_fill(~kept, torch.inf).amin(dim=-1, keepdim=True)
     kept = (ordered >= torch.maximum(least, floor)) | (ranks == 0)
-    drawn = ordered + gumbel_noise(seeds, positions, tokens)
-    return tokens.gather(1, drawn.masked_fill_(~kept, -torch.inf).argmax(dim=-1, keepdim=True)).squeeze(1)
+    speeds = torch.exp(ordered - peak) / waiting_times(seeds, positions, tokens)
+    return tokens.gather(1, speeds.masked_fill_(~kept, -1.0).argmax(dim=-1, keepdim=True)).squeeze(1)

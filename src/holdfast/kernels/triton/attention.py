@@ -27,11 +27,15 @@ from holdfast.kernels.triton.launch import ceiling, find_row, power_of_two, prec
 SPLIT_LEAST = 256  # keys below which a split is not worth its merge
 SPLITS_MOST = 128
 
-# Keys a block, warps and stages of loads, by the bytes of one head of one token (at most 512).
+# Keys a block, warps and stages of loads, by the bytes of one head of one token (at most 512), as measured on
+# an H200: for single tokens, for tiles, for tiles over a short window, for split tiles.
 _Blocks = dict[int, tuple[int, int, int]]
-SINGLE_BLOCKS: _Blocks = {32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3), 256: (64, 4, 3), 512: (32, 4, 3)}
-TILE_BLOCKS: _Blocks = {32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3), 256: (64, 4, 3), 512: (32, 8, 2)}
-SPLIT_BLOCKS: _Blocks = {32: (64, 8, 3), 64: (64, 8, 3), 128: (128, 8, 3), 256: (128, 8, 3), 512: (32, 8, 2)}
+SINGLE_BLOCKS: _Blocks = {32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3), 256: (64, 2, 3), 512: (64, 4, 3)}
+TILE_BLOCKS: _Blocks = {32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3), 256: (64, 4, 3), 512: (64, 8, 3)}
+WINDOW_BLOCKS: _Blocks = {32: (32, 4, 2), 64: (32, 4, 2), 128: (32, 4, 2), 256: (64, 4, 3), 512: (64, 8, 3)}
+SPLIT_BLOCKS: _Blocks = {32: (64, 8, 3), 64: (64, 8, 3), 128: (128, 8, 3), 256: (128, 8, 3), 512: (64, 8, 2)}
+SHORT = 4096  # keys below which split tiles are kept small, so that there are more of them
+FLOAT32_BLOCKS = (32, 4, 2)  # float32 products do without tensor cores: large blocks would only spill
 
 
 class Shape(NamedTuple):
@@ -49,6 +53,9 @@ def _tile_of(
     row_start, context, rows, tile, SINGLES: tl.constexpr, SKIP: tl.constexpr, QUERIES: tl.constexpr
 ):
     """Row, first token, tokens in the tile, and position of the first one; no tokens: nothing to do."""
+    if SINGLES and not SKIP:
+        # Every row has one token, so that tile, row and token are the same.
+        return tile, tile, 1, tl.load(context + tile) - 1
     if SINGLES:
         row = tile
         local = 0
@@ -92,13 +99,14 @@ def _attend_block(
     MASKED: tl.constexpr,
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
+    WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One block of keys and values, folded into the running softmax."""
     steps = begin + tl.arange(0, BLOCK_N)
     columns = tl.arange(0, BLOCK_D)
     inside = (steps >= lowest) & (steps < end)
-    if PAGE % BLOCK_N == 0:
+    if WHOLE:
         page = tl.load(table + begin // PAGE).to(tl.int64)
         offset = (begin % PAGE + tl.arange(0, BLOCK_N)).to(tl.int64)
         key_rows = key + page * key_unit + offset * key_token
@@ -158,6 +166,8 @@ def _attend(
     """One tile of one key head over one split of its keys."""
     # Late tiles see the most keys: they start first.
     tile = tile_count - 1 - tl.program_id(0)
+    # One token's block of keys within one page needs one look at the table. For tiles it measures slower.
+    WHOLE: tl.constexpr = SINGLES and PAGE % BLOCK_N == 0
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     QUERIES: tl.constexpr = BLOCK_M // GROUP
@@ -182,9 +192,10 @@ def _attend(
     length = tl.cdiv(tl.cdiv(end - base, splits), BLOCK_N) * BLOCK_N
     begin = base + split * length
     finish = tl.minimum(begin + length, end)
-    # Blocks that every query of the tile sees whole need no mask.
+    # Blocks that every query of the tile sees whole need no mask. A single token does not wait for arithmetic
+    # but for memory: there a second loop, whose loads begin anew, costs more than masks.
     clear = begin
-    if not WINDOWED:
+    if not WINDOWED and not SINGLES:
         clear = tl.maximum(begin, tl.minimum(finish, first + 1) // BLOCK_N * BLOCK_N)
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     weight_sum = tl.zeros([BLOCK_M], tl.float32)
@@ -196,13 +207,13 @@ def _attend(
         accumulator, weight_sum, peak = _attend_block(
             accumulator, weight_sum, peak, queries, key, value, table, key_unit, key_token, value_unit,
             value_token, start, lowest, finish, places, scale, softcap, window,
-            PAGE, DIM, BLOCK_D, BLOCK_N, False, WINDOWED, CAPPED, PRECISION,
+            PAGE, DIM, BLOCK_D, BLOCK_N, False, WINDOWED, CAPPED, WHOLE, PRECISION,
         )  # fmt: skip
     for start in tl.range(clear, finish, BLOCK_N):
         accumulator, weight_sum, peak = _attend_block(
             accumulator, weight_sum, peak, queries, key, value, table, key_unit, key_token, value_unit,
             value_token, start, lowest, finish, places, scale, softcap, window,
-            PAGE, DIM, BLOCK_D, BLOCK_N, True, WINDOWED, CAPPED, PRECISION,
+            PAGE, DIM, BLOCK_D, BLOCK_N, True, WINDOWED, CAPPED, WHOLE, PRECISION,
         )  # fmt: skip
     stored = real[:, None] & (columns < DIM)[None, :]
     if not SPLIT:
@@ -266,20 +277,29 @@ def _splits(programs: int, keys: int, device: torch.device, waves: int) -> int:
 def shape_for(batch: Batch, query: torch.Tensor, kv_heads: int, window: int | None, singles: bool) -> Shape:
     """The blocks of one launch, from host-side counts alone."""
     group = query.shape[1] // kv_heads
-    row_bytes = power_of_two(query.shape[-1], 16) * query.element_size()
+    least = power_of_two(group, 16)
+    row_bytes = min(512, power_of_two(query.shape[-1], 16) * query.element_size())
+    exact = query.dtype == torch.float32
     keys = batch.context_max if window is None else min(batch.context_max, window + batch.count_max)
     if singles:
         splits = _splits(batch.rows * kv_heads, keys, query.device, 8)
-        return Shape(power_of_two(group, 16), *SINGLE_BLOCKS[min(row_bytes, 512)], splits)
-    # Float32 products do without tensor cores: large blocks would only spill registers.
-    tallest = 32 if query.dtype == torch.float32 else 128
-    block_m = max(power_of_two(group, 16), min(tallest, power_of_two(batch.count_max * group, 16)))
-    programs = tiles(query.shape[0], batch.rows, block_m // group) * kv_heads
-    splits = _splits(programs, keys, query.device, 2)
-    blocks = SPLIT_BLOCKS if splits > 1 else TILE_BLOCKS
-    block_n, warps, stages = blocks[min(row_bytes, 512)]
-    if query.dtype == torch.float32:
-        return Shape(block_m, 32, 4, 2, splits)
+        return Shape(least, *(FLOAT32_BLOCKS if exact else SINGLE_BLOCKS[row_bytes]), splits)
+
+    def plan(tallest: int) -> tuple[int, int]:
+        block_m = max(least, min(tallest, power_of_two(batch.count_max * group, 16)))
+        programs = tiles(query.shape[0], batch.rows, block_m // group) * kv_heads
+        return block_m, _splits(programs, keys, query.device, 2)
+
+    block_m, splits = plan(32 if exact else 128)
+    if exact:
+        return Shape(block_m, *FLOAT32_BLOCKS, splits)
+    if splits == 1:
+        block_n, warps, stages = (TILE_BLOCKS if window is None else WINDOW_BLOCKS)[row_bytes]
+    else:
+        block_n, warps, stages = SPLIT_BLOCKS[row_bytes]
+        if keys < SHORT:
+            block_m, splits = plan(64)
+            block_n, stages = 64, 2
     return Shape(block_m, block_n, warps if block_m >= 128 else 4, stages, splits)
 
 

@@ -18,7 +18,7 @@ import triton.language as tl
 from holdfast.kernels.batch import Batch
 from holdfast.kernels.triton.launch import ceiling, find_row, power_of_two, tiles
 
-TILE_TOKENS, TILE_CHANNELS, TILE_WARPS = 16, 64, 4
+TILE_TOKENS, TILE_CHANNELS, TILE_WARPS = 32, 128, 4
 
 
 @triton.jit

@@ -17,12 +17,20 @@ import triton.language as tl
 
 from holdfast.kernels.batch import Batch
 from holdfast.kernels.torch.gated_delta import NORM_EPS
-from holdfast.kernels.triton.launch import Blocks, ceiling, find_row, power_of_two, precision, tiles
+from holdfast.kernels.triton.launch import (
+    Blocks,
+    ceiling,
+    find_row,
+    power_of_two,
+    precision,
+    processors,
+    tiles,
+)
 
 STEP = Blocks(chunk=1, elements=8192, warps=4, stages=1)
 SOLVE = Blocks(chunk=64, elements=0, warps=4, stages=1)
 SOLVE_PRECISION = "tf32x3"
-SCAN = Blocks(chunk=64, elements=4096, warps=4, stages=2)
+SCAN = Blocks(chunk=32, elements=8192, warps=4, stages=3)
 
 
 @triton.jit
@@ -236,7 +244,7 @@ def gated_delta(
             num_warps=STEP.warps,
         )
     if not batch.one_token_rows:
-        chunk = min(32 if key.dtype == torch.float32 else SCAN.chunk, power_of_two(batch.count_max, 16))
+        chunk = min(SCAN.chunk, power_of_two(batch.count_max, 16))
         flags |= {"CHUNK": chunk, "PRECISION": precision(key.dtype)}
         tile_count = tiles(tokens, batch.rows, chunk)
         inverses = torch.empty(tile_count, heads, chunk, chunk, dtype=key.dtype, device=key.device)
@@ -246,7 +254,9 @@ def gated_delta(
             **flags, SOLVE="ieee" if key.dtype == torch.float32 else SOLVE_PRECISION,
             num_warps=SOLVE.warps,
         )  # fmt: skip
-        elements = SCAN.elements // 2 if key.dtype == torch.float32 else SCAN.elements
+        # Smaller parts of the state where the rows alone do not fill the device.
+        full = batch.rows * heads * dim * block_size >= SCAN.elements * processors(key.device.index)
+        elements = SCAN.elements if full and key.dtype != torch.float32 else SCAN.elements // 2
         block_dim = min(power_of_two(dim, 16), max(16, elements // block_size))
         _delta_chunks[(batch.rows, heads, ceiling(dim, block_dim))](
             query, key, value, g, beta, inverses, *states, *strides, **flags, DIM=dim, BLOCK_DIM=block_dim,

@@ -26,8 +26,13 @@ SCAN = Blocks(chunk=32, elements=8192, warps=4, stages=3)
 def _softplus(value):
     """log(1 + exp(value)), exact to float32 for small and for large values too."""
     power = tl.exp(tl.minimum(value, 20.0))
-    small = power * (1.0 - power * (0.5 - power * 0.3333333333))
-    return tl.where(value > 20.0, value, tl.where(power < 0.0078125, small, tl.log(1.0 + power)))
+    # log(1 + p) is twice the inverse hyperbolic tangent of p / (2 + p); for small p the sum 1 + p would lose p.
+    ratio = power / (2.0 + power)
+    square = ratio * ratio
+    series = (
+        2.0 * ratio * (1.0 + square * (0.33333333 + square * (0.2 + square * (0.14285714 + square / 9.0))))
+    )
+    return tl.where(value > 20.0, value, tl.where(power < 0.5, series, tl.log(1.0 + power)))
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
 """Sampling of one token a row as Triton kernels, without a sort.
 
-The winner of `logit / temperature + noise` over all tokens is drawn; if fewer than top_k tokens and less than
+The winner of `weight / waiting time` over all tokens is drawn; if fewer than top_k tokens and less than
 top_p of the probability lie above it, it is kept. Otherwise it becomes a bar: the draw is repeated with the
 same noise among the tokens above it. What is left out this way is never a token that may be kept, so the
 result is the winner among the kept ones, exactly as in `kernels/torch/sampling.py`.
@@ -34,10 +34,12 @@ def _mix(value):
 
 
 @triton.jit
-def _gumbel(stream, tokens):
+def _waits(stream, tokens):
+    """Exponential waiting times, as in the reference: -log(1 - u), by its series where u is small."""
     bits = _mix(_mix(tokens.to(tl.uint32) + stream) ^ stream)
-    uniform = ((bits >> 8).to(tl.float32) + 0.5) * 5.9604644775390625e-08
-    return -tl.log(-tl.log(uniform))
+    uniform = ((bits >> 9).to(tl.float32) + 0.5) * 1.1920928955078125e-07
+    series = uniform * (1.0 + uniform * (0.5 + uniform * (0.33333333 + uniform * 0.25)))
+    return tl.where(uniform < 0.0078125, series, -tl.log(1.0 - uniform))
 
 
 @triton.jit
@@ -103,13 +105,14 @@ def _draw_sections(
     columns = tl.program_id(1) * SECTION + tl.arange(0, SECTION)
     value = tl.load(logits + row * stride + columns, mask=columns < width, other=float("-inf"))
     value = value.to(tl.float32) * cold
-    score = tl.where(value >= floor, value + _gumbel(stream, columns), float("-inf"))
+    weight = tl.exp(value - peak * cold)
+    score = tl.where(value >= floor, weight / _waits(stream, columns), -1.0)
     best = tl.max(score, axis=0)
     winner = tl.min(tl.where(score == best, columns, NOWHERE), axis=0)
     at = row * sections + tl.program_id(1)
     tl.store(noisy + at, best)
     tl.store(values + at, tl.max(tl.where(columns == winner, value, float("-inf")), axis=0))
-    tl.store(totals + at, tl.sum(tl.exp(value - peak * cold), axis=0))
+    tl.store(totals + at, tl.sum(weight, axis=0))
     tl.store(tokens + at, winner)
 
 
@@ -138,16 +141,16 @@ def _weigh_sections(
 
 
 @triton.jit
-def _draw_again(logits, width, cold, bar, floor, stream, SECTION: tl.constexpr):
+def _draw_again(logits, width, cold, top, bar, floor, stream, SECTION: tl.constexpr):
     """The winner above the bar and its scaled logit, over a whole row."""
     columns = tl.arange(0, SECTION)
-    best = tl.full([SECTION], float("-inf"), tl.float32)
+    best = tl.full([SECTION], -1.0, tl.float32)
     token = tl.zeros([SECTION], tl.int32)
     chosen = tl.full([SECTION], float("-inf"), tl.float32)
     for begin in tl.range(0, width, SECTION):
         tokens = begin + columns
         value = tl.load(logits + tokens, mask=tokens < width, other=float("-inf")).to(tl.float32) * cold
-        score = value + _gumbel(stream, tokens)
+        score = tl.exp(value - top) / _waits(stream, tokens)
         better = (score > best) & (value > bar) & (value >= floor)
         best = tl.where(better, score, best)
         token = tl.where(better, tokens, token)
@@ -206,7 +209,7 @@ def _choose(
                 # The most likely token has nothing above it: the search ends there at the latest.
                 rejected = (count > 0.0) & ((count >= limit) | ((share < 1.0) & (mass >= allowed)))
                 while rejected:
-                    winner, bar = _draw_again(logits, width, cold, bar, floor, stream, SECTION)
+                    winner, bar = _draw_again(logits, width, cold, top, bar, floor, stream, SECTION)
                     count, mass = _weigh_again(logits, width, cold, top, bar, SECTION)
                     rejected = (count > 0.0) & ((count >= limit) | ((share < 1.0) & (mass >= allowed)))
     tl.store(out + row, tl.where(usable, winner, -1).to(tl.int64))
