@@ -1,14 +1,21 @@
 """Logits and greedy tokens equal those of transformers, for every family, page size and chunk size."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+)
 
 from holdfast.models.checkpoint import load_model, open_checkpoint
 from holdfast.models.model import Model
 from holdfast.models.weights import Placement
-from tests.models.paged import generate
+from tests.models.paged import PagedRunner, Sequence, generate
 from tests.models.reference import GENERATED, VARIANTS, Reference
 
 SETTINGS = ((1, 7), (1, 64), (16, 1), (16, 7), (16, 64), (64, 1), (64, 7))
@@ -40,3 +47,69 @@ def test_parity(reference_of: Callable[[str], Reference], name: str) -> None:
             error = (ours - theirs).abs().max() / theirs.abs().max()
             assert error <= 1e-4, f"page size {page_size}, chunk {chunk}: {error:.2e}"
         assert generated == reference.generated, f"page size {page_size}, chunk {chunk}"
+
+
+TEXT_SIZES = {
+    "vocab_size": 211,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "eos_token_id": None,
+}
+MULTIMODAL = {
+    "gemma3": lambda: Gemma3ForConditionalGeneration(
+        Gemma3Config(
+            text_config={
+                **TEXT_SIZES,
+                "sliding_window": 20,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            },
+            vision_config={
+                "hidden_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "intermediate_size": 16,
+                "image_size": 28,
+                "patch_size": 14,
+            },
+            mm_tokens_per_image=4,
+        )
+    ),
+    "qwen3.5": lambda: Qwen3_5ForConditionalGeneration(
+        Qwen3_5Config(
+            text_config={
+                **TEXT_SIZES,
+                "linear_key_head_dim": 8,
+                "linear_value_head_dim": 12,
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 6,
+                "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            },
+            vision_config={
+                "depth": 1,
+                "hidden_size": 16,
+                "num_heads": 2,
+                "intermediate_size": 16,
+                "out_hidden_size": 48,
+            },
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MULTIMODAL)
+def test_text_part_of_multimodal_checkpoints(tmp_path: Path, name: str) -> None:
+    torch.manual_seed(0)
+    theirs = MULTIMODAL[name]().eval()
+    theirs.save_pretrained(tmp_path)
+    model = load_model(open_checkpoint(tmp_path), CPU)
+    tokens = list(range(3, 90))
+    ours = PagedRunner(model, 16).run([(Sequence(), tokens)])[0]
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([tokens])).logits[0]
+    assert (ours - expected).abs().max() / expected.abs().max() <= 1e-4

@@ -130,8 +130,9 @@ class Fields:
         return Fields(value, f"{self.where}: {key}")
 
     def with_defaults(self, outer: Fields) -> Fields:
-        """This object, with what it lacks taken from another one."""
-        return Fields({**outer._values, **self._values}, self.where)
+        """This object, with what it lacks (or has as null) taken from another one."""
+        stated = {key: value for key, value in self._values.items() if value is not None}
+        return Fields({**outer._values, **stated}, self.where)
 
     def _value(self, key: str, default: Json) -> Json:
         value = self._values.get(key)

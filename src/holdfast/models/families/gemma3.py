@@ -6,7 +6,7 @@ two kinds of layers turn at different speeds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from holdfast.models.blocks import Block, Builder, Family
@@ -21,6 +21,19 @@ from holdfast.models.config import (
 from holdfast.models.families import decoder
 from holdfast.models.fields import ConfigurationError, Fields
 
+_DEFAULTS = Fields(
+    {
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 4096,
+    },
+    "Gemma 3",
+)
+"""What checkpoints of the family leave out of their configuration."""
+
 
 def _attention(fields: Fields, window: int | None) -> AttentionConfig:
     bias = fields.flag("attention_bias")
@@ -34,6 +47,7 @@ def _attention(fields: Fields, window: int | None) -> AttentionConfig:
 
 
 def configure(fields: Fields, architecture: str) -> ModelConfig:
+    fields = fields.with_defaults(_DEFAULTS)
     if fields.flag("use_bidirectional_attention"):
         raise ConfigurationError("bidirectional attention is not supported: a session only appends")
     pattern = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
@@ -58,22 +72,37 @@ def configure(fields: Fields, architecture: str) -> ModelConfig:
     )
 
 
-def blocks(builder: Builder) -> Iterator[Block]:
-    for index, layer in enumerate(builder.config.layers):
-        at = f"model.layers.{index}."
-        (mixer,) = layer.mixers
-        assert isinstance(mixer, AttentionConfig)
-        assert isinstance(layer.mlp, MlpConfig)
-        yield Block(
-            builder.attention(f"{at}self_attn.", mixer),
-            before=builder.norm(f"{at}input_layernorm"),
-            after=builder.norm(f"{at}post_attention_layernorm"),
-        )
-        yield Block(
-            builder.mlp(f"{at}mlp.", layer.mlp),
-            before=builder.norm(f"{at}pre_feedforward_layernorm"),
-            after=builder.norm(f"{at}post_feedforward_layernorm"),
-        )
+def _blocks(prefix: str) -> Callable[[Builder], Iterator[Block]]:
+    """The blocks of a model whose layers lie under `prefix`."""
+
+    def blocks(builder: Builder) -> Iterator[Block]:
+        for index, layer in enumerate(builder.config.layers):
+            at = f"{prefix}layers.{index}."
+            (mixer,) = layer.mixers
+            assert isinstance(mixer, AttentionConfig)
+            assert isinstance(layer.mlp, MlpConfig)
+            yield Block(
+                builder.attention(f"{at}self_attn.", mixer),
+                before=builder.norm(f"{at}input_layernorm"),
+                after=builder.norm(f"{at}post_attention_layernorm"),
+            )
+            yield Block(
+                builder.mlp(f"{at}mlp.", layer.mlp),
+                before=builder.norm(f"{at}pre_feedforward_layernorm"),
+                after=builder.norm(f"{at}post_feedforward_layernorm"),
+            )
+
+    return blocks
 
 
-FAMILY = Family(("Gemma3ForCausalLM",), configure, blocks)
+TEXT = Family(("Gemma3ForCausalLM",), configure, _blocks("model."))
+MULTIMODAL = Family(
+    ("Gemma3ForConditionalGeneration",),
+    configure,
+    _blocks("language_model.model."),
+    embedding="language_model.model.embed_tokens",
+    norm="language_model.model.norm",
+    head="language_model.lm_head",
+    ignored=(r"^vision_tower\.", r"^multi_modal_projector\."),
+    text_config=True,
+)
