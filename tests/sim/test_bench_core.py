@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from holdfast.cli import bench
 from holdfast.core.audit import Audit
-from holdfast.core.ledger import Grant, Hold
+from holdfast.core.ledger import Grant
 from holdfast.sim.bench import anchors, checks, registry, trace, turns, workloads
 from holdfast.sim.bench.report import Check, Figure
 from holdfast.sim.bench.sessions import Session, World
@@ -87,13 +87,6 @@ def test_a_crowd_is_seen_whole_and_is_healthy() -> None:
     hidden.sequence.claim(kept)
     unclaimed = [finding for finding in audit.census() if finding.kind == "unclaimed"]
     assert len(unclaimed) == len(kept) >= 3
-
-
-def test_drop_checks_come_back() -> None:
-    finaliser = Hold.__del__
-    with checks._drop_checks_off():
-        assert not hasattr(Hold, "__del__")
-    assert Hold.__del__ is finaliser
 
 
 def test_open_close_leaves_only_the_tree() -> None:

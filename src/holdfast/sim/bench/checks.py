@@ -7,11 +7,10 @@ components. Every session has published its first input, so the tree is as full 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from statistics import median
 
 from holdfast.core.audit import BUDGET_PER_ROW, Audit
-from holdfast.core.ledger import Hold
+from holdfast.core.ledger import Grant, Hold, Kind, Ledger
 from holdfast.sim.bench import anchors
 from holdfast.sim.bench.report import Check, Figure, Parameter, Progress, Settings
 from holdfast.sim.bench.sessions import POOL_TOKENS, Session, World
@@ -32,6 +31,7 @@ CENSUSES = 5
 ROUNDS = 5
 
 TURN_PAIRS = 200
+LOOPS = 10_000
 
 
 def crowd(page_size: int, tokens: int, sessions: int = SESSIONS, running: int = RUNNING) -> World:
@@ -126,61 +126,59 @@ def _sample_slices(audit: Audit, rounds: int) -> list[int]:
 def measure_audit_overhead(settings: Settings, progress: Progress) -> Iterator[Figure]:
     """A turn with everything that is always on, against the same turn without; by page size.
 
-    Slices are switched off, and so is the report of a Hold that is dropped. The flight recorder cannot be:
-    what one entry costs is measured apart and counted by the entries of a turn.
+    Slices are switched on and off. The flight recorder and the finaliser of Holds cannot be: what one entry
+    and one finaliser cost is measured apart, and counted by the transitions of a turn.
     """
     for page_size in settings.page_sizes:
         pairs: list[tuple[int, int]] = []
-        entries, entry_us = 0, 0.0
+        built_in: list[float] = []
         for repeat in range(settings.repeats):
             progress(f"audit_overhead: page size {page_size}, run {repeat + 1} of {settings.repeats}")
             world = crowd(page_size, 288)
             with collector_off():
                 pairs += _sample_pairs(world)
-                entries = _entries_of_a_turn(world.sessions[0])
-                entry_us = _entry_us(world)
-        recorder_us = entries * entry_us
+                built_in.append(_built_in_us(world.sessions[0]))
         # A slice runs every few turns only: its share shows in the mean, which a few outliers must not bend.
-        added = trimmed_mean_us([audited - bare for audited, bare in pairs]) + recorder_us
-        without = median_us([bare for _, bare in pairs]) - recorder_us
-        observed: dict[str, Parameter] = {
-            "added_us": added,
-            "turn_us": without + added,
-            "recorder_entries": entries,
-            "recorder_us": recorder_us,
-            "budget_per_row": BUDGET_PER_ROW,
-        }
-        parameters: dict[str, Parameter] = {
-            "page_size": page_size,
-            "sessions": SESSIONS,
-            "running": RUNNING,
-            "layout": LAYOUT,
-        }
-        ratio = (without + added) / without
-        checks = (
-            Check("audit_overhead", ratio, "ratio"),
-            Check("added_us", added, "us", at_most=anchors.AUDIT_US_MAX.get(page_size)),
-        )
-        yield Figure("audit_overhead", ratio, "ratio", parameters, checks, observed=observed)
+        sliced_us = trimmed_mean_us([audited - bare for audited, bare in pairs])
+        added = sliced_us + median(built_in)
+        without = median_us([bare for _, bare in pairs]) - median(built_in)
+        yield _overhead_figure(page_size, without, added, sliced_us)
+
+
+def _overhead_figure(page_size: int, without: float, added: float, sliced_us: float) -> Figure:
+    parameters: dict[str, Parameter] = {
+        "page_size": page_size,
+        "sessions": SESSIONS,
+        "running": RUNNING,
+        "layout": LAYOUT,
+    }
+    observed: dict[str, Parameter] = {
+        "added_us": added,
+        "slices_us": sliced_us,
+        "turn_us": without + added,
+        "budget_per_row": BUDGET_PER_ROW,
+    }
+    ratio = (without + added) / without
+    checks = (
+        Check("audit_overhead", ratio, "ratio"),
+        Check("added_us", added, "us", at_most=anchors.AUDIT_US_MAX.get(page_size)),
+    )
+    return Figure("audit_overhead", ratio, "ratio", parameters, checks, observed=observed)
 
 
 def _sample_pairs(world: World) -> list[tuple[int, int]]:
-    """Turns with and without slices and drop checks, in pairs; each of the two comes first in its turn."""
+    """Turns with slices and without, in pairs; each of the two comes first in its turn."""
     audit = Audit(world.ledger, world.tree, world.owners)
     session = world.sessions[0]
     inputs, generated = stream(80_000, TURN_INPUT), outputs(TURN_OUTPUT)
     pairs: list[tuple[int, int]] = []
     for pair in range(TURN_PAIRS):
         taken = {True: 0, False: 0}
-        for with_audit in (True, False) if pair % 2 else (False, True):
-            if with_audit:
-                session.audit = audit
-                taken[True] = _sample_turn(session, inputs, generated)
-                session.audit = None
-            else:
-                with _drop_checks_off():
-                    taken[False] = _sample_turn(session, inputs, generated)
+        for with_slices in (True, False) if pair % 2 else (False, True):
+            session.audit = audit if with_slices else None
+            taken[with_slices] = _sample_turn(session, inputs, generated)
         pairs.append((taken[True], taken[False]))
+    session.audit = None
     return pairs
 
 
@@ -190,34 +188,47 @@ def _sample_turn(session: Session, inputs: list[int], generated: list[int]) -> i
     return clock() - started
 
 
-@contextmanager
-def _drop_checks_off() -> Iterator[None]:
-    """Let dropped Holds go unreported: what a turn would cost if nothing watched them."""
-    finaliser = Hold.__del__
-    del Hold.__del__
-    try:
-        yield
-    finally:
-        Hold.__del__ = finaliser  # type: ignore[method-assign]
-
-
-def _entries_of_a_turn(session: Session) -> int:
-    """How many transitions the flight recorder notes in one turn."""
-    recorder = session.world.ledger.recorder
-    recorder.clear()
+def _built_in_us(session: Session) -> float:
+    """What the flight recorder and the finalisers of Holds cost in one turn."""
+    ledger = session.world.ledger
+    ledger.recorder.clear()
     session.turn(stream(80_000, TURN_INPUT), outputs(TURN_OUTPUT))
-    return len(recorder)
+    entries = [what for _, what, *_ in ledger.recorder]
+    finalised = sum(what in {"move", "join", "release"} for what in entries)
+    return len(entries) * _entry_us(ledger) + finalised * _finaliser_us(ledger)
 
 
-def _entry_us(world: World) -> float:
+def _entry_us(ledger: Ledger) -> float:
     """What noting one transition costs, apart from the loop around it."""
-    ledger, count = world.ledger, 10_000
     pool = next(iter(ledger.pools.values()))
     grant = next(iter(ledger.live.values()))
     started = clock()
-    for _ in range(count):
-        ledger.recorder.append((ledger.step, "grow", grant.serial, pool.index, count, grant.holder))
+    for _ in range(LOOPS):
+        ledger.recorder.append((ledger.step, "grow", grant.serial, pool.index, LOOPS, grant.holder))
     middle = clock()
-    for _ in range(count):
+    for _ in range(LOOPS):
         continue
-    return (2 * middle - started - clock()) / count / 1000
+    return (2 * middle - started - clock()) / LOOPS / 1000
+
+
+class _Unwatched:
+    """A Hold as it would be if nobody cared whether it is dropped."""
+
+    __slots__ = ("grant",)
+
+    def __init__(self, grant: Grant) -> None:
+        self.grant = grant
+
+
+def _finaliser_us(ledger: Ledger) -> float:
+    """What it costs that a dead Hold is asked whether it is dead when it goes."""
+    dead = ledger.take(next(iter(ledger.pools.values())), 0, ledger.holder(Kind.TURN, "benchmark"))
+    dead.release()
+    nothing = dead.grant
+    started = clock()
+    for _ in range(LOOPS):
+        Hold(nothing)
+    middle = clock()
+    for _ in range(LOOPS):
+        _Unwatched(nothing)
+    return (2 * middle - started - clock()) / LOOPS / 1000
