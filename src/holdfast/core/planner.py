@@ -50,6 +50,8 @@ class Planner:
             owner.sequence.fence = plan.step
         registry.copies = []
         plan.moves, registry.moves = registry.moves, []
+        for move in plan.moves:
+            registry.transits[move.number].sequence.fence = plan.step
         plan.forgotten, registry.forgotten = registry.forgotten, []
 
     # --- running turns ----------------------------------------------------------------------------
