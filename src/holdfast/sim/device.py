@@ -1,139 +1,199 @@
 """A simulated device: pages and slots that remember exactly what was written to them.
 
 It runs plans as a real executor would: table changes, copies, moves, then rows. Every row reads through its
-block tables and its state slot and compares what it finds with what must be there, before it computes. A
-stale table entry, a page used twice, a wrong rollback, a bleeding fork, a wrong state: all show as wrong
-content. It also watches fences: a unit that a plan in flight names must not be handed to somebody else.
+block tables and its state slot and compares all that it depends on with what must be there, before it
+computes. A stale table entry, a page used twice, a wrong rollback, a bleeding fork, a wrong state: all show
+as wrong content, with the name of the row. It also watches fences: a unit that a plan in flight names must
+not be handed to somebody else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from holdfast.core.layout import Component, MemoryLayout, Tier
 from holdfast.core.plan import Row, RowResult, TierMove
 from holdfast.core.registry import Plan
+from holdfast.core.session import Session
 from holdfast.core.turn import Turn
 from holdfast.sim.content import EMPTY, History, extend, next_token, stops
 
-Place = tuple[Component, Tier, int]
+Pool = tuple[Component, Tier]
+Table = list[int | None]
+Tables = dict[int, tuple[Table, Table]]
+Names = dict[Pool, dict[int, int]]
+NOTHING = -1
 
 
 class WrongContent(Exception):
-    """A row found something else in memory than what its sequence wrote there."""
+    """A row found something else in memory than what was written there; `number` says whose row it is."""
+
+    def __init__(self, number: int, what: str) -> None:
+        super().__init__(what)
+        self.number = number
 
 
 class SimDevice:
-    """Memory with a perfect recollection."""
+    """Memory with a perfect recollection. `log` gives the tokens of a sequence by its number, if it lives."""
 
-    __slots__ = ("_cells", "_histories", "_named", "_planned", "_sampled", "_tables", "layout", "log", "vocabulary")
+    __slots__ = (
+        "_blank",
+        "_flights",
+        "_histories",
+        "_planned",
+        "_sampled",
+        "_tables",
+        "layout",
+        "log",
+        "memory",
+        "vocabulary",
+    )
 
-    def __init__(self, layout: MemoryLayout, vocabulary: int, log: Callable[[int], list[int]]) -> None:
+    def __init__(self, layout: MemoryLayout, vocabulary: int, log: Callable[[int], list[int] | None]) -> None:
         self.layout = layout
         self.vocabulary = vocabulary
         self.log = log
-        self._cells: dict[Place, dict[int, int]] = {}
-        self._tables: dict[int, tuple[dict[int, int], dict[int, int]]] = {}
-        self._planned: dict[int, tuple[dict[int, int], dict[int, int]]] = {}
-        self._named: dict[int, dict[Place, int]] = {}
+        self._blank = {component: [NOTHING] * layout.page_size for component in layout.components}
+        self._blank[Component.STATE] = [NOTHING]
+        self.memory: dict[Pool, dict[int, list[int]]] = {
+            (component, tier): {} for component in layout.components for tier in Tier
+        }
+        self._tables: Tables = {}
+        self._planned: Tables = {}
+        self._flights: dict[int, Names] = {}
         self._sampled: dict[int, int] = {}
         self._histories: dict[int, History] = {}
 
     # --- plans ------------------------------------------------------------------------------------
 
-    def announce(self, plan: Plan) -> str | None:
-        """Hear of a plan before it runs; returns what is wrong if it hands out a unit in flight."""
-        named: dict[Place, int] = {}
-        fresh: dict[Place, int] = {}
+    def announce(self, plan: Plan, transits: Mapping[int, Session] | None = None) -> None:
+        """Hear of a plan before it runs; raises `WrongContent` if it hands out a unit that is in flight.
+
+        `transits` says whose memory a tier move carries; a move that nobody waits for is not watched.
+        """
+        named: Names = {pool: {} for pool in self.memory}
+        fresh: list[tuple[Pool, int, int]] = []
         for row in plan.rows:
             self._change_tables(self._planned, row)
-            full, window = self._planned.get(row.number, ({}, {}))
-            first, last = row.start // self.layout.page_size, (row.start + row.count - 1) // self.layout.page_size
-            for component, table in ((Component.FULL, full), (Component.WINDOW, window)):
-                low = self.layout.window_first_page(row.start) if component is Component.WINDOW else 0
-                for page in range(low, last + 1):
-                    if page in table:
-                        named[component, Tier.DEVICE, table[page]] = row.number
-                        if page >= first:
-                            fresh[component, Tier.DEVICE, table[page]] = row.number
-            if row.state is not None:
-                fresh[Component.STATE, Tier.DEVICE, row.state[1]] = row.number
-                if row.state[0] is not None:
-                    named[Component.STATE, Tier.DEVICE, row.state[0]] = row.number
+            self._name_row(row, named, fresh)
         for copy, owner in zip(plan.copies, plan.copied, strict=True):
-            fresh[copy.component, Tier.DEVICE, copy.destination] = owner.number
+            fresh.append(((copy.component, Tier.DEVICE), copy.destination, owner.number))
         for move in plan.moves:
-            for unit in move.destinations:
-                fresh[move.component, move.destination_tier, unit] = move.number
-        wrong = next(
-            (
-                f"{place[0].name.lower()} unit {place[2]} is handed to {number} while step {step} still names it"
-                for step, flight in self._named.items()
-                for place, number in fresh.items()
-                if flight.get(place, number) != number
-            ),
-            None,
-        )
-        self._named[plan.step] = named | fresh
-        return wrong
+            session = transits.get(move.number) if transits is not None else None
+            if session is not None:
+                source, destination = (
+                    (move.component, move.source_tier),
+                    (move.component, move.destination_tier),
+                )
+                for unit in move.sources:
+                    named[source].setdefault(unit, session.number)
+                fresh.extend((destination, unit, session.number) for unit in move.destinations)
+        for pool, unit, number in fresh:
+            for step, flight in self._flights.items():
+                if flight[pool].get(unit, number) != number:
+                    what = (
+                        f"{pool[0].name.lower()} unit {unit} is handed out while step {step} still names it"
+                    )
+                    raise WrongContent(number, what)
+            named[pool][unit] = number
+        self._flights[plan.step] = named
+
+    def _name_row(self, row: Row[Turn], named: Names, fresh: list[tuple[Pool, int, int]]) -> None:
+        """Note the units that a row reads, and those that it writes."""
+        number, page_size = row.number, self.layout.page_size
+        first, end = row.start // page_size, self.layout.pages_for(row.start + row.count)
+        for component, table in zip((Component.FULL, Component.WINDOW), self._planned[number], strict=True):
+            if component not in self._blank or not table:
+                continue
+            pool = (component, Tier.DEVICE)
+            low = self.layout.window_first_page(row.start) if component is Component.WINDOW else 0
+            units = [unit for unit in table[low:first] if unit is not None]
+            named[pool].update(dict.fromkeys(units, number))
+            fresh.extend((pool, unit, number) for unit in table[first:end] if unit is not None)
+        if row.state is not None:
+            pool = (Component.STATE, Tier.DEVICE)
+            source, destination = row.state
+            fresh.append((pool, destination, number))
+            if source is not None:
+                named[pool][source] = number
 
     def run(self, plan: Plan) -> tuple[list[RowResult], list[bool]]:
         """Carry out a plan; raises `WrongContent` if memory is not what it must be."""
         for copy in plan.copies:
-            source = self._cells.get((copy.component, Tier.DEVICE, copy.source), {})
-            self._cells[copy.component, Tier.DEVICE, copy.destination] = dict(source)
+            pool = (copy.component, Tier.DEVICE)
+            self._write_unit(pool, copy.destination, self.read_unit(pool, copy.source))
         for move in plan.moves:
             self._move(move)
         return [self._run_row(row) for row in plan.rows], [True] * len(plan.moves)
 
     def spoil(self, plan: Plan) -> None:
         """Write nonsense wherever a plan would write: what a step that failed half-way leaves behind."""
-        page_size = self.layout.page_size
+        for copy in plan.copies:
+            self._write_unit((copy.component, Tier.DEVICE), copy.destination, self._blank[copy.component])
+        for move in plan.moves:
+            for unit in move.destinations:
+                self._write_unit((move.component, move.destination_tier), unit, self._blank[move.component])
         for row in plan.rows:
             self._change_tables(self._tables, row)
-            for table, component in zip(self._tables[row.number], (Component.FULL, Component.WINDOW), strict=True):
-                for position in range(row.start, row.start + row.count):
-                    unit = table.get(position // page_size)
-                    if unit is not None:
-                        self._cells.setdefault((component, Tier.DEVICE, unit), {})[position % page_size] = -1
+            contents = [NOTHING] * row.count
+            for table, component in zip(
+                self._tables[row.number], (Component.FULL, Component.WINDOW), strict=True
+            ):
+                if component in self._blank:
+                    self._write_pages(row, table, component, contents)
             if row.state is not None:
-                self._cells[Component.STATE, Tier.DEVICE, row.state[1]] = {0: -1}
+                self._write_unit((Component.STATE, Tier.DEVICE), row.state[1], [NOTHING])
 
     def settled(self, plan: Plan) -> None:
         """A plan is over: it names nothing any more."""
-        del self._named[plan.step]
+        del self._flights[plan.step]
         for number in plan.forgotten:
             for table in (self._tables, self._planned, self._sampled, self._histories):
                 table.pop(number, None)
 
-    # --- parts ------------------------------------------------------------------------------------
+    # --- memory -----------------------------------------------------------------------------------
 
-    def _change_tables(self, tables: dict[int, tuple[dict[int, int], dict[int, int]]], row: Row[Turn]) -> None:
-        full, window = tables.setdefault(row.number, ({}, {}))
-        change = row.table
-        if change is not None:
-            for page in [page for page in full if page >= change.first]:
-                del full[page]
-            for page in [page for page in window if page >= change.first]:
-                del window[page]
-            full.update(enumerate(change.full, change.first))
-            window.update(enumerate(change.window, change.window_first))
+    def read_unit(self, pool: Pool, unit: int) -> list[int]:
+        """What one unit contains. Read only."""
+        return self.memory[pool].get(unit, self._blank[pool[0]])
+
+    def _write_unit(self, pool: Pool, unit: int, contents: list[int]) -> None:
+        self.memory[pool][unit] = list(contents)
 
     def _move(self, move: TierMove) -> None:
         for source, destination in zip(move.sources, move.destinations, strict=True):
-            cells = self._cells.get((move.component, move.source_tier, source), {})
-            self._cells[move.component, move.destination_tier, destination] = dict(cells)
+            contents = self.read_unit((move.component, move.source_tier), source)
+            self._write_unit((move.component, move.destination_tier), destination, contents)
+
+    def _change_tables(self, tables: Tables, row: Row[Turn]) -> None:
+        full, window = tables.setdefault(row.number, ([], []))
+        change = row.table
+        if change is not None:
+            for table, first, units in (
+                (full, change.first, change.full),
+                (window, change.window_first, change.window),
+            ):
+                del table[change.first :]
+                table.extend([None] * (first - len(table)))
+                table.extend(units)
+
+    # --- rows -------------------------------------------------------------------------------------
 
     def _run_row(self, row: Row[Turn]) -> RowResult:
+        number, start = row.number, row.start
         self._change_tables(self._tables, row)
-        history = self._histories.setdefault(row.number, History())
-        contents = history.follow(self.log(row.number)[: row.start])
-        if len(contents) != row.start + 1:
-            raise WrongContent(f"a row starts at {row.start}, but only {len(contents) - 1} tokens are known")
+        tokens = self.log(number)
+        if tokens is None:
+            raise WrongContent(number, "a row is computed for a sequence that is gone")
+        if len(tokens) < start:
+            raise WrongContent(number, f"a row starts at {start}, but only {len(tokens)} tokens are known")
+        contents = self._histories.setdefault(number, History()).follow(tokens[:start])
         self._verify(row, contents)
-        inputs = list(row.tokens)
+        inputs = row.tokens
         if len(inputs) < row.count:
-            inputs.append(self._sampled[row.number])
+            if number not in self._sampled:
+                raise WrongContent(number, "a row goes on from a token that was never sampled")
+            inputs = [*inputs, self._sampled[number]]
         return self._compute(row, inputs, contents[-1])
 
     def _verify(self, row: Row[Turn], contents: list[int]) -> None:
@@ -142,47 +202,77 @@ class SimDevice:
         if self.layout.full:
             self._verify_pages(row, full, Component.FULL, 0, contents)
         if self.layout.window:
-            first = max(0, row.start - self.layout.window)
-            self._verify_pages(row, window, Component.WINDOW, first, contents)
+            self._verify_pages(
+                row, window, Component.WINDOW, max(0, row.start - self.layout.window), contents
+            )
         if row.state is not None:
             source = row.state[0]
-            found = EMPTY
-            if source is not None:
-                found = self._cells.get((Component.STATE, Tier.DEVICE, source), {}).get(0, -1)
+            found = EMPTY if source is None else self.read_unit((Component.STATE, Tier.DEVICE), source)[0]
             if found != contents[-1]:
-                raise WrongContent(f"state slot {source} is not the state at {row.start} tokens")
+                raise WrongContent(row.number, f"state slot {source} is not the state at {row.start} tokens")
 
     def _verify_pages(
-        self, row: Row[Turn], table: dict[int, int], component: Component, first: int, contents: list[int]
+        self, row: Row[Turn], table: Table, component: Component, first: int, contents: list[int]
     ) -> None:
-        page_size = self.layout.page_size
-        for position in range(first, row.start):
-            unit = table.get(position // page_size)
-            cells = self._cells.get((component, Tier.DEVICE, unit), {}) if unit is not None else {}
-            if cells.get(position % page_size) != contents[position + 1]:
-                raise WrongContent(f"{component.name.lower()} unit {unit} is not what was written at {position}")
+        start, page_size = row.start, self.layout.page_size
+        pool = (component, Tier.DEVICE)
+        low = first // page_size
+        units = table[low : self.layout.pages_for(start)]
+        found: list[int] = []
+        for unit in units:
+            found += self._blank[component] if unit is None else self.read_unit(pool, unit)
+        shift = low * page_size
+        if found[first - shift : start - shift] != contents[first + 1 : start + 1]:
+            found += [NOTHING] * (start - shift - len(found))
+            wrong = next(at for at in range(first, start) if found[at - shift] != contents[at + 1])
+            page = wrong // page_size
+            where = f"{component.name.lower()} unit {units[page - low] if page - low < len(units) else None}"
+            raise WrongContent(row.number, f"{where} is not what was written at {wrong}")
 
     def _compute(self, row: Row[Turn], inputs: list[int], content: int) -> RowResult:
         """Write what the row computes and say what the model says; drafts stand while the model agrees."""
-        page_size = self.layout.page_size
-        full, window = self._tables[row.number]
-        certain = row.count - row.drafts
-        said: list[int] = []
-        finish: str | None = None
-        for index, token in enumerate(inputs):
-            agreed = index < certain or (len(said) == index - certain + 1 and said[-1] == token)
+        contents: list[int] = []
+        for token in inputs:
             content = extend(content, token)
-            position = row.start + index
-            for table, component in ((full, Component.FULL), (window, Component.WINDOW)):
-                if component in self.layout.components:
-                    place = (component, Tier.DEVICE, table[position // page_size])
-                    self._cells.setdefault(place, {})[position % page_size] = content
-            if row.sample and index >= certain - 1 and agreed and finish is None:
-                said.append(next_token(content, self.vocabulary))
-                if stops(extend(content, said[-1])):
-                    finish = "stop"
+            contents.append(content)
+        for table, component in zip(
+            self._tables[row.number], (Component.FULL, Component.WINDOW), strict=True
+        ):
+            if component in self._blank:
+                self._write_pages(row, table, component, contents)
         if row.state is not None:
-            self._cells[Component.STATE, Tier.DEVICE, row.state[1]] = {0: content}
+            self._write_unit((Component.STATE, Tier.DEVICE), row.state[1], [content])
+        said: list[int] = []
+        at = row.count - row.drafts - 1
+        while row.sample and at < row.count:
+            said.append(next_token(contents[at], self.vocabulary))
+            if stops(extend(contents[at], said[-1])):
+                self._sampled[row.number] = said[-1]
+                return RowResult(said, "stop")
+            at += 1
+            if at < row.count and inputs[at] != said[-1]:
+                break
         if said:
             self._sampled[row.number] = said[-1]
-        return RowResult(said, finish)
+        return RowResult(said)
+
+    def _write_pages(self, row: Row[Turn], table: Table, component: Component, contents: list[int]) -> None:
+        page_size = self.layout.page_size
+        pool = (component, Tier.DEVICE)
+        memory = self.memory[pool]
+        at, end = row.start, row.start + row.count
+        while at < end:
+            page = at // page_size
+            stop = min(end, (page + 1) * page_size)
+            unit = table[page] if page < len(table) else None
+            if unit is None:
+                name = component.name.lower()
+                raise WrongContent(
+                    row.number, f"page {page} of the {name} table is missing, but {at} is written"
+                )
+            if unit not in memory:
+                memory[unit] = list(self._blank[component])
+            memory[unit][at - page * page_size : stop - page * page_size] = contents[
+                at - row.start : stop - row.start
+            ]
+            at = stop

@@ -121,7 +121,9 @@ class World:
         content = conversation.contents[-1]
         guesses: list[int] = []
         for _ in range(self.rng.randrange(4)):
-            token = next_token(content, VOCABULARY) if self.rng.random() < 0.7 else self.rng.randrange(VOCABULARY)
+            token = (
+                next_token(content, VOCABULARY) if self.rng.random() < 0.7 else self.rng.randrange(VOCABULARY)
+            )
             guesses.append(token)
             content = extend(content, token)
         return guesses
@@ -156,9 +158,10 @@ class World:
             self.stalled = 0
         for row in plan.rows:
             self.numbers[row.number] = row.turn.session_id
-        wrong = self.device.announce(plan)
-        if wrong is not None:
-            raise self._found("fence", wrong, "plan")
+        try:
+            self.device.announce(plan, self.scheduler.registry.transits)
+        except WrongContent as wrong:
+            raise self._found("fence", str(wrong), self.numbers.get(wrong.number, "plan")) from wrong
 
     def _settle(self) -> None:
         plan = self.scheduler.registry.flights[0]
@@ -209,7 +212,9 @@ class World:
         self.stalled += 1
         if self.stalled > STALL_STEPS:
             waiting = ", ".join(turn.request.turn_id for turn in registry.queue.values())
-            raise self._found("stall", f"nothing moved for {STALL_STEPS} steps; waiting: {waiting}", "scheduler")
+            raise self._found(
+                "stall", f"nothing moved for {STALL_STEPS} steps; waiting: {waiting}", "scheduler"
+            )
 
     # --- what clients do --------------------------------------------------------------------------
 
@@ -285,7 +290,9 @@ class World:
         self.turns += 1
 
     def _do_interrupt(self) -> None:
-        names = [name for name, conversation in self.conversations.items() if conversation.turn_id is not None]
+        names = [
+            name for name, conversation in self.conversations.items() if conversation.turn_id is not None
+        ]
         if not names:
             return
         conversation = self.conversations[self.rng.choice(names)]
@@ -316,7 +323,9 @@ class World:
     def _do_fork(self) -> None:
         session = self._some()
         if session is not None:
-            turns = self.rng.choice((len(session.boundaries), self.rng.randrange(len(session.boundaries) + 1)))
+            turns = self.rng.choice(
+                (len(session.boundaries), self.rng.randrange(len(session.boundaries) + 1))
+            )
             name = self._name("s")
             child = self.scheduler.fork(session.id, name, self.now, turns)
             self.conversations[name] = self.conversations[session.id].fork(name, turns)
@@ -428,7 +437,10 @@ class World:
         conversation = self.conversations[session.id]
         if session.turn is None and conversation.turn_id is None:
             tokens = session.sequence.tokens
-            if tokens.slice(0, len(tokens)) != conversation.tokens or session.boundaries != conversation.boundaries:
+            if (
+                tokens.slice(0, len(tokens)) != conversation.tokens
+                or session.boundaries != conversation.boundaries
+            ):
                 raise self._found("transcript", f"the log of {session.id} is not what was said", session.id)
 
     # --- the end ----------------------------------------------------------------------------------
