@@ -8,6 +8,8 @@ step the audit counts everything; a finding fails the story unless it was plante
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from holdfast.core.errors import Refused
 from holdfast.core.layout import LAYOUT_NAMES, Component, MemoryLayout, Tier, named_layout
 from holdfast.core.ledger import Kind, Ledger, Pool
@@ -125,6 +127,13 @@ class Driver:
         self.plans.append(plan)
         return plan
 
+    def compute(self, plan: Plan) -> StepResult:
+        """What the device makes of a plan."""
+        rows, moved = self.device.run(plan)
+        for row in rows:
+            row.finish = None
+        return StepResult(rows, moved)
+
     def settle(self, error: str | None = None) -> list[Event]:
         """Run and settle the oldest plan in flight."""
         plan = self.registry.flights[0]
@@ -132,10 +141,7 @@ class Driver:
             self.device.spoil(plan)
             result = StepResult([], error=error or "discarded")
         else:
-            rows, moved = self.device.run(plan)
-            for row in rows:
-                row.finish = None
-            result = StepResult(rows, moved)
+            result = self.compute(plan)
         if self.spoil is not None:
             result = self.spoil(plan, result)
         events = self.scheduler.settle(plan, result, self.now)
@@ -246,12 +252,9 @@ class Driver:
     def unchanged(self, refusal: type[Refused]) -> Iterator[None]:
         """Something is refused with exactly this class, and nothing at all has changed."""
         before = self.snapshot()
-        try:
+        with pytest.raises(refusal) as caught:
             yield
-        except Refused as refused:
-            assert type(refused) is refusal, refused
-        else:
-            raise AssertionError(f"{refusal.__name__} was not raised")
+        assert caught.type is refusal, caught.value
         assert self.snapshot() == before
 
     @contextmanager

@@ -1,5 +1,7 @@
 """The five failures that everything here starts from: each story on the real core, each count written out."""
 
+# ruff: noqa: N802 - tests are named after the rows of the catalogue
+
 import pytest
 
 from holdfast.core import errors
@@ -11,7 +13,7 @@ from tests.core.driver import LAYOUTS, PAGE_SIZES, STATEFUL, Driver, holder_unit
 FULL, WINDOW, STATE = Component.FULL, Component.WINDOW, Component.STATE
 
 
-# --- A1: close gives everything back, and the audit is exact whoever is open --------------------------
+# --- A1: close gives everything back, and the audit is exact whoever is open ---
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
@@ -65,7 +67,7 @@ def test_A1_the_idle_audit_is_exact_with_any_number_of_sessions(sessions: int) -
     assert driver.scheduler.audit.census() == []
 
 
-# --- A2: admission is all or nothing ------------------------------------------------------------------
+# --- A2: admission is all or nothing ---
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
@@ -119,7 +121,7 @@ def test_A2_what_was_added_keeps_its_slot_and_what_was_not_holds_none() -> None:
     assert [turn.state.value for turn in turns] == ["finished"] * 3
 
 
-# --- A3: the turn holds or the session holds, never both ----------------------------------------------
+# --- A3: the turn holds or the session holds, never both ---
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -148,7 +150,7 @@ def test_A3_one_holder_in_chunked_mixed_and_overlapped_steps(
                 assert sum(session.holder.held) > 0
     assert mixed >= 2, "decode rows and chunks did share steps"
     driver.run()
-    # The last token is computed by a row of its own after the finish; with overlap that row is in flight then.
+    # The last token is computed by one more row after the finish; with overlap that row is in flight then.
     assert (long.cached, long.computed) == (15, 45 + overlap)
     assert (short.cached, short.computed) == (15, 13 + overlap)
 
@@ -176,7 +178,7 @@ def test_A3_a_retracted_turn_gives_its_memory_back_to_the_session(layout: str) -
         assert turn.state.value == "finished" and turn.generated == 30
 
 
-# --- A4: trim frees whole pages, and exactly those past the cut -----------------------------------------
+# --- A4: trim frees whole pages, and exactly those past the cut ---
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64, 256])
@@ -234,7 +236,7 @@ def test_A4_an_interruption_inside_a_page_keeps_the_page(page_size: int) -> None
     assert (later.cached, later.computed) == (known, 7)
 
 
-# --- A5: an abort leaves the session at its last commit -------------------------------------------------
+# --- A5: an abort leaves the session at its last commit ---
 
 
 @pytest.fixture(params=[(layout, size) for layout in LAYOUTS for size in PAGE_SIZES], ids=str)
@@ -287,7 +289,7 @@ def test_A5_abort_of_the_first_turn_in_flight(layout: str) -> None:
     assert (again.cached, again.computed) == (0, 24)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("steps", [1, 3, 8])
 def test_A5_abort_of_a_later_turn_in_flight(chatting: Driver, steps: int) -> None:
     history = chatting.tokens("a")
     turn = chatting.submit("a", prompt(15, 1), 10)
