@@ -60,7 +60,8 @@ class Scheduler:
         self.tick(now)
         return self._open(session_id, tenant, ttl if ttl is not None else self.registry.policy.session_ttl)
 
-    def _open(self, session_id: str, tenant: str, ttl: float | None) -> Session:
+    def _require_new(self, session_id: str, tenant: str) -> None:
+        """Raise unless a session of this name may be opened."""
         registry, policy = self.registry, self.registry.policy
         if session_id in registry.sessions:
             raise errors.SessionExists(f"session {session_id} is open already")
@@ -68,6 +69,10 @@ class Scheduler:
             raise errors.TooManySessions(f"{policy.sessions_max} sessions are open on this server")
         if registry.tenants.get(tenant, 0) >= policy.tenant_sessions_max:
             raise errors.TooManySessions(f"{policy.tenant_sessions_max} sessions of this tenant are open")
+
+    def _open(self, session_id: str, tenant: str, ttl: float | None) -> Session:
+        self._require_new(session_id, tenant)
+        registry = self.registry
         session = Session(registry.ledger, session_id, tenant, registry.number(), registry.now, ttl)
         registry.expired.pop(session_id, None)
         registry.enter(session)
@@ -106,24 +111,20 @@ class Scheduler:
         if session.life not in (Life.IDLE, Life.SEALING):
             turn = session.turn.request.turn_id if session.turn is not None else "none"
             raise errors.SessionBusy(f"session {session_id} is {session.state}, with turn {turn}")
-        return self._submit(session, request)
+        self._require_fit(session.sequence.known, request)
+        return self._enqueue(session, request)
 
     def request(self, tenant: str, request: TurnRequest, now: float) -> Turn:
         """Queue a request of its own: a session of one turn, named after it, that closes when it ends."""
         self.tick(now)
         if request.turn_id in self.registry.sessions:
             raise errors.TurnExists(f"a request or session {request.turn_id} is open already")
-        session = self._open(request.turn_id, tenant, None)
-        try:
-            return self._submit(session, request)
-        except errors.Refused:
-            self.settler.close(session, "refused")
-            self.registry.events.pop()
-            raise
+        self._require_fit(0, request)
+        return self._enqueue(self._open(request.turn_id, tenant, None), request)
 
-    def _submit(self, session: Session, request: TurnRequest) -> Turn:
+    def _require_fit(self, known: int, request: TurnRequest) -> None:
+        """Raise unless a turn may follow `known` tokens, and may wait."""
         registry, policy = self.registry, self.registry.policy
-        known = session.sequence.known
         if not request.tokens and not (request.goes_on and known):
             raise errors.EmptyTurn("the turn brings no tokens")
         total = known + len(request.tokens) + request.max_tokens
@@ -132,9 +133,12 @@ class Scheduler:
         self._require_room(total)
         if len(registry.queue) >= policy.queue_max:
             raise errors.QueueFull(f"{policy.queue_max} turns are waiting")
+
+    def _enqueue(self, session: Session, request: TurnRequest) -> Turn:
+        registry = self.registry
         holder = registry.ledger.holder(Kind.TURN, f"{request.turn_id} of {session.id}")
         turn = Turn(request, session.id, registry.number(), registry.now, holder)
-        turn.known_before = known
+        turn.known_before = session.sequence.known
         session.on("submit")
         session.turn = turn
         registry.seals.pop(session, None)
@@ -252,6 +256,7 @@ class Scheduler:
         turns = len(parent.boundaries) if turns is None else turns
         if not 0 <= turns <= len(parent.boundaries):
             raise errors.UnknownBoundary(f"session {session_id} has {len(parent.boundaries)} turns")
+        self._require_new(new_id, parent.tenant)
         self._require_idle(parent)
         child = self._open(new_id, parent.tenant, parent.ttl)
         child.boundaries = parent.boundaries[:turns]
