@@ -66,6 +66,13 @@ class Device:
                 self.cells[each.component, each.destination] = dict(content)
             self._name(step, each.component, each.destination, reader, -1)
 
+    def hand_over(self, before: object, after: object, units: Iterable[tuple[Component, int]]) -> None:
+        """Units went from one sequence to another without being freed: steps run in order, so it is safe."""
+        for named in self.named.values():
+            for unit in units:
+                if unit in named and named[unit][0] is before:
+                    named[unit] = (after, named[unit][1])
+
     def settle(self, step: int) -> None:
         """Steps up to `step` have run: nothing of theirs is in flight any more."""
         for past in [known for known in self.named if known <= step]:

@@ -8,7 +8,7 @@ The unit tests, the state machines, the failing allocations and the mutants all 
 from holdfast.core import fallback
 from holdfast.core.audit import Audit, Finding
 from holdfast.core.layout import LAYOUT_NAMES, Component, MemoryLayout, Tier, named_layout
-from holdfast.core.ledger import Hold, Kind, Ledger, OutOfUnits
+from holdfast.core.ledger import Grant, Kind, Ledger, OutOfUnits
 from holdfast.core.plan import UnitCopy
 from holdfast.core.prefix import PrefixTree
 from holdfast.core.sequence import Sequence
@@ -261,6 +261,7 @@ class World:
             child.sequence.close()
             self.chats.remove(child)
             raise
+        self.device.hand_over(parent, child, units_of(child.sequence))
         self.copy(copies, child, parent)
         child.sequence.tokens.extend(parent.sequence.tokens.slice(0, known))
         child.ends = [end for end in parent.ends if end <= known]
@@ -305,6 +306,8 @@ class World:
         assert self.tree.states == 0
 
 
-def slots_of(hold: Hold | None) -> list[int]:
-    """The units of a Hold that may not be there."""
-    return [] if hold is None else list(hold.units)
+def units_of(sequence: Sequence) -> list[tuple[Component, int]]:
+    """All units that a sequence holds."""
+    grants: list[Grant] = []
+    sequence.claim(grants)
+    return [(grant.pool.component, unit) for grant in grants for unit in grant.units]

@@ -9,45 +9,27 @@ A finding is healed on the spot: parked units are reclaimed, doubtful ones barre
 counters set right. It names who is touched, so that the scheduler can fail those sequences and go on.
 
 The whole census is for idle moments and for strict mode. In between, `slice` does a bounded part of one
-at a time. Units may change hands between slices, so a suspicion is checked against the present before it
-counts: that a unit is in two places is believed only if both still have it.
+at a time (slices.py); what a slice suspects, the whole census confirms or clears.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
-from holdfast.core.lease import Lease, LeaseRecord
+from holdfast.core.lease import LeaseRecord
 from holdfast.core.ledger import Grant, Holder, Kind, Ledger, Pool
 from holdfast.core.node import Node, Tail
 from holdfast.core.prefix import PrefixTree
+from holdfast.core.slices import Locks, Owner, Round, Sightings, claims_of
+
+__all__ = ["BUDGET_PER_ROW", "FINDINGS_KEPT", "ROWS_PER_SLICE", "TRAIL_LENGTH", "Audit", "Finding", "Owner"]
 
 TRAIL_LENGTH = 8
 FINDINGS_KEPT = 256
 
-# What a look costs, counted in units of memory looked at (some 50 ns each).
-OWNER_COST = 48
-NODE_COST = 16
-HOLD_COST = 24
-
 # How much of a census a running step pays for, and how many rows save up for a slice that is worth its call.
-BUDGET_PER_ROW = 2
-ROWS_PER_SLICE = 64
-
-
-class Owner(Protocol):
-    """Somebody who keeps Holds: a sequence, or a copy between tiers."""
-
-    holder: Holder
-    lease: Lease | None
-
-    def claim(self, into: list[Grant]) -> None:
-        """Name every Hold that is kept."""
-
-    def faults(self) -> list[str]:
-        """What does not add up in the owner's own books."""
+BUDGET_PER_ROW = 1
+ROWS_PER_SLICE = 256
 
 
 class Finding:
@@ -153,13 +135,13 @@ class Audit:
         for grant in claimed:
             if grant in seen:
                 finding = self._of_grant("claimed twice", f"two owners keep Hold #{grant.serial}", grant)
-                finding.owners = [owner for owner in owners if grant in _claims(owner)]
+                finding.owners = [owner for owner in owners if grant in claims_of(owner)]
                 finding.healed = "its owners are to be dropped"
                 found.append(finding)
             seen.add(grant)
             if grant not in live:
                 finding = self._of_grant("claimed while free", f"Hold #{grant.serial} was taken back", grant)
-                finding.owners = [owner for owner in owners if grant in _claims(owner)]
+                finding.owners = [owner for owner in owners if grant in claims_of(owner)]
                 finding.healed = "its owners are to be dropped"
                 found.append(finding)
         for grant in sorted(live - seen, key=lambda grant: grant.serial):
@@ -247,7 +229,7 @@ class Audit:
         holders = ", ".join(sorted({repr(grant.holder) for grant in grants})) or "the free list"
         finding = Finding(kind, f"unit {unit} is in {holders}", pool.name, [unit], holders, self.ledger.step)
         finding.healed = "removed" if foreign else "quarantined"
-        finding.owners = [owner for owner in owners if any(grant in grants for grant in _claims(owner))]
+        finding.owners = [owner for owner in owners if any(grant in grants for grant in claims_of(owner))]
         for grant in grants:
             finding.trail += self._trail(grant.holder)
         for units in (pool.free, *(units for _, units in pool.retiring)):
@@ -271,15 +253,13 @@ class Audit:
             found.append(finding)
             tree.release(record, self.ledger.step)
         locks = Locks(tree.leases.values())
-        live = set(tree.leases.values())
         there: set[Node | Tail] = set()
         for node in tree.nodes():
             there.add(node)
             if node.tails:
                 there.update(node.tails.values())
-            if not locks.agree(node) or not node.window_leases <= live:
+            if not locks.agree(node):
                 found.append(self._lock_drift(node, locks))
-                node.window_leases &= live
         if not there.issuperset(locks.paths) or not there.issuperset(locks.tails):
             found += [
                 self._leased_but_gone(record, owners)
@@ -296,6 +276,7 @@ class Audit:
         finding = Finding("lock without a lessee", detail, "tree", [], holder, self.ledger.step)
         finding.healed = "recounted"
         node.leases, node.state_leases = paths, states
+        node.window_leases &= locks.live
         for tail in node.tails.values():
             tail.leases = locks.tails.get(tail, 0)
         return finding
@@ -325,6 +306,7 @@ class Audit:
         found = self._dropped()
         if self._round is None:
             self._round = Round(self.ledger, list(self.owners()), self.tree, self._sightings)
+            budget -= self._round.opening_cost
         suspicious = self._round.work(budget)
         if self._round.done or suspicious:
             self._round = None
@@ -351,201 +333,3 @@ class Audit:
     def _keep(self, found: list[Finding]) -> None:
         self.findings += found
         del self.findings[:-FINDINGS_KEPT]
-
-
-class Locks:
-    """How often each node, state and tail is locked by the leases that there are; window pages aside."""
-
-    __slots__ = ("paths", "states", "tails")
-
-    def __init__(self, records: Iterable[LeaseRecord]) -> None:
-        self.paths: dict[Node, int] = {}
-        self.states: dict[Node, int] = {}
-        self.tails: dict[Tail, int] = {}
-        for record in records:
-            node, state_node, tail = record.node, record.state_node, record.tail
-            self.paths[node] = self.paths.get(node, 0) + 1
-            if state_node is not None:
-                self.states[state_node] = self.states.get(state_node, 0) + 1
-            if tail is not None:
-                self.tails[tail] = self.tails.get(tail, 0) + 1
-
-    def agree(self, node: Node) -> bool:
-        """Whether a node and its tails count the same locks."""
-        if node.leases != self.paths.get(node, 0) or node.state_leases != self.states.get(node, 0):
-            return False
-        return all(tail.leases == self.tails.get(tail, 0) for tail in node.tails.values())
-
-
-class Sightings:
-    """In which Hold each unit was last seen: a number a unit, counted on from round to round.
-
-    Numbers below a round's first one are of earlier rounds. So nothing is cleared between rounds, and no
-    slice pays for growing or freeing a table as large as the memory.
-    """
-
-    __slots__ = ("first", "numbers")
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.first = 1
-        self.numbers = [array("Q", bytes(8 * pool.size)) for pool in ledger.pools.values()]
-
-
-class Round:
-    """One sliced census: nodes, owners, leases, Holds, free lists, in turn. Only ever raises suspicions.
-
-    It works on snapshots of lists, never of units. A Hold that is moved gets a fresh serial, so what
-    changed hands since the round began is told apart from what nobody claims. Nodes are found as the walk
-    goes: what joins the tree meanwhile comes with fresh serials, and a split keeps the lower part in place.
-    """
-
-    __slots__ = (
-        "_at",
-        "_claimed",
-        "_first",
-        "_grants",
-        "_last_serial",
-        "_leases",
-        "_ledger",
-        "_locks",
-        "_next",
-        "_nodes",
-        "_owners",
-        "_pools",
-        "_sightings",
-        "_tree",
-    )
-
-    def __init__(self, ledger: Ledger, owners: list[Owner], tree: PrefixTree, sightings: Sightings) -> None:
-        self._ledger = ledger
-        self._tree = tree
-        self._leases = set(tree.leases.values())
-        self._locks = Locks(self._leases)
-        self._nodes = list(tree.roots.values())
-        self._owners = owners
-        self._grants = list(ledger.live.values())
-        self._next = 0
-        self._pools = list(ledger.pools.values())
-        self._at = 0
-        self._last_serial = ledger.serial
-        self._claimed: set[Grant] = set()
-        self._sightings = sightings.numbers
-        self._first = sightings.first
-        sightings.first += len(self._grants)
-
-    @property
-    def done(self) -> bool:
-        """Whether the round has looked at everything."""
-        return not (self._nodes or self._owners or self._leases or self._pools) and self._next >= len(
-            self._grants
-        )
-
-    def work(self, budget: int) -> bool:
-        """Look at about `budget` units' worth more; True if something looks wrong."""
-        while budget > 0 and self._nodes:
-            node = self._nodes.pop()
-            if self._doubt_locks(node):
-                return True
-            budget -= self._hear_node(node)
-        while budget > 0 and self._owners:
-            if self._doubt_owner(self._owners.pop()):
-                return True
-            budget -= OWNER_COST
-        if budget > 0 and self._leases:
-            if any(self._tree.leases.get(record.serial) is record for record in self._leases):
-                return True
-            self._leases = set()
-        while budget > 0 and self._next < len(self._grants):
-            grant = self._grants[self._next]
-            part = grant.units[self._at : self._at + budget]
-            if self._doubt_grant(grant, part):
-                return True
-            budget -= HOLD_COST + len(part)
-            self._at += len(part)
-            if self._at >= len(grant.units):
-                self._at = 0
-                self._next += 1
-        while budget > 0 and self._pools:
-            pool = self._pools[-1]
-            part = pool.free[self._at : self._at + budget]
-            if self._doubt_free(pool, part):
-                return True
-            budget -= HOLD_COST + len(part)
-            self._at += len(part)
-            if self._at >= len(pool.free):
-                self._at = 0
-                self._pools.pop()
-                if not pool.poisoned and sum(pool.by_kind) + len(pool.free) != pool.size:
-                    return True
-        return False
-
-    def _doubt_owner(self, owner: Owner) -> bool:
-        """Whether an owner's books are wrong, or it keeps a Hold that another owner keeps as well."""
-        if owner.faults():
-            return True
-        claims = _claims(owner)
-        if not self._claimed.isdisjoint(claims):
-            return True
-        self._claimed.update(claims)
-        if owner.lease is not None:
-            self._leases.discard(owner.lease.record)
-        return False
-
-    def _doubt_locks(self, node: Node) -> bool:
-        """Whether a node's locks are not what the leases of now account for."""
-        if self._locks.agree(node):
-            return False
-        # Leases have come and gone since they were counted: count those that are there now.
-        self._locks = Locks(self._tree.leases.values())
-        return not self._locks.agree(node)
-
-    def _hear_node(self, node: Node) -> int:
-        """Note what a node of the tree keeps, and what hangs below it; returns what the look cost."""
-        claimed = self._claimed
-        for hold in (node.full, node.window, node.state):
-            if hold is not None:
-                claimed.add(hold.grant)
-        if node.tails:
-            claimed.update(hold.grant for tail in node.tails.values() for hold in tail.holds())
-        self._nodes += node.children.values()
-        return NODE_COST * (1 + len(node.tails)) + len(node.children)
-
-    def _doubt_grant(self, grant: Grant, part: list[int]) -> bool:
-        """Whether nobody claims a Hold, or one of its units is no unit, or in another Hold as well."""
-        if self._ledger.live.get(grant.serial) is not grant:
-            return False
-        if grant.serial <= self._last_serial and grant not in self._claimed:
-            return True
-        if part and _out_of_range(grant.pool, part):
-            return True
-        numbers = self._sightings[grant.pool.index]
-        first, number = self._first, self._first + self._next
-        for unit in part:
-            if numbers[unit] >= first and self._elsewhere(unit, numbers[unit], grant):
-                return True
-            numbers[unit] = number
-        return False
-
-    def _doubt_free(self, pool: Pool, part: list[int]) -> bool:
-        """Whether a free unit is out of range, or in a Hold as well."""
-        if part and _out_of_range(pool, part):
-            return True
-        numbers, first = self._sightings[pool.index], self._first
-        return any(self._elsewhere(unit, numbers[unit], None) for unit in part if numbers[unit] >= first)
-
-    def _elsewhere(self, unit: int, number: int, here: Grant | None) -> bool:
-        """Whether the Hold in which a unit was seen in this round still has it."""
-        other = self._grants[number - self._first]
-        if self._ledger.live.get(other.serial) is not other:
-            return False
-        return other.units.count(unit) > (1 if other is here else 0)
-
-
-def _out_of_range(pool: Pool, units: list[int]) -> bool:
-    return min(units) < 0 or max(units) >= pool.size
-
-
-def _claims(owner: Owner) -> list[Grant]:
-    claims: list[Grant] = []
-    owner.claim(claims)
-    return claims
