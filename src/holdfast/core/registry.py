@@ -179,7 +179,7 @@ class Registry:
             self.moves = [move for move in self.moves if move.number != transit]
             session.parcel.discard(fence)
             session.parcel = None
-            session.place = Place.HOME
+            session.moved("drop")
 
     def spill_tier(self, session: Session) -> Tier | None:
         """The nearest tier with room for a session's own memory, or None."""

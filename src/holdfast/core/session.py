@@ -60,11 +60,11 @@ class Place(Enum):
 PLACE_TABLE: dict[tuple[Place, str], Place] = {
     (Place.HOME, "spill"): Place.LEAVING,
     (Place.LEAVING, "settle"): Place.AWAY,
-    (Place.LEAVING, "cancel"): Place.HOME,
+    (Place.LEAVING, "drop"): Place.HOME,
     (Place.AWAY, "restore"): Place.RETURNING,
     (Place.AWAY, "drop"): Place.HOME,
     (Place.RETURNING, "settle"): Place.HOME,
-    (Place.RETURNING, "cancel"): Place.AWAY,
+    (Place.RETURNING, "drop"): Place.HOME,
 }
 
 SHOWN = {

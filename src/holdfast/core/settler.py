@@ -307,14 +307,13 @@ class Settler:
         registry, parcel = self.registry, session.parcel
         assert parcel is not None
         del registry.transits[parcel.transit]
-        fence = registry.ledger.step
         if session.place is Place.LEAVING:
             if arrived:
                 finish_spill(session.sequence, parcel)
                 session.moved("settle")
                 registry.emit("spilled", session, None)
             else:
-                registry.discard_parcel(session, fence)
+                registry.discard_parcel(session, registry.ledger.step)
         elif arrived:
             finish_restore(session.sequence, parcel)
             session.parcel = None
@@ -322,6 +321,4 @@ class Settler:
             registry.emit("restored", session, None)
         else:
             # A parcel that cannot be read is of no use: what it held is computed again.
-            parcel.cancel_return(fence)
-            session.moved("cancel")
             registry.drop_memory(session)

@@ -9,7 +9,6 @@ there, and the destination retires. What a sequence leases from the prefix tree 
 from __future__ import annotations
 
 from holdfast.core.layout import Component, Tier
-from holdfast.core.lease import Lease
 from holdfast.core.ledger import Grant, Hold, Holder, Ledger, OutOfUnits
 from holdfast.core.plan import TierMove
 from holdfast.core.sequence import Sequence
@@ -18,7 +17,7 @@ from holdfast.core.sequence import Sequence
 class Parcel:
     """A sequence's own memory on another tier, and what a restore in flight has taken at home."""
 
-    __slots__ = ("away", "holder", "home", "lease", "tier", "transit")
+    __slots__ = ("away", "holder", "home", "tier", "transit")
 
     def __init__(self, tier: Tier, holder: Holder, away: dict[Component, Hold], transit: int) -> None:
         self.tier = tier
@@ -26,7 +25,6 @@ class Parcel:
         self.holder = holder
         self.away = away
         self.home: dict[Component, Hold] = {}
-        self.lease: Lease | None = None
 
     def claim(self, into: list[Grant]) -> None:
         """Name everything the parcel holds, for the census."""
@@ -39,16 +37,9 @@ class Parcel:
 
     def discard(self, fence: int) -> None:
         """Give up both sides of the parcel."""
-        self.cancel_return(fence)
-        for hold in self.away.values():
+        for hold in (*self.home.values(), *self.away.values()):
             hold.release(fence)
-        self.away = {}
-
-    def cancel_return(self, fence: int) -> None:
-        """Give up what a restore in flight has taken at home; the parcel itself stays."""
-        for hold in self.home.values():
-            hold.release(fence)
-        self.home = {}
+        self.home, self.away = {}, {}
 
 
 def own_holds(sequence: Sequence) -> dict[Component, Hold]:
