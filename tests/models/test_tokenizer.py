@@ -210,15 +210,19 @@ def test_missing_parts_are_named(tmp_path: Path) -> None:
         bare.encode_chat(CHAT)
 
 
+@pytest.mark.parametrize("source", ["{{ 'a' * 100000000 }}", "{{ 100000000 * [0] }}", "{{ 10 ** 100000 }}"])
+def test_templates_cannot_fill_the_memory(source: str) -> None:
+    """Refused before the product is made, not when it is rendered."""
+    with pytest.raises(ChatTemplateError, match="product of that size"):
+        ChatTemplate(source, {}).render(CHAT)
+
+
 @pytest.mark.parametrize(
     "source",
     [
         "{{ messages.__class__.__mro__ }}",
         "{{ ''.__class__.__base__.__subclasses__() }}",
         "{{ messages.append(1) }}",
-        "{{ 'a' * 100000000 }}",
-        "{{ [0] * 100000000 }}",
-        "{{ 10 ** 100000 }}",
         "{% for i in range(1000000000) %}x{% endfor %}",
         "{{ raise_exception('no system message') }}",
         "{{ messages[99].role.x.y }}",

@@ -50,14 +50,13 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        values = (left, right)
         if operator == "**":
-            limited = all(isinstance(value, int | float) and abs(value) <= 1024 for value in (left, right))
+            limited = all(isinstance(value, int | float) and abs(value) <= 1024 for value in values)
         else:
-            sizes = [len(value) if isinstance(value, str | list | tuple) else 1 for value in (left, right)]
-            counts = [
-                value for value in (left, right) if isinstance(value, int) and not isinstance(value, bool)
-            ]
-            limited = max(sizes) == 1 or max(sizes) * max(counts, default=1) <= PRODUCT_MAX
+            sizes = [len(value) for value in values if isinstance(value, str | list | tuple)]
+            counts = [value for value in values if isinstance(value, int)]
+            limited = not sizes or max(sizes) * max(counts, default=1) <= PRODUCT_MAX
         if not limited:
             raise jinja2.exceptions.SecurityError(f"a product of that size is not allowed ({operator})")
         return super().call_binop(context, operator, left, right)
