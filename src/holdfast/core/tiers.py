@@ -9,6 +9,7 @@ there, and the destination retires. What a sequence leases from the prefix tree 
 from __future__ import annotations
 
 from holdfast.core.layout import Component, Tier
+from holdfast.core.lease import Lease
 from holdfast.core.ledger import Grant, Hold, Holder, Ledger, OutOfUnits
 from holdfast.core.plan import TierMove
 from holdfast.core.sequence import Sequence
@@ -17,7 +18,7 @@ from holdfast.core.sequence import Sequence
 class Parcel:
     """A sequence's own memory on another tier, and what a restore in flight has taken at home."""
 
-    __slots__ = ("away", "holder", "home", "tier", "transit")
+    __slots__ = ("away", "holder", "home", "lease", "tier", "transit")
 
     def __init__(self, tier: Tier, holder: Holder, away: dict[Component, Hold], transit: int) -> None:
         self.tier = tier
@@ -25,6 +26,7 @@ class Parcel:
         self.holder = holder
         self.away = away
         self.home: dict[Component, Hold] = {}
+        self.lease: Lease | None = None
 
     def claim(self, into: list[Grant]) -> None:
         """Name everything the parcel holds, for the census."""
