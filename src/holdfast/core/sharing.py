@@ -54,11 +54,14 @@ def tail_sources(lease: Lease) -> dict[Component, int]:
     return {component: hold.units[0] for component, hold in holds if hold is not None}
 
 
-def publish(tree: PrefixTree, sequence: Sequence, length: int, rank: int = 0) -> None:
+def publish(
+    tree: PrefixTree, sequence: Sequence, length: int, rank: int = 0, give_states: bool = True
+) -> None:
     """Move the whole pages below `length` into the tree and lean on them.
 
     Points at page boundaries on the way give their states to the tree, except the mark's and one that the
-    next row reads. Older points go on leaning on what was published; their window pages go in with it.
+    next row reads. Without `give_states` a session keeps all its checkpoints. Points that stay lean on what
+    was published; their window pages go in with it.
     """
     lease = sequence.lease
     assert lease is not None, "only a leaning sequence can publish"
@@ -67,16 +70,19 @@ def publish(tree: PrefixTree, sequence: Sequence, length: int, rank: int = 0) ->
     if sequence.window is not None:
         _share_window_below(tree, sequence, lease, sequence.window)
     page_size = sequence.ledger.layout.page_size
-    stops = [point.length // page_size for point in sequence.points if point.length % page_size == 0]
+    given = sequence.points if give_states else []
+    stops = [point.length // page_size for point in given if point.length % page_size == 0]
     for stop in [*stops, end]:
         if lease.pages < stop <= end:
             _publish_pages(tree, sequence, lease, stop, rank)
+            if give_states:
+                _give_state(tree, sequence, lease)
     if sequence.window is not None:
         sequence.slide()
 
 
 def _publish_pages(tree: PrefixTree, sequence: Sequence, lease: Lease, end: int, rank: int) -> None:
-    """Move the sequence's own pages below page `end` into the tree, and the state at that length."""
+    """Move the sequence's own pages below page `end` into the tree."""
     page_size = sequence.ledger.layout.page_size
     start, aligned = lease.length, end * page_size
     full: Hold | None = None
@@ -88,9 +94,13 @@ def _publish_pages(tree: PrefixTree, sequence: Sequence, lease: Lease, end: int,
         window = _window_to_publish(sequence, lease, sequence.window, end)
     changed = tree.extend(lease, sequence.tokens.packed(start, aligned), full, window, rank)
     sequence.changed = min(sequence.changed, changed)
+
+
+def _give_state(tree: PrefixTree, sequence: Sequence, lease: Lease) -> None:
+    """Leave the state of a point at the lease's end in the tree, if the sequence can do without it."""
     mark_point = sequence.mark.point if sequence.mark is not None else None
     for point in sequence.points:
-        given = point.length == aligned < sequence.computed and point is not mark_point
+        given = point.length == lease.length < sequence.computed and point is not mark_point
         if given and point.state is not None:
             point.state.fence(sequence.fence)
             tree.set_state(lease, point.state)
@@ -133,7 +143,7 @@ def fork(tree: PrefixTree, parent: Sequence, child: Sequence, limit: int) -> lis
     layout = parent.ledger.layout
     assert parent.mark is None and parent.planned == parent.computed, "fork a sequence at rest"
     assert parent.lease is not None, "fork a leaning sequence"
-    publish(tree, parent, parent.computed, rank=1)
+    publish(tree, parent, parent.computed, rank=1, give_states=False)
     length = resume_length(parent, limit)
     page = length // layout.page_size
     point = next((point for point in parent.points if point.length == length), None)
