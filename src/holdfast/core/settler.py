@@ -130,7 +130,7 @@ class Settler:
         elif turn.ending is None or turn.ending.event == "retract":
             turn.ending = Ending("retract", fault, trusted=False)
         else:
-            turn.ending = Ending(turn.ending.event, turn.ending.reason, None, trusted=False)
+            turn.ending = Ending(turn.ending.event, turn.ending.reason, turn.ending.keep, trusted=False)
 
     # --- ends of turns ----------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class Settler:
             later.void = True
             for row in later.rows:
                 touched.setdefault(row.turn.session_id, False)
-        uncopied = {owner.id for flight in (plan, *registry.flights) for owner in flight.copied}
+        uncopied = dict.fromkeys(owner.id for flight in (plan, *registry.flights) for owner in flight.copied)
         self._lose_moves(plan)
         for session_id, guilty in touched.items():
             session = registry.sessions.get(session_id)
