@@ -51,7 +51,7 @@ class History:
         """The contents of the lengths 0..len(tokens)."""
         same = len(self.tokens)
         if self.tokens != tokens[:same]:
-            same = next(i for i, (a, b) in enumerate(zip(self.tokens, tokens + [-1], strict=False)) if a != b)
+            same = next(i for i, (a, b) in enumerate(zip(self.tokens, [*tokens, -1], strict=False)) if a != b)
         del self.tokens[same:], self.contents[same + 1 :]
         content = self.contents[-1]
         for token in tokens[same:]:

@@ -23,6 +23,7 @@ Table = list[int | None]
 Tables = dict[int, tuple[Table, Table]]
 Names = dict[Pool, dict[int, int]]
 NOTHING = -1
+PAGED = (Component.FULL, Component.WINDOW)
 
 
 class WrongContent(Exception):
@@ -102,7 +103,7 @@ class SimDevice:
         """Note the units that a row reads, and those that it writes."""
         number, page_size = row.number, self.layout.page_size
         first, end = row.start // page_size, self.layout.pages_for(row.start + row.count)
-        for component, table in zip((Component.FULL, Component.WINDOW), self._planned[number], strict=True):
+        for component, table in zip(PAGED, self._planned[number], strict=True):
             if component not in self._blank or not table:
                 continue
             pool = (component, Tier.DEVICE)
@@ -135,14 +136,7 @@ class SimDevice:
                 self._write_unit((move.component, move.destination_tier), unit, self._blank[move.component])
         for row in plan.rows:
             self._change_tables(self._tables, row)
-            contents = [NOTHING] * row.count
-            for table, component in zip(
-                self._tables[row.number], (Component.FULL, Component.WINDOW), strict=True
-            ):
-                if component in self._blank:
-                    self._write_pages(row, table, component, contents)
-            if row.state is not None:
-                self._write_unit((Component.STATE, Tier.DEVICE), row.state[1], [NOTHING])
+            self._write(row, [NOTHING] * row.count)
 
     def settled(self, plan: Plan) -> None:
         """A plan is over: it names nothing any more."""
@@ -156,6 +150,10 @@ class SimDevice:
     def read_unit(self, pool: Pool, unit: int) -> list[int]:
         """What one unit contains. Read only."""
         return self.memory[pool].get(unit, self._blank[pool[0]])
+
+    def contents_of(self, number: int, tokens: list[int]) -> list[int]:
+        """What memory must contain after each length of a sequence's tokens. Read only."""
+        return self._histories.setdefault(number, History()).follow(tokens)
 
     def _write_unit(self, pool: Pool, unit: int, contents: list[int]) -> None:
         self.memory[pool][unit] = list(contents)
@@ -187,7 +185,7 @@ class SimDevice:
             raise WrongContent(number, "a row is computed for a sequence that is gone")
         if len(tokens) < start:
             raise WrongContent(number, f"a row starts at {start}, but only {len(tokens)} tokens are known")
-        contents = self._histories.setdefault(number, History()).follow(tokens[:start])
+        contents = self.contents_of(number, tokens[:start])
         self._verify(row, contents)
         inputs = row.tokens
         if len(inputs) < row.count:
@@ -235,13 +233,9 @@ class SimDevice:
         for token in inputs:
             content = extend(content, token)
             contents.append(content)
-        for table, component in zip(
-            self._tables[row.number], (Component.FULL, Component.WINDOW), strict=True
-        ):
-            if component in self._blank:
-                self._write_pages(row, table, component, contents)
-        if row.state is not None:
-            self._write_unit((Component.STATE, Tier.DEVICE), row.state[1], [content])
+        missing = self._write(row, contents)
+        if missing is not None:
+            raise WrongContent(row.number, f"{missing} is missing in its table, but is to be written")
         said: list[int] = []
         at = row.count - row.drafts - 1
         while row.sample and at < row.count:
@@ -256,23 +250,33 @@ class SimDevice:
             self._sampled[row.number] = said[-1]
         return RowResult(said)
 
-    def _write_pages(self, row: Row[Turn], table: Table, component: Component, contents: list[int]) -> None:
+    def _write(self, row: Row[Turn], contents: list[int]) -> str | None:
+        """Fill the memory of a row; returns which page its table lacks, if any."""
+        missing = None
+        for table, component in zip(self._tables[row.number], PAGED, strict=True):
+            if component in self._blank:
+                page = self._write_pages(row, table, component, contents)
+                if page is not None:
+                    missing = f"{component.name.lower()} page {page}"
+        if row.state is not None:
+            self._write_unit((Component.STATE, Tier.DEVICE), row.state[1], contents[-1:])
+        return missing
+
+    def _write_pages(
+        self, row: Row[Turn], table: Table, component: Component, contents: list[int]
+    ) -> int | None:
         page_size = self.layout.page_size
-        pool = (component, Tier.DEVICE)
-        memory = self.memory[pool]
+        memory = self.memory[component, Tier.DEVICE]
         at, end = row.start, row.start + row.count
+        missing = None
         while at < end:
-            page = at // page_size
-            stop = min(end, (page + 1) * page_size)
+            page, cell = divmod(at, page_size)
+            count = min(end - at, page_size - cell)
             unit = table[page] if page < len(table) else None
             if unit is None:
-                name = component.name.lower()
-                raise WrongContent(
-                    row.number, f"page {page} of the {name} table is missing, but {at} is written"
-                )
-            if unit not in memory:
-                memory[unit] = list(self._blank[component])
-            memory[unit][at - page * page_size : stop - page * page_size] = contents[
-                at - row.start : stop - row.start
-            ]
-            at = stop
+                missing = page
+            else:
+                cells = memory.setdefault(unit, list(self._blank[component]))
+                cells[cell : cell + count] = contents[at - row.start : at - row.start + count]
+            at += count
+        return missing

@@ -54,7 +54,7 @@ class Faults:
     def guard(self, ledger: Ledger) -> None:
         """Let allocations fail, by what they are for."""
 
-        def gate(pool: Pool, count: int) -> bool:
+        def gate(_pool: Pool, _count: int) -> bool:
             return not self.strike(f"allocate: {ledger.purpose}")
 
         for pool in ledger.pools.values():

@@ -6,17 +6,40 @@ next. It hears the same events as a client and complains when they are not what 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from holdfast.core.turn import KEEP_ALL, Turn
 from holdfast.sim.content import EMPTY, extend, next_token, stops
+
+NEVER = -1
 
 
 class Mismatch(Exception):
     """A transcript is not what the model says without memory."""
 
 
-class Conversation:
-    """One session as its client sees it."""
+class Ask(NamedTuple):
+    """How a client wants its turn to end: rolled back, or with so many generated tokens."""
 
-    __slots__ = ("before", "boundaries", "contents", "last", "said", "session_id", "tokens", "turn_id", "vocabulary")
+    keep: int | None
+
+
+class Conversation:
+    """One session as its client sees it. `planned_at`: the retracts of its turn at its last row."""
+
+    __slots__ = (
+        "asked",
+        "before",
+        "boundaries",
+        "contents",
+        "last",
+        "planned_at",
+        "said",
+        "session_id",
+        "tokens",
+        "turn_id",
+        "vocabulary",
+    )
 
     def __init__(self, session_id: str, vocabulary: int) -> None:
         self.session_id = session_id
@@ -28,6 +51,8 @@ class Conversation:
         self.said = 0
         self.last: tuple[int, int] | None = None
         self.before: tuple[tuple[int, int] | None, int] = (None, 0)
+        self.asked: Ask | None = None
+        self.planned_at = NEVER
 
     def _append(self, token: int) -> None:
         self.tokens.append(token)
@@ -42,15 +67,24 @@ class Conversation:
         self.before = (self.last, self.said)
         self.last = (len(self.tokens), len(self.tokens) + len(tokens))
         self.said = 0
+        self.asked = None
+        self.planned_at = NEVER
         for token in tokens:
             self._append(token)
+
+    def ask_to_end(self, keep: int | None) -> None:
+        """The client interrupts its turn; only its first word counts."""
+        if self.asked is None:
+            self.asked = Ask(keep)
 
     def hear(self, tokens: list[int]) -> None:
         """The model says something: it must be what it says without memory."""
         for token in tokens:
             expected = next_token(self.contents[-1], self.vocabulary)
             if token != expected:
-                raise Mismatch(f"token {len(self.tokens)} of {self.session_id} is {token}, must be {expected}")
+                raise Mismatch(
+                    f"token {len(self.tokens)} of {self.session_id} is {token}, must be {expected}"
+                )
             self._append(token)
             self.said += 1
 
@@ -60,6 +94,22 @@ class Conversation:
             raise Mismatch(f"{self.session_id} finished with {reason!r}")
         self.boundaries.append(len(self.tokens))
         self.turn_id = None
+
+    def interrupted(self, event: str, reason: str, turn: Turn) -> None:
+        """The turn was aborted or failed. What is left of it must be what its client asked for."""
+        running = self.planned_at == turn.retracts
+        has_run = self.planned_at != NEVER and bool(turn.request.tokens)
+        if not (running or has_run or self.said):
+            self._withdraw()
+        elif event == "failed" or reason in {"closed", "expired"}:
+            self.end(None)
+        elif reason == "deadline":
+            keep = turn.request.on_abort
+            self.end(keep if keep is None else min(keep, self.said))
+        elif self.asked is None:
+            raise Mismatch(f"{turn.request.turn_id} was aborted, but nobody had asked for it")
+        else:
+            self.end(self.said if self.asked.keep == KEEP_ALL else self.asked.keep)
 
     def end(self, keep: int | None) -> None:
         """The turn was aborted or failed: rolled back, or cut to `keep` generated tokens."""
@@ -74,7 +124,7 @@ class Conversation:
             self.boundaries.append(len(self.tokens))
         self.turn_id = None
 
-    def withdraw(self) -> None:
+    def _withdraw(self) -> None:
         """The turn ended before it began: it is as if it had never been asked for."""
         self.end(None)
         self.last, self.said = self.before

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Chances of each action in a step, and the sizes of things. Chances are weights, not probabilities."""
+    """Chances of each action in a step, and the sizes of things. Chances are weights, not probabilities.
+
+    `present` sessions are open when the world begins; at most `sessions` may be. A world that is not `strict`
+    is too large to be counted whole after every step: its audit works in slices.
+    """
 
     name: str
     actions: dict[str, float]
@@ -17,6 +21,7 @@ class Workload:
     actions_per_step: float = 1.0
     shared_prompts: int = 3
     strict: bool = True
+    present: int = 0
 
 
 _CALM = {"open": 2.0, "turn": 12.0, "close": 0.6, "request": 1.0, "durable": 0.5, "flush": 0.05}
@@ -41,11 +46,12 @@ WORKLOADS: dict[str, Workload] = {
         Workload(
             "crowd",
             _CALM | {"open": 6.0, "turn": 4.0, "spill": 0.5, "interrupt": 0.5},
-            sessions=2000,
+            sessions=3000,
             input_tokens=(1, 12),
             output_tokens=(1, 6),
             actions_per_step=3.0,
             strict=False,
+            present=2000,
         ),
         Workload(
             "adversary",
