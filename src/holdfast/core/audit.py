@@ -15,6 +15,7 @@ at a time (slices.py); what a slice suspects, the whole census confirms or clear
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import chain
 
 from holdfast.core.lease import LeaseRecord
 from holdfast.core.ledger import Grant, Holder, Kind, Ledger, Pool
@@ -162,28 +163,21 @@ class Audit:
         """Units in two places or in none, and counters that drifted."""
         ledger = self.ledger
         pools = list(ledger.pools.values())
-        lists: list[list[list[int]]] = [[] for _ in pools]
-        kinds = [[0] * len(Kind) for _ in pools]
+        lists: list[list[list[list[int]]]] = [[[] for _ in Kind] for _ in pools]
         for grant in ledger.live.values():
-            units = grant.units
-            index = grant.pool.index
-            lists[index].append(units)
-            kinds[index][grant.holder.kind] += len(units)
+            lists[grant.pool.index][grant.holder.kind].append(grant.units)
         for pool in pools:
-            parts = lists[pool.index]
-            count = kinds[pool.index]
-            count[Kind.RETIRING] = sum(len(units) for _, units in pool.retiring)
-            count[Kind.QUARANTINE] = len(pool.quarantine)
+            by_kind = lists[pool.index]
+            by_kind[Kind.RETIRING] = [units for _, units in pool.retiring]
+            by_kind[Kind.QUARANTINE] = [pool.quarantine]
+            count = [sum(map(len, parts)) for parts in by_kind]
             if count != pool.by_kind:
                 found.append(self._drifted(pool, count))
-            parts.append(pool.free)
-            parts.append(pool.quarantine)
-            parts.extend(units for _, units in pool.retiring)
+            by_kind[Kind.FREE] = [pool.free]
             doubles = sum(count - 1 for unit, count in pool.poisoned.items() if 0 <= unit < pool.size)
-            total = sum(map(len, parts)) - doubles
-            everywhere = set().union(*parts)
-            sound = total == len(everywhere) == pool.size
-            if not sound or (pool.size and (min(everywhere) < 0 or max(everywhere) >= pool.size)):
+            total = sum(count) + len(pool.free) - doubles
+            everywhere = set().union(*chain.from_iterable(by_kind))
+            if not total == len(everywhere) == pool.size or not _are_the_first(everywhere):
                 self._misplaced(pool, owners, found)
 
     def _drifted(self, pool: Pool, count: list[int]) -> Finding:
@@ -253,9 +247,9 @@ class Audit:
             found.append(finding)
             tree.release(record, self.ledger.step)
         locks = Locks(tree.leases.values())
-        there: set[Node | Tail] = set()
-        for node in tree.nodes():
-            there.add(node)
+        nodes = list(tree.nodes())
+        there: set[Node | Tail] = set(nodes)
+        for node in nodes:
             if node.tails:
                 there.update(node.tails.values())
             if not locks.agree(node):
@@ -333,3 +327,9 @@ class Audit:
     def _keep(self, found: list[Finding]) -> None:
         self.findings += found
         del self.findings[:-FINDINGS_KEPT]
+
+
+def _are_the_first(units: set[int]) -> bool:
+    """Whether these are the numbers from 0 on: no other set as large, with none larger, has their sum."""
+    count = len(units)
+    return sum(units) == count * (count - 1) // 2 and max(units, default=0) < max(count, 1)

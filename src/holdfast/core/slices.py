@@ -60,7 +60,7 @@ class Locks:
             return False
         if not node.window_leases <= self.live:
             return False
-        return all(tail.leases == self.tails.get(tail, 0) for tail in node.tails.values())
+        return not node.tails or all(tail.leases == self.tails.get(tail, 0) for tail in node.tails.values())
 
 
 class Sightings:
