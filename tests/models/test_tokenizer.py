@@ -1,7 +1,9 @@
 """Tokens equal those of transformers; streams hand out whole characters; chat templates run in a cage."""
 
 import json
+import random
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -296,9 +298,67 @@ def test_pre_tokenizers_cut_where_their_names_say(pre: str, text: str, pieces: l
     assert cut == pieces
 
 
+def pieces_metadata(seed: int) -> dict[str, object]:
+    """A vocabulary of scored pieces: bytes, letters, and random words over them."""
+    chance = random.Random(seed)
+    letters = [*"abcd", "▁"]
+    words = {"".join(chance.choices(letters, k=chance.randint(2, 5))) for _ in range(120)}
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokens = ["<unk>", "<s>", "</s>", *byte_tokens, *letters, *sorted(words)]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * (len(letters) + len(words))]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [-float(score) for score in chance.sample(range(1000), len(tokens))],
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+
+
+def join_by_score(text: str, metadata: dict[str, object]) -> list[str]:
+    """The definition: the pair that makes the best piece is joined first, the leftmost of equals."""
+    tokens, scores, kinds = (metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "scores", "token_type"))
+    best = {token: score for token, score, kind in zip(tokens, scores, kinds, strict=True) if kind == 1}  # type: ignore[call-overload]
+    parts = list("▁" + text.replace(" ", "▁"))
+    while True:
+        joins = [
+            (-best[left + right], place)
+            for place, (left, right) in enumerate(pairwise(parts))
+            if left + right in best and left in best and right in best
+        ]
+        if not joins:
+            break
+        _, place = min(joins)
+        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+    spelled = [[part] if part in best else [f"<0x{byte:02X}>" for byte in part.encode()] for part in parts]
+    return [token for group in spelled for token in group]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_scored_pieces_join_best_first(seed: int) -> None:
+    metadata = pieces_metadata(seed)
+    tokenizer = Tokenizer(
+        gguf_vocabulary.build_tokenizer(Fields(metadata, "test.gguf")),  # type: ignore[arg-type]
+        template=None,
+        names={},
+        eos_tokens=(2,),
+    )
+    chance = random.Random(seed)
+    for _ in range(60):
+        text = "".join(chance.choices("abcd é😀", weights=[5, 5, 5, 5, 3, 1, 1], k=chance.randint(1, 30)))
+        tokens = tokenizer.encode(text)
+        names = [metadata["tokenizer.ggml.tokens"][token] for token in tokens]  # type: ignore[index]
+        assert names == ["<s>", *join_by_score(text, metadata)]
+        assert tokenizer.decode(tokens) == text
+        assert "".join(streamed(tokenizer, tokens, 1, True)) == text
+
+
 def test_unknown_gguf_tokenizers_are_named() -> None:
     with pytest.raises(ConfigurationError, match=r"'tekken'.*smollm"):
         gguf_vocabulary.build_tokenizer(gguf_metadata(**{"tokenizer.ggml.pre": "tekken"}))
+    with pytest.raises(ConfigurationError, match="no score for each"):
+        gguf_vocabulary.build_tokenizer(gguf_metadata(**{"tokenizer.ggml.model": "llama"}))
     with pytest.raises(ConfigurationError, match="'t5'"):
         gguf_vocabulary.build_tokenizer(gguf_metadata(**{"tokenizer.ggml.model": "t5"}))
 

@@ -1,8 +1,9 @@
 """A tokenizer from the metadata of a GGUF file.
 
-GGUF files carry the vocabulary, the merges and the name of a pre-tokenizer, but not the pre-tokenizer
-itself: the splitting rules behind each name are here. Byte-level BPE (`gpt2`) only; other kinds are refused
-by name. Used by `tokenizer`.
+Two kinds are known. Byte-level BPE (`gpt2`): files carry the vocabulary, the merges and the name of a
+pre-tokenizer, but not the pre-tokenizer itself; the splitting rules behind each name are here. Pieces with
+scores (`llama`, made by SentencePiece): merges are derived from the scores. Other kinds are refused by name.
+Used by `tokenizer`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from holdfast.models.fields import ConfigurationError, Fields
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+_SPACE = "\u2581"
+"""What vocabularies of pieces write a space as."""
 
 
 class TokenKind(IntEnum):
@@ -86,17 +91,33 @@ _SPLITTINGS = {
 def build_tokenizer(metadata: Fields) -> Tokenizer:
     """The tokenizer that a file's metadata describes."""
     kind = metadata.text("tokenizer.ggml.model")
-    if kind != "gpt2":
-        raise ConfigurationError(
-            f"GGUF tokenizer {kind!r} is not supported; supported is gpt2 (byte-level BPE)"
+    if kind not in ("gpt2", "llama"):
+        raise ConfigurationError(f"GGUF tokenizer {kind!r} is not supported; supported are gpt2 and llama")
+    tokens = metadata.texts("tokenizer.ggml.tokens")
+    kinds = metadata.integers("tokenizer.ggml.token_type") or (TokenKind.NORMAL,) * len(tokens)
+    tokenizer = _byte_level(metadata, tokens) if kind == "gpt2" else _pieces(metadata, tokens, kinds)
+    controls = [token for token, kind in zip(tokens, kinds, strict=True) if kind == TokenKind.CONTROL]
+    added = [token for token, kind in zip(tokens, kinds, strict=True) if kind == TokenKind.USER_DEFINED]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in controls])
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in added])
+    bos = metadata.optional_integer("tokenizer.ggml.bos_token_id")
+    if metadata.flag("tokenizer.ggml.add_bos_token", kind == "llama") and bos is not None:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{tokens[bos]}:0 $A:0",
+            pair=f"{tokens[bos]}:0 $A:0 $B:1",
+            special_tokens=[(tokens[bos], bos)],
         )
+    return tokenizer
+
+
+def _byte_level(metadata: Fields, tokens: tuple[str, ...]) -> Tokenizer:
+    """Byte-level BPE with the splitting that the file names."""
     name = metadata.text("tokenizer.ggml.pre", "default")
     if name not in _SPLITTINGS:
         raise ConfigurationError(
             f"GGUF pre-tokenizer {name!r} is not supported; supported are {', '.join(sorted(_SPLITTINGS))}"
         )
     splitting = _SPLITTINGS[name]
-    tokens = metadata.texts("tokenizer.ggml.tokens")
     merges = [_pair(merge) for merge in metadata.texts("tokenizer.ggml.merges")]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     tokenizer = Tokenizer(
@@ -106,19 +127,48 @@ def build_tokenizer(metadata: Fields) -> Tokenizer:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = splitting.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
-    kinds = metadata.integers("tokenizer.ggml.token_type") or (TokenKind.NORMAL,) * len(tokens)
-    controls = [token for token, kind in zip(tokens, kinds, strict=True) if kind == TokenKind.CONTROL]
-    added = [token for token, kind in zip(tokens, kinds, strict=True) if kind == TokenKind.USER_DEFINED]
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in controls])
-    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in added])
-    bos = metadata.optional_integer("tokenizer.ggml.bos_token_id")
-    if metadata.flag("tokenizer.ggml.add_bos_token") and bos is not None:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{tokens[bos]}:0 $A:0",
-            pair=f"{tokens[bos]}:0 $A:0 $B:1",
-            special_tokens=[(tokens[bos], bos)],
-        )
     return tokenizer
+
+
+def _pieces(metadata: Fields, tokens: tuple[str, ...], kinds: tuple[int, ...]) -> Tokenizer:
+    """Pieces with scores: characters that no piece has are written as bytes, spaces as a mark."""
+    scores = metadata.numbers("tokenizer.ggml.scores", ())
+    if len(scores) != len(tokens):
+        raise ConfigurationError("the GGUF tokenizer has no score for each token")
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    joinable = {
+        token: score
+        for token, score, kind in zip(tokens, scores, kinds, strict=True)
+        if kind == TokenKind.NORMAL
+    }
+    unknown = metadata.optional_integer("tokenizer.ggml.unknown_token_id")
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocabulary,
+            _merges_by_score(joinable, vocabulary),
+            unk_token=None if unknown is None else tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    prefixed = metadata.flag("tokenizer.ggml.add_space_prefix", True)
+    spaces = normalizers.Replace(" ", _SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if prefixed else spaces
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefixed else steps)
+    return tokenizer
+
+
+def _merges_by_score(scores: dict[str, float], vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+    """Every way to join two pieces into a third, those that make the best piece first."""
+    found: list[tuple[float, int, int, str, str]] = []
+    for token, score in scores.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in scores and right in scores:
+                found.append((-score, vocabulary[left], vocabulary[right], left, right))
+    found.sort()
+    return [(left, right) for _, _, _, left, right in found]
 
 
 def _pair(merge: str) -> tuple[str, str]:
