@@ -148,8 +148,8 @@ def test_waiting_times_are_exponential_over_seeds_positions_and_tokens() -> None
 
 def test_waiting_times_are_positive_and_finite_for_all_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A time of zero would let a token win whatever its weight, once in a few hundred draws."""
-    extremes = torch.tensor([[0, 1, 0x7FFFFFFF, 0xFFFFFFFE, 0xFFFFFFFF]])
-    monkeypatch.setattr(sampling, "_mix", lambda value: extremes if value.dim() == 2 else value)
+    extremes = torch.tensor([[0, 1, 2**31 - 1, -(2**31), -2, -1]], dtype=torch.int32)
+    monkeypatch.setattr(sampling, "_mix", lambda value: extremes.clone() if value.dim() == 2 else value)
     one = torch.ones(1, dtype=torch.int64)
     times = waiting_times(one, one, extremes)
     assert bool((times > 0).all())

@@ -1,9 +1,9 @@
 """Causal attention over paged KV for ragged, mixed batches, in torch.
 
 One-token rows are computed together: their pages are gathered into one padded tensor and everything outside
-a row's view is masked (keys by minus infinity, values by zero, since a page may hold garbage past its last
-token). Rows of several tokens are computed one by one over exactly the keys that they can see. Scores and
-sums are float32. Called through `holdfast.kernels`.
+a row's view is zeroed (a page may hold garbage past its last token) and masked. Rows of several tokens are
+computed one by one over exactly the keys that they can see. Scores and sums are float32. Called through
+`holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _row_view(cache: torch.Tensor, table: torch.Tensor, begin: int, end: int) ->
     page_size = cache.shape[1]
     first = begin // page_size
     units = table[first : -(-end // page_size)]
-    gathered = cache[units].flatten(0, 1)
+    gathered = cache.index_select(0, units).flatten(0, 1)
     return gathered[begin - first * page_size : end - first * page_size].transpose(0, 1)
 
 
@@ -156,13 +156,25 @@ def _attend_single(
         lowest = (context - window).clamp_(min=0)
     page = torch.div(lowest, page_size, rounding_mode="floor") + torch.arange(pages, device=query.device)
     last = torch.div(context - 1, page_size, rounding_mode="floor").clamp_(min=0)
-    units = singles.table.gather(1, torch.minimum(page, last)).long()
+    units = singles.table.gather(1, torch.minimum(page, last)).flatten()
     places = (page.unsqueeze(-1) * page_size + torch.arange(page_size, device=query.device)).flatten(1)
     seen = (places < context) & (places >= lowest)
-    key = key_cache[units].flatten(1, 2).permute(0, 2, 3, 1).float()
-    scores = torch.matmul(query.float().unflatten(1, (kv_heads, groups)), key)
+    hidden = (~seen).flatten().nonzero().squeeze(1)
+
+    def gather(cache: torch.Tensor) -> torch.Tensor:
+        """The pages of each row as [rows, kv_heads, tokens, dim], zero where the row does not look."""
+        picked = cache.index_select(0, units).view(-1, kv_heads * cache.shape[-1])
+        picked.index_fill_(0, hidden, 0.0)
+        return picked.view(query.shape[0], -1, kv_heads, cache.shape[-1]).transpose(1, 2)
+
+    key, value = gather(key_cache), gather(value_cache)
+    grouped = query.reshape(query.shape[0], kv_heads, groups, query.shape[-1])
+    if rule.sinks is None and rule.softcap is None:
+        # The query heads of one key head stand as if they were queries of one sequence.
+        mask = seen[:, None, None]
+        out = functional.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=rule.scale)
+        return out.flatten(1, 2)
+    scores = torch.matmul(grouped.float(), key.float().contiguous().transpose(-1, -2))
     scores = rule.cap(scores * rule.scale).masked_fill(~seen[:, None, None], -torch.inf)
     weights = rule.softmax(scores, (1, kv_heads, groups))
-    value = value_cache[units].flatten(1, 2)
-    value = value.masked_fill(~seen[..., None, None], 0.0).permute(0, 2, 1, 3).float()
-    return torch.matmul(weights, value).flatten(1, 2).to(query.dtype)
+    return torch.matmul(weights, value.float()).flatten(1, 2).to(query.dtype)

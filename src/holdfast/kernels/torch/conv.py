@@ -17,7 +17,7 @@ from holdfast.kernels.batch import Batch
 def read_states(states: torch.Tensor, batch: Batch) -> torch.Tensor:
     """The initial state of every row, a fresh tensor; the zero state where the source is -1."""
     source = batch.state_source.long()
-    picked = states[source.clamp(min=0)]
+    picked = states.index_select(0, source.clamp(min=0))
     missing = (source < 0).view(-1, *[1] * (states.dim() - 1))
     return picked.masked_fill_(missing, 0.0)
 
@@ -37,7 +37,7 @@ def causal_conv(
     if batch.one_token_rows:
         columns = torch.cat((state.to(x.dtype), x.unsqueeze(-1)), dim=-1)
         out = (columns.float() * weight.float()).sum(dim=-1)
-        conv_state[destination] = columns[..., 1:].to(conv_state.dtype)
+        conv_state.index_copy_(0, destination, columns[..., 1:].to(conv_state.dtype))
     else:
         rows = batch.token_rows()
         tokens = torch.arange(x.shape[0], device=x.device)

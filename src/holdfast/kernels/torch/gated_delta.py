@@ -45,7 +45,7 @@ def gated_delta(
     decay, rate, wanted = g.float(), beta.float(), value.float()
     if batch.one_token_rows:
         out = _step(query, key, wanted, decay, rate, state)
-        delta_state[batch.state_destination.long()] = state.to(delta_state.dtype)
+        delta_state.index_copy_(0, batch.state_destination.long(), state.to(delta_state.dtype))
         return out.to(value.dtype)
     out = torch.empty(value.shape, dtype=torch.float32, device=value.device)
     starts = batch.row_start.tolist()

@@ -32,7 +32,7 @@ def mamba2_scan(
     state = read_states(ssm_state, batch).float()
     if batch.one_token_rows:
         out = _step(x.float(), step, decay, B.float(), C.float(), state)
-        ssm_state[batch.state_destination.long()] = state.to(ssm_state.dtype)
+        ssm_state.index_copy_(0, batch.state_destination.long(), state.to(ssm_state.dtype))
     else:
         out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
         starts = batch.row_start.tolist()

@@ -12,18 +12,23 @@ from __future__ import annotations
 
 import torch
 
-MASK = 0xFFFFFFFF
-CANDIDATES = 1024  # the most likely tokens that are looked at before a full sort is needed
+CANDIDATES = (128, 2048)  # how many of the most likely tokens are looked at before a full sort is needed
 NO_TOKEN = -1
 
 
+def _signed(value: int) -> int:
+    """The int32 with the same bits."""
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
 def _mix(value: torch.Tensor) -> torch.Tensor:
-    """A bijection of 32-bit values (held in int64) in which every input bit reaches every output bit."""
-    value = value ^ (value >> 16)
-    value = (value * 0x7FEB352D) & MASK
-    value = value ^ (value >> 15)
-    value = (value * 0x846CA68B) & MASK
-    return value ^ (value >> 16)
+    """In place, a bijection of int32 values in which every input bit reaches every output bit."""
+    value ^= (value >> 16) & 0xFFFF
+    value *= 0x7FEB352D
+    value ^= (value >> 15) & 0x1FFFF
+    value *= _signed(0x846CA68B)
+    value ^= (value >> 16) & 0xFFFF
+    return value
 
 
 def waiting_times(seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -31,13 +36,14 @@ def waiting_times(seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Te
 
     23 bits make a uniform number that is neither 0 nor 1, so that every time is positive and finite.
     """
-    low, high = seeds & MASK, (seeds >> 32) & MASK
-    stream = _mix(low ^ 0x9E3779B9)
-    stream = _mix(stream ^ high)
-    stream = _mix((stream + (positions & MASK)) & MASK).unsqueeze(1)
-    bits = _mix(_mix((tokens.long() + stream) & MASK) ^ stream)
-    uniform = ((bits >> 9).float() + 0.5) * (2.0**-23)
-    return -torch.log1p(-uniform)
+    halves = seeds.contiguous().view(torch.int32).view(-1, 2)  # low bits, high bits
+    stream = _mix(halves[:, 0] ^ _signed(0x9E3779B9))
+    stream = _mix(stream ^ halves[:, 1])
+    stream = _mix(stream + positions.contiguous().view(torch.int32).view(-1, 2)[:, 0]).unsqueeze(1)
+    bits = _mix(_mix(tokens.to(torch.int32) + stream) ^ stream)
+    bits >>= 9
+    bits &= 0x7FFFFF
+    return bits.float().add_(0.5).mul_(2.0**-23).neg_().log1p_().neg_()
 
 
 def sample_tokens(
@@ -85,16 +91,15 @@ def _draw(
     total = torch.logsumexp(scaled, dim=-1, keepdim=True)
     limit = torch.where(limited, top_k, width).unsqueeze(1)
     share = top_p.float().unsqueeze(1)
-    candidates = min(CANDIDATES, width)
+    sizes = [size for size in CANDIDATES if size < width]
     while True:
-        ordered, tokens = scaled.topk(candidates, dim=-1)
+        ordered, tokens = scaled.topk(sizes.pop(0) if sizes else width, dim=-1)
         mass = (ordered - total).exp().cumsum(dim=-1)
-        inside = (limit <= candidates) | ((share < 1.0) & (mass[:, -1:] >= share))
-        if candidates == width or bool(inside.all()):
+        inside = (limit <= ordered.shape[1]) | ((share < 1.0) & (mass[:, -1:] >= share))
+        if ordered.shape[1] == width or bool(inside.all()):
             break
-        candidates = width
     before = torch.cat((torch.zeros_like(mass[:, :1]), mass[:, :-1]), dim=-1)
-    ranks = torch.arange(candidates, device=scaled.device).unsqueeze(0)
+    ranks = torch.arange(ordered.shape[1], device=scaled.device).unsqueeze(0)
     kept = (ranks < limit) & ((before < share) | (share >= 1.0))
     kept[:, 0] = True
     # Ties with the last kept token are kept too, so that the set does not depend on the order of a sort.

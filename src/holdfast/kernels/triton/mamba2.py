@@ -26,12 +26,11 @@ SCAN = Blocks(chunk=32, elements=8192, warps=4, stages=3)
 def _softplus(value):
     """log(1 + exp(value)), exact to float32 for small and for large values too."""
     power = tl.exp(tl.minimum(value, 20.0))
-    # log(1 + p) is twice the inverse hyperbolic tangent of p / (2 + p); for small p the sum 1 + p would lose p.
+    # log(1 + p) is twice the inverse hyperbolic tangent of p / (2 + p); the sum 1 + p would lose a small p.
     ratio = power / (2.0 + power)
     square = ratio * ratio
-    series = (
-        2.0 * ratio * (1.0 + square * (0.33333333 + square * (0.2 + square * (0.14285714 + square / 9.0))))
-    )
+    series = 0.33333333 + square * (0.2 + square * (0.14285714 + square * 0.11111111))
+    series = 2.0 * ratio * (1.0 + square * series)
     return tl.where(value > 20.0, value, tl.where(power < 0.5, series, tl.log(1.0 + power)))
 
 
