@@ -34,7 +34,6 @@ LIFE_TABLE: dict[tuple[Life, str], Life] = {
     (Life.IDLE, "defer close"): Life.CLOSING,
     (Life.QUEUED, "admit"): Life.RUNNING,
     (Life.QUEUED, "end"): Life.IDLE,
-    (Life.QUEUED, "close"): Life.CLOSED,
     (Life.RUNNING, "retract"): Life.QUEUED,
     (Life.RUNNING, "end"): Life.IDLE,
     (Life.RUNNING, "seal"): Life.SEALING,
@@ -43,7 +42,6 @@ LIFE_TABLE: dict[tuple[Life, str], Life] = {
     (Life.SEALING, "end"): Life.IDLE,
     (Life.SEALING, "close"): Life.CLOSED,
     (Life.SEALING, "defer close"): Life.CLOSING,
-    (Life.QUEUED, "defer close"): Life.CLOSING,
     (Life.CLOSING, "close"): Life.CLOSED,
 }
 
