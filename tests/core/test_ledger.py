@@ -236,6 +236,10 @@ def test_dropped_units_wait_for_the_newest_step(ledger, pool) -> None:
 def test_a_hold_that_was_reclaimed_is_dead_to_its_owner_and_not_reported_again(ledger, pool) -> None:
     hold = ledger.take(pool, 2, ledger.holder(Kind.TURN, "turn"))
     ledger.reclaim(hold.grant)
+    session = ledger.holder(Kind.SESSION, "session")
+    with pytest.raises(DeadHold, match="reclaimed by the audit"):
+        hold.move_to(session)
+    assert session.held == [0, 0]
     with pytest.raises(DeadHold, match="reclaimed by the audit"):
         hold.release()
     other = ledger.take(pool, 2, ledger.holder(Kind.TURN, "turn"))

@@ -312,6 +312,11 @@ class Hold:
         grant = self.grant
         pool = grant.pool
         ledger = pool.ledger
+        live = ledger.live
+        try:
+            del live[grant.serial]
+        except KeyError:
+            raise DeadHold(f"Hold #{grant.serial} of {grant.holder!r} was reclaimed by the audit") from None
         count = len(grant.units)
         index = pool.index
         before = grant.holder
@@ -322,8 +327,6 @@ class Hold:
             before.held[index] -= count
             holder.held[index] += count
         grant.holder = holder
-        live = ledger.live
-        del live[grant.serial]
         ledger.serial = grant.serial = ledger.serial + 1
         live[grant.serial] = grant
         self.grant = _DEAD  # type: ignore[assignment]
