@@ -489,6 +489,9 @@ class Sequence:
         found: list[str] = []
         if not 0 <= self.computed <= planned:
             found.append(f"computed {self.computed} lies past planned {planned}")
+        mark = self.mark
+        if mark is not None and 0 < mark.known < mark.point.length:
+            found.append(f"the mark lies at {mark.point.length}, but the turn began at {mark.known}")
         if self.away:
             return found
         leased = self.lease.record.pages if self.lease is not None else 0
