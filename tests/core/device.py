@@ -6,6 +6,7 @@ another digest than its own tokens have, and `WrongContent` says whose row it wa
 """
 
 from collections.abc import Iterable
+from zlib import crc32
 
 from holdfast.core.layout import Component, MemoryLayout
 from holdfast.core.plan import UnitCopy
@@ -22,9 +23,9 @@ class WrongContent(AssertionError):
         self.what = what
 
 
-def digests(tokens: Iterable[int]) -> list[int]:
-    """The digest of every prefix, the empty one first."""
-    found = [0]
+def digests(tenant: str, tokens: Iterable[int]) -> list[int]:
+    """The digest of every prefix of a tenant's tokens, the empty one first."""
+    found = [crc32(tenant.encode())]
     for token in tokens:
         found.append(hash((found[-1], token)))
     return found
@@ -111,7 +112,7 @@ class Device:
         """Carry the recurrent state over a row: from the source slot into the destination."""
         start, expected = rows
         source, destination = slots
-        found = 0 if source is None else self.slots.get(source, -1)
+        found = expected[0] if source is None else self.slots.get(source, -1)
         if found != expected[start]:
             raise WrongContent(holder, f"STATE at {start}, slot {source} is another sequence's or length's")
         self._refuse_foreign(Component.STATE, destination, owner, holder, 0)

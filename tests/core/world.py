@@ -116,7 +116,7 @@ class World:
         (sequence.extend_drafts if drafts else sequence.extend)(count)
         self.plan()
         step, holder = self.ledger.step, repr(sequence.holder)
-        expected = digests(sequence.tokens.slice(0, start + count))
+        expected = digests(chat.tenant, sequence.tokens.slice(0, start + count))
         chat.table.read(sequence)
         self.device.read(holder, chat.table, expected, start)
         self.device.write(step, chat, holder, chat.table, (start, expected))

@@ -1,0 +1,53 @@
+"""What a planted bug is, and how it is put into the core and taken out again.
+
+A `Mutant` replaces attributes of core classes and modules while it is planted; no file changes. The faulty
+version says when it did something else than the original, so that a check which found nothing is told apart
+from a bug that never happened. Used by mutants.py and by the modules that define mutants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+class Patcher:
+    """Puts faulty attributes in place, remembers the originals, and counts how often a fault took effect."""
+
+    __slots__ = ("_originals", "_parked", "reached")
+
+    def __init__(self) -> None:
+        self._originals: list[tuple[object, str, object]] = []
+        self._parked: list[object] = []
+        self.reached = 0
+
+    def replace(self, owner: object, name: str, faulty: object) -> None:
+        """Let `owner.name` be `faulty` until `restore`."""
+        self._originals.append((owner, name, vars(owner)[name]))
+        setattr(owner, name, faulty)
+
+    def reach(self) -> None:
+        """Note that the fault took effect."""
+        self.reached += 1
+
+    def park(self, forgotten: object) -> None:
+        """Keep something alive that the faulty code forgot, as a global or a stale list would."""
+        self._parked.append(forgotten)
+
+    def restore(self) -> None:
+        """Put every original back, the last replaced first, and let go of what was parked."""
+        while self._originals:
+            owner, name, original = self._originals.pop()
+            setattr(owner, name, original)
+        self._parked.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A known bug to plant: `story` is its row in the failure catalogue, `level` where it lives."""
+
+    name: str
+    story: str
+    level: str
+    changes_one_statement: bool
+    plant: Callable[[Patcher], None]

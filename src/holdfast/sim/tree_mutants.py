@@ -1,0 +1,166 @@
+"""Planted bugs of the prefix tree and of leases.
+
+Each function replaces one site by a version that differs in the effect of about one statement, and never
+raises of itself: it is for the audit, or for whoever reads memory back, to notice. See planting.py.
+"""
+
+from __future__ import annotations
+
+from holdfast.core import prefix
+from holdfast.core.lease import Lease, LeaseRecord
+from holdfast.core.ledger import Hold
+from holdfast.core.node import Match, Node, Tail
+from holdfast.core.prefix import PrefixTree
+from holdfast.sim.planting import Mutant, Patcher
+
+Holds = tuple[Hold | None, Hold | None, Hold | None]
+WindowPages = tuple[Hold, int] | None
+
+
+def duplicate_insert_leaks(patcher: Patcher) -> None:
+    """Pages that the tree has already are neither kept nor given back."""
+    original = PrefixTree._absorb
+
+    def faulty(
+        self: PrefixTree, node: Node, full: Hold | None, window: WindowPages
+    ) -> tuple[Hold | None, WindowPages]:
+        if full is not None:
+            patcher.reach()
+            patcher.park(full.split_front(len(node.key) // self.page_bytes))
+        return full, original(self, node, None, window)[1]
+
+    patcher.replace(PrefixTree, "_absorb", faulty)
+
+
+def duplicate_insert_frees_the_trees_page(patcher: Patcher) -> None:
+    """The tree's own pages are freed together with the newcomer's, and stay in the tree."""
+    original = PrefixTree._absorb
+
+    def faulty(
+        self: PrefixTree, node: Node, full: Hold | None, window: WindowPages
+    ) -> tuple[Hold | None, WindowPages]:
+        if node.full is not None:
+            patcher.reach()
+            self.ledger.let_go(node.full.pool, list(node.full.units), 0)
+        return original(self, node, full, window)
+
+    patcher.replace(PrefixTree, "_absorb", faulty)
+
+
+def publish_leaves_stale_tables(patcher: Patcher) -> None:
+    """Who publishes what is there already goes on reading its own pages, which were freed."""
+    original = PrefixTree.extend
+
+    def faulty(
+        self: PrefixTree, lease: Lease, key: bytes, full: Hold | None, window: WindowPages, rank: int
+    ) -> int:
+        changed = original(self, lease, key, full, window, rank)
+        if changed < lease.pages:
+            patcher.reach()
+        return lease.pages
+
+    patcher.replace(PrefixTree, "extend", faulty)
+
+
+def leased_leaf_is_evicted(patcher: Patcher) -> None:
+    """Eviction takes a leaf that was leased again after it had become a candidate."""
+    original_remove = PrefixTree._remove
+
+    def may_go(member: Node | Tail) -> bool:
+        if isinstance(member, Tail):
+            return not member.leases and member.full is not None
+        return not (member.children or member.tails or member.parent is None or member.full is None)
+
+    def remove(self: PrefixTree, node: Node) -> Node:
+        leases, node.leases = node.leases, 0
+        if leases:
+            patcher.reach()
+        parent = original_remove(self, node)
+        node.leases = leases
+        return parent
+
+    patcher.replace(prefix, "leaf_may_go", may_go)
+    patcher.replace(PrefixTree, "_remove", remove)
+
+
+def lease_forgets_its_lock(patcher: Patcher) -> None:
+    """A lease is handed out without locking its path."""
+    original = PrefixTree.lease
+
+    def faulty(self: PrefixTree, match: Match, name: str) -> Lease:
+        lease = original(self, match, name)
+        patcher.reach()
+        lease.record.node.leases -= 1
+        return lease
+
+    patcher.replace(PrefixTree, "lease", faulty)
+
+
+def release_keeps_the_lock(patcher: Patcher) -> None:
+    """A released lease leaves its path locked for ever."""
+    original = PrefixTree._unlock_node
+
+    def faulty(self: PrefixTree, node: Node, fence: int) -> None:
+        patcher.reach()
+        node.leases += 1
+        original(self, node, fence)
+
+    patcher.replace(PrefixTree, "_unlock_node", faulty)
+
+
+def release_keeps_window_locks(patcher: Patcher) -> None:
+    """A released lease leaves the window pages of its path locked."""
+    original = PrefixTree._unlock_window
+
+    def faulty(self: PrefixTree, node: Node, record: LeaseRecord, fence: int) -> None:
+        locked = record in node.window_leases
+        original(self, node, record, fence)
+        if locked:
+            patcher.reach()
+            node.window_leases.add(record)
+
+    patcher.replace(PrefixTree, "_unlock_window", faulty)
+
+
+def match_crosses_tenants(patcher: Patcher) -> None:
+    """A tenant without a tree of its own is answered from somebody else's."""
+    original = PrefixTree.match
+
+    def faulty(self: PrefixTree, root_key: str, packed: bytes, limit: int) -> Match:
+        if root_key not in self.roots and self.roots:
+            patcher.reach()
+            root_key = next(iter(self.roots))
+        return original(self, root_key, packed, limit)
+
+    patcher.replace(PrefixTree, "match", faulty)
+
+
+def state_is_left_at_the_wrong_length(patcher: Patcher) -> None:
+    """The state at a history's exact end is left at the page boundary below it."""
+
+    def faulty(self: PrefixTree, lease: Lease, key: bytes, holds: Holds) -> None:
+        full, window, state = holds
+        for page in (full, window):
+            if page is not None:
+                page.release()
+        if state is not None and key:
+            patcher.reach()
+            self.set_state(lease, state)
+
+    patcher.replace(PrefixTree, "add_tail", faulty)
+
+
+TREE_MUTANTS = tuple(
+    Mutant(name, story, "memory", one, plant)
+    for name, story, one, plant in (
+        ("duplicate-insert-leaks", "B10", True, duplicate_insert_leaks),
+        ("duplicate-insert-frees-the-trees-page", "C3", True, duplicate_insert_frees_the_trees_page),
+        ("publish-leaves-stale-tables", "A4", True, publish_leaves_stale_tables),
+        ("leased-leaf-is-evicted", "C8", False, leased_leaf_is_evicted),
+        ("lease-forgets-its-lock", "C8", True, lease_forgets_its_lock),
+        ("release-keeps-the-lock", "B6", True, release_keeps_the_lock),
+        ("release-keeps-window-locks", "B10", True, release_keeps_window_locks),
+        ("match-crosses-tenants", "B16", True, match_crosses_tenants),
+        ("state-is-left-at-the-wrong-length", "B15", True, state_is_left_at_the_wrong_length),
+    )
+)
