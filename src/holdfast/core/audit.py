@@ -23,14 +23,14 @@ from holdfast.core.node import Node, Tail
 from holdfast.core.prefix import PrefixTree
 from holdfast.core.slices import Locks, Owner, Round, Sightings, claims_of
 
-__all__ = ["BUDGET_PER_ROW", "FINDINGS_KEPT", "ROWS_PER_SLICE", "TRAIL_LENGTH", "Audit", "Finding", "Owner"]
+__all__ = ["FINDINGS_KEPT", "ROWS_PER_SLICE", "ROWS_PER_UNIT", "TRAIL_LENGTH", "Audit", "Finding", "Owner"]
 
 TRAIL_LENGTH = 8
 FINDINGS_KEPT = 256
 
 # How much of a census a running step pays for, and how many rows save up for a slice that is worth its call.
-BUDGET_PER_ROW = 1
-ROWS_PER_SLICE = 256
+ROWS_PER_UNIT = 4
+ROWS_PER_SLICE = 1024
 
 
 class Finding:
@@ -57,7 +57,7 @@ class Finding:
 class Audit:
     """The census over one ledger, its tree, and everybody who keeps Holds."""
 
-    __slots__ = ("_owed", "_round", "_sightings", "findings", "last_full_step", "ledger", "owners", "tree")
+    __slots__ = ("_due", "_round", "_sightings", "findings", "last_full_step", "ledger", "owners", "tree")
 
     def __init__(self, ledger: Ledger, tree: PrefixTree, owners: Callable[[], Iterable[Owner]]) -> None:
         self.ledger = ledger
@@ -67,7 +67,7 @@ class Audit:
         self.last_full_step = 0
         self._round: Round | None = None
         self._sightings = Sightings(ledger)
-        self._owed = 0
+        self._due = ROWS_PER_SLICE
 
     # --- the whole census -------------------------------------------------------------------------
 
@@ -289,11 +289,11 @@ class Audit:
 
     def tick(self, rows: int) -> list[Finding]:
         """A step of `rows` rows was planned: do as much of a census as they pay for, once it is worth it."""
-        self._owed = owed = self._owed + rows
-        if owed < ROWS_PER_SLICE:
+        self._due -= rows
+        if self._due > 0:
             return []
-        self._owed = 0
-        return self.slice(owed * BUDGET_PER_ROW)
+        paid, self._due = ROWS_PER_SLICE - self._due, ROWS_PER_SLICE
+        return self.slice(paid // ROWS_PER_UNIT)
 
     def slice(self, budget: int) -> list[Finding]:
         """Do a part of a census: about `budget` Holds or units. Returns the new findings, healed."""
