@@ -1,7 +1,7 @@
 """What the audit costs: the whole census, its longest slice, and what running turns pay for it.
 
-The crowd: 1,000 sessions at rest and 256 more in the middle of their second turn, with all three
-components. Every session has published its first input, so the tree is as full as in a server.
+The crowd: 1,000 sessions with all three components, 256 of them in the middle of their second turn. Every
+session has published its first input, so the tree is as full as in a server.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from holdfast.core.audit import BUDGET_PER_ROW, Audit
+from holdfast.core.audit import ROWS_PER_SLICE, ROWS_PER_UNIT, Audit
 from holdfast.core.ledger import Grant, Hold, Kind, Ledger
 from holdfast.sim.bench import anchors
 from holdfast.sim.bench.report import Check, Figure, Parameter, Progress, Settings
 from holdfast.sim.bench.sessions import POOL_TOKENS, Session, World
-from holdfast.sim.bench.timing import clock, collector_off, median_us, trimmed_mean_us
+from holdfast.sim.bench.timing import clock, collector_off, median_us
 from holdfast.sim.bench.workloads import outputs, stream
 
 LAYOUT = "full+window+state"
@@ -26,24 +26,24 @@ DECODED = 8
 STATES = 4_096
 # Tokens of each session -> tokens in the pool of full pages. Windows need no more than the second number.
 CROWDS = {288: (POOL_TOKENS, POOL_TOKENS), 8192: (1 << 24, 1 << 21)}
-SLICE_BUDGET = 4_096
+SLICE_BUDGET = 2_048
 CENSUSES = 5
 ROUNDS = 5
 
-TURN_PAIRS = 200
+TURN_PAIRS = 40
 LOOPS = 10_000
 
 
 def crowd(page_size: int, tokens: int, sessions: int = SESSIONS, running: int = RUNNING) -> World:
-    """`sessions` sessions at rest with `tokens` tokens each, and `running` more in their second turn."""
+    """`sessions` sessions with `tokens` tokens each, and the last `running` of them in their second turn."""
     pool_tokens, window_tokens = CROWDS[tokens]
     world = World(LAYOUT, page_size, pool_tokens, window_tokens, STATES)
     generated = outputs(TURN_OUTPUT)
-    for number in range(sessions + running):
+    for number in range(sessions):
         session = Session(world, f"session {number}")
         session.first_turn(stream(40_000 + number, tokens - TURN_OUTPUT), generated)
         world.sessions.append(session)
-    for number, session in enumerate(world.sessions[sessions:]):
+    for number, session in enumerate(world.sessions[sessions - running :]):
         session.start_turn(stream(60_000 + number, TURN_INPUT), generated[:DECODED])
     return world
 
@@ -138,8 +138,7 @@ def measure_audit_overhead(settings: Settings, progress: Progress) -> Iterator[F
             with collector_off():
                 pairs += _sample_pairs(world)
                 built_in.append(_built_in_us(world.sessions[0]))
-        # A slice runs every few turns only: its share shows in the mean, which a few outliers must not bend.
-        sliced_us = trimmed_mean_us([audited - bare for audited, bare in pairs])
+        sliced_us = median_us([audited - bare for audited, bare in pairs])
         added = sliced_us + median(built_in)
         without = median_us([bare for _, bare in pairs]) - median(built_in)
         yield _overhead_figure(page_size, without, added, sliced_us)
@@ -156,7 +155,8 @@ def _overhead_figure(page_size: int, without: float, added: float, sliced_us: fl
         "added_us": added,
         "slices_us": sliced_us,
         "turn_us": without + added,
-        "budget_per_row": BUDGET_PER_ROW,
+        "rows_per_slice": ROWS_PER_SLICE,
+        "slice_budget": ROWS_PER_SLICE // ROWS_PER_UNIT,
     }
     ratio = (without + added) / without
     checks = (
@@ -167,25 +167,26 @@ def _overhead_figure(page_size: int, without: float, added: float, sliced_us: fl
 
 
 def _sample_pairs(world: World) -> list[tuple[int, int]]:
-    """Turns with slices and without, in pairs; each of the two comes first in its turn."""
+    """What a turn takes with slices and without, in pairs; each of the two comes first in its turn.
+
+    A slice runs once in several turns, when their rows have paid for it: a sample is as many turns.
+    """
     audit = Audit(world.ledger, world.tree, world.owners)
     session = world.sessions[0]
     inputs, generated = stream(80_000, TURN_INPUT), outputs(TURN_OUTPUT)
     pairs: list[tuple[int, int]] = []
+    turns = -(-ROWS_PER_SLICE // (1 + TURN_OUTPUT))
     for pair in range(TURN_PAIRS):
         taken = {True: 0, False: 0}
         for with_slices in (True, False) if pair % 2 else (False, True):
             session.audit = audit if with_slices else None
-            taken[with_slices] = _sample_turn(session, inputs, generated)
+            started = clock()
+            for _ in range(turns):
+                session.turn(inputs, generated)
+            taken[with_slices] = (clock() - started) // turns
         pairs.append((taken[True], taken[False]))
     session.audit = None
     return pairs
-
-
-def _sample_turn(session: Session, inputs: list[int], generated: list[int]) -> int:
-    started = clock()
-    session.turn(inputs, generated)
-    return clock() - started
 
 
 def _built_in_us(session: Session) -> float:

@@ -77,8 +77,9 @@ class Session:
         sequence.table_changes()
         ledger.settle(step)
         sequence.advance(count)
-        if self.audit is not None:
-            self.audit.tick(1)
+        audit = self.audit
+        if audit is not None:
+            audit.tick(1)
 
     def _begin(self, inputs: ReadOnly[int]) -> None:
         sequence = self.sequence

@@ -9,10 +9,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from statistics import fmean, median
+from statistics import median
 from time import thread_time_ns
 
-__all__ = ["clock", "collector_off", "median_us", "paired_ratio", "trimmed_mean_us"]
+__all__ = ["clock", "collector_off", "median_us", "paired_ratio"]
 
 clock = thread_time_ns
 
@@ -39,9 +39,3 @@ def paired_ratio(numerators: Sequence[int], denominators: Sequence[int]) -> floa
     """The median of the ratios of samples that were taken in pairs."""
     pairs = zip(numerators, denominators, strict=True)
     return median(above / below for above, below in pairs)
-
-
-def trimmed_mean_us(samples: Sequence[int]) -> float:
-    """The mean of samples in nanoseconds without the tenth at either end, in microseconds."""
-    cut = len(samples) // 10
-    return fmean(sorted(samples)[cut : len(samples) - cut]) / 1000
