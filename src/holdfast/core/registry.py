@@ -134,9 +134,10 @@ class Registry:
         self.rest(session)
 
     def rest(self, session: Session) -> None:
-        """A session's memory is at rest from now on: it may be spilled, and its idle time counts."""
+        """A session's memory is at rest from now on: it may be spilled. One without memory is not listed."""
         self.resting.pop(session, None)
-        self.resting[session] = None
+        if session.sequence.lease is not None:
+            self.resting[session] = None
         if session.sequence.points:
             self.checkpointed[session] = None
 
@@ -165,6 +166,7 @@ class Registry:
         fence = self.ledger.step
         self.seals.pop(session, None)
         self.checkpointed.pop(session, None)
+        self.resting.pop(session, None)
         self.purge_copies(session)
         self.discard_parcel(session, fence)
         session.sequence.drop_memory()

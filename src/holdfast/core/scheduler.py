@@ -282,6 +282,7 @@ class Scheduler:
                     continue
                 return
             registry.copies += [(copy, child) for copy in copies]
+            registry.rest(child)
             return
 
     def _require_idle(self, session: Session) -> None:
@@ -356,7 +357,7 @@ class Scheduler:
             session.turn.ending = Ending("retract", "memory is short")
             self.settler.end(session)
             return
-        for session in registry.resting:
+        for session in list(registry.resting):
             if not session.sequence.holder.held or session.sequence.lease is not None:
                 registry.drop_memory(session)
         registry.tree.flush()
