@@ -38,7 +38,7 @@ class Inspection:
         waiting = {owner for _, owner in registry.copies}
         waiting.update(owner for plan in registry.flights for owner in plan.copied)
         for session in registry.sessions.values():
-            if session not in waiting:
+            if session.sequence.computed and session not in waiting:
                 self._session(session)
 
     def _unit(

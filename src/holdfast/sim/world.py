@@ -28,6 +28,7 @@ __all__ = ["Found", "Setup", "World"]
 
 STALL_STEPS = 200
 STEPS_PER_INSPECTION = 16
+STEPS_PER_INSPECTION_OF_A_CROWD = 400
 CLOSING_STEPS = 4
 
 
@@ -146,7 +147,10 @@ class World:
             self._settle()
         if self.workload.strict and self.ledger.settled == counted:
             self._census()
-        if self.step % STEPS_PER_INSPECTION == 0:
+        if (
+            self.step % (STEPS_PER_INSPECTION if self.workload.strict else STEPS_PER_INSPECTION_OF_A_CROWD)
+            == 0
+        ):
             self.inspection.everything()
         self._watch_progress()
 
