@@ -192,10 +192,9 @@ def _attend(
     length = tl.cdiv(tl.cdiv(end - base, splits), BLOCK_N) * BLOCK_N
     begin = base + split * length
     finish = tl.minimum(begin + length, end)
-    # Blocks that every query of the tile sees whole need no mask. A single token does not wait for arithmetic
-    # but for memory: there a second loop, whose loads begin anew, costs more than masks.
+    # Blocks that every query of the tile sees whole need no mask.
     clear = begin
-    if not WINDOWED and not SINGLES:
+    if not WINDOWED:
         clear = tl.maximum(begin, tl.minimum(finish, first + 1) // BLOCK_N * BLOCK_N)
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     weight_sum = tl.zeros([BLOCK_M], tl.float32)

@@ -18,7 +18,10 @@ import triton.language as tl
 from holdfast.kernels.batch import Batch
 from holdfast.kernels.triton.launch import ceiling, find_row, power_of_two, tiles
 
-TILE_TOKENS, TILE_CHANNELS, TILE_WARPS = 32, 128, 4
+# Tokens and channels of a tile, as measured on an H200 for short and for long rows.
+SHORT_TILE = (8, 256)
+LONG_TILE = (32, 128)
+LONG = 256
 
 
 @triton.jit
@@ -162,10 +165,11 @@ def causal_conv(
             **flags, BLOCK=block, num_warps=2,
         )  # fmt: skip
         return out
-    wide = min(TILE_CHANNELS, power_of_two(channels))
-    _conv_tile[(tiles(tokens, batch.rows, TILE_TOKENS), ceiling(channels, wide))](
+    height, width = LONG_TILE if batch.count_max >= LONG else SHORT_TILE
+    wide = min(width, power_of_two(channels))
+    _conv_tile[(tiles(tokens, batch.rows, height), ceiling(channels, wide))](
         x, weight, offset, conv_state, batch.state_source, batch.row_start, out, *states, batch.rows,
-        **flags, TOKENS=TILE_TOKENS, BLOCK=wide, num_warps=TILE_WARPS,
+        **flags, TOKENS=height, BLOCK=wide, num_warps=4,
     )  # fmt: skip
     _conv_states[(batch.rows, blocks)](
         x, conv_state, batch.state_source, batch.state_destination, batch.row_start, *states,

@@ -174,7 +174,8 @@ def _delta_chunks(
         reads = (_unit(reads, eps, NORMALISE) * scale).to(raw.dtype)
         decay = tl.load(g + lines * g_token + head, mask=real, other=0.0).to(tl.float32)
         passed = tl.cumsum(decay, axis=0)
-        whole = tl.sum(decay, axis=0)
+        # Not a sum of its own: the last tokens matter most, and their distance to the end must be exact.
+        whole = tl.sum(tl.where(within == CHUNK - 1, passed, 0.0), axis=0)
         rate = tl.load(beta + lines * beta_token + head, mask=real, other=0.0).to(tl.float32)
         value_places = lines[:, None] * value_token + head * value_head + dims[None, :]
         values = tl.load(value + value_places, mask=real[:, None] & in_dims[None, :], other=0.0).to(

@@ -125,7 +125,8 @@ def _scan_chunks(
         # Tokens past the end have step 0: they add nothing and decay nothing.
         step = tl.where(real, tl.minimum(tl.maximum(_softplus(step), least), most), 0.0)
         passed = tl.cumsum(step * rate, axis=0)
-        whole = tl.sum(step * rate, axis=0)
+        # Not a sum of its own: the last tokens matter most, and their distance to the end must be exact.
+        whole = tl.sum(tl.where(within == CHUNK - 1, passed, 0.0), axis=0)
         loaded = real[:, None] & in_sizes[None, :]
         keys = tl.load(B + lines[:, None] * B_token + sizes[None, :], mask=loaded, other=0.0)
         reads = tl.load(C + lines[:, None] * C_token + sizes[None, :], mask=loaded, other=0.0)
