@@ -1,0 +1,336 @@
+"""The engine in one's own process: sessions, turns and batches without a server.
+
+    with Engine("smollm2") as engine:
+        with engine.session(system="You are terse.") as session:
+            for piece in session.say("Name three rivers."):
+                print(piece, end="")
+
+Whoever iterates over a turn drives the engine; other turns in flight get on as well. A turn that is left
+before its end goes on when the engine is driven again, or is cut with `interrupt`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+
+from holdfast.core.audit import Finding
+from holdfast.core.registry import Event
+from holdfast.core.turn import KEEP_ALL, TurnRequest
+from holdfast.core.turn import Turn as CoreTurn
+from holdfast.engine.loop import EngineLoop
+from holdfast.engine.options import EngineOptions, make_options
+from holdfast.engine.pull import resolve_model
+from holdfast.engine.report import memory_report
+from holdfast.engine.sampling import Sampling
+from holdfast.engine.stream import TokenLogprob, TurnStream
+from holdfast.engine.tokenizer import open_tokenizer
+from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
+
+TENANT = "local"
+
+Progress = Callable[[str, int, int], None]
+
+
+class TurnFailed(RuntimeError):
+    """A turn could not be carried out; the session is as it was before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a turn cost, in tokens: `prompt` counts the history, `cached` is what was in memory already."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    completion_tokens: int
+
+
+class Turn:
+    """A turn as its caller sees it: an iterator of text, and the result once it is done."""
+
+    __slots__ = ("_engine", "_outcome", "_said", "_stream", "_turn")
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._turn: CoreTurn | None = None
+        self._stream: TurnStream | None = None
+        self._outcome: tuple[str, str] | None = None
+        self._said = 0
+
+    def attach(self, attended: tuple[CoreTurn, TurnStream]) -> Turn:
+        """Bind the handle to what the loop made of it."""
+        self._turn, self._stream = attended
+        return self
+
+    def hear(self, event: Event) -> None:
+        """The loop tells what happens to the turn."""
+        if event.kind != "tokens":
+            self._outcome = (event.kind, event.reason)
+            self._bound()[1].end()
+
+    def _bound(self) -> tuple[CoreTurn, TurnStream]:
+        assert self._turn is not None and self._stream is not None, "the turn was never submitted"
+        return self._turn, self._stream
+
+    @property
+    def id(self) -> str:
+        """The turn's name."""
+        return self._bound()[0].request.turn_id
+
+    @property
+    def done(self) -> bool:
+        """Whether the turn has had its end."""
+        return self._outcome is not None
+
+    def __iter__(self) -> Iterator[str]:
+        stream = self._bound()[1]
+        while True:
+            while self._said < len(stream.pieces):
+                self._said += 1
+                yield stream.pieces[self._said - 1]
+            if self.done:
+                break
+            self._engine.drive()
+        self._raise_failure()
+
+    def wait(self) -> Turn:
+        """Drive the engine until the turn is done."""
+        while not self.done:
+            self._engine.drive()
+        self._raise_failure()
+        return self
+
+    def _raise_failure(self) -> None:
+        if self._outcome is not None and self._outcome[0] == "failed":
+            raise TurnFailed(f"turn {self.id} failed: {self._outcome[1]}")
+
+    @property
+    def text(self) -> str:
+        """Everything the turn says; waits for its end."""
+        return self.wait()._bound()[1].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The generated tokens that stand; waits for the end."""
+        turn, stream = self.wait()._bound()
+        return stream.tokens[: turn.generated]
+
+    @property
+    def finish_reason(self) -> str:
+        """`stop`, `length`, or `abort`; waits for the end."""
+        self.wait()
+        assert self._outcome is not None
+        return "abort" if self._outcome[0] == "aborted" else self._outcome[1]
+
+    @property
+    def usage(self) -> Usage:
+        """What the turn cost; waits for the end."""
+        turn, _ = self.wait()._bound()
+        return Usage(turn.input_end, turn.cached, turn.computed, turn.generated)
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        """Log-probabilities of the generated tokens, where they were asked for."""
+        return self.wait()._bound()[1].logprobs
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprob]:
+        """Log-probabilities of the prompt from its second token on, where they were asked for."""
+        return self.wait()._bound()[1].prompt_logprobs
+
+
+class Session:
+    """A conversation whose memory stays between turns."""
+
+    __slots__ = ("_current", "_engine", "id", "system")
+
+    def __init__(self, engine: Engine, name: str, system: str | None) -> None:
+        self._engine = engine
+        self.id = name
+        self.system = system
+        self._current: Turn | None = None
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def say(self, said: str | Sequence[int], sampling: Sampling | None = None) -> Turn:
+        """Say something and get a turn: iterate over it for text as it comes, or ask for its `text`."""
+        engine = self._engine
+        tokens = self._encode(said) if isinstance(said, str) else list(said)
+        known = engine.known_tokens(self.id)
+        chosen, limit = engine.settle_sampling(sampling, known + len(tokens))
+        turn = Turn(engine)
+        request = TurnRequest(f"t-{secrets.token_hex(4)}", tuple(tokens), limit)
+        self._current = turn.attach(engine.loop.submit(self.id, request, chosen, turn.hear))
+        return turn
+
+    def _encode(self, text: str) -> list[int]:
+        """The tokens of a user's words: with the chat template where the model has one."""
+        tokenizer = self._engine.loop.tokenizer
+        known = self._engine.known_tokens(self.id)
+        if tokenizer.template is None:
+            return tokenizer.encode(text, add_special_tokens=known == 0)
+        message = {"role": "user", "content": text}
+        if known == 0:
+            system = [{"role": "system", "content": self.system}] if self.system is not None else []
+            return tokenizer.encode_chat([*system, message])
+        return tokenizer.encode_continuation([message], last_token=self._engine.last_token(self.id))
+
+    def interrupt(self, keep: int | str = "all") -> None:
+        """Cut in: `keep` is how many generated tokens stay, or "all" or "none" (then the turn never was)."""
+        kept = {"all": KEEP_ALL, "none": None}[keep] if isinstance(keep, str) else keep
+        self._engine.settle_seal(self.id)
+        self._engine.loop.scheduler.interrupt(self.id, self._engine.loop.now(), kept)
+        self._engine.loop.tell(self._engine.loop.scheduler.take_events())
+        if self._current is not None:
+            self._current.wait()
+
+    def rewind(self, turns: int) -> None:
+        """Go back so that only the first `turns` turns remain."""
+        self._engine.settle_seal(self.id)
+        self._engine.loop.scheduler.rewind(self.id, turns, self._engine.loop.now())
+
+    def fork(self, turns: int | None = None) -> Session:
+        """A second session that goes on from here, or from an earlier turn; memory is shared."""
+        self._engine.settle_seal(self.id)
+        child = f"s-{secrets.token_hex(4)}"
+        self._engine.loop.scheduler.fork(self.id, child, self._engine.loop.now(), turns)
+        return Session(self._engine, child, self.system)
+
+    @property
+    def turns(self) -> int:
+        """How many turns the conversation has."""
+        return len(self._engine.loop.scheduler.registry.find(self.id).boundaries)
+
+    def close(self) -> None:
+        """End the conversation and give its memory back. Closing twice is no error."""
+        loop = self._engine.loop
+        if self.id in loop.scheduler.registry.sessions:
+            loop.scheduler.close(self.id, loop.now())
+            while self.id in loop.scheduler.registry.sessions:
+                loop.step()
+            loop.tell(loop.scheduler.take_events())
+
+
+class Engine:
+    """A model, its memory and its sessions, in this process."""
+
+    def __init__(
+        self, model: str = "smollm2", *, progress: Progress | None = None, **options: object
+    ) -> None:
+        """Load a model: a directory, a .gguf file, or the name of a packaged one. See `EngineOptions`."""
+        self.options: EngineOptions = make_options(**options)
+        path = resolve_model(model, _stage(progress, "fetch"))
+        checkpoint = open_checkpoint(path)
+        placement = choose_placement(checkpoint, _device(self.options.device), self.options.dtype)
+        loaded = load_model(
+            checkpoint,
+            placement,
+            load_format=self.options.load_format,
+            context_length=self.options.context_length,
+            progress=_stage(progress, "load"),
+        )
+        self.model_name = model
+        self.loop = EngineLoop(loaded, open_tokenizer(checkpoint), checkpoint.generation, self.options)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every session."""
+        for name in list(self.loop.scheduler.registry.sessions):
+            Session(self, name, None).close()
+
+    def session(self, system: str | None = None, id: str | None = None) -> Session:  # noqa: A002
+        """Open a conversation."""
+        name = id if id is not None else f"s-{secrets.token_hex(4)}"
+        self.loop.scheduler.open(name, TENANT, self.loop.now())
+        return Session(self, name, system)
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        sampling: Sampling | None = None,
+        progress: Progress | None = None,
+    ) -> list[Turn]:
+        """Complete a batch of prompts, texts or lists of token ids; answers in the order of the prompts.
+
+        With `sampling.n` above one, a prompt's choices follow one another.
+        """
+        listed: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
+        pending: list[Turn] = []
+        for prompt in listed:
+            encoded = self.loop.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            chosen, limit = self.settle_sampling(sampling, len(encoded))
+            for choice in range(chosen.n):
+                turn = Turn(self)
+                request = TurnRequest(f"r-{secrets.token_hex(6)}", tuple(encoded), limit)
+                pending.append(
+                    turn.attach(self.loop.request(TENANT, request, chosen.choice(choice), turn.hear))
+                )
+        for done, turn in enumerate(pending):
+            turn.wait()
+            if progress is not None:
+                progress("generate", done + 1, len(pending))
+        return pending
+
+    def settle_sampling(self, sampling: Sampling | None, prompt: int) -> tuple[Sampling, int]:
+        """Fill in what was left open, and how many tokens may be generated after `prompt` tokens."""
+        chosen = (sampling or Sampling()).with_defaults(self.loop.defaults)
+        chosen.check_vocabulary(self.loop.model.config.vocabulary)
+        room = self.loop.model.context_length - prompt
+        return chosen, chosen.max_tokens if chosen.max_tokens is not None else max(1, room)
+
+    def drive(self) -> None:
+        """Make one step for all turns in flight."""
+        self.loop.step()
+
+    def known_tokens(self, session_id: str) -> int:
+        """How many tokens a session's history has."""
+        return self.loop.scheduler.registry.find(session_id).sequence.known
+
+    def last_token(self, session_id: str) -> int | None:
+        """The last token of a session's history."""
+        tokens = self.loop.scheduler.registry.find(session_id).sequence.tokens
+        return tokens[len(tokens) - 1] if len(tokens) else None
+
+    def settle_seal(self, session_id: str) -> None:
+        """Let a row that is still computing a session's last token settle."""
+        session = self.loop.scheduler.registry.find(session_id)
+        while session.unsettled and session.turn is None:
+            self.loop.step()
+
+    def memory(self) -> dict[str, object]:
+        """The ledger: units by holder, component and tier, the largest holders, findings."""
+        return memory_report(self.loop)
+
+    def audit(self) -> list[Finding]:
+        """Recount everything now; what must not be is healed and returned."""
+        return self.loop.scheduler.audit.census()
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:
+    if progress is None:
+        return None
+    return lambda done, total: progress(stage, done, total)

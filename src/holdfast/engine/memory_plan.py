@@ -1,0 +1,131 @@
+"""How memory is shared out: units for each component, from the model's shapes and what the machine has.
+
+The plan is numbers only, printed at start-up and turned into the core's layout and the storage tensors.
+Without stated sizes the memory goes to as many sessions of the expected length as fit, so that no component
+runs out long before the others.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from holdfast.core.layout import Component, MemoryLayout, Tier
+from holdfast.engine.options import EngineOptions, OptionError
+from holdfast.models.layout import MemoryShape
+from holdfast.models.memory import UnitCounts
+from holdfast.models.model import Model
+
+SESSIONS_PLANNED_MAX = 4096
+SLOTS_PER_SESSION = 3  # At rest one; while a turn runs two; a checkpoint.
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Units on the device and on the host, and what a unit weighs."""
+
+    layout: MemoryLayout
+    device: UnitCounts
+    host: UnitCounts
+    page_bytes: dict[Component, int]
+    session_tokens: int
+    sessions: int
+
+    def sizes(self) -> dict[tuple[Component, Tier], int]:
+        """The pools that the core is to manage."""
+        sizes: dict[tuple[Component, Tier], int] = {}
+        for tier, counts in ((Tier.DEVICE, self.device), (Tier.HOST, self.host)):
+            for component in self.layout.components:
+                units = _units(counts, component)
+                if units or tier is Tier.DEVICE:
+                    sizes[component, tier] = units
+        return sizes
+
+    def lines(self) -> list[str]:
+        """The plan in words, one line a component."""
+        lines = []
+        for component in self.layout.components:
+            units = _units(self.device, component)
+            kind = "slots" if component is Component.STATE else f"pages of {self.layout.page_size} tokens"
+            size = units * self.page_bytes[component] / 2**20
+            lines.append(f"{component.name.lower()}: {units} {kind}, {size:.0f} MiB")
+        lines.append(f"room for {self.sessions} sessions of {self.session_tokens} tokens on the device")
+        return lines
+
+
+def _units(counts: UnitCounts, component: Component) -> int:
+    return (counts.full, counts.window, counts.state)[component]
+
+
+def plan_memory(model: Model, options: EngineOptions) -> MemoryPlan:
+    """Share out the memory that is free now, or take the sizes that were stated."""
+    shape = model.memory_shape
+    layout = MemoryLayout(
+        options.page_size,
+        full=shape.full is not None,
+        window=shape.window_tokens if shape.window is not None else 0,
+        state=shape.state is not None,
+    )
+    weights = unit_bytes(shape, options.page_size, torch.finfo(model.dtype).bits // 8)
+    session_tokens = min(options.session_tokens, model.context_length)
+    needs = session_units(layout, session_tokens)
+    each = sum(needs[component] * weights[component] for component in layout.components)
+    fitting = max(
+        1, min(SESSIONS_PLANNED_MAX, int(free_bytes(model.device) * options.memory_fraction) // each)
+    )
+    stated = {
+        Component.FULL: options.kv_tokens,
+        Component.WINDOW: options.window_tokens,
+        Component.STATE: options.state_slots,
+    }
+    units: dict[Component, int] = {}
+    for component in layout.components:
+        asked = stated[component]
+        if asked is None:
+            units[component] = needs[component] * fitting
+        else:
+            units[component] = asked if component is Component.STATE else layout.pages_for(asked)
+        if units[component] < 2:
+            raise OptionError(
+                "state_slots" if component is Component.STATE else "kv_tokens", "is too small for a turn"
+            )
+    sessions = min(units[component] // max(1, needs[component]) for component in layout.components)
+    host_sessions = options.host_memory // each
+    return MemoryPlan(
+        layout,
+        UnitCounts(*(units.get(component, 0) for component in Component)),
+        UnitCounts(*(needs.get(component, 0) * host_sessions for component in Component)),
+        weights,
+        session_tokens,
+        sessions,
+    )
+
+
+def session_units(layout: MemoryLayout, tokens: int) -> dict[Component, int]:
+    """Units that a session of `tokens` tokens is planned with, its turns and a checkpoint included."""
+    pages = layout.pages_for(tokens)
+    window = min(pages, 2 * (layout.pages_for(layout.window) + 1))
+    needs = {Component.FULL: pages, Component.WINDOW: window, Component.STATE: SLOTS_PER_SESSION}
+    return {component: needs[component] for component in layout.components}
+
+
+def unit_bytes(shape: MemoryShape, page_size: int, element_bytes: int) -> dict[Component, int]:
+    """What a unit of each component takes."""
+    weights: dict[Component, int] = {}
+    if shape.full is not None:
+        weights[Component.FULL] = shape.full.bytes_per_page(page_size, element_bytes)
+    if shape.window is not None:
+        weights[Component.WINDOW] = shape.window.bytes_per_page(page_size, element_bytes)
+    if shape.state is not None:
+        weights[Component.STATE] = shape.state.bytes_per_slot(element_bytes)
+    return weights
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free on a device now."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

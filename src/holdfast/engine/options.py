@@ -1,0 +1,89 @@
+"""Everything that can be chosen when an engine starts, with its defaults and its limits.
+
+One frozen value that the command line, the environment, a file and the Python API all fill. A wrong value is
+an error that names the option.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+MEBIBYTE = 1 << 20
+
+
+class OptionError(ValueError):
+    """An option has a value that cannot be; `option` is its name."""
+
+    def __init__(self, option: str, problem: str) -> None:
+        super().__init__(f"{option} {problem}")
+        self.option = option
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How an engine is set up. None means: worked out from the model and the machine.
+
+    `kv_tokens`, `window_tokens` and `state_slots` size the pools; without them memory is shared out for
+    sessions of `session_tokens` tokens. `host_memory` is in bytes.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    load_format: Literal["auto", "dummy"] = "auto"
+    context_length: int | None = None
+    page_size: int = 16
+    kv_tokens: int | None = None
+    window_tokens: int | None = None
+    state_slots: int | None = None
+    session_tokens: int = 8192
+    memory_fraction: float = 0.25
+    host_memory: int = 0
+    max_running: int = 64
+    chunk_tokens: int = 512
+    step_tokens: int = 1024
+    max_queue: int = 4096
+    max_sessions: int = 10_000
+    session_ttl: float = 3600.0
+    checkpoints: int = 4
+    leave_history: bool = True
+    overlap: bool = False
+    audit: Literal["on", "strict"] = "on"
+
+    def __post_init__(self) -> None:
+        positive = (
+            "page_size",
+            "session_tokens",
+            "max_running",
+            "chunk_tokens",
+            "step_tokens",
+            "max_sessions",
+        )
+        for name in (*positive, "context_length", "kv_tokens", "window_tokens", "state_slots", "max_queue"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise OptionError(name, f"must be a whole number of at least 1, not {value!r}")
+        if self.page_size > 256:
+            raise OptionError("page_size", f"must be at most 256, not {self.page_size}")
+        if not 0.0 < self.memory_fraction <= 0.98:
+            raise OptionError(
+                "memory_fraction", f"must be more than 0 and at most 0.98, not {self.memory_fraction}"
+            )
+        if self.host_memory < 0 or self.checkpoints < 0:
+            raise OptionError(
+                "host_memory" if self.host_memory < 0 else "checkpoints", "must not be negative"
+            )
+        if self.session_ttl <= 0:
+            raise OptionError("session_ttl", f"must be a positive number of seconds, not {self.session_ttl}")
+        for name, allowed in (("load_format", ("auto", "dummy")), ("audit", ("on", "strict"))):
+            if getattr(self, name) not in allowed:
+                raise OptionError(name, f"must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+
+
+def make_options(**given: object) -> EngineOptions:
+    """Options from keywords; an unknown one is an error that lists those there are."""
+    known = {field.name for field in fields(EngineOptions)}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise OptionError(unknown[0], f"is no option; there are {', '.join(sorted(known))}")
+    return EngineOptions(**given)  # type: ignore[arg-type]

@@ -1,0 +1,95 @@
+"""What one turn says: tokens become text, and stop where they must.
+
+Stops are matched here, on the engine's side, before a step is settled: to the core a stop is a finish, not a
+cut. Text is held back until its bytes are whole and no stop string can begin in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.engine.sampling import Sampling, StopMatcher
+from holdfast.engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log-probability of a token, and of the most likely ones in its place, best first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class TurnStream:
+    """The text of one turn as it grows. `tokens` and `text` are what was said, `finish` why it ended."""
+
+    __slots__ = (
+        "_detokenizer",
+        "_matcher",
+        "ends",
+        "finish",
+        "logprobs",
+        "pieces",
+        "prompt_logprobs",
+        "prompt_tokens",
+        "sampling",
+        "tokens",
+    )
+
+    def __init__(self, tokenizer: Tokenizer, sampling: Sampling, end_tokens: tuple[int, ...]) -> None:
+        self.sampling = sampling
+        self.tokens: list[int] = []
+        self.pieces: list[str] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.prompt_tokens: list[int] = []
+        self.finish: str | None = None
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=sampling.skip_special_tokens)
+        self._matcher = StopMatcher(sampling.stop_strings, keep_stop=sampling.keep_stop)
+        ends = set(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            ends.update(end_tokens)
+        self.ends = frozenset(ends)
+
+    @property
+    def text(self) -> str:
+        """All text that may be shown."""
+        return "".join(self.pieces)
+
+    def push(self, tokens: list[int], logprobs: list[TokenLogprob] | None = None) -> list[int]:
+        """Take sampled tokens up to one that ends the turn; returns those that count."""
+        taken: list[int] = []
+        for index, token in enumerate(tokens):
+            if self.finish is not None:
+                break
+            taken.append(token)
+            self.tokens.append(token)
+            if logprobs is not None:
+                self.logprobs.append(logprobs[index])
+            self._say(token)
+        return taken
+
+    def _say(self, token: int) -> None:
+        may_stop = len(self.tokens) > self.sampling.min_tokens
+        if token in self.ends and may_stop:
+            self.finish = "stop"
+            # An end token is a mark, not text, unless the caller asked to see such marks.
+            text = "" if self.sampling.skip_special_tokens else self._detokenizer.add([token])
+        else:
+            text = self._detokenizer.add([token])
+        emitted = self._matcher.push(text, may_stop=may_stop)
+        self._emit(emitted.text)
+        if emitted.stop is not None:
+            self.finish = "stop"
+        elif self.finish is not None:
+            self.end()
+
+    def end(self) -> None:
+        """Nothing more will come: show what was held back."""
+        self._emit(self._matcher.push(self._detokenizer.finish()).text)
+        self._emit(self._matcher.finish())
+
+    def _emit(self, text: str) -> None:
+        if text:
+            self.pieces.append(text)
