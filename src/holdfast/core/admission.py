@@ -73,6 +73,7 @@ class Admission:
         if len(turn.request.tokens) > layout.checkpoint_tokens:
             sequence.cut_chunk_at(turn.input_end)
         if turn.known_before == 0:
+            turn.publish_at = turn.input_end
             page_size = layout.page_size
             sequence.cut_chunk_at(self.branch // page_size * page_size)
             sequence.cut_chunk_at((turn.input_end - 1) // page_size * page_size)

@@ -15,7 +15,7 @@ from holdfast.core.registry import Event, Plan, Registry
 from holdfast.core.session import Life, Place, Session
 from holdfast.core.sharing import leave_history, publish
 from holdfast.core.tiers import finish_restore, finish_spill
-from holdfast.core.turn import KEEP_ALL, Ending, Turn
+from holdfast.core.turn import KEEP_ALL, NEVER, Ending, Turn, TurnState
 
 FAILURES_MAX = 2
 
@@ -54,7 +54,7 @@ class Settler:
         turn = row.turn
         session = registry.sessions[turn.session_id]
         session.unsettled -= 1
-        if turn.over:
+        if turn.state is not TurnState.RUNNING:
             session.sequence.advance(row.count)
             if not session.unsettled:
                 self._sealed(session)
@@ -82,7 +82,8 @@ class Settler:
             sequence.settle_drafts(count, count - row.drafts + len(tokens) - 1)
         else:
             sequence.advance(count)
-        if not turn.known_before and sequence.computed >= turn.input_end:
+        if sequence.computed >= turn.publish_at:
+            turn.publish_at = NEVER
             self._publish(session, turn)
         if not row.sample:
             return

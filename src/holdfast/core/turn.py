@@ -55,6 +55,7 @@ class Ending:
 
 
 KEEP_ALL = -1
+NEVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class Turn:
         "holder",
         "known_before",
         "number",
+        "publish_at",
         "request",
         "retracts",
         "session_id",
@@ -105,6 +107,7 @@ class Turn:
         self.holder = holder
         self.state = TurnState.QUEUED
         self.known_before = 0
+        self.publish_at = NEVER
         self.generated = 0
         self.awaiting = 0
         self.cached = 0
