@@ -72,12 +72,6 @@ class Node:
         """Where the run begins, in tokens from the root."""
         return self.end - len(self.key) // TOKEN_BYTES
 
-    def holds(self) -> Iterator[Hold]:
-        """Everything the node itself holds, for the census."""
-        for hold in (self.full, self.window, self.state):
-            if hold is not None:
-                yield hold
-
 
 class Tail:
     """A leaf that ends inside a page. Nothing hangs below it, and nobody writes to it."""

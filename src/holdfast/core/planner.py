@@ -166,8 +166,7 @@ class Planner:
         cut = sequence.next_cut()
         if cut is not None:
             count = min(count, cut - start)
-        if count < 1:
-            return 0
+        assert count > 0, "a turn that runs has something to compute"
         whole = start + count == known
         if not whole:
             drafts = []
@@ -208,8 +207,7 @@ class Planner:
                 break
             del registry.seals[session]
             sequence, turn = session.sequence, session.last
-            if session.life is not Life.SEALING or turn is None or session.place is not Place.HOME:
-                continue
+            assert session.life is Life.SEALING and turn is not None and session.place is Place.HOME
             start = sequence.planned
             source = sequence.state_source() if registry.ledger.layout.state else None
             registry.ledger.purpose = "seal"
@@ -267,7 +265,7 @@ class Planner:
         assert parcel is not None
         transit = registry.ledger.holder(Kind.TRANSIT, session.id)
         registry.ledger.purpose = "restore"
-        for _ in range(2):
+        while True:
             try:
                 registry.moves += start_restore(session.sequence, parcel, transit, registry.number())
             except OutOfUnits as shortfall:
@@ -284,22 +282,21 @@ class Planner:
     def _try_admit(self, plan: Plan, session: Session, turn: Turn, budget: int) -> int:
         """Admit one turn with its first row; returns the tokens planned, 0 if there is no room."""
         registry = self.registry
-        for attempt in range(2):
+        while True:
             admission = Admission(registry, session, turn)
             try:
                 admission.take()
                 taken = self._row(plan, session, turn, budget, [])
             except OutOfUnits as shortfall:
                 admission.undo()
-                alone = not registry.running and not registry.flights
-                if attempt or not self.pressure.make_room(shortfall, session, may_retract=False):
-                    if alone and not registry.transits and len(shortfall.pool.free) < shortfall.asked:
-                        registry.drop_memory(session)
-                    return 0
-                continue
+                if self.pressure.make_room(shortfall, session, may_retract=False):
+                    continue
+                alone = not registry.running and not registry.flights and not registry.transits
+                if alone and len(shortfall.pool.free) < shortfall.asked:
+                    registry.drop_memory(session)
+                return 0
             self._admitted(session, turn)
             return taken
-        return 0
 
     def _admitted(self, session: Session, turn: Turn) -> None:
         registry = self.registry

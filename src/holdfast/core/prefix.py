@@ -141,9 +141,7 @@ class PrefixTree:
         if node is None:
             node = self._root(match.root_key)
         elif match.tail is None and match.length < node.end:
-            node = (
-                self._split(node, match.length - node.start) if match.length else self._root(match.root_key)
-            )
+            node = self._split(node, match.length - node.start)
         frame = sys._getframe(1)
         self.serial += 1
         record = LeaseRecord(self, node, name, self.serial, (frame.f_code, frame.f_lineno))

@@ -157,6 +157,12 @@ class Registry:
             table.pop(session, None)
         self.forgotten.append(session.number)
 
+    def copying(self, session: Session) -> bool:
+        """Whether a copy that completes a session's memory is still to be planned, or is in flight."""
+        if any(owner is session for _, owner in self.copies):
+            return True
+        return any(owner is session for plan in self.flights for owner in plan.copied)
+
     def purge_copies(self, session: Session) -> None:
         """Forget copies that were to complete a session's memory and have not been planned."""
         self.copies = [(copy, owner) for copy, owner in self.copies if owner is not session]

@@ -271,7 +271,7 @@ class Scheduler:
         """Let a forked session lean on its parent's memory; without room it starts with its tokens alone."""
         registry = self.registry
         registry.ledger.purpose = "fork copy"
-        for _ in range(2):
+        while True:
             try:
                 copies = fork(registry.tree, parent.sequence, child.sequence, known)
             except OutOfUnits as shortfall:
@@ -358,8 +358,7 @@ class Scheduler:
             self.settler.end(session)
             return
         for session in list(registry.resting):
-            if not session.sequence.holder.held or session.sequence.lease is not None:
-                registry.drop_memory(session)
+            registry.drop_memory(session)
         registry.tree.flush()
 
     def settle(self, plan: Plan, result: StepResult, now: float) -> list[Event]:

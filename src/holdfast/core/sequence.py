@@ -260,13 +260,15 @@ class Sequence:
         return self._window_keeper(point, self.ledger.layout.window_first_page(point.length))
 
     def _window_keeper(self, point: ResumePoint, need: int) -> ResumePoint | None:
-        for newer in reversed(self.points):
+        index = len(self.points)
+        while True:
+            index -= 1
+            newer = self.points[index]
             run = newer.window
             if run is not None and run.first <= need < run.first + len(run.hold.grant.units):
                 return newer
             if newer is point:
-                break
-        return None
+                return None
 
     def leave_point(self) -> bool:
         """Keep the state and window at `planned` as a resume point; False if no slot is free for it."""

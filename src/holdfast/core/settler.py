@@ -55,9 +55,12 @@ class Settler:
         session = registry.sessions[turn.session_id]
         session.unsettled -= 1
         if turn.state is not TurnState.RUNNING:
+            assert not session.unsettled, "one row at most outlives its turn"
+            if out.error is not None:
+                self._unseal(session)
+                return
             session.sequence.advance(row.count)
-            if not session.unsettled:
-                self._sealed(session)
+            self._sealed(session)
             return
         if row.sample:
             turn.awaiting -= 1
@@ -150,14 +153,11 @@ class Settler:
         elif session.one_shot:
             session.on("end")
             self.close(session, "finished")
-        elif sequence.computed < sequence.known:
+        else:
+            assert sequence.computed < sequence.known, "what was sampled last is not computed yet"
             session.on("seal")
             registry.seals[session] = None
             registry.rest(session)
-        else:
-            session.on("end")
-            registry.rest(session)
-            self.let_go(session)
 
     def _depart(self, session: Session) -> None:
         """A session's turn is over: it no longer runs, and its idle time counts."""
@@ -226,12 +226,12 @@ class Settler:
         """Give back everything a session has; its history may stay in the tree."""
         registry, sequence = self.registry, session.sequence
         assert session.turn is None and not session.unsettled, "end the turn first"
+        keeps = session.one_shot or registry.policy.leave_history
+        # What a copy has yet to complete is nothing that others could lean on.
+        if keeps and sequence.lease is not None and not sequence.away and not registry.copying(session):
+            leave_history(registry.tree, sequence)
         registry.purge_copies(session)
         registry.discard_parcel(session, registry.ledger.step)
-        keeps = session.one_shot or registry.policy.leave_history
-        copying = sequence.lease is not None and sequence.lease.record.tail is not None
-        if keeps and sequence.lease is not None and not sequence.away and not copying:
-            leave_history(registry.tree, sequence)
         sequence.close()
         session.on("close")
         registry.leave(session)
@@ -252,9 +252,7 @@ class Settler:
         uncopied = dict.fromkeys(owner.id for flight in (plan, *registry.flights) for owner in flight.copied)
         self._lose_moves(plan)
         for session_id, guilty in touched.items():
-            session = registry.sessions.get(session_id)
-            if session is not None:
-                self._take_from_failed_step(session, guilty, error)
+            self._take_from_failed_step(registry.sessions[session_id], guilty, error)
         for session_id in uncopied:
             session = registry.sessions.get(session_id)
             if session is not None:
@@ -279,7 +277,7 @@ class Settler:
         self._unseal(session)
 
     def _unseal(self, session: Session) -> None:
-        """A sealing row was lost: go back to what is certain, or to nothing."""
+        """A sealing row was lost, or went wrong: go back to what is certain, or to nothing."""
         registry, sequence = self.registry, session.sequence
         certain = forget_rows(sequence)
         try:

@@ -160,6 +160,8 @@ def fork(tree: PrefixTree, parent: Sequence, child: Sequence, limit: int) -> lis
         raise
     if apart is not None:
         _hand_over(tree, parent, child, apart)
+    # The copies are planned in the next step: until that has settled, their sources must not be used again.
+    parent.fence = max(parent.fence, parent.ledger.step + 1)
     return copies
 
 
@@ -230,8 +232,7 @@ def leave_history(tree: PrefixTree, sequence: Sequence, rank: int = 0) -> None:
             sequence.state = None
             tree.set_state(lease, state)
         return
-    if layout.state and state is None:
-        return
+    assert state is not None or not layout.state, "only a page boundary can have a leased state"
     sequence.state = None
     full = sequence.full.split_front(1) if sequence.full is not None else None
     run = sequence.window
