@@ -280,3 +280,149 @@ def test_a_short_cut_needs_no_point_while_its_window_is_still_there(name: str) -
     world.check()
     world.turn(chat, [1], [2])
     world.finish()
+
+
+@pytest.mark.parametrize("name", ["window", "window-only"])
+def test_a_cut_takes_back_only_the_window_pages_it_needs_from_the_mark(name: str) -> None:
+    world = world_of(name, 1, window=7)
+    chat = world.open()
+    world.turn(chat, PROMPT, [])
+    world.begin(chat, [1])
+    world.compute(chat)
+    for _ in range(2):
+        world.say(chat, 2)
+        world.compute(chat)
+    sequence = chat.sequence
+    assert sequence.window.first == 37
+    assert sequence.mark.point.window.first == 34
+    world.keep(chat, 43)
+    assert sequence.computed == 43
+    assert sequence.window.first == 36
+    assert [point.window.end for point in sequence.points] == [36], "the mark's point keeps what is below"
+    world.check()
+    world.turn(chat, [3], [4])
+    world.finish()
+
+
+# --- points whose window pages lie apart under a lease ----------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["window", "window-only"])
+@pytest.mark.parametrize("cut", [16, 17])
+@pytest.mark.parametrize("then", ["go on", "fork", "close"])
+def test_a_point_inside_the_published_prompt_brings_its_own_window_pages(
+    name: str, cut: int, then: str
+) -> None:
+    world = world_of(name, 4, window=7)
+    chat = world.open()
+    world.begin(chat, PROMPT, cut=cut)
+    world.compute(chat)
+    world.publish(chat, 41)
+    world.commit(chat)
+    sequence = chat.sequence
+    assert [point.length for point in sequence.points] == [cut]
+    assert sequence.points[0].window.first == (cut - 7) // 4
+    world.rewind(chat, cut)
+    assert sequence.computed == cut
+    assert sequence.window.first == (cut - 7) // 4, "its own pages, though the lease reaches past them"
+    assert sequence.lease.pages == 4
+    world.check()
+    if then == "fork":
+        world.turn(world.fork(chat, cut), [8], [9])
+        assert sequence.window.first >= sequence.lease.pages, "the tree has them now"
+    if then != "close":
+        world.turn(chat, [5], [6])
+    world.close(chat, leave=True)
+    world.check()
+    world.finish()
+
+
+# --- rows that are lost -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("page_size", [1, 3, 16, 64])
+@pytest.mark.parametrize("end", ["retract", "rollback"])
+def test_rows_that_never_ran_are_forgotten_and_computed_again(name: str, page_size: int, end: str) -> None:
+    world = world_of(name, page_size)
+    chat = world.open()
+    world.turn(chat, PROMPT, [1, 2])
+    world.begin(chat, [5] * 19, checkpoint=True)
+    world.compute(chat, 3)
+    for count in (4, 12):
+        world.plan_row(chat, count)
+    forbid_allocation(world)
+    certain = world.lose_rows(chat)
+    assert certain == (43 if world.layout.state else 46)
+    assert chat.sequence.planned == chat.sequence.computed == 46
+    (world.retract if end == "retract" else world.rollback)(chat, certain)
+    allow_allocation(world)
+    world.check()
+    if end == "retract":
+        assert chat.sequence.known == 62
+        world.compute(chat)
+        world.commit(chat)
+    world.turn(chat, [6, 7], [8])
+    world.finish()
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_lost_drafted_row_gives_its_second_slot_back(name: str) -> None:
+    world = world_of(name, 3)
+    chat = world.open()
+    world.begin(chat, PROMPT)
+    world.compute(chat)
+    chat.sequence.tokens.extend([7, 8])
+    world.plan_row(chat, 2, drafts=True)
+    certain = world.lose_rows(chat)
+    assert chat.sequence.spare is None
+    chat.sequence.tokens.cut(41)
+    world.retract(chat, certain)
+    world.check()
+    world.compute(chat)
+    world.commit(chat)
+    world.finish()
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_lost_catch_up_loses_the_point_that_was_to_follow_the_mark(name: str) -> None:
+    world = world_of(name, 3)
+    chat = world.open()
+    world.turn(chat, PROMPT, [1, 2])
+    world.begin(chat, [5] * 9)
+    world.compute(chat)
+    for _ in range(6):
+        world.say(chat, 6)
+        world.compute(chat)
+    world.keep(chat, chat.input_end + 3)
+    world.begin(chat, [7] * 4)
+    assert chat.sequence.next_cut() == 55
+    world.plan_row(chat, 12)
+    assert chat.sequence.mark.successor.length == 55
+    certain = world.lose_rows(chat)
+    assert chat.sequence.mark.successor is None
+    world.retract(chat, certain)
+    world.check()
+    world.compute(chat)
+    world.commit(chat)
+    world.turn(chat, [8], [9])
+    world.finish()
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_rows_lost_without_any_point_leave_nothing_certain(name: str) -> None:
+    world = world_of(name, 3)
+    chat = world.open()
+    world.begin(chat, PROMPT)
+    world.compute(chat)
+    world.say(chat, 1)
+    world.plan_row(chat, 1)
+    world.commit(chat)
+    for point in chat.sequence.points:
+        point.pinned = False
+    chat.sequence.thin_points(0)
+    certain = world.lose_rows(chat)
+    assert certain == 0
+    world.rewind(chat, certain)
+    world.check()
+    world.finish()

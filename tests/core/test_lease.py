@@ -75,6 +75,25 @@ def test_a_lease_of_nothing_starts_at_the_root_and_makes_it_if_need_be(tokens: l
     grove.finish()
 
 
+def test_two_who_find_nothing_share_the_root_that_the_first_of_them_makes() -> None:
+    grove = Grove("dense")
+    matches = [grove.tree.match("root", pack(A), 4) for _ in range(2)]
+    leases = [grove.tree.lease(match, "reader") for match in matches]
+    assert leases[0].record.node is leases[1].record.node
+    for lease in leases:
+        lease.release()
+    grove.finish()
+
+
+def test_a_layout_without_full_pages_leases_none() -> None:
+    grove = Grove("window+state", window=100)
+    grove.add(A + B, state=True)
+    lease = grove.lease(A + B)
+    assert lease.full_units(0) == []
+    assert len(lease.window_units(0)) == 2
+    grove.finish()
+
+
 def test_a_match_without_any_resumable_length_leases_the_root() -> None:
     grove = Grove("hybrid")
     held = grove.insert(A + B)

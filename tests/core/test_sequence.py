@@ -275,6 +275,25 @@ def test_finished_turns_leave_checkpoints_where_points_are_needed(name: str) -> 
     world.finish()
 
 
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_running_turn_can_give_up_the_points_it_left_on_its_way(name: str) -> None:
+    world = world_of(name, 4)
+    chat = world.open()
+    world.turn(chat, PROMPT, [1])
+    world.begin(chat, PROMPT, cut=20)
+    world.compute(chat, 30)
+    assert [point.length for point in chat.sequence.points][-2:] == [42, 62]
+    chat.sequence.drop_spare_points()
+    assert [point.length for point in chat.sequence.points][-1] == 42, "the mark stays"
+    world.check()
+    world.compute(chat)
+    world.rollback(chat)
+    assert chat.sequence.computed == 42
+    with pytest.raises(AssertionError, match="running turn"):
+        chat.sequence.drop_spare_points()
+    world.finish()
+
+
 # --- drafts -----------------------------------------------------------------------------------------
 
 

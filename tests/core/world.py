@@ -140,6 +140,20 @@ class World:
         while chat.rows:
             self.settle_row(chat)
 
+    def lose_rows(self, chat: Chat) -> int:
+        """The rows in flight of a chat never ran to their end: what they wrote is anybody's guess."""
+        sequence = chat.sequence
+        for row_start in range(sequence.computed, sequence.planned):
+            page, offset = divmod(row_start, self.layout.page_size)
+            for component, pages in chat.table.pages.items():
+                if page in pages:
+                    self.device.cells[component, pages[page]][offset] = -1
+        for slot in (sequence.state, sequence.spare):
+            if slot is not None:
+                self.device.slots[slot.units[0]] = -1
+        chat.rows.clear()
+        return fallback.forget_rows(sequence)
+
     def row_limit(self, chat: Chat) -> int:
         """How many tokens the next row may have: a chunk ends at a cut."""
         cut = chat.sequence.next_cut()
@@ -185,8 +199,11 @@ class World:
         lease.unlock_tail(self.ledger.step)
         return match.branch
 
-    def begin(self, chat: Chat, tokens: list[int], checkpoint: bool = False) -> None:
-        """A turn begins: new input, the prefix of a chat without memory, the mark, and the cuts."""
+    def begin(self, chat: Chat, tokens: list[int], checkpoint: bool = False, cut: int = 0) -> None:
+        """A turn begins: new input, the prefix of a chat without memory, the mark, and the cuts.
+
+        Points are left at the input's end with `checkpoint`, and `cut` tokens into the input.
+        """
         sequence = chat.sequence
         known = sequence.known
         sequence.tokens.extend(tokens)
@@ -201,6 +218,8 @@ class World:
         chat.input_end = sequence.known
         if checkpoint:
             sequence.cut_chunk_at(sequence.known)
+        if 0 < cut < len(tokens):
+            sequence.cut_chunk_at(known + cut)
         if self.layout.state and not known:
             page_size = self.layout.page_size
             sequence.cut_chunk_at((sequence.known - 1) // page_size * page_size)
@@ -234,16 +253,16 @@ class World:
         self.copy(fallback.keep(chat.sequence, known, chat.session, chat.checkpoints), chat)
         chat.ends.append(known)
 
-    def rollback(self, chat: Chat) -> None:
+    def rollback(self, chat: Chat, certain: int | None = None) -> None:
         """The turn never was."""
-        fallback.rollback(chat.sequence, chat.session, chat.checkpoints)
+        fallback.rollback(chat.sequence, chat.session, chat.checkpoints, certain)
 
-    def retract(self, chat: Chat) -> None:
+    def retract(self, chat: Chat, certain: int | None = None) -> None:
         """The turn gives its memory back and is queued again."""
         sequence = chat.sequence
         assert sequence.mark is not None
         known = sequence.mark.known
-        fallback.retract(sequence, chat.session, chat.checkpoints)
+        fallback.retract(sequence, chat.session, chat.checkpoints, certain)
         sequence.begin(chat.turn, known)
 
     def rewind(self, chat: Chat, known: int) -> None:

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from holdfast.core.audit import Audit
 from holdfast.core.layout import named_layout
 from holdfast.core.ledger import Kind, OutOfUnits
 from tests.core.world import LAYOUTS, Chat, World
@@ -45,6 +46,7 @@ class SequenceMachine(RuleBasedStateMachine):
     def build(self, page_size: int, window: int, tokens: int, slots: int, state_budget: int) -> None:
         layout = named_layout(self.layout_name, page_size, window)
         self.world = World(layout, tokens // page_size + 3, slots, state_budget)
+        self.slicer = Audit(self.world.ledger, self.world.tree, self.world.audit.owners)
         self.world.turn(self.world.open(), prompt_tokens((0, 17)), [5000], checkpoint=True)
 
     def resting(self) -> list[Chat]:
@@ -86,14 +88,14 @@ class SequenceMachine(RuleBasedStateMachine):
         return True
 
     @precondition(lambda self: len(self.world.chats) < CHATS_MAX)
-    @rule(prompt=PROMPT, checkpoint=st.booleans())
-    def open(self, prompt: tuple[int, int], checkpoint: bool) -> None:
-        self.attempt(self.world.begin, self.world.open(), prompt_tokens(prompt), checkpoint)
+    @rule(prompt=PROMPT, checkpoint=st.booleans(), cut=st.integers(0, 20))
+    def open(self, prompt: tuple[int, int], checkpoint: bool, cut: int) -> None:
+        self.attempt(self.world.begin, self.world.open(), prompt_tokens(prompt), checkpoint, cut)
 
     @precondition(lambda self: self.resting())
-    @rule(pick=PICK, prompt=PROMPT, checkpoint=st.booleans())
-    def begin(self, pick: int, prompt: tuple[int, int], checkpoint: bool) -> None:
-        self.attempt(self.world.begin, choose(self.resting(), pick), prompt_tokens(prompt), checkpoint)
+    @rule(pick=PICK, prompt=PROMPT, checkpoint=st.booleans(), cut=st.integers(0, 20))
+    def begin(self, pick: int, prompt: tuple[int, int], checkpoint: bool, cut: int) -> None:
+        self.attempt(self.world.begin, choose(self.resting(), pick), prompt_tokens(prompt), checkpoint, cut)
 
     @precondition(lambda self: self.behind())
     @rule(pick=PICK, count=st.integers(1, 40), settle=st.booleans())
@@ -166,6 +168,20 @@ class SequenceMachine(RuleBasedStateMachine):
         assert chat.sequence.known == known
         assert chat.sequence.mark.known == mark_known
 
+    @precondition(lambda self: any(chat.running and chat.rows for chat in self.world.chats))
+    @rule(pick=PICK, again=st.booleans())
+    def lose(self, pick: int, again: bool) -> None:
+        """A step fails: its rows are lost, and the turn starts again from its mark, or never was."""
+        chat = choose([chat for chat in self.world.chats if chat.running and chat.rows], pick)
+        with NoAllocation(self.world):
+            certain = self.world.lose_rows(chat)
+            (self.world.retract if again else self.world.rollback)(chat, certain)
+
+    @precondition(lambda self: self.active())
+    @rule(pick=PICK)
+    def drop_spare_points(self, pick: int) -> None:
+        choose(self.active(), pick).sequence.drop_spare_points()
+
     @precondition(lambda self: any(chat.ends for chat in self.resting()))
     @rule(pick=PICK, end=st.integers(0, 5))
     def rewind(self, pick: int, end: int) -> None:
@@ -222,6 +238,7 @@ class SequenceMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_is_found(self) -> None:
         self.world.check()
+        assert not self.slicer.slice(40)
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
