@@ -81,6 +81,7 @@ class Registry:
         "running",
         "seals",
         "sessions",
+        "tainted",
         "tenants",
         "transits",
         "tree",
@@ -99,6 +100,7 @@ class Registry:
         self.resting: dict[Session, None] = {}
         self.checkpointed: dict[Session, None] = {}
         self.seals: dict[Session, None] = {}
+        self.tainted: dict[Session, None] = {}
         self.transits: dict[int, Session] = {}
         self.flights: deque[Plan] = deque()
         self.copies: list[tuple[UnitCopy, Session]] = []
@@ -153,7 +155,7 @@ class Registry:
         self.tenants[session.tenant] -= 1
         if not self.tenants[session.tenant]:
             del self.tenants[session.tenant]
-        for table in (self.resting, self.checkpointed, self.seals):
+        for table in (self.resting, self.checkpointed, self.seals, self.tainted):
             table.pop(session, None)
         self.forgotten.append(session.number)
 

@@ -111,6 +111,11 @@ class Scheduler:
         if session.life not in (Life.IDLE, Life.SEALING):
             turn = session.turn.request.turn_id if session.turn is not None else "none"
             raise errors.SessionBusy(f"session {session_id} is {session.state}, with turn {turn}")
+        first = request.computes_from
+        if first is not None and first < session.sequence.computed:
+            raise errors.AlreadyComputed(
+                f"session {session_id} has computed {session.sequence.computed} tokens, past {first}"
+            )
         self._require_fit(session.sequence.known, request)
         return self._enqueue(session, request)
 
@@ -371,6 +376,8 @@ class Scheduler:
         self.settler.settle(plan, result)
         for finding in self.audit.census() if self.strict else self.audit.slice(SLICE_BUDGET):
             self._suffer(finding)
+        if registry.tainted:
+            self._drop_tainted()
         return self.take_events()
 
     def take_events(self) -> list[Event]:
@@ -426,5 +433,12 @@ class Scheduler:
             turn.ending = Ending("fail", reason, trusted=False)
             if not session.unsettled:
                 self.settler.end(session)
-        if session.id in self.registry.sessions and not session.unsettled and session.sequence.mark is None:
-            self.registry.drop_memory(session)
+        if session.id in self.registry.sessions:
+            self.registry.tainted[session] = None
+
+    def _drop_tainted(self) -> None:
+        """Give up memory that cannot be trusted, as soon as no row in flight names it."""
+        registry = self.registry
+        for session in [session for session in registry.tainted if not session.unsettled]:
+            del registry.tainted[session]
+            registry.drop_memory(session)
