@@ -17,7 +17,7 @@ from rich.table import Table
 
 from holdfast.core.layout import PAGE_SIZE_MAX
 from holdfast.sim.bench.registry import MEASUREMENTS
-from holdfast.sim.bench.report import OURS, Check, Figure, Settings
+from holdfast.sim.bench.report import OURS, Check, Figure, Settings, plain
 
 __all__ = ["app"]
 
@@ -85,6 +85,6 @@ def _table(figures: Iterable[Figure]) -> Table:
 def _cells(name: str, parameters: str, check: Check) -> tuple[str, ...]:
     shown = name if check.quantity == name else f"{name} {check.quantity}"
     met = {None: "", True: "[green]yes[/]", False: "[red]no[/]"}[check.met]
-    baseline = "" if check.baseline is None else f"{check.baseline:,.6g}"
+    baseline = "" if check.baseline is None else plain(check.baseline)
     ratio = "" if check.ratio is None else f"{check.ratio:.3f}"
-    return shown, parameters, f"{check.value:,.5g}", check.unit, baseline, ratio, check.target, met
+    return shown, parameters, plain(check.value), check.unit, baseline, ratio, check.target, met

@@ -16,6 +16,11 @@ OURS = "holdfast"
 BASELINE = "sglang"
 
 
+def plain(value: float) -> str:
+    """A number as people read it: no exponent, and no more digits than the clocks can tell."""
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.5g}"
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What the user asked for: how often to repeat, and which page sizes to look at."""
@@ -53,9 +58,9 @@ class Check:
         """The limits in words."""
         words = []
         if self.at_least is not None:
-            words.append(f">= {self.at_least:,.6g}")
+            words.append(f">= {plain(self.at_least)}")
         if self.at_most is not None:
-            words.append(f"<= {self.at_most:,.6g}")
+            words.append(f"<= {plain(self.at_most)}")
         return ", ".join(words)
 
 
