@@ -17,6 +17,12 @@ from holdfast.kernels.triton import sampling as sections
 from tests.kernels import naive
 from tests.kernels.batches import NAN
 
+# The interpreter computes with NumPy, which remarks on masked values and on scalars that are arrays.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:triton"),
+]
+
 
 @pytest.fixture
 def generator() -> torch.Generator:
@@ -91,6 +97,7 @@ def test_sampling_depends_on_seed_and_position_alone(generator: torch.Generator)
     assert len(set(many)) > 30
 
 
+@pytest.mark.usefixtures("interpreter")
 def test_sampling_refuses_rows_that_are_not_numbers() -> None:
     logits = torch.zeros(4, 17)
     logits[1, 3] = NAN
@@ -103,6 +110,7 @@ def test_sampling_refuses_rows_that_are_not_numbers() -> None:
             assert drawn[1:] == [-1, -1, -1]
 
 
+@pytest.mark.usefixtures("interpreter")
 @pytest.mark.parametrize("section", [64, 8192])
 def test_sampling_is_the_same_on_both_implementations(
     generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, section: int
