@@ -111,8 +111,15 @@ class Turn:
 
     @property
     def text(self) -> str:
-        """Everything the turn says; waits for its end."""
-        return self.wait()._bound()[1].text
+        """Everything the turn says, of one that was cut short what stands; waits for its end."""
+        turn, stream = self.wait()._bound()
+        return stream.text_of(turn.generated)
+
+    @property
+    def tokens_shown(self) -> int:
+        """How many generated tokens lie wholly inside the text that iterating has handed out so far."""
+        stream = self._bound()[1]
+        return stream.tokens_of(sum(map(len, stream.pieces[: self._said])))
 
     @property
     def token_ids(self) -> list[int]:
@@ -135,12 +142,13 @@ class Turn:
 
     @property
     def logprobs(self) -> list[TokenLogprob]:
-        """Log-probabilities of the generated tokens, where they were asked for."""
-        return self.wait()._bound()[1].logprobs
+        """Log-probabilities of the generated tokens that stand, where they were asked for."""
+        turn, stream = self.wait()._bound()
+        return stream.logprobs[: turn.generated]
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprob]:
-        """Log-probabilities of the prompt from its second token on, where they were asked for."""
+        """Log-probabilities of the turn's input from its second token on, where they were asked for."""
         return self.wait()._bound()[1].prompt_logprobs
 
 
@@ -170,7 +178,8 @@ class Session:
         known = engine.known_tokens(self.id)
         chosen, limit = engine.settle_sampling(sampling, known + len(tokens))
         turn = Turn(engine)
-        request = TurnRequest(f"t-{secrets.token_hex(4)}", tuple(tokens), limit)
+        first = None if chosen.prompt_logprobs is None else known
+        request = TurnRequest(f"t-{secrets.token_hex(4)}", tuple(tokens), limit, computes_from=first)
         self._current = turn.attach(engine.loop.submit(self.id, request, chosen, turn.hear))
         return turn
 
@@ -226,22 +235,22 @@ class Engine:
     """A model, its memory and its sessions, in this process."""
 
     def __init__(
-        self, model: str = "smollm2", *, progress: Progress | None = None, **options: object
+        self, model: str | EngineLoop = "smollm2", *, progress: Progress | None = None, **options: object
     ) -> None:
-        """Load a model: a directory, a .gguf file, or the name of a packaged one. See `EngineOptions`."""
-        self.options: EngineOptions = make_options(**options)
-        path = resolve_model(model, _stage(progress, "fetch"))
-        checkpoint = open_checkpoint(path)
-        placement = choose_placement(checkpoint, _device(self.options.device), self.options.dtype)
-        loaded = load_model(
-            checkpoint,
-            placement,
-            load_format=self.options.load_format,
-            context_length=self.options.context_length,
-            progress=_stage(progress, "load"),
-        )
-        self.model_name = model
-        self.loop = EngineLoop(loaded, open_tokenizer(checkpoint), checkpoint.generation, self.options)
+        """Load a model: a directory, a .gguf file, or the name of a packaged one. See `EngineOptions`.
+
+        A loop that is ready, with options of its own, is taken as it is.
+        """
+        if isinstance(model, EngineLoop):
+            assert not options, "a loop has its options already"
+            self.loop = model
+        else:
+            self.loop = open_loop(model, make_options(**options), progress)
+
+    @property
+    def options(self) -> EngineOptions:
+        """What the engine was set up with."""
+        return self.loop.options
 
     def __enter__(self) -> Engine:
         return self
@@ -279,7 +288,8 @@ class Engine:
             chosen, limit = self.settle_sampling(sampling, len(encoded))
             for choice in range(chosen.n):
                 turn = Turn(self)
-                request = TurnRequest(f"r-{secrets.token_hex(6)}", tuple(encoded), limit)
+                first = None if chosen.prompt_logprobs is None else 0
+                request = TurnRequest(f"r-{secrets.token_hex(6)}", tuple(encoded), limit, computes_from=first)
                 pending.append(
                     turn.attach(self.loop.request(TENANT, request, chosen.choice(choice), turn.hear))
                 )
@@ -293,7 +303,7 @@ class Engine:
         """Fill in what was left open, and how many tokens may be generated after `prompt` tokens."""
         chosen = (sampling or Sampling()).with_defaults(self.loop.defaults)
         chosen.check_vocabulary(self.loop.model.config.vocabulary)
-        room = self.loop.model.context_length - prompt
+        room = min(self.loop.model.context_length, self.loop.plan.tokens_max) - prompt
         return chosen, chosen.max_tokens if chosen.max_tokens is not None else max(1, room)
 
     def drive(self) -> None:
@@ -322,6 +332,21 @@ class Engine:
     def audit(self) -> list[Finding]:
         """Recount everything now; what must not be is healed and returned."""
         return self.loop.scheduler.audit.census()
+
+
+def open_loop(name: str, options: EngineOptions, progress: Progress | None = None) -> EngineLoop:
+    """Find a model, fetch it where it has to be, load it and set up its memory."""
+    path = resolve_model(name, _stage(progress, "fetch"))
+    checkpoint = open_checkpoint(path)
+    placement = choose_placement(checkpoint, _device(options.device), options.dtype)
+    loaded = load_model(
+        checkpoint,
+        placement,
+        load_format=options.load_format,
+        context_length=options.context_length,
+        progress=_stage(progress, "load"),
+    )
+    return EngineLoop(loaded, open_tokenizer(checkpoint), checkpoint.generation, options)
 
 
 def _device(name: str) -> torch.device:

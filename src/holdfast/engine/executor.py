@@ -12,7 +12,7 @@ token a row sampled is kept on the device for a row that was planned before it w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -74,6 +74,7 @@ class Executor:
     @torch.inference_mode()
     def start(self, plan: Plan) -> Flight:
         """Launch a step. Nothing here waits for the device."""
+        self.tables.forget(plan.forgotten)
         for row in plan.rows:
             if row.table is not None:
                 self.tables.change(row.number, row.table)
@@ -121,7 +122,7 @@ class Executor:
             for place in range(end - row.drafts - 1, end):
                 wanted.append(place)
                 positions.append(row.start + row.count - (end - place) + 1)
-                samplers.append(self._sampler_row(row, positions[-1]))
+                samplers.append(self._sampler_row(plan, row, positions[-1]))
             flight.places.append((index, first, len(wanted)))
         if not wanted:
             return
@@ -130,7 +131,8 @@ class Executor:
         flight.tokens = flight.sampled.tokens
         lasts = [stop - 1 for _, _, stop in flight.places]
         owners = row_index[[index for index, _, _ in flight.places]]
-        self.tables.note_sampled(owners, flight.tokens[lasts])
+        # A row whose logits were not finite has no token; what is planned after it is lost, but must run.
+        self.tables.note_sampled(owners, flight.tokens[lasts].clamp(min=0))
 
     def _batch(self, rows: list[Row[Turn]], counts: list[int]) -> tuple[Batch, Tensor]:
         """The step's rows as one ragged batch, and the table row of each."""
@@ -194,11 +196,13 @@ class Executor:
         top = stream.sampling.prompt_logprobs
         if top is None or row.start + 1 >= len(stream.prompt_tokens):
             return
-        first, last = row.start + 1, min(row.start + row.count + 1, len(stream.prompt_tokens))
-        if first <= len(stream.prompt_logprobs):
+        # What is computed again, after a retraction, has been noted before.
+        first = max(row.start, stream.input_first + len(stream.prompt_logprobs)) + 1
+        following = stream.prompt_tokens[first : row.start + row.count + 1]
+        if not following:
             return
-        following = stream.prompt_tokens[first:last]
-        logits = self.model.logits(hidden[end - row.count : end - row.count + len(following)])
+        place = end - row.count + first - 1 - row.start
+        logits = self.model.logits(hidden[place : place + len(following)])
         values, ids, tops = token_logprobs(logits, self._integers(following), top)
         for token, value, best, best_values in zip(
             following, values.tolist(), ids.tolist(), tops.tolist(), strict=True
@@ -209,7 +213,7 @@ class Executor:
 
     # --- sampling rows ----------------------------------------------------------------------------
 
-    def _sampler_row(self, row: Row[Turn], position: int) -> int:
+    def _sampler_row(self, plan: Plan, row: Row[Turn], position: int) -> int:
         """The sampler row of a turn; taken anew where a lost step has counted tokens that were never said."""
         turn = row.turn
         held = self._sampler_rows.get(turn.number)
@@ -220,7 +224,7 @@ class Executor:
             self.sampler.release(held[0])
             place = held[0]
         else:
-            place = self._free_rows.pop()
+            place = self._free_rows.pop() if self._free_rows else self._take_idle_row(plan)
         stream = self.stream_of(turn)
         self.sampler.admit(
             place,
@@ -230,6 +234,14 @@ class Executor:
             end_tokens=sorted(stream.ends),
         )
         self._sampler_rows[turn.number] = (place, position)
+        return place
+
+    def _take_idle_row(self, plan: Plan) -> int:
+        """The sampler row of a turn that is not in this step: one that was retracted takes another later."""
+        active = {row.turn.number for row in plan.rows}
+        number = next(number for number in self._sampler_rows if number not in active)
+        place, _ = self._sampler_rows.pop(number)
+        self.sampler.release(place)
         return place
 
     def release(self, turn: Turn) -> None:
@@ -250,7 +262,6 @@ class Executor:
             logprobs = _logprobs(flight.sampled, tokens)
             for index, first, stop in flight.places:
                 results[index] = self._result(plan.rows[index], tokens[first:stop], logprobs, first)
-        self.tables.forget(plan.forgotten)
         return StepResult(results, [True] * len(plan.moves))
 
     def _result(
@@ -267,8 +278,12 @@ class Executor:
         if row.turn.over:
             return RowResult(said)
         stream = self.stream_of(row.turn)
-        asked = [logprobs[first + place] for place in range(len(said)) if first + place in logprobs]
-        taken = stream.push(said, asked if len(asked) == len(said) else None)
+        count = stream.sampling.logprobs
+        asked = None
+        if count is not None:
+            found = [logprobs[first + place] for place in range(len(said))]
+            asked = [replace(each, top=each.top[:count]) for each in found]
+        taken = stream.push(said, asked)
         return RowResult(taken, stream.finish)
 
     def _integers(self, values: list[int]) -> Tensor:

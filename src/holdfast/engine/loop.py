@@ -86,6 +86,7 @@ class EngineLoop:
         stream = TurnStream(self.tokenizer, sampling, self.defaults.eos_tokens or self.tokenizer.eos_tokens)
         tokens = self.scheduler.registry.sessions[turn.session_id].sequence.tokens
         stream.prompt_tokens = [*tokens.slice(0, len(tokens)), *turn.request.tokens]
+        stream.input_first = len(tokens)
         self.streams[turn.number] = stream
         self.listeners[turn.number] = listener
         return stream

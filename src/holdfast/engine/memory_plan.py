@@ -43,6 +43,11 @@ class MemoryPlan:
                     sizes[component, tier] = units
         return sizes
 
+    @property
+    def tokens_max(self) -> int:
+        """The longest sequence that full pages can hold, all of them for one."""
+        return self.device.full * self.layout.page_size if self.layout.full else 1 << 62
+
     def lines(self) -> list[str]:
         """The plan in words, one line a component."""
         lines = []

@@ -6,6 +6,7 @@ cut. Text is held back until its bytes are whole and no stop string can begin in
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from holdfast.engine.sampling import Sampling, StopMatcher
@@ -22,13 +23,18 @@ class TokenLogprob:
 
 
 class TurnStream:
-    """The text of one turn as it grows. `tokens` and `text` are what was said, `finish` why it ended."""
+    """The text of one turn as it grows. `tokens` and `text` are what was said, `finish` why it ended.
+
+    `prompt_tokens` are the history and the turn's input, which begins at `input_first`.
+    """
 
     __slots__ = (
         "_detokenizer",
+        "_lengths",
         "_matcher",
         "ends",
         "finish",
+        "input_first",
         "logprobs",
         "pieces",
         "prompt_logprobs",
@@ -44,6 +50,8 @@ class TurnStream:
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob] = []
         self.prompt_tokens: list[int] = []
+        self.input_first = 0
+        self._lengths: list[int] = []
         self.finish: str | None = None
         self._detokenizer = tokenizer.detokenizer(skip_special_tokens=sampling.skip_special_tokens)
         self._matcher = StopMatcher(sampling.stop_strings, keep_stop=sampling.keep_stop)
@@ -56,6 +64,19 @@ class TurnStream:
     def text(self) -> str:
         """All text that may be shown."""
         return "".join(self.pieces)
+
+    def text_of(self, count: int) -> str:
+        """The text of the first `count` tokens, as far as it may be shown."""
+        if count >= len(self.tokens):
+            return self.text
+        return self.text[: self._lengths[count - 1] if count else 0]
+
+    def tokens_of(self, characters: int) -> int:
+        """How many tokens lie wholly inside the first `characters` of the text; silent ones at the end not."""
+        count = bisect_right(self._lengths, characters)
+        while count and self._lengths[count - 1] == (self._lengths[count - 2] if count > 1 else 0):
+            count -= 1
+        return count
 
     def push(self, tokens: list[int], logprobs: list[TokenLogprob] | None = None) -> list[int]:
         """Take sampled tokens up to one that ends the turn; returns those that count."""
@@ -78,6 +99,7 @@ class TurnStream:
             text = "" if self.sampling.skip_special_tokens else self._detokenizer.add([token])
         else:
             text = self._detokenizer.add([token])
+        self._lengths.append((self._lengths[-1] if self._lengths else 0) + len(text))
         emitted = self._matcher.push(text, may_stop=may_stop)
         self._emit(emitted.text)
         if emitted.stop is not None:
