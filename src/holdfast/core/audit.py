@@ -291,7 +291,12 @@ class Audit:
         """A step of `rows` rows was planned: do as much of a census as they pay for, once it is worth it."""
         self._due -= rows
         if self._due > 0:
-            return []
+            ledger, tree = self.ledger, self.tree
+            if not (ledger.dropped or ledger.leaks or tree.dropped or tree.leaks):
+                return []
+            found = self._dropped()
+            self._keep(found)
+            return found
         paid, self._due = ROWS_PER_SLICE - self._due, ROWS_PER_SLICE
         return self.slice(paid // ROWS_PER_UNIT)
 

@@ -30,7 +30,6 @@ from holdfast.core.sharing import fork
 from holdfast.core.turn import KEEP_ALL, Ending, Turn, TurnRequest
 
 FLIGHTS_MAX = 2
-SLICE_BUDGET = 256
 
 
 class Scheduler:
@@ -374,7 +373,7 @@ class Scheduler:
             raise errors.IllegalTransition(f"step {plan.step} is not the oldest in flight")
         registry.flights.popleft()
         self.settler.settle(plan, result)
-        for finding in self.audit.census() if self.strict else self.audit.slice(SLICE_BUDGET):
+        for finding in self.audit.census() if self.strict else self.audit.tick(len(plan.rows)):
             self._suffer(finding)
         if registry.tainted:
             self._drop_tainted()
