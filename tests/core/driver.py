@@ -161,7 +161,7 @@ class Driver:
         for steps in range(STEPS_MAX):
             registry = self.registry
             busy = registry.running or registry.queue or registry.seals or registry.flights
-            if not (busy or registry.forgotten or registry.moves):
+            if not (busy or registry.forgotten or registry.moves or registry.copies):
                 self.hear(self.scheduler.take_events())
                 assert self.scheduler.audit.census() == []
                 return steps
