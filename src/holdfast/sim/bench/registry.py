@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from holdfast.sim.bench.checks import measure_audit_overhead, measure_census
 from holdfast.sim.bench.report import Measurement
+from holdfast.sim.bench.steps import measure_plan_settle
 from holdfast.sim.bench.trace import measure_tree_trace
 from holdfast.sim.bench.turns import measure_open_close, measure_turn
 
@@ -16,4 +17,5 @@ MEASUREMENTS: dict[str, Measurement] = {
     "tree_trace": measure_tree_trace,
     "census": measure_census,
     "audit_overhead": measure_audit_overhead,
+    "plan_settle": measure_plan_settle,
 }
