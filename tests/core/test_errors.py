@@ -24,6 +24,7 @@ FIELDS = {
     "RequestRunning": ("request_not_finished", "session_params.rid"),
     "BadOffset": ("bad_offset", "session_params.offset"),
     "SessionFull": ("session_full", "session_params.id"),
+    "AlreadyComputed": ("already_computed", "prompt_logprobs"),
     "ContextExceeded": ("context_length_exceeded", "max_tokens"),
     "TooLarge": ("insufficient_memory", "input"),
 }
@@ -93,6 +94,7 @@ CASES: list[tuple[type[errors.Refused], str, Call]] = [
     (errors.UnknownBoundary, "rewind", lambda d: d.scheduler.rewind("idle", 3, d.now)),
     (errors.UnknownBoundary, "rewind below 0", lambda d: d.scheduler.rewind("idle", -1, d.now)),
     (errors.UnknownBoundary, "fork", lambda d: d.scheduler.fork("idle", "x", d.now, 3)),
+    (errors.AlreadyComputed, "submit", lambda d: d.submit("idle", (1,), 1, computes_from=3)),
     (errors.ContextExceeded, "submit", lambda d: d.submit("idle", prompt(100), 40)),
     (errors.ContextExceeded, "request", lambda d: d.request(prompt(149), 2)),
     (errors.ContextExceeded, "nothing to generate", lambda d: d.request(prompt(4), 0)),

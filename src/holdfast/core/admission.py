@@ -100,4 +100,6 @@ def packed_prompt(session: Session, turn: Turn) -> bytes:
 
 def match_limit(turn: Turn, packed: bytes) -> int:
     """How much of a prompt may come from the tree: a first turn computes at least one token itself."""
-    return turn.known_before or len(packed) // TOKEN_BYTES - 1
+    limit = turn.known_before or len(packed) // TOKEN_BYTES - 1
+    first = turn.request.computes_from
+    return limit if first is None else min(limit, first)

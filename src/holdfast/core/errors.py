@@ -117,6 +117,13 @@ class SessionFull(Refused):
     param = "session_params.id"
 
 
+class AlreadyComputed(Refused):
+    """A turn asks for what only computing shows, of tokens that its session has computed before."""
+
+    code = "already_computed"
+    param = "prompt_logprobs"
+
+
 class ContextExceeded(Refused):
     """Input and output together are longer than the model's context or the cap on a session."""
 

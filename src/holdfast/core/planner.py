@@ -354,7 +354,7 @@ class Planner:
             if sequence.lease is None or sequence.lease.length >= end:
                 continue
             theirs = sequence.tokens.packed(0, end)
-            limit = min(len(theirs), len(packed) - TOKEN_BYTES) // page_bytes
+            limit = min(len(theirs), match_limit(turn, packed) * TOKEN_BYTES) // page_bytes
             shared = _shared_pages(theirs, packed, limit, page_bytes) * page_size
             if shared <= matched:
                 continue
