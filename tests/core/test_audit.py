@@ -487,14 +487,20 @@ def test_slices_over_a_changing_world_give_no_false_alarm(name: str, budget: int
     world.finish()
 
 
-def test_running_rows_pay_for_slices() -> None:
+def test_running_rows_pay_for_slices_and_drops_are_heard_at_once() -> None:
     world = busy_world()
     audit = world.audit
-    assert audit.tick(ROWS_PER_SLICE - 1) == []
-    assert audit.between_rounds, "nothing was looked at yet"
+    assert audit.tick(1) == []
     drop_hold(world)
-    assert [finding.kind for finding in audit.tick(1)] == ["dropped hold"]
-    assert not audit.between_rounds
+    drop_lease(world)
+    assert [finding.kind for finding in audit.tick(1)] == ["dropped hold", "dropped lease"]
+    assert len(audit.findings) == 2
+    assert audit.between_rounds, "nothing else was looked at yet"
+    park_hold(world)
+    found = []
+    for _ in range(100):
+        found += audit.tick(ROWS_PER_SLICE)
+    assert [finding.kind for finding in found] == ["unclaimed"]
 
 
 def test_a_hold_that_a_cycle_kept_alive_is_found_either_way() -> None:
