@@ -115,8 +115,9 @@ class Planner:
     def _chunk(self, plan: Plan, session: Session, budget: int) -> int:
         """A row of as many tokens as are known, allowed and affordable; returns how many.
 
-        Where a whole chunk finds no room even under pressure, smaller ones are tried: the oldest turn must
-        get on with whatever is left.
+        Where drafts find no room the row goes without them; no turn is retracted for a guess. Where a whole
+        chunk finds none even under pressure, smaller ones are tried: the oldest turn must get on with what is
+        left.
         """
         turn = session.turn
         if turn is None or not _runs(session):
@@ -129,14 +130,16 @@ class Planner:
             try:
                 return self._row(plan, session, turn, budget, drafts)
             except OutOfUnits as shortfall:
-                if not pressed and self._room(shortfall, session):
+                if drafts:
+                    if not self.pressure.make_room(shortfall, session, may_retract=False):
+                        drafts = []
+                elif not pressed and self._room(shortfall, session):
                     pressed = True
-                    continue
-                pressed = True
-                if not _runs(session):
+                elif _runs(session):
+                    pressed = True
+                    budget = min(budget, max(1, session.sequence.known - session.sequence.planned)) // 2
+                else:
                     return 0
-            budget = min(budget, max(1, session.sequence.known - session.sequence.planned)) // 2
-            drafts = []
         return 0
 
     def _drafts(self, session: Session, turn: Turn, budget: int) -> list[int] | None:
