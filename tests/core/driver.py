@@ -17,7 +17,7 @@ from holdfast.core.plan import StepResult
 from holdfast.core.planner import Proposer
 from holdfast.core.policy import Policy
 from holdfast.core.registry import Event, Plan
-from holdfast.core.scheduler import Scheduler
+from holdfast.core.scheduler import FLIGHTS_MAX, Scheduler
 from holdfast.core.session import Session
 from holdfast.core.turn import Turn, TurnRequest
 from holdfast.sim.content import content_of, extend, next_token
@@ -151,6 +151,8 @@ class Driver:
 
     def step(self) -> Plan:
         """One step; with overlap, one plan stays in flight as long as there is something to plan."""
+        if len(self.registry.flights) == FLIGHTS_MAX:
+            self.settle()
         plan = self.plan()
         while len(self.registry.flights) > (1 if self.overlap and plan else 0):
             self.settle()
