@@ -1,0 +1,161 @@
+"""The shared tables: who is in which list, names that are gone, tiers with room, what is on its way."""
+
+import pytest
+
+from holdfast.core.errors import SessionExpired, UnknownSession
+from holdfast.core.layout import Component, Tier, named_layout
+from holdfast.core.ledger import Kind, Ledger
+from holdfast.core.policy import Policy
+from holdfast.core.prefix import PrefixTree
+from holdfast.core.registry import Registry
+from holdfast.core.session import Life, Place, Session
+from tests.core.driver import Driver, prompt
+
+FULL, STATE = Component.FULL, Component.STATE
+
+
+def make_registry() -> Registry:
+    """A registry of a hybrid model without sessions."""
+    ledger = Ledger(named_layout("hybrid", 4), {(FULL, Tier.DEVICE): 10, (STATE, Tier.DEVICE): 4})
+    return Registry(ledger, PrefixTree(ledger), Policy())
+
+
+def enter(registry: Registry, name: str, tenant: str = "red", ttl: float | None = 5.0) -> Session:
+    """A session that has just been opened."""
+    session = Session(registry.ledger, name, tenant, registry.number(), registry.now, ttl)
+    registry.enter(session)
+    return session
+
+
+def test_numbers_are_given_in_order_of_asking() -> None:
+    registry = make_registry()
+    assert [registry.number() for _ in range(3)] == [1, 2, 3]
+
+
+def test_sessions_are_counted_by_tenant_and_struck_off_everything_when_they_leave() -> None:
+    registry = make_registry()
+    sessions = [enter(registry, name, tenant) for name, tenant in (("a", "red"), ("b", "red"), ("c", "blue"))]
+    assert registry.tenants == {"red": 2, "blue": 1}
+    for table in (registry.resting, registry.checkpointed, registry.seals, registry.tainted):
+        table[sessions[0]] = None
+    registry.leave(sessions[0])
+    assert registry.tenants == {"red": 1, "blue": 1} and list(registry.sessions) == ["b", "c"]
+    assert not (registry.resting or registry.checkpointed or registry.seals or registry.tainted)
+    assert registry.forgotten == [sessions[0].number]
+    registry.leave(sessions[2])
+    assert registry.tenants == {"red": 1}
+
+
+def test_a_name_that_is_not_there_says_why() -> None:
+    registry = make_registry()
+    session = enter(registry, "a")
+    registry.expired["old"] = None
+    assert registry.find("a") is session
+    with pytest.raises(SessionExpired):
+        registry.find("old")
+    with pytest.raises(UnknownSession):
+        registry.find("never")
+
+
+def test_only_sessions_with_memory_rest_and_the_longest_resting_comes_first() -> None:
+    registry = make_registry()
+    sessions = [enter(registry, name) for name in ("a", "b", "c")]
+    assert not registry.resting
+    for session in sessions:
+        session.sequence.lease = registry.tree.lease_root("red", session.id)
+        registry.rest(session)
+    assert [session.id for session in registry.resting] == ["a", "b", "c"]
+    registry.rest(sessions[0])
+    assert [session.id for session in registry.resting] == ["b", "c", "a"]
+    for session in sessions:
+        session.sequence.close()
+
+
+def test_idle_time_counts_from_now_and_requests_of_their_own_have_none() -> None:
+    registry = make_registry()
+    named, one_shot = enter(registry, "a"), enter(registry, "r", ttl=None)
+    registry.now = 7.0
+    registry.idle(named)
+    registry.idle(one_shot)
+    assert named.idle_since == one_shot.idle_since == 7.0
+    assert registry.deadlines == [(12.0, 0, "a")]
+
+
+def test_events_are_noted_with_what_they_are_about() -> None:
+    registry = make_registry()
+    session = enter(registry, "a")
+    registry.emit("closed", session, None, "why")
+    (event,) = registry.events
+    assert (event.kind, event.session_id, event.turn, event.tokens, event.reason) == (
+        "closed",
+        "a",
+        None,
+        [],
+        "why",
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "disk", "tier"),
+    [(0, 0, None), (50, 0, Tier.HOST), (1, 50, Tier.DISK), (1, 1, None), (50, 50, Tier.HOST)],
+)
+def test_the_nearest_tier_with_room_for_all_components_is_chosen(host: int, disk: int, tier) -> None:
+    driver = Driver("hybrid", 4, host=host)
+    if disk:
+        sizes = {(pool.component, pool.tier): pool.size for pool in driver.ledger.pools.values()}
+        sizes |= {(component, Tier.DISK): disk for component in driver.layout.components}
+        driver.ledger = Ledger(driver.layout, sizes)
+        driver.scheduler.__init__(driver.ledger, driver.registry.policy, strict=True)
+        driver.registry = driver.scheduler.registry
+    driver.open("a")
+    driver.turn("a", 10, 3)
+    assert driver.registry.spill_tier(driver.session("a")) is tier
+
+
+def test_a_session_without_memory_has_nothing_to_spill() -> None:
+    driver = Driver("hybrid", 4, host=50)
+    driver.open("a")
+    assert driver.registry.spill_tier(driver.session("a")) is None
+
+
+def test_units_that_are_leaving_are_counted() -> None:
+    driver = Driver("hybrid", 4, host=50)
+    driver.open("a")
+    driver.turn("a", 10, 3)
+    assert driver.registry.leaving_units(FULL) == 0
+    own = driver.session("a").holder.held[driver.ledger.pool(FULL).index]
+    driver.scheduler.spill("a", driver.now)
+    assert driver.registry.leaving_units(FULL) == own
+    driver.plan()
+    driver.submit("a", prompt(2, 1), 2)
+    driver.plan()
+    assert driver.registry.leaving_units(FULL) == driver.ledger.pool(FULL).by_kind[Kind.RETIRING]
+    driver.run()
+
+
+def test_a_restore_on_its_way_is_not_leaving() -> None:
+    driver = Driver("hybrid", 4, host=50)
+    driver.open("a")
+    driver.turn("a", 10, 3)
+    driver.scheduler.spill("a", driver.now)
+    driver.run()
+    driver.submit("a", prompt(2, 1), 2)
+    driver.plan()
+    assert driver.session("a").place is Place.RETURNING
+    assert driver.registry.leaving_units(FULL) == 0
+    driver.run()
+
+
+def test_dropping_memory_keeps_the_tokens_and_ends_a_seal() -> None:
+    driver = Driver("hybrid", 4)
+    session = driver.open("a")
+    turn = driver.submit("a", prompt(10), 3)
+    driver.until(lambda: turn.over)
+    assert session.life is Life.SEALING
+    driver.registry.drop_memory(session)
+    assert session.life is Life.IDLE and not driver.registry.seals
+    assert (session.sequence.known, session.sequence.computed) == (13, 0)
+    assert session not in driver.registry.resting
+    driver.scheduler.flush()
+    driver.run()
+    assert driver.all_free()
