@@ -19,7 +19,7 @@ from transformers import (
 from holdfast.models.checkpoint import load_model, open_checkpoint
 from holdfast.models.fields import ConfigurationError
 from holdfast.models.gguf import GgufFile
-from holdfast.models.linear import INT4_DENSE_FROM, Int4Linear, Int8Linear
+from holdfast.models.linear import INT4_DENSE_FROM, Int4Linear, Int8Linear, RefinedHead, quantise_int8
 from holdfast.models.weights import Placement, WeightMismatch
 from tests.models.gguf_files import write_gguf
 from tests.models.paged import PagedRunner, Sequence
@@ -106,10 +106,25 @@ def test_quantised_projections_stay_small(tmp_path: Path, kind: Kind, form: type
     checkpoint = open_checkpoint(tmp_path / "model.gguf")
     lean, copies = load_model(checkpoint, LEAN), load_model(checkpoint, QUANTISED)
     head, with_copy = lean._head, copies._head
-    assert isinstance(head, form)
+    assert isinstance(head, RefinedHead)
+    assert isinstance(head._coarse, form)
     elements = SIZES["vocab_size"] * SIZES["hidden_size"]
     assert head.bytes <= elements * (0.7 if form is Int4Linear else 1.1)
     assert with_copy.bytes == head.bytes + 4 * elements
+
+
+def test_the_largest_logits_are_exact() -> None:
+    """A few nearly equal ones tie when rounded to bfloat16; the best must win all the same."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(4096, 256, generator=generator)
+    weight[100:116] = weight[100] + 0.001 * torch.randn(16, 256, generator=generator)
+    x = torch.randn(3, 256, generator=generator) + weight[100]
+    coarse = Int8Linear(*quantise_int8(weight), None, weight)
+    refined = RefinedHead(coarse)(x)
+    exact = x @ weight.T
+    assert torch.allclose(refined.topk(16).values, exact.topk(16).values, rtol=1e-5)
+    assert torch.equal(refined.argmax(dim=-1), exact.argmax(dim=-1))
+    assert not torch.equal(coarse(x).argmax(dim=-1), exact.argmax(dim=-1))
 
 
 @pytest.mark.parametrize(

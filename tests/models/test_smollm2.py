@@ -47,6 +47,7 @@ def dense(smollm2: Path) -> Model:
 
 @pytest.fixture(scope="module")
 def quantised(smollm2: Path) -> Model:
+    """Without dense copies: the least exact form of the weights."""
     placement = Placement(CPU, torch.float32, quantised=True, dense_copies=False)
     return load_model(open_checkpoint(smollm2), placement, context_length=1024)
 

@@ -113,7 +113,7 @@ class Builder:
         if tied is not None:
             self.reader.ignore(rf"^{head}\.weight$")
             return table, tied
-        return table, self.reader.linear([head], config.width, [config.vocabulary])
+        return table, self.reader.head(head, config.width, config.vocabulary)
 
     def _next_state_layer(self) -> int:
         layer, self._state_layers = self._state_layers, self._state_layers + 1

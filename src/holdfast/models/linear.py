@@ -22,6 +22,9 @@ INT4_DENSE_FROM = 40
 INT8_DENSE_FROM = 16
 """Token counts from which the dense product is faster than the 4-bit and the 8-bit kernel."""
 
+REFINED = 32
+"""Largest logits that a quantised output head computes again."""
+
 
 @dataclass(frozen=True, slots=True)
 class FourBitWeight:
@@ -100,6 +103,10 @@ class Int4Linear:
         product = product.to(x.dtype)
         return product if self._bias is None else product + self._bias
 
+    def rows(self, outputs: Tensor) -> Tensor | None:
+        """The weights of some outputs, exact, where a dense copy has them."""
+        return None if self._dense is None else self._dense[outputs]
+
 
 class Int8Linear:
     """An 8-bit weight with one scale for each output: `w = code * scale`, scales in bfloat16."""
@@ -126,6 +133,42 @@ class Int8Linear:
             return dense_product(x, self._dense, self._bias)
         product = torch._weight_int8pack_mm(x.to(torch.bfloat16), self._codes, self._scales).to(x.dtype)
         return product if self._bias is None else product + self._bias
+
+    def rows(self, outputs: Tensor) -> Tensor:
+        """The weights of some outputs: exact where there is a dense copy, else what the codes say."""
+        if self._dense is not None:
+            return self._dense[outputs]
+        return self._codes[outputs].float() * self._scales[outputs].float().unsqueeze(-1)
+
+
+class RefinedHead:
+    """An output head that computes all logits with a quantised kernel and the largest ones again in full.
+
+    The kernels round their results to bfloat16, so that the best of nearly equal logits would be a matter of
+    chance; the few that matter are worth a second, exact product.
+    """
+
+    __slots__ = ("_coarse",)
+
+    def __init__(self, coarse: Int4Linear | Int8Linear) -> None:
+        self._coarse = coarse
+
+    @property
+    def out_features(self) -> int:
+        return self._coarse.out_features
+
+    @property
+    def bytes(self) -> int:
+        return self._coarse.bytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        logits = self._coarse(x)
+        best = logits.topk(min(REFINED, self.out_features), dim=-1).indices
+        rows = self._coarse.rows(best)
+        if rows is None:
+            return logits
+        exact = torch.matmul(rows, x.to(rows.dtype).unsqueeze(-1)).squeeze(-1)
+        return logits.scatter_(1, best, exact.to(logits.dtype))
 
 
 def quantise_int8(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,7 @@ from holdfast.models.linear import (
     Int4Linear,
     Int8Linear,
     Linear,
+    RefinedHead,
     quantise_int8,
 )
 
@@ -194,10 +195,16 @@ class WeightReader:
         if not quantised:
             return Embedding(table, None, placement.dtype, multiplier), DenseLinear(table)
         codes, scale = quantise_int8(table)
-        if placement.dense_copies:
-            return Embedding(table, None, placement.dtype, multiplier), Int8Linear(codes, scale, None, table)
-        head = Int8Linear(codes, scale, None, None)
-        return Embedding(codes, scale, placement.dtype, multiplier), head
+        kept = table if placement.dense_copies else None
+        head = RefinedHead(Int8Linear(codes, scale, None, kept))
+        if kept is None:
+            return Embedding(codes, scale, placement.dtype, multiplier), head
+        return Embedding(table, None, placement.dtype, multiplier), head
+
+    def head(self, name: str, width: int, vocabulary: int) -> Linear:
+        """An output head with weights of its own."""
+        head = self.linear([name], width, [vocabulary])
+        return RefinedHead(head) if isinstance(head, Int4Linear | Int8Linear) else head
 
     def finish(self) -> None:
         """Raises an error that lists every name that was missing, unexpected or of another shape."""
