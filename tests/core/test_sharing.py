@@ -281,6 +281,26 @@ def test_a_history_that_was_never_computed_leaves_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STATEFUL)
+def test_a_state_that_the_tree_has_already_is_freed_only_when_the_step_that_writes_it_has_run(
+    name: str,
+) -> None:
+    world = world_of(name)
+    chats = [world.open() for _ in range(2)]
+    for chat in chats:
+        world.turn(chat, PROMPT[:39], [1])
+    world.settle()
+    pool = world.ledger.pool(Component.STATE)
+    world.close(chats[0], leave=True)
+    chats[1].sequence.fence = world.ledger.step = world.ledger.step + 1
+    duplicate = chats[1].sequence.state.units[0]
+    world.close(chats[1], leave=True)
+    assert duplicate not in pool.free
+    world.settle()
+    assert duplicate in pool.free
+    world.finish()
+
+
+@pytest.mark.parametrize("name", STATEFUL)
 def test_a_history_whose_state_is_only_leased_leaves_no_second_one(name: str) -> None:
     """A chat that leased all it knows has no state of its own to leave."""
     world = world_of(name)

@@ -229,6 +229,7 @@ def leave_history(tree: PrefixTree, sequence: Sequence, rank: int = 0) -> None:
     assert lease is not None
     if sequence.computed == lease.length:
         if state is not None:
+            state.fence(sequence.fence)
             sequence.state = None
             tree.set_state(lease, state)
         return
