@@ -1,7 +1,7 @@
 """What a step costs the scheduler: plan and settle, without any executor.
 
-Decode rows alone, decode rows beside prefill chunks, and the same with thousands of sessions idle: a step's cost
-must not depend on them.
+Decode rows alone, decode rows beside prefill chunks, and the same with thousands of sessions idle: a step's
+cost must not depend on them.
 """
 
 from __future__ import annotations
