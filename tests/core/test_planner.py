@@ -225,6 +225,23 @@ def test_without_room_for_drafts_the_row_goes_without_them() -> None:
     assert turn.generated == 6
 
 
+def test_drafts_may_have_room_made_for_them_by_the_tree_but_take_back_no_turn() -> None:
+    driver = Driver("hybrid", 4, slots=5)
+    driver.scheduler.planner.propose = right(driver, 3)
+    driver.request(prompt(9, 3), 2)
+    driver.run()
+    driver.request(prompt(9, 4), 2)
+    driver.run()
+    driver.open("a")
+    turn = driver.submit("a", prompt(3), 9)
+    driver.step()
+    assert driver.counts(STATE).get("FREE", 0) == 0 and driver.counts(STATE)["TREE"] == 4
+    assert [row.drafts for row in driver.step().rows] == [3]
+    assert driver.counts(STATE)["TREE"] == 3
+    driver.run()
+    assert turn.generated == 9
+
+
 # --- seals ---
 
 
