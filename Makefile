@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml
 CORE_TESTS := $(wildcard tests/core tests/property) tests/tidy
 OTHER_TESTS := $(filter-out $(CORE_TESTS) tests/gpu tests/soak,$(patsubst %/,%,$(wildcard tests/[a-z]*/)))
 
-# Tests share the machine: torch gets two threads, in every verb.
+# Tests share the machine: torch gets two threads, in every verb, and one where two workers run.
 export OMP_NUM_THREADS ?= 2
 export MKL_NUM_THREADS ?= 2
 
@@ -31,7 +31,7 @@ test: install
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -m 'not soak' $(CORE_TESTS)
 	$(BIN)/coverage report --fail-under=100
-	$(if $(OTHER_TESTS),$(BIN)/python -m pytest -m 'not soak' $(OTHER_TESTS))
+	$(if $(OTHER_TESTS),OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not soak' -n 2 --dist worksteal $(OTHER_TESTS))
 
 # The long figures: long simulations, kill -9, load.
 .PHONY: soak
