@@ -78,7 +78,7 @@ def test_idle_time_counts_from_now_and_requests_of_their_own_have_none() -> None
     registry.idle(named)
     registry.idle(one_shot)
     assert named.idle_since == one_shot.idle_since == 7.0
-    assert registry.deadlines == [(12.0, 0, "a")]
+    assert registry.deadlines == [(5.0, 1, "a")], "one look at the named one, when it could be over first"
 
 
 def test_events_are_noted_with_what_they_are_about() -> None:

@@ -480,6 +480,23 @@ def test_a_clock_that_jumps_back_stands_still() -> None:
     assert session.life is Life.CLOSED
 
 
+def test_idle_time_is_watched_by_one_entry_however_many_turns_there_were() -> None:
+    driver = Driver("dense", 3)
+    session = driver.open("a", ttl=10.0)
+    for seed in range(30):
+        driver.now += 4.0
+        driver.turn("a", 1, 1, seed)
+    assert len(driver.registry.deadlines) == 1
+    driver.scheduler.close("a", driver.now)
+    session = driver.open("a", ttl=10.0)  # The entry of the one before it means nothing to this one.
+    driver.now += 9.0
+    driver.scheduler.tick(driver.now)
+    assert session.life is Life.IDLE and len(driver.registry.deadlines) == 1
+    driver.now += 1.0
+    driver.scheduler.tick(driver.now)
+    assert session.life is Life.CLOSED and not driver.registry.deadlines
+
+
 def test_a_session_may_expire_while_its_seal_waits_or_is_in_flight() -> None:
     for in_flight in (False, True):
         driver = Driver("hybrid", 3)

@@ -134,6 +134,8 @@ class Registry:
         self.sessions[session.id] = session
         self.tenants[session.tenant] = self.tenants.get(session.tenant, 0) + 1
         self.rest(session)
+        if session.ttl is not None:
+            self.watch(session, self.now + session.ttl)
 
     def rest(self, session: Session) -> None:
         """A session's memory is at rest from now on: it may be spilled. One without memory is not listed."""
@@ -146,8 +148,10 @@ class Registry:
     def idle(self, session: Session) -> None:
         """A session's turn is over: its time to live counts from now on."""
         session.idle_since = self.now
-        if session.ttl is not None:
-            heapq.heappush(self.deadlines, (self.now + session.ttl, 0, session.id))
+
+    def watch(self, session: Session, when: float) -> None:
+        """Look at a session's idle time at `when`: one such entry each, however many its turns."""
+        heapq.heappush(self.deadlines, (when, session.number, session.id))
 
     def leave(self, session: Session) -> None:
         """Strike a closed session off every list."""

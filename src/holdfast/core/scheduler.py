@@ -148,7 +148,7 @@ class Scheduler:
         registry.seals.pop(session, None)
         registry.queue[turn.number] = turn
         if request.deadline is not None:
-            heapq.heappush(registry.deadlines, (request.deadline, turn.number, session.id))
+            heapq.heappush(registry.deadlines, (request.deadline, -turn.number, session.id))
         return turn
 
     def _require_room(self, total: int) -> None:
@@ -388,21 +388,28 @@ class Scheduler:
         """Time has come: close what was idle for too long, abort what is overdue."""
         registry = self.registry
         registry.now = now = max(now, registry.now)
+        again: list[tuple[Session, float]] = []
         while registry.deadlines and registry.deadlines[0][0] <= now:
             _, number, session_id = heapq.heappop(registry.deadlines)
             session = registry.sessions.get(session_id)
             if session is None:
                 continue
             turn = session.turn
-            if number and turn is not None and turn.number == number and session.life is not Life.CLOSING:
+            if session.number == number:
+                assert session.ttl is not None, "only named sessions are watched"
+                idle = session.life in (Life.IDLE, Life.SEALING)
+                due = (session.idle_since if idle else now) + session.ttl
+                if idle and due <= now:
+                    self._expire(session)
+                else:
+                    again.append((session, due))
+            elif turn is not None and turn.number == -number and session.life is not Life.CLOSING:
                 keep = turn.request.on_abort
                 self._abort(session, turn, keep if keep is None else min(keep, turn.generated), "deadline")
-            elif not number and session.ttl is not None and now - session.idle_since >= session.ttl:
-                self._expire(session)
+        for session, due in again:
+            registry.watch(session, due)
 
     def _expire(self, session: Session) -> None:
-        if session.life not in (Life.IDLE, Life.SEALING):
-            return
         expired = self.registry.expired
         expired[session.id] = None
         if len(expired) > EXPIRED_KEPT:
