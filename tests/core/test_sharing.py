@@ -6,7 +6,7 @@ from holdfast.core.layout import Component, named_layout
 from holdfast.core.ledger import Kind, OutOfUnits
 from holdfast.core.sharing import lean, publish, tail_sources
 from holdfast.core.tokens import pack
-from tests.core.world import LAYOUTS, PAGE_SIZES, STATEFUL, WINDOWED, World
+from tests.core.world import LAYOUTS, PAGE_SIZES, STATEFUL, WINDOWED, World, units_of
 
 PROMPT = list(range(100, 141))
 
@@ -197,6 +197,24 @@ def test_a_fork_copies_at_most_one_page_and_one_slot(name: str) -> None:
     left = [len(pool.free) + pool.by_kind[Kind.RETIRING] for pool in world.ledger.pools.values()]
     assert all(before - after <= 1 for before, after in zip(free, left, strict=True))
     assert child.sequence.computed == 42
+    world.finish()
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_checkpoint_that_goes_to_the_child_is_not_free_before_the_parents_steps_have_run(name: str) -> None:
+    world = world_of(name, 4, window=7)
+    parent = world.open()
+    for turn in range(3):
+        world.turn(parent, [turn] * 17, [1, 2])
+    world.settle()
+    world.plan()
+    parent.sequence.fence = world.ledger.step
+    handed = set(parent.sequence.points[-2].window.hold.units)
+    child = world.fork(parent, parent.ends[0])
+    assert handed & {unit for _, unit in units_of(child.sequence)}, "the point's last page is the child's now"
+    child.sequence.fence = 0
+    world.close(child)
+    assert not handed & set(world.ledger.pool(Component.WINDOW).free)
     world.finish()
 
 

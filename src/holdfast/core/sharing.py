@@ -182,11 +182,12 @@ def _hand_over(tree: PrefixTree, parent: Sequence, child: Sequence, point: Resum
         if parent.ledger.layout.pages_for(older.length) > run.first:
             parent.drop_point(older)
     parent.points.remove(point)
-    partial = run.hold.split(child.lease.pages - run.first)
     run.hold.fence(parent.fence)
+    partial = run.hold.split(child.lease.pages - run.first)
     tree.fill_window(child.lease, run.hold, run.first)
     child.window.hold.join(partial.move_to(child.holder))
     if point.state is not None:
+        point.state.fence(parent.fence)
         child.state = point.state.move_to(child.holder)
 
 
