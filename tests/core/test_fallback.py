@@ -5,7 +5,7 @@ import pytest
 from holdfast.core import fallback
 from holdfast.core.layout import LAYOUT_NAMES, named_layout
 from holdfast.core.ledger import Kind, OutOfUnits
-from tests.core.world import LAYOUTS, PAGE_SIZES, STATEFUL, World
+from tests.core.world import LAYOUTS, PAGE_SIZES, STATEFUL, WINDOWED, World
 
 PROMPT = list(range(100, 141))
 
@@ -334,6 +334,25 @@ def test_a_point_inside_the_published_prompt_brings_its_own_window_pages(
         world.turn(chat, [5], [6])
     world.close(chat, leave=True)
     world.check()
+    world.finish()
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_page_that_a_newer_point_keeps_is_given_down_to_the_point_that_is_cut_back_to(name: str) -> None:
+    """Two points need the same window page under the lease; it is the newer one's, and not the tree's."""
+    world = world_of(name, 16, window=4)
+    chat = world.open()
+    world.begin(chat, PROMPT * 2, cut=20)
+    chat.sequence.cut_chunk_at(27)
+    world.compute(chat)
+    world.publish(chat, 80)
+    world.commit(chat)
+    older, newer = chat.sequence.points[:2]
+    assert (older.length, older.window, newer.length, newer.window.first) == (20, None, 27, 1)
+    world.rewind(chat, 20)
+    assert chat.sequence.computed == 20
+    world.check()
+    world.turn(chat, [5], [6])
     world.finish()
 
 

@@ -129,9 +129,14 @@ def _prepare_shorter_lease(sequence: Sequence, length: int) -> tuple[list[UnitCo
 
 
 def _owns_window_page(sequence: Sequence, run: Run, page: int, length: int) -> bool:
-    """Whether the window page that a cut at `length` leaves partly filled is the sequence's own."""
-    own = any(point.length == length and point.window is not None for point in sequence.points)
-    return own or run.first <= page
+    """Whether the window page that a cut at `length` leaves partly filled is the sequence's own.
+
+    It is if the current window or a point at or past the cut has it: whoever does gives it down.
+    """
+    if run.first <= page:
+        return True
+    windows = [point.window for point in sequence.points if point.length >= length]
+    return any(window is not None and window.first <= page < window.end for window in windows)
 
 
 def _shorten_lease(sequence: Sequence, length: int, partial: list[Hold]) -> None:
