@@ -1,0 +1,43 @@
+"""The models of the parity tests, each made once a session, and few threads."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from holdfast.models.checkpoint import load_model, open_checkpoint
+from holdfast.models.weights import Placement
+from tests.models.reference import VARIANTS, make_reference
+from tests.parity.subject import Subject
+
+
+@pytest.fixture(autouse=True, scope="session")
+def few_threads() -> Iterator[None]:
+    """Small products are faster on one thread, and other tests need the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def subject_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subject]:
+    """The subject of a variant, made when first asked for."""
+    made: dict[str, Subject] = {}
+
+    def get(name: str) -> Subject:
+        if name not in made:
+            variant = VARIANTS[name]
+            reference = make_reference(variant, tmp_path_factory.mktemp(name))
+            placement = Placement(torch.device("cpu"), torch.float32)
+            ours = load_model(open_checkpoint(reference.path), placement, context_length=1024)
+            made[name] = Subject(name, variant.build(), ours, reference)
+        return made[name]
+
+    return get
+
+
+@pytest.fixture
+def subject(request: pytest.FixtureRequest, subject_of: Callable[[str], Subject]) -> Subject:
+    """The subject that a test is parametrised with, by name."""
+    return subject_of(request.param)

@@ -1,0 +1,66 @@
+"""Prompts through the whole engine give the logits and the 64 greedy tokens of transformers."""
+
+import pytest
+
+from tests.models.reference import GENERATED
+from tests.parity.families import every, first, first_then_soak
+from tests.parity.subject import Subject, Watched, greedy
+
+
+def check_batch(watched: Watched, subject: Subject) -> None:
+    """All prompts of the reference at once, ragged, decoding while others are still in their prompts."""
+    reference = subject.reference
+    turns = watched.engine.generate(reference.prompts, greedy(GENERATED))
+    assert [turn.token_ids for turn in turns] == reference.generated
+    assert [turn.finish_reason for turn in turns] == ["length"] * len(turns)
+    for turn, prompt in zip(turns, reference.prompts, strict=True):
+        watched.check(turn, prompt)
+
+
+@every
+def test_the_reference_is_not_trivial(subject: Subject) -> None:
+    """A model that repeats one token would agree with almost anything."""
+    assert all(len(set(generated)) >= 20 for generated in subject.reference.generated)
+
+
+@every
+def test_one_prompt(subject: Subject) -> None:
+    prompt, generated = subject.reference.prompts[0], subject.reference.generated[0]
+    with Watched(subject) as watched:
+        (turn,) = watched.engine.generate([prompt], greedy(GENERATED))
+        assert turn.token_ids == generated
+        watched.check(turn, prompt)
+        usage = turn.usage
+        assert (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) == (len(prompt), 0, 64)
+        assert usage.computed_tokens == watched.computed == len(prompt) + GENERATED - 1
+
+
+@every
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+def test_ragged_batch(subject: Subject, overlap: bool) -> None:
+    with Watched(subject, overlap=overlap) as watched:
+        check_batch(watched, subject)
+
+
+@first_then_soak
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_chunk_sizes(subject: Subject, chunk: int) -> None:
+    with Watched(subject, chunk_tokens=chunk, step_tokens=max(chunk, 16)) as watched:
+        check_batch(watched, subject)
+
+
+@first_then_soak
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_page_sizes(subject: Subject, page_size: int) -> None:
+    with Watched(subject, page_size=page_size, chunk_tokens=29) as watched:
+        check_batch(watched, subject)
+
+
+@first
+@pytest.mark.soak
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_every_combination(subject: Subject, chunk: int, page_size: int, overlap: bool) -> None:
+    with Watched(subject, page_size=page_size, chunk_tokens=chunk, overlap=overlap) as watched:
+        check_batch(watched, subject)
