@@ -1,8 +1,8 @@
 """The engine's loop: plan, run, settle, tell.
 
 It joins the core's scheduler to an executor and keeps, for each turn in flight, the stream of what it says.
-Whoever drives it calls `step` until there is nothing to do. An executor that raises does not end the loop: the
-step is reported as failed, and the core takes its turns back.
+Whoever drives it calls `step` until there is nothing to do. An executor that raises does not end the loop:
+the step is reported as failed, and the core takes its turns back.
 """
 
 from __future__ import annotations
