@@ -13,7 +13,7 @@ from random import Random
 from holdfast.core import errors
 from holdfast.core.registry import Event
 from holdfast.core.scheduler import Scheduler
-from holdfast.core.session import Session
+from holdfast.core.session import Life, Session
 from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
 from holdfast.sim.content import extend, next_token
 from holdfast.sim.faults import Faults
@@ -25,6 +25,7 @@ from holdfast.sim.workloads import Workload
 VOCABULARY = 50
 TENANTS = ("red", "blue")
 LATE_STEPS = 4
+REMEMBERED = 6
 
 
 class Clients:
@@ -41,12 +42,16 @@ class Clients:
         self.sessions = Roster()
         self.busy = Roster()
         self.ending: dict[str, int] = {}
+        self.remembered: list[tuple[int, ...]] = []
         self.closing: dict[str, int] = {}
         self.now = 0.0
         self.step = 0
         self.turns = 0
         self.serial = 0
         self.trace = 0
+        self.doubtful = False
+        self.whom = "nobody"
+        self.forked = "nobody"
 
     # --- acting -----------------------------------------------------------------------------------
 
@@ -61,9 +66,8 @@ class Clients:
         except errors.Refused as refused:
             self.trace = extend(self.trace, len(refused.code))
             if self._books() != before:
-                raise Found(
-                    "refusal", f"{name} was refused with {refused.code}, but changed memory", name
-                ) from refused
+                what = f"{name} was refused with {refused.code}, but changed memory"
+                raise Found("refusal", what, self.whom) from refused
         self.hear(self.scheduler.take_events())
 
     def _books(self) -> tuple[int, int, list[tuple[int, ...]]]:
@@ -80,15 +84,18 @@ class Clients:
     def some(self) -> Session | None:
         """A session of a conversation, whatever it is doing."""
         name = self.sessions.choose(self.rng)
+        self.whom = name or "nobody"
         return self.scheduler.registry.sessions[name] if name is not None else None
 
     def _input(self, first: bool) -> tuple[int, ...]:
-        """Inputs of first turns share prompts, so that prefixes are found and computed together."""
+        """Inputs of first turns share prompts or repeat whole conversations, so that prefixes are found."""
         rng = self.rng
         count = rng.randint(*self.workload.input_tokens)
         fresh = tuple(rng.randrange(VOCABULARY) for _ in range(count))
         if not first or rng.random() < 0.3:
             return fresh
+        if self.remembered and rng.random() < 0.3:
+            return (*rng.choice(self.remembered), *fresh[:3])
         shared = Random(rng.randrange(self.workload.shared_prompts))
         length = shared.randrange(1, 40)
         return (*(shared.randrange(VOCABULARY) for _ in range(length)), *fresh)
@@ -120,6 +127,7 @@ class Clients:
         self._welcome(name, Conversation(name, VOCABULARY))
 
     def _welcome(self, name: str, conversation: Conversation) -> None:
+        conversation.rested_at = self.scheduler.registry.now
         self.conversations[name] = conversation
         self.sessions.add(name)
 
@@ -173,6 +181,8 @@ class Clients:
     def rewind(self) -> None:
         """A client goes back to an earlier turn, or to one that never was."""
         session = self.some()
+        if self.forked in self.conversations and self.rng.random() < 0.5:
+            session = self.scheduler.registry.sessions[self.forked]
         if session is not None:
             turns = self.rng.randrange(len(session.boundaries) + 2)
             self.scheduler.rewind(session.id, turns, self.now)
@@ -189,6 +199,7 @@ class Clients:
             name = self.name("s")
             child = self.scheduler.fork(session.id, name, self.now, turns)
             self._welcome(name, self.conversations[session.id].fork(name, turns))
+            self.forked = session.id
             self.compare(child)
 
     def spill(self) -> None:
@@ -325,7 +336,10 @@ class Clients:
         if event.kind == "closed":
             if conversation.turn_id is not None:
                 raise Mismatch(f"{name} was closed, but {conversation.turn_id} never ended")
+            if event.reason == "expired":
+                self._check_expiry(conversation)
             del self.conversations[name]
+            self._remember(conversation)
             self.closing.pop(name, None)
             self.sessions.discard(name)
             return
@@ -338,15 +352,41 @@ class Clients:
             return
         self.busy.discard(name)
         self.ending.pop(name, None)
+        conversation.rested_at = self.scheduler.registry.now
+        session = self.scheduler.registry.sessions.get(name)
         if event.kind == "finished":
             conversation.finish(event.reason)
         elif event.kind == "failed" and not self.faults.total:
             raise Mismatch(f"{turn.request.turn_id} failed, though nothing went wrong: {event.reason}")
         else:
+            if session is not None and event.kind == "aborted":
+                self._check_recomputation(conversation, session, turn)
             conversation.interrupted(event.kind, event.reason, turn)
-        session = self.scheduler.registry.sessions.get(name)
         if session is not None:
             self.compare(session)
+
+    def _remember(self, conversation: Conversation) -> None:
+        """Keep the words of a few conversations that are over: clients without a session say them again."""
+        if conversation.tokens:
+            self.remembered.append(tuple(conversation.tokens))
+            del self.remembered[:-REMEMBERED]
+
+    def _check_expiry(self, conversation: Conversation) -> None:
+        """A session may go when it has been idle for its time to live since the end of its last turn."""
+        registry = self.scheduler.registry
+        idle = registry.now - conversation.rested_at
+        if idle < registry.policy.session_ttl:
+            raise Mismatch(f"{conversation.session_id} expired after {idle:.1f} seconds of rest")
+
+    def _check_recomputation(self, conversation: Conversation, session: Session, turn: Turn) -> None:
+        """An end that nobody's fault brought about leaves in memory what the turn found there."""
+        running = conversation.planned_at == turn.retracts
+        if running and not turn.failures and not self.doubtful:
+            computed = session.sequence.computed
+            found = min(conversation.began, turn.known_before)
+            if computed < found:
+                what = f"the turn found {found} computed tokens and left {computed}"
+                raise Found("recomputation", what, f"{turn.request.turn_id} of {session.id}")
 
     def compare(self, session: Session) -> None:
         """A session's log must be its conversation, whenever no turn is in flight on it."""
@@ -358,9 +398,14 @@ class Clients:
                 or session.boundaries != conversation.boundaries
             ):
                 raise Found("transcript", f"the log of {session.id} is not what was said", session.id)
+            if session.life in {Life.QUEUED, Life.RUNNING}:
+                what = f"{session.id} is {session.life.value}, but has no turn"
+                raise Found("registry", what, session.id)
 
     def watch(self) -> None:
-        """What was asked to end must end soon."""
+        """What was asked to end must end soon, and what has not ended must be where it can go on."""
+        for name in self.busy:
+            self._check_turn(name)
         for asked, what in ((self.ending, "turn"), (self.closing, "session")):
             if asked:
                 name, step = next(iter(asked.items()))
@@ -368,6 +413,18 @@ class Clients:
                     turn = self.conversations[name].turn_id
                     who = f"{turn} of {name}" if what == "turn" else name
                     raise Found("late", f"the end of {what} {who} was asked for at step {step}", who)
+
+    def _check_turn(self, name: str) -> None:
+        registry = self.scheduler.registry
+        session, turn_id = registry.sessions.get(name), self.conversations[name].turn_id
+        turn = session.turn if session is not None else None
+        if session is None or turn is None or turn.request.turn_id != turn_id:
+            raise Found("registry", f"{name} has lost its turn {turn_id}", f"{turn_id} of {name}")
+        waits = registry.queue.get(turn.number) is turn
+        idle = session.life in {Life.IDLE, Life.SEALING}
+        if idle or waits != (session.life is Life.QUEUED) or (session in registry.running) == waits:
+            what = f"{turn_id} of {name}, {session.life.value}, is in the wrong list"
+            raise Found("registry", what, f"{turn_id} of {name}")
 
 
 ACTIONS: dict[str, Callable[[Clients], None]] = {

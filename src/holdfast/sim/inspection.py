@@ -95,6 +95,9 @@ class Inspection:
 
     def _session(self, session: Session) -> None:
         sequence = session.sequence
+        root = sequence.lease.record.node.holder.name if sequence.lease is not None else session.tenant
+        if root != session.tenant:
+            raise Found("tenant", f"{session.id} of {session.tenant} leans on memory of {root}", session.id)
         contents = self.device.contents_of(session.number, sequence.tokens.slice(0, sequence.computed))
         if session.place is Place.AWAY:
             self._parcel(session, contents)

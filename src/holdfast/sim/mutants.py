@@ -11,11 +11,14 @@ from contextlib import contextmanager
 
 from holdfast.sim.memory_mutants import MEMORY_MUTANTS
 from holdfast.sim.planting import Mutant, Patcher
+from holdfast.sim.scheduler_mutants import SCHEDULER_MUTANTS
 from holdfast.sim.tree_mutants import TREE_MUTANTS
 
 __all__ = ["MUTANTS", "Mutant", "Patcher", "planted"]
 
-MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in (*MEMORY_MUTANTS, *TREE_MUTANTS)}
+MUTANTS: dict[str, Mutant] = {
+    mutant.name: mutant for mutant in (*MEMORY_MUTANTS, *TREE_MUTANTS, *SCHEDULER_MUTANTS)
+}
 
 
 @contextmanager

@@ -7,8 +7,12 @@ from a bug that never happened. Used by mutants.py and by the modules that defin
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
+
+CORE = "holdfast.core."
 
 
 class Patcher:
@@ -22,9 +26,15 @@ class Patcher:
         self.reached = 0
 
     def replace(self, owner: object, name: str, faulty: object) -> None:
-        """Let `owner.name` be `faulty` until `restore`."""
-        self._originals.append((owner, name, vars(owner)[name]))
-        setattr(owner, name, faulty)
+        """Let `owner.name` be `faulty` until `restore`; a module's function in every module of the core."""
+        original = vars(owner)[name]
+        owners = [owner]
+        if isinstance(owner, ModuleType):
+            modules = [module for path, module in sys.modules.items() if path.startswith(CORE)]
+            owners += [m for m in modules if m is not owner and vars(m).get(name) is original]
+        for one in owners:
+            self._originals.append((one, name, original))
+            setattr(one, name, faulty)
 
     def reach(self) -> None:
         """Note that the fault took effect."""
@@ -51,3 +61,8 @@ class Mutant:
     level: str
     changes_one_statement: bool
     plant: Callable[[Patcher], None]
+
+    @property
+    def what(self) -> str:
+        """What goes wrong, in a sentence."""
+        return (self.plant.__doc__ or "").strip()

@@ -30,10 +30,12 @@ class Conversation:
     __slots__ = (
         "asked",
         "before",
+        "began",
         "boundaries",
         "contents",
         "last",
         "planned_at",
+        "rested_at",
         "said",
         "session_id",
         "tokens",
@@ -53,6 +55,8 @@ class Conversation:
         self.before: tuple[tuple[int, int] | None, int] = (None, 0)
         self.asked: Ask | None = None
         self.planned_at = NEVER
+        self.began = 0
+        self.rested_at = 0.0
 
     def _append(self, token: int) -> None:
         self.tokens.append(token)
@@ -76,6 +80,12 @@ class Conversation:
         """The client interrupts its turn; only its first word counts."""
         if self.asked is None:
             self.asked = Ask(keep)
+
+    def planned(self, start: int, retracts: int) -> None:
+        """A row of the turn is planned; the first since it was admitted tells from where it goes on."""
+        if self.planned_at != retracts:
+            self.planned_at = retracts
+            self.began = start
 
     def hear(self, tokens: list[int]) -> None:
         """The model says something: it must be what it says without memory."""

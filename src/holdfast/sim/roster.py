@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 
 
@@ -16,6 +17,9 @@ class Roster:
 
     def __len__(self) -> int:
         return len(self._names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
 
     def add(self, name: str) -> None:
         """Enter a name; no effect on one that is there."""

@@ -127,6 +127,7 @@ class World:
         with assertions_of_the_core():
             for _ in range(steps):
                 self._advance()
+                self.clients.doubtful = False
 
     def _advance(self) -> None:
         """One step: clients act, a plan is made, an earlier one settles, everything is counted."""
@@ -163,13 +164,15 @@ class World:
             self.numbers[row.number] = row.turn.session_id
             conversation = self.clients.conversations.get(row.turn.session_id)
             if conversation is not None:
-                conversation.planned_at = row.turn.retracts
+                conversation.planned(row.start, row.turn.retracts)
             trace = extend(trace, row.start * 1009 + row.count)
         self.trace = trace
         try:
             self.device.announce(plan, self.scheduler.registry.transits)
         except WrongContent as wrong:
+            self._census()
             raise Found("fence", str(wrong), self._whose(plan, wrong.number)) from wrong
+        self.clients.hear(self.scheduler.take_events())
 
     def _whose(self, plan: Plan, number: int) -> str:
         """The turn that a row of this number belongs to, or the session."""
@@ -181,6 +184,7 @@ class World:
     def _settle(self) -> None:
         plan = self.scheduler.registry.flights[0]
         result = self._execute(plan)
+        self.clients.doubtful = result.error is not None or len(result.rows) != len(plan.rows)
         events = self.scheduler.settle(plan, result, self.now)
         self.device.settled(plan)
         self.clients.hear(events)
@@ -193,14 +197,16 @@ class World:
             if self.rng.random() < 0.5:
                 self.device.spoil(plan)
             return StepResult([], error="discarded")
-        if plan.rows and self.faults.strike("step raises before writing", 0.1):
+        weight = 1.0 if plan.copies else 0.1
+        if plan.rows and self.faults.strike("step raises before writing", weight):
             return StepResult([], error="the executor raised")
         try:
-            if plan.rows and self.faults.strike("step raises after writing", 0.1):
+            if plan.rows and self.faults.strike("step raises after writing", weight):
                 self.device.spoil(plan)
                 return StepResult([], error="the executor raised")
             rows, moved = self.device.run(plan)
         except WrongContent as wrong:
+            self._census()
             raise Found("content", str(wrong), self._whose(plan, wrong.number)) from wrong
         moved = [arrived and not self.faults.strike("move lost") for arrived in moved]
         return StepResult(self._spoil_rows(rows), moved)
@@ -220,6 +226,7 @@ class World:
     # --- watching ---------------------------------------------------------------------------------
 
     def _census(self) -> None:
+        """Count everything. Where the books are wrong, they say better who did it than what came of it."""
         found = self.scheduler.audit.census()
         if found:
             raise Found(found[0].kind, str(found[0]), found[0].holder)
@@ -233,13 +240,11 @@ class World:
             return
         self.stalled += 1
         if self.stalled > STALL_STEPS:
+            self._census()
             running = [session.turn for session in registry.running]
-            waiting = ", ".join(
-                f"{turn.request.turn_id} of {turn.session_id}"
-                for turn in (*running, *registry.queue.values())
-                if turn is not None
-            )
-            raise Found("stall", f"nothing moved for {STALL_STEPS} steps", waiting)
+            waiting = [turn for turn in (*running, *registry.queue.values()) if turn is not None]
+            first = f"{waiting[0].request.turn_id} of {waiting[0].session_id}"
+            raise Found("stall", f"nothing moved for {STALL_STEPS} steps; {len(waiting)} turns wait", first)
 
     def close_down(self) -> None:
         """Close everything: every pool must be exactly full and the tree unlocked and empty."""

@@ -1,0 +1,524 @@
+"""Planted bugs of sessions, turns, steps and tiers.
+
+Each function replaces one site by a version that differs in the effect of about one statement, and never
+raises of itself: it is for the audit, the device or the clients of a simulation to notice. See planting.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.core import errors, fallback, pressure
+from holdfast.core.admission import Admission
+from holdfast.core.ledger import Holder, OutOfUnits
+from holdfast.core.planner import Planner
+from holdfast.core.pressure import Pressure
+from holdfast.core.registry import Plan, Registry
+from holdfast.core.scheduler import Scheduler
+from holdfast.core.sequence import Sequence
+from holdfast.core.session import Life, Session
+from holdfast.core.settler import Settler
+from holdfast.core.tiers import Parcel, own_holds
+from holdfast.core.turn import Turn, TurnRequest
+from holdfast.sim.planting import Mutant, Patcher
+
+
+def _free_but_keep(patcher: Patcher, sequence: Sequence) -> None:
+    """Let units go while a Hold still names them: what freeing the same list a second time does."""
+    for hold in list(own_holds(sequence).values())[:1]:
+        patcher.reach()
+        hold.pool.ledger.let_go(hold.pool, list(hold.units), 0)
+
+
+def _undo_after(patcher: Patcher, forget: Callable[[Sequence], None]) -> None:
+    """An admission that failed forgets something before it gives up the memory that it had leaned on."""
+    original = Admission.undo
+
+    def faulty(self: Admission) -> None:
+        sequence = self.session.sequence
+        leaned, self.leaned = self.leaned, False
+        original(self)
+        if leaned:
+            self.registry.purge_copies(self.session)
+            forget(sequence)
+            sequence.drop_memory()
+
+    patcher.replace(Admission, "undo", faulty)
+
+
+# --- admission ----------------------------------------------------------------------------------------
+
+
+def failed_admission_keeps_the_slot(patcher: Patcher) -> None:
+    """A turn that was given a state slot and could not be added to the batch keeps it."""
+
+    def forget(sequence: Sequence) -> None:
+        if sequence.state is not None:
+            patcher.reach()
+            patcher.park(sequence.state)
+            sequence.state = None
+
+    _undo_after(patcher, forget)
+
+
+def failed_admission_keeps_the_lock(patcher: Patcher) -> None:
+    """A turn that could not be added to the batch leaves its prefix locked."""
+
+    def forget(sequence: Sequence) -> None:
+        patcher.reach()
+        patcher.park(sequence.lease)
+        sequence.lease = None
+
+    _undo_after(patcher, forget)
+
+
+def failed_admission_keeps_the_row(patcher: Patcher) -> None:
+    """A turn that could not be added is in the batch all the same."""
+    original = Planner._try_admit
+
+    def faulty(self: Planner, plan: Plan, session: Session, turn: Turn, budget: int) -> int:
+        taken = original(self, plan, session, turn, budget)
+        if not taken:
+            patcher.reach()
+            self.registry.running.append(session)
+        return taken
+
+    patcher.replace(Planner, "_try_admit", faulty)
+
+
+def admitted_is_freed_as_if_it_had_failed(patcher: Patcher) -> None:
+    """What an admitted turn has taken is given back as well."""
+    original = Planner._admitted
+
+    def faulty(self: Planner, session: Session, turn: Turn) -> None:
+        original(self, session, turn)
+        _free_but_keep(patcher, session.sequence)
+
+    patcher.replace(Planner, "_admitted", faulty)
+
+
+def retried_chunk_takes_twice(patcher: Patcher) -> None:
+    """A chunk that is tried again after room was made takes a page for each try."""
+    original = Planner._room
+
+    def faulty(self: Planner, shortfall: OutOfUnits, session: Session) -> bool:
+        room = original(self, shortfall, session)
+        full = session.sequence.full
+        if room and full is not None and len(full.pool.free) > shortfall.asked:
+            patcher.reach()
+            gate, full.pool.gate = full.pool.gate, None
+            full.grow(1)
+            full.pool.gate = gate
+        return room
+
+    patcher.replace(Planner, "_room", faulty)
+
+
+# --- turns that are refused, aborted, retracted --------------------------------------------------------
+
+
+def second_turn_clears_the_firsts_flight(patcher: Patcher) -> None:
+    """A turn that is refused because another is in flight sets the session free."""
+    original = Scheduler.submit
+
+    def faulty(self: Scheduler, session_id: str, request: TurnRequest, now: float) -> Turn:
+        try:
+            return original(self, session_id, request, now)
+        except errors.SessionBusy:
+            patcher.reach()
+            self.registry.sessions[session_id].life = Life.IDLE
+            raise
+
+    patcher.replace(Scheduler, "submit", faulty)
+
+
+def refused_turn_overwrites_the_mark(patcher: Patcher) -> None:
+    """A refused turn moves the point to which the running one would roll back."""
+    original = Scheduler.submit
+
+    def faulty(self: Scheduler, session_id: str, request: TurnRequest, now: float) -> Turn:
+        try:
+            return original(self, session_id, request, now)
+        except errors.SessionBusy:
+            sequence = self.registry.sessions[session_id].sequence
+            if sequence.mark is not None:
+                patcher.reach()
+                sequence.mark.known = sequence.known
+            raise
+
+    patcher.replace(Scheduler, "submit", faulty)
+
+
+def refused_turn_drops_the_memory(patcher: Patcher) -> None:
+    """A turn that is too long costs the session the memory that it has."""
+    original = Scheduler.submit
+
+    def faulty(self: Scheduler, session_id: str, request: TurnRequest, now: float) -> Turn:
+        try:
+            return original(self, session_id, request, now)
+        except errors.ContextExceeded:
+            session = self.registry.sessions[session_id]
+            if session.sequence.computed and session.at_rest:
+                patcher.reach()
+                self.registry.drop_memory(session)
+            raise
+
+    patcher.replace(Scheduler, "submit", faulty)
+
+
+def stale_event_is_accepted(patcher: Patcher) -> None:
+    """An abort that names a turn of the past ends the one in flight."""
+    original = Scheduler.abort
+
+    def faulty(
+        self: Scheduler,
+        session_id: str,
+        turn_id: str,
+        now: float,
+        keep: int | None = None,
+        reason: str = "abort",
+    ) -> None:
+        session = self.registry.sessions.get(session_id)
+        if session is not None and session.turn is not None and session.turn.request.turn_id != turn_id:
+            patcher.reach()
+            turn_id = session.turn.request.turn_id
+        original(self, session_id, turn_id, now, keep, reason)
+
+    patcher.replace(Scheduler, "abort", faulty)
+
+
+def queued_abort_leaves_the_session_busy(patcher: Patcher) -> None:
+    """Aborting a turn that waits leaves its session in flight for ever."""
+    original = Scheduler._drop_waiting
+
+    def faulty(
+        self: Scheduler, session: Session, turn: Turn, event: str, reason: str, keep: int | None
+    ) -> None:
+        original(self, session, turn, event, reason, keep)
+        patcher.reach()
+        session.life = Life.QUEUED
+
+    patcher.replace(Scheduler, "_drop_waiting", faulty)
+
+
+def abort_advances_the_history(patcher: Patcher) -> None:
+    """An aborted turn stays in the session's history."""
+    original = fallback.rollback
+
+    def faulty(sequence: Sequence, holder: Holder, checkpoints: Holder, certain: int | None = None) -> None:
+        assert sequence.mark is not None
+        if sequence.known > sequence.mark.known:
+            patcher.reach()
+            sequence.mark.known = sequence.known
+        original(sequence, holder, checkpoints, certain)
+
+    patcher.replace(fallback, "rollback", faulty)
+
+
+def abort_shrinks_the_history(patcher: Patcher) -> None:
+    """An aborted turn takes a token of the committed history with it."""
+    original = fallback.rollback
+
+    def faulty(sequence: Sequence, holder: Holder, checkpoints: Holder, certain: int | None = None) -> None:
+        original(sequence, holder, checkpoints, certain)
+        if sequence.known:
+            patcher.reach()
+            sequence.tokens.cut(sequence.known - 1)
+
+    patcher.replace(fallback, "rollback", faulty)
+
+
+def abort_wipes_the_memory(patcher: Patcher) -> None:
+    """An abort drops all memory of the session: its next turn computes the whole history again."""
+    original = fallback.rollback
+
+    def faulty(sequence: Sequence, holder: Holder, checkpoints: Holder, certain: int | None = None) -> None:
+        original(sequence, holder, checkpoints, certain)
+        if sequence.computed:
+            patcher.reach()
+        sequence.drop_memory()
+
+    patcher.replace(fallback, "rollback", faulty)
+
+
+def first_turn_abort_keeps_the_slot(patcher: Patcher) -> None:
+    """The abort of a first turn forgets the state slot that the turn wrote to."""
+    original = fallback.rollback
+
+    def faulty(sequence: Sequence, holder: Holder, checkpoints: Holder, certain: int | None = None) -> None:
+        assert sequence.mark is not None
+        if sequence.mark.known == 0 and sequence.state is not None:
+            patcher.reach()
+            patcher.park(sequence.state)
+            sequence.state = None
+        original(sequence, holder, checkpoints, certain)
+
+    patcher.replace(fallback, "rollback", faulty)
+
+
+def first_turn_abort_keeps_the_lock(patcher: Patcher) -> None:
+    """The abort of a first turn leaves the prefix locked that the turn leaned on."""
+    original = fallback.rollback
+
+    def faulty(sequence: Sequence, holder: Holder, checkpoints: Holder, certain: int | None = None) -> None:
+        original(sequence, holder, checkpoints, certain)
+        if sequence.known == 0 and sequence.lease is not None:
+            patcher.reach()
+            patcher.park(sequence.lease)
+            sequence.lease = None
+            sequence.drop_memory()
+
+    patcher.replace(fallback, "rollback", faulty)
+
+
+def keep_counts_one_too_many(patcher: Patcher) -> None:
+    """A turn that is cut keeps one token more than its listener heard."""
+    original = Settler._keep
+
+    def faulty(self: Settler, session: Session, turn: Turn, generated: int, certain: int | None) -> None:
+        if 0 <= generated < session.sequence.known - turn.input_end:
+            patcher.reach()
+            generated += 1
+        original(self, session, turn, generated, certain)
+
+    patcher.replace(Settler, "_keep", faulty)
+
+
+def retract_clears_the_flight(patcher: Patcher) -> None:
+    """A retracted turn is no longer its session's turn, though it waits."""
+    original = pressure.take_back
+
+    def faulty(registry: Registry, session: Session, certain: int | None = None) -> None:
+        original(registry, session, certain)
+        patcher.reach()
+        session.turn = None
+        session.life = Life.IDLE
+
+    patcher.replace(pressure, "take_back", faulty)
+
+
+def finished_turn_is_freed_again_by_retract(patcher: Patcher) -> None:
+    """A turn that finishes while it was to be retracted has its memory freed all the same."""
+    original = Settler._finish
+
+    def faulty(self: Settler, session: Session, turn: Turn, reason: str) -> None:
+        ending = turn.ending
+        original(self, session, turn, reason)
+        if ending is not None and session.life is not Life.CLOSED:
+            _free_but_keep(patcher, session.sequence)
+
+    patcher.replace(Settler, "_finish", faulty)
+
+
+def rewind_keeps_what_lies_past_the_cut(patcher: Patcher) -> None:
+    """A history is cut, but what was computed of it is not."""
+
+    def faulty(_self: Scheduler, session: Session, known: int) -> None:
+        if session.sequence.computed > known:
+            patcher.reach()
+        session.sequence.tokens.cut(known)
+
+    patcher.replace(Scheduler, "_cut", faulty)
+
+
+def sealed_token_is_counted_twice(patcher: Patcher) -> None:
+    """The row that computes a turn's last token advances its session by two."""
+    original = Settler._sealed
+
+    def faulty(self: Settler, session: Session) -> None:
+        sequence = session.sequence
+        if session.life is Life.SEALING and sequence.computed == sequence.known:
+            patcher.reach()
+            sequence.planned = sequence.computed = sequence.computed + 1
+        original(self, session)
+
+    patcher.replace(Settler, "_sealed", faulty)
+
+
+# --- closing ------------------------------------------------------------------------------------------
+
+
+def close_in_flight_frees_at_once(patcher: Patcher) -> None:
+    """Closing does not wait for the rows of the session that are in flight."""
+    original = Scheduler._close
+
+    def faulty(self: Scheduler, session: Session, reason: str) -> None:
+        if session.unsettled:
+            patcher.reach()
+            session.unsettled = 0
+        original(self, session, reason)
+
+    patcher.replace(Scheduler, "_close", faulty)
+
+
+def deferred_close_is_forgotten(patcher: Patcher) -> None:
+    """A session that was closed while its turn ran is never released."""
+    original = Settler.close
+
+    def faulty(self: Settler, session: Session, reason: str) -> None:
+        if session.life is Life.CLOSING:
+            patcher.reach()
+            return
+        original(self, session, reason)
+
+    patcher.replace(Settler, "close", faulty)
+
+
+def double_close_frees_twice(patcher: Patcher) -> None:
+    """The second close of a session frees what the first is about to free."""
+    original = Scheduler.close
+
+    def faulty(self: Scheduler, session_id: str, now: float) -> None:
+        session = self.registry.sessions.get(session_id)
+        if session is not None and session.life is Life.CLOSING:
+            _free_but_keep(patcher, session.sequence)
+        original(self, session_id, now)
+
+    patcher.replace(Scheduler, "close", faulty)
+
+
+def idle_clock_runs_during_a_turn(patcher: Patcher) -> None:
+    """The idle time of a session counts from before its turn, not from the turn's end."""
+    original = Settler._depart
+
+    def faulty(self: Settler, session: Session) -> None:
+        before = session.idle_since
+        original(self, session)
+        patcher.reach()
+        session.idle_since = before
+
+    patcher.replace(Settler, "_depart", faulty)
+
+
+# --- steps that fail, copies, tiers --------------------------------------------------------------------
+
+
+def lost_table_changes_are_not_resent(patcher: Patcher) -> None:
+    """Block-table entries that a lost plan carried are taken as known to the device."""
+    original = Settler._take_from_failed_step
+
+    def faulty(self: Settler, session: Session, guilty: bool, error: str) -> None:
+        seen = session.sequence.changed
+        original(self, session, guilty, error)
+        patcher.reach()
+        session.sequence.changed = min(seen, session.sequence.pages)
+
+    patcher.replace(Settler, "_take_from_failed_step", faulty)
+
+
+def copies_of_a_failed_step_are_trusted(patcher: Patcher) -> None:
+    """Pages that a failed step was to copy are taken as copied."""
+    original = Settler._fail_step
+
+    def faulty(self: Settler, plan: Plan, error: str) -> None:
+        if plan.copied:
+            patcher.reach()
+            plan.copied = []
+        original(self, plan, error)
+
+    patcher.replace(Settler, "_fail_step", faulty)
+
+
+def moves_of_a_failed_step_are_trusted(patcher: Patcher) -> None:
+    """Memory that a failed step was to move is taken as moved."""
+
+    def faulty(self: Settler, plan: Plan) -> None:
+        if plan.moves:
+            patcher.reach()
+        self._settle_moves(plan, [True] * len(plan.moves))
+
+    patcher.replace(Settler, "_lose_moves", faulty)
+
+
+def fork_forgets_its_copies(patcher: Patcher) -> None:
+    """The partly filled page of a fork is never copied: the child reads what lay there before."""
+    original = Scheduler._share
+
+    def faulty(self: Scheduler, parent: Session, child: Session, known: int) -> None:
+        original(self, parent, child, known)
+        if any(owner is child for _, owner in self.registry.copies):
+            patcher.reach()
+            self.registry.purge_copies(child)
+
+    patcher.replace(Scheduler, "_share", faulty)
+
+
+def freed_while_in_transit(patcher: Patcher) -> None:
+    """The source of a spill is given back when the copy begins, not when it has settled."""
+    original = Pressure.spill
+
+    def faulty(self: Pressure, session: Session) -> bool:
+        spilled = original(self, session)
+        if spilled:
+            _free_but_keep(patcher, session.sequence)
+        return spilled
+
+    patcher.replace(Pressure, "spill", faulty)
+
+
+def aborted_restore_keeps_its_parcel(patcher: Patcher) -> None:
+    """A restore that is given up leaves its pages on the other tier, with nobody to answer for them."""
+    original = Parcel.discard
+
+    def faulty(self: Parcel, fence: int) -> None:
+        if self.home:
+            patcher.reach()
+            patcher.park(self.away)
+            self.away = {}
+        original(self, fence)
+
+    patcher.replace(Parcel, "discard", faulty)
+
+
+def seal_in_flight_counts_as_rest(patcher: Patcher) -> None:
+    """A session is cut, forked or spilled while the row that seals its turn is in flight."""
+    original = Scheduler._require_idle
+
+    def faulty(self: Scheduler, session: Session) -> None:
+        unsettled, session.unsettled = session.unsettled, 0
+        if unsettled and session.life is Life.SEALING:
+            patcher.reach()
+        try:
+            original(self, session)
+        finally:
+            session.unsettled = unsettled
+
+    patcher.replace(Scheduler, "_require_idle", faulty)
+
+
+SCHEDULER_MUTANTS = tuple(
+    Mutant(name, story, "scheduler", one, plant)
+    for name, story, one, plant in (
+        ("failed-admission-keeps-the-slot", "A2", True, failed_admission_keeps_the_slot),
+        ("failed-admission-keeps-the-lock", "A2", True, failed_admission_keeps_the_lock),
+        ("failed-admission-keeps-the-row", "A2", True, failed_admission_keeps_the_row),
+        ("admitted-is-freed-as-if-it-had-failed", "A2", True, admitted_is_freed_as_if_it_had_failed),
+        ("retried-chunk-takes-twice", "A3", True, retried_chunk_takes_twice),
+        ("second-turn-clears-the-firsts-flight", "C2", True, second_turn_clears_the_firsts_flight),
+        ("refused-turn-overwrites-the-mark", "C4", True, refused_turn_overwrites_the_mark),
+        ("refused-turn-drops-the-memory", "B5", True, refused_turn_drops_the_memory),
+        ("stale-event-is-accepted", "C4", True, stale_event_is_accepted),
+        ("queued-abort-leaves-the-session-busy", "B4", True, queued_abort_leaves_the_session_busy),
+        ("abort-advances-the-history", "A5", True, abort_advances_the_history),
+        ("abort-shrinks-the-history", "A5", True, abort_shrinks_the_history),
+        ("abort-wipes-the-memory", "A5", True, abort_wipes_the_memory),
+        ("first-turn-abort-keeps-the-slot", "C3", True, first_turn_abort_keeps_the_slot),
+        ("first-turn-abort-keeps-the-lock", "C3", True, first_turn_abort_keeps_the_lock),
+        ("keep-counts-one-too-many", "A5", True, keep_counts_one_too_many),
+        ("retract-clears-the-flight", "C1", True, retract_clears_the_flight),
+        ("finished-turn-is-freed-again-by-retract", "A3", True, finished_turn_is_freed_again_by_retract),
+        ("rewind-keeps-what-lies-past-the-cut", "A4", True, rewind_keeps_what_lies_past_the_cut),
+        ("sealed-token-is-counted-twice", "A4", True, sealed_token_is_counted_twice),
+        ("close-in-flight-frees-at-once", "A1", True, close_in_flight_frees_at_once),
+        ("deferred-close-is-forgotten", "A1", True, deferred_close_is_forgotten),
+        ("double-close-frees-twice", "A1", True, double_close_frees_twice),
+        ("idle-clock-runs-during-a-turn", "C7", True, idle_clock_runs_during_a_turn),
+        ("lost-table-changes-are-not-resent", "A4", True, lost_table_changes_are_not_resent),
+        ("copies-of-a-failed-step-are-trusted", "B9", True, copies_of_a_failed_step_are_trusted),
+        ("moves-of-a-failed-step-are-trusted", "B9", True, moves_of_a_failed_step_are_trusted),
+        ("fork-forgets-its-copies", "B10", True, fork_forgets_its_copies),
+        ("freed-while-in-transit", "B9", True, freed_while_in_transit),
+        ("aborted-restore-keeps-its-parcel", "B9", True, aborted_restore_keeps_its_parcel),
+        ("seal-in-flight-counts-as-rest", "B9", True, seal_in_flight_counts_as_rest),
+    )
+)
