@@ -495,6 +495,10 @@ def test_idle_time_is_watched_by_one_entry_however_many_turns_there_were() -> No
     driver.now += 1.0
     driver.scheduler.tick(driver.now)
     assert session.life is Life.CLOSED and not driver.registry.deadlines
+    driver.open("b", ttl=10.0)
+    driver.scheduler.close("b", driver.now)
+    driver.scheduler.tick(driver.now + 10.0)  # The entry of a session that is gone means nothing to anybody.
+    assert not driver.registry.deadlines and "b" not in driver.registry.expired
 
 
 def test_a_session_may_expire_while_its_seal_waits_or_is_in_flight() -> None:
