@@ -1,0 +1,167 @@
+"""What clients hear, and whether it is what they must hear.
+
+An `Audience` keeps a `Conversation` for every session: what it must say without any memory, what its client
+asked for, and since when it rests. Every event of the core is compared with it. Ends of turns and sessions
+must come within a few steps of being asked for. What is not as it must be is `Found`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.core.registry import Event
+from holdfast.core.scheduler import Scheduler
+from holdfast.core.session import Life, Session
+from holdfast.core.turn import Turn, TurnRequest
+from holdfast.sim.content import extend
+from holdfast.sim.found import Found
+from holdfast.sim.reference import Conversation, Mismatch
+from holdfast.sim.roster import Roster
+
+LATE_STEPS = 4
+REMEMBERED = 6
+
+
+class Audience:
+    """Everybody who listens to one scheduler. `faulty` says whether anything has gone wrong so far."""
+
+    def __init__(self, scheduler: Scheduler, faulty: Callable[[], bool]) -> None:
+        self.scheduler = scheduler
+        self.faulty = faulty
+        self.conversations: dict[str, Conversation] = {}
+        self.sessions = Roster()
+        self.busy = Roster()
+        self.ending: dict[str, int] = {}
+        self.closing: dict[str, int] = {}
+        self.remembered: list[tuple[int, ...]] = []
+        self.step = 0
+        self.trace = 0
+        self.doubtful = False
+
+    def welcome(self, name: str, conversation: Conversation) -> None:
+        """A session was opened."""
+        conversation.rested_at = self.scheduler.registry.now
+        self.conversations[name] = conversation
+        self.sessions.add(name)
+
+    def begin(self, name: str, request: TurnRequest) -> None:
+        """A turn was accepted."""
+        self.conversations[name].begin(request.turn_id, request.tokens)
+        self.busy.add(name)
+
+    def ask_to_end(self, name: str, keep: int | None) -> None:
+        """A client has interrupted its turn."""
+        conversation = self.conversations.get(name)
+        if conversation is not None:
+            conversation.ask_to_end(keep)
+            self.ending.setdefault(name, self.step)
+
+    def hear(self, events: list[Event]) -> None:
+        """Follow what happened; whatever a conversation did not expect is found."""
+        for event in events:
+            self.trace = extend(self.trace, len(event.kind) * 131 + sum(event.tokens))
+            if event.kind == "finding":
+                finding = self.scheduler.audit.findings[0]
+                raise Found(finding.kind, event.reason, finding.holder)
+            conversation = self.conversations.get(event.session_id)
+            if conversation is None:
+                raise Found("event", f"{event.kind} for unknown {event.session_id}", event.session_id)
+            try:
+                self._tell(conversation, event)
+            except Mismatch as mismatch:
+                raise Found("transcript", str(mismatch), event.session_id) from mismatch
+
+    def _tell(self, conversation: Conversation, event: Event) -> None:
+        name, turn = event.session_id, event.turn
+        if event.kind == "closed":
+            if conversation.turn_id is not None:
+                raise Mismatch(f"{name} was closed, but {conversation.turn_id} never ended")
+            if event.reason == "expired":
+                self._check_expiry(conversation)
+            del self.conversations[name]
+            self._remember(conversation)
+            self.closing.pop(name, None)
+            self.sessions.discard(name)
+            return
+        if turn is None:
+            return
+        if turn.request.turn_id != conversation.turn_id:
+            raise Mismatch(f"{event.kind} of {turn.request.turn_id}, but {conversation.turn_id} is in flight")
+        if event.kind == "tokens":
+            conversation.hear(event.tokens)
+            return
+        self.busy.discard(name)
+        self.ending.pop(name, None)
+        conversation.rested_at = self.scheduler.registry.now
+        session = self.scheduler.registry.sessions.get(name)
+        if event.kind == "finished":
+            conversation.finish(event.reason)
+        elif event.kind == "failed" and not self.faulty():
+            raise Mismatch(f"{turn.request.turn_id} failed, though nothing went wrong: {event.reason}")
+        else:
+            if session is not None and event.kind == "aborted":
+                self._check_recomputation(conversation, session, turn)
+            conversation.interrupted(event.kind, event.reason, turn)
+        if session is not None:
+            self.compare(session)
+
+    def _remember(self, conversation: Conversation) -> None:
+        """Keep the words of a few conversations that are over: clients without a session say them again."""
+        if conversation.tokens:
+            self.remembered.append(tuple(conversation.tokens))
+            del self.remembered[:-REMEMBERED]
+
+    def _check_expiry(self, conversation: Conversation) -> None:
+        """A session may go when it has been idle for its time to live since the end of its last turn."""
+        registry = self.scheduler.registry
+        idle = registry.now - conversation.rested_at
+        if idle < registry.policy.session_ttl:
+            raise Mismatch(f"{conversation.session_id} expired after {idle:.1f} seconds of rest")
+
+    def _check_recomputation(self, conversation: Conversation, session: Session, turn: Turn) -> None:
+        """An end that nobody's fault brought about leaves in memory what the turn found there."""
+        running = conversation.planned_at == turn.retracts
+        if running and not turn.failures and not self.doubtful:
+            computed = session.sequence.computed
+            found = min(conversation.began, turn.known_before)
+            if computed < found:
+                what = f"the turn found {found} computed tokens and left {computed}"
+                raise Found("recomputation", what, f"{turn.request.turn_id} of {session.id}")
+
+    def compare(self, session: Session) -> None:
+        """A session's log must be its conversation, whenever no turn is in flight on it."""
+        conversation = self.conversations[session.id]
+        if session.turn is None and conversation.turn_id is None:
+            tokens = session.sequence.tokens
+            if (
+                tokens.slice(0, len(tokens)) != conversation.tokens
+                or session.boundaries != conversation.boundaries
+            ):
+                raise Found("transcript", f"the log of {session.id} is not what was said", session.id)
+            if session.life in {Life.QUEUED, Life.RUNNING}:
+                what = f"{session.id} is {session.life.value}, but has no turn"
+                raise Found("registry", what, session.id)
+
+    def watch(self) -> None:
+        """What was asked to end must end soon, and what has not ended must be where it can go on."""
+        for name in self.busy:
+            self._check_turn(name)
+        for asked, what in ((self.ending, "turn"), (self.closing, "session")):
+            if asked:
+                name, step = next(iter(asked.items()))
+                if self.step - step > LATE_STEPS:
+                    turn = self.conversations[name].turn_id
+                    who = f"{turn} of {name}" if what == "turn" else name
+                    raise Found("late", f"the end of {what} {who} was asked for at step {step}", who)
+
+    def _check_turn(self, name: str) -> None:
+        registry = self.scheduler.registry
+        session, turn_id = registry.sessions.get(name), self.conversations[name].turn_id
+        turn = session.turn if session is not None else None
+        if session is None or turn is None or turn.request.turn_id != turn_id:
+            raise Found("registry", f"{name} has lost its turn {turn_id}", f"{turn_id} of {name}")
+        waits = registry.queue.get(turn.number) is turn
+        idle = session.life in {Life.IDLE, Life.SEALING}
+        if idle or waits != (session.life is Life.QUEUED) or (session in registry.running) == waits:
+            what = f"{turn_id} of {name}, {session.life.value}, is in the wrong list"
+            raise Found("registry", what, f"{turn_id} of {name}")
