@@ -49,7 +49,7 @@ class Admission:
         self._ask_for_points()
 
     def _lean(self) -> None:
-        """Start from the longest prefix in the tree; a later turn only from history, to which it may return."""
+        """Start from the longest prefix in the tree; a later turn from history alone: it may return to it."""
         registry, session = self.registry, self.session
         packed = packed_prompt(session, self.turn)
         match = registry.tree.match(session.tenant, packed, match_limit(self.turn, packed))

@@ -64,7 +64,7 @@ class TurnRequest:
 
     `goes_on` allows an input without tokens: generation continues from what is there. `on_abort` is what
     becomes of the turn when its client goes away: None rolls it back, a number keeps that many tokens.
-    From `computes_from` on the turn computes everything itself: nothing past it is taken from the prefix tree.
+    From `computes_from` on the turn computes everything itself: nothing past it comes from the prefix tree.
     """
 
     turn_id: str
