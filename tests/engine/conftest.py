@@ -1,0 +1,57 @@
+"""Tiny models of a dense and a hybrid family, made once a session, and few threads."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.engine.engine import Engine
+from tests.engine.tiny import CONFIGURATIONS, tiny_engine, write_model
+
+Make = Callable[..., Engine]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def few_threads() -> Iterator[None]:
+    """Small products are faster on one thread, and other tests need the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model directory for each tiny family."""
+    return {name: write_model(tmp_path_factory.mktemp("tiny") / name, name) for name in CONFIGURATIONS}
+
+
+@pytest.fixture(params=sorted(CONFIGURATIONS))
+def make(request: pytest.FixtureRequest, directories: dict[str, Path]) -> Iterator[Make]:
+    """Engines of each family in turn; at the end each is closed, audited and found empty."""
+    made: list[Engine] = []
+
+    def engine(**options: object) -> Engine:
+        made.append(tiny_engine(directories[request.param], **options))
+        return made[-1]
+
+    yield engine
+    for each in made:
+        each.close()
+        assert each.audit() == []
+        assert each.loop.scheduler.audit.findings == []
+        assert not each.loop.streams
+        assert not each.loop.listeners
+        assert len(each.loop.executor._free_rows) == each.options.max_running
+        each.loop.scheduler.flush()
+        each.loop.step()
+        each.loop.step()
+        for pool in each.loop.scheduler.registry.ledger.pools.values():
+            assert len(pool.free) == pool.size, f"{pool.counts()} are left when everything is closed"
+        assert not each.loop.executor.tables._rows
+
+
+@pytest.fixture
+def engine(make: Make) -> Engine:
+    return make()

@@ -1,0 +1,65 @@
+"""Memory is shared out for sessions of an expected length, or as stated."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.core.layout import Component, Tier
+from holdfast.engine import memory_plan
+from holdfast.engine.memory_plan import plan_memory
+from holdfast.engine.options import OptionError, make_options
+from holdfast.models.checkpoint import load_model, open_checkpoint
+from holdfast.models.model import Model
+from holdfast.models.weights import Placement
+
+
+@pytest.fixture(scope="module")
+def hybrid(directories: dict[str, Path]) -> Model:
+    placement = Placement(torch.device("cpu"), torch.float32)
+    return load_model(open_checkpoint(directories["bamba"]), placement, load_format="dummy")
+
+
+# One attention layer: keys and values of 16 tokens, 2 heads of 8, float32. One state layer: the last 3 inputs
+# of 96 channels, and 4 heads of 16 x 8.
+PAGE_BYTES = 2 * 16 * 2 * 8 * 4
+SLOT_BYTES = (96 * 3 + 4 * 16 * 8) * 4
+
+
+def test_stated_sizes_are_taken(hybrid: Model) -> None:
+    plan = plan_memory(hybrid, make_options(kv_tokens=1000, state_slots=20, session_tokens=100))
+    assert plan.sizes() == {(Component.FULL, Tier.DEVICE): 63, (Component.STATE, Tier.DEVICE): 20}
+    assert plan.page_bytes == {Component.FULL: PAGE_BYTES, Component.STATE: SLOT_BYTES}
+    assert plan.tokens_max == 63 * 16
+    assert plan.sessions == min(63 // 7, 20 // 3)
+
+
+def test_free_memory_is_shared_out_by_sessions(hybrid: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten sessions of 128 tokens: eight pages and three slots each."""
+    each = 8 * PAGE_BYTES + 3 * SLOT_BYTES
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: 2 * (10 * each + each // 2))
+    plan = plan_memory(hybrid, make_options(session_tokens=128, memory_fraction=0.5))
+    assert plan.sizes() == {(Component.FULL, Tier.DEVICE): 80, (Component.STATE, Tier.DEVICE): 30}
+    assert plan.sessions == 10
+    assert plan.lines()[-1] == "room for 10 sessions of 128 tokens on the device"
+    assert plan.lines()[0].startswith("full: 80 pages of 16 tokens")
+
+
+def test_host_memory_holds_whole_sessions(hybrid: Model) -> None:
+    each = 8 * PAGE_BYTES + 3 * SLOT_BYTES
+    options = make_options(session_tokens=128, kv_tokens=512, state_slots=8, host_memory=4 * each + 1)
+    sizes = plan_memory(hybrid, options).sizes()
+    assert (sizes[Component.FULL, Tier.HOST], sizes[Component.STATE, Tier.HOST]) == (32, 12)
+
+
+def test_a_session_is_never_planned_longer_than_the_context(hybrid: Model) -> None:
+    assert plan_memory(hybrid, make_options(session_tokens=1 << 20)).session_tokens == 2048
+
+
+@pytest.mark.parametrize(
+    ("option", "sizes"), [("kv_tokens", {"kv_tokens": 16}), ("state_slots", {"state_slots": 1})]
+)
+def test_too_little_for_one_turn_is_refused(hybrid: Model, option: str, sizes: dict[str, int]) -> None:
+    with pytest.raises(OptionError) as caught:
+        plan_memory(hybrid, make_options(**sizes))
+    assert caught.value.option == option
