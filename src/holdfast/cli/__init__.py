@@ -25,6 +25,7 @@ class Command(NamedTuple):
 COMMANDS: tuple[Command, ...] = (
     Command("version", "holdfast.cli.version", "Print the version."),
     Command("bench", "holdfast.cli.bench", "Measure, and show each figure beside its baseline."),
+    Command("sim", "holdfast.cli.sim", "Simulate a server that is being broken, on the real core."),
 )
 
 # The arguments after the name belong to the sub-command, `--help` included: they are passed on unread.

@@ -155,6 +155,11 @@ class SimDevice:
         """What memory must contain after each length of a sequence's tokens. Read only."""
         return self._histories.setdefault(number, History()).follow(tokens)
 
+    def tables_of(self, number: int) -> tuple[tuple[Table, Table], tuple[Table, Table]]:
+        """The tables of a sequence as rows that have run have left them, and as planned rows will."""
+        nothing: tuple[Table, Table] = ([], [])
+        return self._tables.get(number, nothing), self._planned.get(number, nothing)
+
     def _write_unit(self, pool: Pool, unit: int, contents: list[int]) -> None:
         self.memory[pool][unit] = list(contents)
 

@@ -1,0 +1,220 @@
+"""`holdfast sim`: a seeded world that tries to break the core, without a model and without a device.
+
+Exit status: 0 if nothing was found, 1 on a finding, with the line that replays it, 3 if the core or the
+simulator crashed. With `--json` the last line is the summary. Progress goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from contextlib import AbstractContextManager, nullcontext
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from holdfast.core.layout import LAYOUT_NAMES, PAGE_SIZE_MAX
+from holdfast.sim.explore import Exploration, explore
+from holdfast.sim.mutants import MUTANTS, Patcher, planted
+from holdfast.sim.runner import PAGE_SIZES, Crashed, Finding, Options, Summary, simulate
+from holdfast.sim.workloads import WORKLOADS
+
+__all__ = ["app"]
+
+FOUND = 1
+CRASHED = 3
+ALL = "all"
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(help="Simulate a server on the real core, with faults, and check everything after every step.")
+def sim(
+    seed: Annotated[int, typer.Option(help="The same seed gives the same run.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the scheduler, over all worlds.")] = 10_000,
+    layout: Annotated[str, typer.Option(help=f"{', '.join(LAYOUT_NAMES)}, or {ALL}.")] = ALL,
+    page_size: Annotated[
+        int | None,
+        typer.Option(min=1, max=PAGE_SIZE_MAX, help="Of this page size alone.", show_default="1, 3, 16, 64"),
+    ] = None,
+    faults: Annotated[float, typer.Option(min=0.0, max=1.0, help="How often a fault strikes.")] = 0.05,
+    workload: Annotated[str, typer.Option(help=f"{', '.join(WORKLOADS)}, or {ALL}.")] = ALL,
+    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="Plant a known bug first.")] = None,
+    list_mutants: Annotated[bool, typer.Option("--list-mutants", help="Show the known bugs.")] = False,
+    exhaustive: Annotated[
+        bool, typer.Option("--explore", help="Try all orders of events in tiny configurations instead.")
+    ] = False,
+    states: Annotated[int, typer.Option(min=1, help="With --explore: how many states to visit.")] = 10_000,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    world: Annotated[int | None, typer.Option(hidden=True, help="Run only this world of the run.")] = None,
+) -> None:
+    """Run a simulation, or list what could be planted into one."""
+    if list_mutants:
+        _list_mutants(as_json)
+        return
+    _require("layout", layout, LAYOUT_NAMES)
+    _require("workload", workload, tuple(WORKLOADS))
+    if mutant is not None:
+        _require("mutant", mutant, tuple(MUTANTS))
+    planting: AbstractContextManager[Patcher | None] = (
+        planted(mutant) if mutant is not None else nullcontext()
+    )
+    notes = Console(stderr=True)
+    with planting as patcher:
+        if exhaustive:
+            _explore(states, mutant, patcher, notes, as_json)
+            return
+        options = Options(
+            seed,
+            steps,
+            LAYOUT_NAMES if layout == ALL else (layout,),
+            PAGE_SIZES if page_size is None else (page_size,),
+            tuple(WORKLOADS) if workload == ALL else (workload,),
+            faults,
+        )
+        replay = _replay_line(options, layout, page_size, workload, mutant)
+        try:
+            summary = _simulate(options, world, notes)
+        except Crashed as crash:
+            notes.print("".join(traceback.format_exception(crash.__cause__)), markup=False, highlight=False)
+            notes.print(
+                f"crash: {crash}", f"replay: {replay} --world {crash.place.number}", sep="\n", soft_wrap=True
+            )
+            raise typer.Exit(CRASHED) from crash
+        _report(summary, replay, mutant, patcher, as_json)
+    if summary.finding is not None:
+        raise typer.Exit(FOUND)
+
+
+def _require(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known and not (value == ALL and name != "mutant"):
+        raise typer.BadParameter(f"unknown {name} {value!r}; known: {', '.join(known)}")
+
+
+def _replay_line(
+    options: Options, layout: str, page_size: int | None, workload: str, mutant: str | None
+) -> str:
+    line = f"holdfast sim --seed {options.seed} --steps {options.steps} --layout {layout}"
+    if page_size is not None:
+        line += f" --page-size {page_size}"
+    line += f" --faults {options.faults} --workload {workload}"
+    return line if mutant is None else f"{line} --mutant {mutant}"
+
+
+def _simulate(options: Options, world: int | None, notes: Console) -> Summary:
+    """Run with a bar on a terminal, and with a line for each tenth of the way elsewhere."""
+    columns = (TextColumn("sim"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, TimeRemainingColumn(), console=notes, disable=not notes.is_terminal) as bar:
+        task = bar.add_task("", total=options.steps)
+        tenth = 0
+
+        def progress(summary: Summary) -> None:
+            nonlocal tenth
+            done = f"{summary.worlds} worlds, {summary.turns} turns, {summary.faults} faults"
+            bar.update(task, completed=summary.steps, description=done)
+            if not notes.is_terminal and summary.steps * 10 // options.steps > tenth:
+                tenth = summary.steps * 10 // options.steps
+                notes.print(f"sim: {summary.steps} of {options.steps} steps, {done}", highlight=False)
+
+        return simulate(options, world, progress)
+
+
+def _report(
+    summary: Summary, replay: str, mutant: str | None, patcher: Patcher | None, as_json: bool
+) -> None:
+    finding = summary.finding
+    planted_fields: dict[str, object] = {}
+    if mutant is not None and patcher is not None:
+        planted_fields = {"mutant": mutant, "mutant_reached": patcher.reached}
+    if as_json:
+        if finding is not None:
+            typer.echo(json.dumps(_finding_line(finding, replay)))
+        typer.echo(json.dumps(summary.as_json() | planted_fields))
+        return
+    if finding is not None:
+        _print_finding(finding, replay)
+    typer.echo(
+        f"{summary.steps} steps in {summary.worlds} worlds, {summary.turns} turns, {summary.faults} faults, "
+        f"{int(finding is not None)} findings, state {summary.state_hash}"
+    )
+    if patcher is not None:
+        typer.echo(
+            f"mutant {mutant}: reached {patcher.reached} times, {'caught' if finding else 'NOT caught'}"
+        )
+
+
+def _finding_line(finding: Finding, replay: str) -> dict[str, object]:
+    place = finding.place
+    return {
+        "name": "finding",
+        "value": 1,
+        "unit": "findings",
+        "kind": finding.kind,
+        "holder": finding.holder,
+        "detail": finding.detail,
+        "world": place.number,
+        "step": finding.step,
+        "layout": place.setup.layout,
+        "page_size": place.setup.page_size,
+        "workload": place.setup.workload,
+        "replay": f"{replay} --world {place.number}",
+    }
+
+
+def _print_finding(finding: Finding, replay: str) -> None:
+    place = finding.place
+    setup = place.setup
+    typer.echo(f"finding: {finding.kind}: {finding.detail}")
+    typer.echo(f"who:     {finding.holder}")
+    typer.echo(
+        f"when:    step {finding.step} of world {place.number} "
+        f"({setup.layout}, page size {setup.page_size}, {setup.workload})"
+    )
+    typer.echo(f"replay:  {replay} --world {place.number}")
+
+
+def _explore(states: int, mutant: str | None, patcher: Patcher | None, notes: Console, as_json: bool) -> None:
+    """Visit states breadth first; report like a simulation does."""
+
+    def progress(done: Exploration) -> None:
+        notes.print(
+            f"explore: {done.states} of {states} states, {done.transitions} transitions", highlight=False
+        )
+
+    done = explore(states, progress)
+    finding = done.finding
+    if as_json:
+        line = done.as_json()
+        if mutant is not None and patcher is not None:
+            line |= {"mutant": mutant, "mutant_reached": patcher.reached}
+        typer.echo(json.dumps(line))
+    else:
+        if finding is not None:
+            typer.echo(f"finding: {finding.kind}: {finding.detail}")
+            typer.echo(f"who:     {finding.holder}")
+            typer.echo(f"when:    {finding.setting}: {', '.join(finding.path)}")
+            planting = f" --mutant {mutant}" if mutant is not None else ""
+            typer.echo(f"replay:  holdfast sim --explore --states {states}{planting}")
+        typer.echo(
+            f"{done.states} states, {done.transitions} transitions, up to {done.depth} events deep, "
+            f"{int(finding is not None)} findings, state {done.state_hash}"
+        )
+    if finding is not None:
+        raise typer.Exit(FOUND)
+
+
+def _list_mutants(as_json: bool) -> None:
+    if as_json:
+        for mutant in MUTANTS.values():
+            line = {"name": mutant.name, "story": mutant.story, "level": mutant.level, "what": mutant.what}
+            typer.echo(json.dumps(line))
+        return
+    table = Table(title=f"{len(MUTANTS)} mutants")
+    for heading in ("name", "story", "level", "what goes wrong"):
+        table.add_column(heading)
+    for mutant in MUTANTS.values():
+        table.add_row(mutant.name, mutant.story, mutant.level, mutant.what)
+    Console().print(table)
