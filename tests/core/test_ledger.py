@@ -44,6 +44,7 @@ def kill_by_join(hold: Hold) -> Hold:
 
 USES = {
     "grow": lambda hold, other: hold.grow(1),
+    "ungrow": lambda hold, other: hold.ungrow(1),
     "shrink": lambda hold, other: hold.shrink(1),
     "shrink_front": lambda hold, other: hold.shrink_front(1),
     "split": lambda hold, other: hold.split(1),
@@ -285,6 +286,19 @@ def test_fences_travel_with_units_that_are_split_joined_and_passed(ledger, pool)
     assert pool.counts()["RETIRING"] == 4
     ledger.settle(3)
     assert len(pool.free) == 10
+
+
+def test_a_grow_that_is_taken_back_leaves_nothing_retiring(ledger, pool) -> None:
+    ledger.step = 1
+    hold = ledger.take(pool, 2, ledger.holder(Kind.TURN, "turn"))
+    hold.fence(1)
+    free = sorted(pool.free)
+    hold.grow(3)
+    hold.ungrow(3)
+    assert sorted(pool.free) == free
+    assert len(hold) == 2
+    hold.release()
+    assert pool.counts()["RETIRING"] == 2, "the others are still behind their fence"
 
 
 def test_a_step_settles_once_and_not_before_it_is_planned(ledger) -> None:

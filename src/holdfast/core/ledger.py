@@ -233,6 +233,13 @@ class Hold:
         holder.held[pool.index] += count
         ledger.recorder.append((ledger.step, "grow", grant.serial, pool.index, count, holder))
 
+    def ungrow(self, count: int) -> None:
+        """Take a `grow` back at once: no plan names those units yet, whatever fence the others are behind."""
+        grant = self.grant
+        fence, grant.fence = grant.fence, 0
+        self.shrink(count)
+        grant.fence = fence
+
     def shrink(self, count: int, fence: int = 0) -> None:
         """Give up the last `count` units."""
         self._give_up(slice(len(self.grant.units) - count, None), count, fence)

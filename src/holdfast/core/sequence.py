@@ -103,7 +103,7 @@ class Sequence:
                 self.state = ledger.take(ledger.pool(Component.STATE), 1, self.holder)
         except OutOfUnits:
             for hold in grown:
-                hold.shrink(pages)
+                hold.ungrow(pages)
             raise
         if pages:
             self.changed = min(self.changed, self.pages)
