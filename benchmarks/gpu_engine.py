@@ -2,9 +2,10 @@
 
     PYTHONPATH=src python3 benchmarks/gpu_engine.py [--checks | --timings]
 
-Needs torch, triton, transformers, safetensors and numpy. The checks load small random models of each layout on both
-devices and compare greedy tokens of sessions that are interrupted, rewound and forked, with the strict audit on. The
-timings run Qwen3-8B's shapes with dummy weights: decode steps by batch size and the first token of a session's turn.
+Needs torch, triton, transformers, safetensors and numpy. The checks load small random models of each layout on
+both devices and compare greedy tokens of sessions that are interrupted, rewound and forked, with the strict
+audit on. The timings run Qwen3-8B's shapes with dummy weights: decode steps by batch size, and the first token of a
+session's turn.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ class PlainTokens:
     eos_tokens: tuple[int, ...] = ()
     template = None
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> PlainTokens:
+    def detokenizer(self, **_: bool) -> PlainTokens:
         return self
 
-    def add(self, tokens: list[int]) -> str:
+    def add(self, _: list[int]) -> str:
         return ""
 
     def finish(self) -> str:
@@ -177,9 +178,8 @@ def check() -> bool:
                     there = conversation(open_loop(Path(folder), "cuda", **options), 128)
                     same = here == there
                     good = good and same
-                    print(
-                        f"{name} page {page_size} overlap {overlap}: {'same' if same else 'DIFFERENT'} ({len(here)})"
-                    )
+                    answer = "same" if same else "DIFFERENT"
+                    print(f"{name} page {page_size} overlap {overlap}: {answer} ({len(here)} tokens)")
     return good
 
 

@@ -24,7 +24,11 @@ def draw(title: str, table: dict[tuple[Enum, str], Enum]) -> str:
 
 
 def drawn() -> str:
-    parts = (("What a session is doing", LIFE_TABLE), ("Where its memory is", PLACE_TABLE), ("A turn", TURN_TABLE))
+    parts = (
+        ("What a session is doing", LIFE_TABLE),
+        ("Where its memory is", PLACE_TABLE),
+        ("A turn", TURN_TABLE),
+    )
     return "\n\n".join(draw(title, table) for title, table in parts)  # type: ignore[arg-type]
 
 
@@ -34,7 +38,9 @@ def test_the_state_diagrams_are_those_of_the_code() -> None:
     assert shown == drawn(), "paste this between the marks:\n" + drawn()
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.md")) + sorted(ROOT.glob("*.md")), ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page", sorted(ROOT.glob("docs/**/*.md")) + sorted(ROOT.glob("*.md")), ids=lambda p: p.name
+)
 def test_links_lead_somewhere(page: Path) -> None:
     missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
     assert not missing, f"{page.name} links to what is not there: {missing}"
