@@ -7,8 +7,10 @@ owns a unit nor clears one. Built by the engine, read and written by the layers.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -72,7 +74,7 @@ class Memory:
         self.recurrent: Tensor | None = None
 
         def zeros(*sizes: int, kind: torch.dtype = dtype) -> Tensor:
-            return torch.zeros(sizes, dtype=kind, device=device)
+            return _zeros(sizes, kind, device)
 
         if shape.full is not None:
             kv = shape.full
@@ -105,6 +107,14 @@ class Memory:
             "state": (self.convolution, self.recurrent),
         }[component]
         return tuple(tensor for tensor in tensors if tensor is not None)
+
+
+def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU they take no memory, and no time, before they are written."""
+    if device.type != "cpu":
+        return torch.zeros(sizes, dtype=dtype, device=device)
+    lazy = numpy.zeros(math.prod(sizes) * dtype.itemsize, dtype=numpy.uint8)
+    return torch.from_numpy(lazy).view(dtype).view(sizes)
 
 
 def _layer_views(storage: Tensor | None) -> tuple[Tensor, ...]:
