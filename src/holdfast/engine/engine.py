@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -339,14 +340,26 @@ def open_loop(name: str, options: EngineOptions, progress: Progress | None = Non
     path = resolve_model(name, _stage(progress, "fetch"))
     checkpoint = open_checkpoint(path)
     placement = choose_placement(checkpoint, _device(options.device), options.dtype)
-    loaded = load_model(
-        checkpoint,
-        placement,
-        load_format=options.load_format,
-        context_length=options.context_length,
-        progress=_stage(progress, "load"),
-    )
+    with _one_thread():
+        loaded = load_model(
+            checkpoint,
+            placement,
+            load_format=options.load_format,
+            context_length=options.context_length,
+            progress=_stage(progress, "load"),
+        )
     return EngineLoop(loaded, open_tokenizer(checkpoint), checkpoint.generation, options)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Weights are many small copies: threads that wait for one another only make them slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _device(name: str) -> torch.device:
