@@ -18,8 +18,9 @@ from rich.table import Table
 
 from holdfast.core.layout import LAYOUT_NAMES, PAGE_SIZE_MAX
 from holdfast.sim.explore import Exploration, explore
+from holdfast.sim.found import Crashed
 from holdfast.sim.mutants import MUTANTS, Patcher, planted
-from holdfast.sim.runner import PAGE_SIZES, Crashed, Finding, Options, Summary, simulate
+from holdfast.sim.runner import PAGE_SIZES, Finding, Options, Summary, simulate
 from holdfast.sim.workloads import WORKLOADS
 
 __all__ = ["app"]
@@ -63,29 +64,32 @@ def sim(
         planted(mutant) if mutant is not None else nullcontext()
     )
     notes = Console(stderr=True)
-    with planting as patcher:
-        if exhaustive:
-            _explore(states, mutant, patcher, notes, as_json)
-            return
-        options = Options(
-            seed,
-            steps,
-            LAYOUT_NAMES if layout == ALL else (layout,),
-            PAGE_SIZES if page_size is None else (page_size,),
-            tuple(WORKLOADS) if workload == ALL else (workload,),
-            faults,
-        )
-        replay = _replay_line(options, layout, page_size, workload, mutant)
-        try:
-            summary = _simulate(options, world, notes)
-        except Crashed as crash:
-            notes.print("".join(traceback.format_exception(crash.__cause__)), markup=False, highlight=False)
-            notes.print(
-                f"crash: {crash}", f"replay: {replay} --world {crash.place.number}", sep="\n", soft_wrap=True
-            )
-            raise typer.Exit(CRASHED) from crash
-        _report(summary, replay, mutant, patcher, as_json)
-    if summary.finding is not None:
+    options = Options(
+        seed,
+        steps,
+        LAYOUT_NAMES if layout == ALL else (layout,),
+        PAGE_SIZES if page_size is None else (page_size,),
+        tuple(WORKLOADS) if workload == ALL else (workload,),
+        faults,
+    )
+    replay = _replay_line(options, layout, page_size, workload)
+    if exhaustive:
+        replay = f"holdfast sim --explore --states {states}"
+    if mutant is not None:
+        replay += f" --mutant {mutant}"
+    try:
+        with planting as patcher:
+            if exhaustive:
+                found = _explore(states, replay, patcher, notes, as_json)
+            else:
+                summary = _simulate(options, world, notes)
+                found = _report(summary, replay, patcher, as_json)
+    except Crashed as crash:
+        notes.print("".join(traceback.format_exception(crash.__cause__)), markup=False, highlight=False)
+        notes.print(f"crash:  {crash}", markup=False, highlight=False, soft_wrap=True)
+        notes.print(f"replay: {replay}{crash.replay}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(CRASHED) from crash
+    if found:
         raise typer.Exit(FOUND)
 
 
@@ -94,14 +98,12 @@ def _require(name: str, value: str, known: tuple[str, ...]) -> None:
         raise typer.BadParameter(f"unknown {name} {value!r}; known: {', '.join(known)}")
 
 
-def _replay_line(
-    options: Options, layout: str, page_size: int | None, workload: str, mutant: str | None
-) -> str:
-    line = f"holdfast sim --seed {options.seed} --steps {options.steps} --layout {layout}"
-    if page_size is not None:
-        line += f" --page-size {page_size}"
-    line += f" --faults {options.faults} --workload {workload}"
-    return line if mutant is None else f"{line} --mutant {mutant}"
+def _replay_line(options: Options, layout: str, page_size: int | None, workload: str) -> str:
+    size = f" --page-size {page_size}" if page_size is not None else ""
+    return (
+        f"holdfast sim --seed {options.seed} --steps {options.steps} --layout {layout}{size} "
+        f"--faults {options.faults} --workload {workload}"
+    )
 
 
 def _simulate(options: Options, world: int | None, notes: Console) -> Summary:
@@ -122,18 +124,14 @@ def _simulate(options: Options, world: int | None, notes: Console) -> Summary:
         return simulate(options, world, progress)
 
 
-def _report(
-    summary: Summary, replay: str, mutant: str | None, patcher: Patcher | None, as_json: bool
-) -> None:
+def _report(summary: Summary, replay: str, patcher: Patcher | None, as_json: bool) -> bool:
+    """Say what a simulation has come to; returns whether anything was found."""
     finding = summary.finding
-    planted_fields: dict[str, object] = {}
-    if mutant is not None and patcher is not None:
-        planted_fields = {"mutant": mutant, "mutant_reached": patcher.reached}
     if as_json:
         if finding is not None:
             typer.echo(json.dumps(_finding_line(finding, replay)))
-        typer.echo(json.dumps(summary.as_json() | planted_fields))
-        return
+        typer.echo(json.dumps(summary.as_json() | _reached(patcher)))
+        return finding is not None
     if finding is not None:
         _print_finding(finding, replay)
     typer.echo(
@@ -141,9 +139,12 @@ def _report(
         f"{int(finding is not None)} findings, state {summary.state_hash}"
     )
     if patcher is not None:
-        typer.echo(
-            f"mutant {mutant}: reached {patcher.reached} times, {'caught' if finding else 'NOT caught'}"
-        )
+        typer.echo(f"the mutant was reached {patcher.reached} times, and {'' if finding else 'not '}caught")
+    return finding is not None
+
+
+def _reached(patcher: Patcher | None) -> dict[str, object]:
+    return {} if patcher is None else {"mutant_reached": patcher.reached}
 
 
 def _finding_line(finding: Finding, replay: str) -> dict[str, object]:
@@ -176,34 +177,28 @@ def _print_finding(finding: Finding, replay: str) -> None:
     typer.echo(f"replay:  {replay} --world {place.number}")
 
 
-def _explore(states: int, mutant: str | None, patcher: Patcher | None, notes: Console, as_json: bool) -> None:
-    """Visit states breadth first; report like a simulation does."""
+def _explore(states: int, replay: str, patcher: Patcher | None, notes: Console, as_json: bool) -> bool:
+    """Visit states breadth first and say what it has come to; returns whether anything was found."""
 
     def progress(done: Exploration) -> None:
-        notes.print(
-            f"explore: {done.states} of {states} states, {done.transitions} transitions", highlight=False
-        )
+        line = f"explore: {done.states} of {states} states, {done.transitions} transitions"
+        notes.print(line, highlight=False, end="\r" if notes.is_terminal else "\n")
 
     done = explore(states, progress)
     finding = done.finding
     if as_json:
-        line = done.as_json()
-        if mutant is not None and patcher is not None:
-            line |= {"mutant": mutant, "mutant_reached": patcher.reached}
-        typer.echo(json.dumps(line))
-    else:
-        if finding is not None:
-            typer.echo(f"finding: {finding.kind}: {finding.detail}")
-            typer.echo(f"who:     {finding.holder}")
-            typer.echo(f"when:    {finding.setting}: {', '.join(finding.path)}")
-            planting = f" --mutant {mutant}" if mutant is not None else ""
-            typer.echo(f"replay:  holdfast sim --explore --states {states}{planting}")
-        typer.echo(
-            f"{done.states} states, {done.transitions} transitions, up to {done.depth} events deep, "
-            f"{int(finding is not None)} findings, state {done.state_hash}"
-        )
+        typer.echo(json.dumps(done.as_json() | _reached(patcher)))
+        return finding is not None
     if finding is not None:
-        raise typer.Exit(FOUND)
+        typer.echo(f"finding: {finding.kind}: {finding.detail}")
+        typer.echo(f"who:     {finding.holder}")
+        typer.echo(f"when:    {finding.setting}; then {', '.join(finding.path)}")
+        typer.echo(f"replay:  {replay}")
+    typer.echo(
+        f"{done.states} states, {done.transitions} transitions, up to {done.depth} events deep, "
+        f"{int(finding is not None)} findings, state {done.state_hash}"
+    )
+    return finding is not None
 
 
 def _list_mutants(as_json: bool) -> None:

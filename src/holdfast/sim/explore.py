@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from holdfast.sim.content import extend
 from holdfast.sim.fingerprint import Fingerprint
-from holdfast.sim.found import Found
+from holdfast.sim.found import Crashed, Found
 from holdfast.sim.tiny import Setting, TinyWorld
 
 STEP = ("plan", "settle")
@@ -114,6 +114,8 @@ def _explore_one(
             except Found as found:
                 done.finding = Finding(found.kind, found.detail, found.holder, setting, (*path, event))
                 return
+            except Exception as error:
+                raise Crashed(f"{setting}: {', '.join((*path, event))}", "") from error
             done.transitions += 1
             digest = Fingerprint(world.scheduler, world.device, world.audience).digest() if happened else b""
             if happened and digest not in seen:

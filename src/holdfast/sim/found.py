@@ -33,6 +33,14 @@ class Found(Exception):
         self.holder = holder
 
 
+class Crashed(Exception):
+    """The core or the simulator raised what neither meant to raise; `replay` are options to see it again."""
+
+    def __init__(self, where: str, replay: str) -> None:
+        super().__init__(where)
+        self.replay = replay
+
+
 @contextmanager
 def assertions_of_the_core() -> Iterator[None]:
     """Turn what the core itself noticed into a finding that names whom it was working for."""

@@ -11,13 +11,14 @@ from contextlib import contextmanager
 
 from holdfast.sim.memory_mutants import MEMORY_MUTANTS
 from holdfast.sim.planting import Mutant, Patcher
-from holdfast.sim.scheduler_mutants import SCHEDULER_MUTANTS
+from holdfast.sim.step_mutants import STEP_MUTANTS
 from holdfast.sim.tree_mutants import TREE_MUTANTS
+from holdfast.sim.turn_mutants import TURN_MUTANTS
 
 __all__ = ["MUTANTS", "Mutant", "Patcher", "planted"]
 
 MUTANTS: dict[str, Mutant] = {
-    mutant.name: mutant for mutant in (*MEMORY_MUTANTS, *TREE_MUTANTS, *SCHEDULER_MUTANTS)
+    mutant.name: mutant for mutant in (*MEMORY_MUTANTS, *TREE_MUTANTS, *TURN_MUTANTS, *STEP_MUTANTS)
 }
 
 

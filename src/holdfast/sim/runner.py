@@ -15,7 +15,7 @@ from random import Random
 from holdfast.core.layout import LAYOUT_NAMES
 from holdfast.sim.content import extend
 from holdfast.sim.faults import SITES
-from holdfast.sim.found import Found
+from holdfast.sim.found import Crashed, Found
 from holdfast.sim.workloads import WORKLOADS
 from holdfast.sim.world import Setup, World
 
@@ -95,15 +95,6 @@ class Summary:
         return line
 
 
-class Crashed(Exception):
-    """The core or the simulator raised what neither of them meant to raise."""
-
-    def __init__(self, place: Place, step: int) -> None:
-        super().__init__(f"world {place.number} crashed at its step {step}")
-        self.place = place
-        self.step = step
-
-
 def places(options: Options) -> Iterator[Place]:
     """The worlds of a run, in order: every combination comes up before any comes up again."""
     rng = Random(f"worlds of {options.seed}")
@@ -146,7 +137,8 @@ def _live(place: Place, summary: Summary) -> None:
     except Found as found:
         summary.finding = Finding(found.kind, found.detail, found.holder, place, world.step)
     except Exception as error:
-        raise Crashed(place, world.step) from error
+        where = f"{place.setup}, world {place.number}, step {world.step}"
+        raise Crashed(where, f" --world {place.number}") from error
     summary.steps += world.step
     summary.turns += world.turns
     summary.worlds += 1

@@ -71,8 +71,6 @@ class World:
         self.step = 0
         self.stalled = 0
         self.trace = 0
-        for _ in range(self.workload.present):
-            self.clients.open()
         self.faults.guard(self.ledger)
 
     def _policy(self) -> Policy:
@@ -125,6 +123,9 @@ class World:
     def run(self, steps: int) -> None:
         """Live for a number of steps; raises `Found` at the first thing that must not be."""
         with assertions_of_the_core():
+            if not self.step:
+                for _ in range(self.workload.present):
+                    self.clients.open()
             for _ in range(steps):
                 self._advance()
                 self.clients.doubtful = False

@@ -1,4 +1,4 @@
-"""Planted bugs of sessions, turns, steps and tiers.
+"""Planted bugs of admission and of turns.
 
 Each function replaces one site by a version that differs in the effect of about one statement, and never
 raises of itself: it is for the audit, the device or the clients of a simulation to notice. See planting.py.
@@ -12,18 +12,17 @@ from holdfast.core import errors, fallback, pressure
 from holdfast.core.admission import Admission
 from holdfast.core.ledger import Holder, OutOfUnits
 from holdfast.core.planner import Planner
-from holdfast.core.pressure import Pressure
 from holdfast.core.registry import Plan, Registry
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.sequence import Sequence
 from holdfast.core.session import Life, Session
 from holdfast.core.settler import Settler
-from holdfast.core.tiers import Parcel, own_holds
+from holdfast.core.tiers import own_holds
 from holdfast.core.turn import Turn, TurnRequest
 from holdfast.sim.planting import Mutant, Patcher
 
 
-def _free_but_keep(patcher: Patcher, sequence: Sequence) -> None:
+def free_but_keep(patcher: Patcher, sequence: Sequence) -> None:
     """Let units go while a Hold still names them: what freeing the same list a second time does."""
     for hold in list(own_holds(sequence).values())[:1]:
         patcher.reach()
@@ -92,7 +91,7 @@ def admitted_is_freed_as_if_it_had_failed(patcher: Patcher) -> None:
 
     def faulty(self: Planner, session: Session, turn: Turn) -> None:
         original(self, session, turn)
-        _free_but_keep(patcher, session.sequence)
+        free_but_keep(patcher, session.sequence)
 
     patcher.replace(Planner, "_admitted", faulty)
 
@@ -305,7 +304,7 @@ def finished_turn_is_freed_again_by_retract(patcher: Patcher) -> None:
         ending = turn.ending
         original(self, session, turn, reason)
         if ending is not None and session.life is not Life.CLOSED:
-            _free_but_keep(patcher, session.sequence)
+            free_but_keep(patcher, session.sequence)
 
     patcher.replace(Settler, "_finish", faulty)
 
@@ -335,158 +334,7 @@ def sealed_token_is_counted_twice(patcher: Patcher) -> None:
     patcher.replace(Settler, "_sealed", faulty)
 
 
-# --- closing ------------------------------------------------------------------------------------------
-
-
-def close_in_flight_frees_at_once(patcher: Patcher) -> None:
-    """Closing does not wait for the rows of the session that are in flight."""
-    original = Scheduler._close
-
-    def faulty(self: Scheduler, session: Session, reason: str) -> None:
-        if session.unsettled:
-            patcher.reach()
-            session.unsettled = 0
-        original(self, session, reason)
-
-    patcher.replace(Scheduler, "_close", faulty)
-
-
-def deferred_close_is_forgotten(patcher: Patcher) -> None:
-    """A session that was closed while its turn ran is never released."""
-    original = Settler.close
-
-    def faulty(self: Settler, session: Session, reason: str) -> None:
-        if session.life is Life.CLOSING:
-            patcher.reach()
-            return
-        original(self, session, reason)
-
-    patcher.replace(Settler, "close", faulty)
-
-
-def double_close_frees_twice(patcher: Patcher) -> None:
-    """The second close of a session frees what the first is about to free."""
-    original = Scheduler.close
-
-    def faulty(self: Scheduler, session_id: str, now: float) -> None:
-        session = self.registry.sessions.get(session_id)
-        if session is not None and session.life is Life.CLOSING:
-            _free_but_keep(patcher, session.sequence)
-        original(self, session_id, now)
-
-    patcher.replace(Scheduler, "close", faulty)
-
-
-def idle_clock_runs_during_a_turn(patcher: Patcher) -> None:
-    """The idle time of a session counts from before its turn, not from the turn's end."""
-    original = Settler._depart
-
-    def faulty(self: Settler, session: Session) -> None:
-        before = session.idle_since
-        original(self, session)
-        patcher.reach()
-        session.idle_since = before
-
-    patcher.replace(Settler, "_depart", faulty)
-
-
-# --- steps that fail, copies, tiers --------------------------------------------------------------------
-
-
-def lost_table_changes_are_not_resent(patcher: Patcher) -> None:
-    """Block-table entries that a lost plan carried are taken as known to the device."""
-    original = Settler._take_from_failed_step
-
-    def faulty(self: Settler, session: Session, guilty: bool, error: str) -> None:
-        seen = session.sequence.changed
-        original(self, session, guilty, error)
-        patcher.reach()
-        session.sequence.changed = min(seen, session.sequence.pages)
-
-    patcher.replace(Settler, "_take_from_failed_step", faulty)
-
-
-def copies_of_a_failed_step_are_trusted(patcher: Patcher) -> None:
-    """Pages that a failed step was to copy are taken as copied."""
-    original = Settler._fail_step
-
-    def faulty(self: Settler, plan: Plan, error: str) -> None:
-        if plan.copied:
-            patcher.reach()
-            plan.copied = []
-        original(self, plan, error)
-
-    patcher.replace(Settler, "_fail_step", faulty)
-
-
-def moves_of_a_failed_step_are_trusted(patcher: Patcher) -> None:
-    """Memory that a failed step was to move is taken as moved."""
-
-    def faulty(self: Settler, plan: Plan) -> None:
-        if plan.moves:
-            patcher.reach()
-        self._settle_moves(plan, [True] * len(plan.moves))
-
-    patcher.replace(Settler, "_lose_moves", faulty)
-
-
-def fork_forgets_its_copies(patcher: Patcher) -> None:
-    """The partly filled page of a fork is never copied: the child reads what lay there before."""
-    original = Scheduler._share
-
-    def faulty(self: Scheduler, parent: Session, child: Session, known: int) -> None:
-        original(self, parent, child, known)
-        if any(owner is child for _, owner in self.registry.copies):
-            patcher.reach()
-            self.registry.purge_copies(child)
-
-    patcher.replace(Scheduler, "_share", faulty)
-
-
-def freed_while_in_transit(patcher: Patcher) -> None:
-    """The source of a spill is given back when the copy begins, not when it has settled."""
-    original = Pressure.spill
-
-    def faulty(self: Pressure, session: Session) -> bool:
-        spilled = original(self, session)
-        if spilled:
-            _free_but_keep(patcher, session.sequence)
-        return spilled
-
-    patcher.replace(Pressure, "spill", faulty)
-
-
-def aborted_restore_keeps_its_parcel(patcher: Patcher) -> None:
-    """A restore that is given up leaves its pages on the other tier, with nobody to answer for them."""
-    original = Parcel.discard
-
-    def faulty(self: Parcel, fence: int) -> None:
-        if self.home:
-            patcher.reach()
-            patcher.park(self.away)
-            self.away = {}
-        original(self, fence)
-
-    patcher.replace(Parcel, "discard", faulty)
-
-
-def seal_in_flight_counts_as_rest(patcher: Patcher) -> None:
-    """A session is cut, forked or spilled while the row that seals its turn is in flight."""
-    original = Scheduler._require_idle
-
-    def faulty(self: Scheduler, session: Session) -> None:
-        unsettled, session.unsettled = session.unsettled, 0
-        if unsettled and session.life is Life.SEALING:
-            patcher.reach()
-        try:
-            original(self, session)
-        finally:
-            session.unsettled = unsettled
-
-    patcher.replace(Scheduler, "_require_idle", faulty)
-
-
-SCHEDULER_MUTANTS = tuple(
+TURN_MUTANTS = tuple(
     Mutant(name, story, "scheduler", one, plant)
     for name, story, one, plant in (
         ("failed-admission-keeps-the-slot", "A2", True, failed_admission_keeps_the_slot),
@@ -509,16 +357,5 @@ SCHEDULER_MUTANTS = tuple(
         ("finished-turn-is-freed-again-by-retract", "A3", True, finished_turn_is_freed_again_by_retract),
         ("rewind-keeps-what-lies-past-the-cut", "A4", True, rewind_keeps_what_lies_past_the_cut),
         ("sealed-token-is-counted-twice", "A4", True, sealed_token_is_counted_twice),
-        ("close-in-flight-frees-at-once", "A1", True, close_in_flight_frees_at_once),
-        ("deferred-close-is-forgotten", "A1", True, deferred_close_is_forgotten),
-        ("double-close-frees-twice", "A1", True, double_close_frees_twice),
-        ("idle-clock-runs-during-a-turn", "C7", True, idle_clock_runs_during_a_turn),
-        ("lost-table-changes-are-not-resent", "A4", True, lost_table_changes_are_not_resent),
-        ("copies-of-a-failed-step-are-trusted", "B9", True, copies_of_a_failed_step_are_trusted),
-        ("moves-of-a-failed-step-are-trusted", "B9", True, moves_of_a_failed_step_are_trusted),
-        ("fork-forgets-its-copies", "B10", True, fork_forgets_its_copies),
-        ("freed-while-in-transit", "B9", True, freed_while_in_transit),
-        ("aborted-restore-keeps-its-parcel", "B9", True, aborted_restore_keeps_its_parcel),
-        ("seal-in-flight-counts-as-rest", "B9", True, seal_in_flight_counts_as_rest),
     )
 )
