@@ -1,7 +1,7 @@
 """Holdfast: an LLM inference server for long-lived streaming sessions.
 
-Importing this package is cheap: it imports no torch and none of the packages below it. `Engine` and `Sampling`
-are loaded when they are first asked for.
+Importing this package is cheap: it imports no torch and none of the packages below it. `Engine` and
+`Sampling` are loaded when they are first asked for.
 """
 
 from __future__ import annotations

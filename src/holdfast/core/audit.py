@@ -57,7 +57,17 @@ class Finding:
 class Audit:
     """The census over one ledger, its tree, and everybody who keeps Holds."""
 
-    __slots__ = ("_due", "_round", "_sightings", "findings", "last_full_step", "ledger", "owners", "tree")
+    __slots__ = (
+        "_due",
+        "_heard",
+        "_round",
+        "_sightings",
+        "findings",
+        "last_full_step",
+        "ledger",
+        "owners",
+        "tree",
+    )
 
     def __init__(self, ledger: Ledger, tree: PrefixTree, owners: Callable[[], Iterable[Owner]]) -> None:
         self.ledger = ledger
@@ -68,6 +78,7 @@ class Audit:
         self._round: Round | None = None
         self._sightings = Sightings(ledger)
         self._due = ROWS_PER_SLICE
+        self._heard = 0
 
     # --- the whole census -------------------------------------------------------------------------
 
@@ -98,6 +109,7 @@ class Audit:
     def _dropped(self) -> list[Finding]:
         """What Holds and Leases that were dropped alive have reported since the last look."""
         ledger, tree = self.ledger, self.tree
+        self._heard = ledger.drops
         if ledger.dropped:
             ledger.reclaim_dropped()
         if tree.dropped:
@@ -289,10 +301,9 @@ class Audit:
 
     def tick(self, rows: int) -> list[Finding]:
         """A step of `rows` rows was planned: do as much of a census as they pay for, once it is worth it."""
-        self._due -= rows
-        if self._due > 0:
-            ledger, tree = self.ledger, self.tree
-            if not (ledger.dropped or ledger.leaks or tree.dropped or tree.leaks):
+        due = self._due = self._due - rows
+        if due > 0:
+            if self.ledger.drops == self._heard:
                 return []
             found = self._dropped()
             self._keep(found)

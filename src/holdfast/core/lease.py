@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import NoReturn, Protocol
 
 from holdfast.core.layout import MemoryLayout
-from holdfast.core.ledger import Hold, LedgerError, Site
+from holdfast.core.ledger import Hold, Ledger, LedgerError, Site
 from holdfast.core.node import Node, Tail
 
 
@@ -29,6 +29,7 @@ class Lessor(Protocol):
     """What a lease asks of the tree that it came from."""
 
     layout: MemoryLayout
+    ledger: Ledger
     dropped: list[LeaseRecord]
 
     def unlock_state(self, record: LeaseRecord, fence: int) -> None:
@@ -114,6 +115,7 @@ class Lease:
         record = self.record
         if record.__class__ is LeaseRecord:
             record.tree.dropped.append(record)
+            record.tree.ledger.drops += 1
 
     @property
     def alive(self) -> bool:

@@ -179,7 +179,9 @@ class Hold:
     def __del__(self) -> None:
         grant = self.grant
         if grant.__class__ is Grant:
-            grant.pool.ledger.dropped.append(grant)
+            ledger = grant.pool.ledger
+            ledger.dropped.append(grant)
+            ledger.drops += 1
 
     def __len__(self) -> int:
         return len(self.grant.units)
@@ -376,11 +378,13 @@ class Ledger:
     """All live Holds and all that is free.
 
     `step` is the newest plan made and `settled` the newest one settled; the scheduler moves both, and says in
-    `purpose` what it is about to take units for, so that a fault can be told by where it struck.
+    `purpose` what it is about to take units for, so that a fault can be told by where it struck. `drops` counts
+    what was ever dropped alive, Holds and Leases.
     """
 
     __slots__ = (
         "dropped",
+        "drops",
         "layout",
         "leaks",
         "live",
@@ -400,6 +404,7 @@ class Ledger:
         self.purpose = ""
         self.live: dict[int, Grant] = {}
         self.dropped: list[Grant] = []
+        self.drops = 0
         self.leaks: list[Leak] = []
         self.recorder: deque[tuple[int, str, int, int, int, Holder]] = deque(maxlen=RECORDER_LENGTH)
         self.pools: dict[tuple[Component, Tier], Pool] = {}
