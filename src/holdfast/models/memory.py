@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -113,7 +113,7 @@ def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """Zeros; on a CPU they take no memory, and no time, before they are written."""
     if device.type != "cpu":
         return torch.zeros(sizes, dtype=dtype, device=device)
-    lazy = numpy.zeros(math.prod(sizes) * dtype.itemsize, dtype=numpy.uint8)
+    lazy = np.zeros(math.prod(sizes) * dtype.itemsize, dtype=np.uint8)
     return torch.from_numpy(lazy).view(dtype).view(sizes)
 
 
