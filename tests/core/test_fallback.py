@@ -309,7 +309,7 @@ def test_a_cut_takes_back_only_the_window_pages_it_needs_from_the_mark(name: str
 
 @pytest.mark.parametrize("name", ["window", "window-only"])
 @pytest.mark.parametrize("cut", [16, 17])
-@pytest.mark.parametrize("then", ["go on", "fork", "close"])
+@pytest.mark.parametrize("then", ["go on", "cut again", "fork", "close"])
 def test_a_point_inside_the_published_prompt_brings_its_own_window_pages(
     name: str, cut: int, then: str
 ) -> None:
@@ -327,6 +327,11 @@ def test_a_point_inside_the_published_prompt_brings_its_own_window_pages(
     assert sequence.window.first == (cut - 7) // 4, "its own pages, though the lease reaches past them"
     assert sequence.lease.pages == 4
     world.check()
+    if then == "cut again":
+        world.rewind(chat, 15)
+        assert sequence.computed == 15, "its own window pages reach far enough"
+        assert sequence.lease.pages == 3
+        world.check()
     if then == "fork":
         world.turn(world.fork(chat, cut), [8], [9])
         assert sequence.window.first >= sequence.lease.pages, "the tree has them now"
