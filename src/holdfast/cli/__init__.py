@@ -24,6 +24,8 @@ class Command(NamedTuple):
 
 COMMANDS: tuple[Command, ...] = (
     Command("version", "holdfast.cli.version", "Print the version."),
+    Command("chat", "holdfast.cli.chat", "Talk to a model in the terminal."),
+    Command("pull", "holdfast.cli.pull", "Fetch a model into the cache."),
     Command("bench", "holdfast.cli.bench", "Measure, and show each figure beside its baseline."),
     Command("sim", "holdfast.cli.sim", "Simulate a server that is being broken, on the real core."),
 )

@@ -89,15 +89,20 @@ class Turn:
         return self._outcome is not None
 
     def __iter__(self) -> Iterator[str]:
-        stream = self._bound()[1]
         while True:
-            while self._said < len(stream.pieces):
-                self._said += 1
-                yield stream.pieces[self._said - 1]
+            if text := self.take():
+                yield text
             if self.done:
                 break
             self._engine.drive()
         self._raise_failure()
+
+    def take(self) -> str:
+        """What was said since this was last asked, for callers who drive the engine themselves."""
+        pieces = self._bound()[1].pieces
+        text = "".join(pieces[self._said :])
+        self._said = len(pieces)
+        return text
 
     def wait(self) -> Turn:
         """Drive the engine until the turn is done."""
@@ -118,7 +123,7 @@ class Turn:
 
     @property
     def tokens_shown(self) -> int:
-        """How many generated tokens lie wholly inside the text that iterating has handed out so far."""
+        """How many generated tokens lie wholly inside the text that was handed out so far."""
         stream = self._bound()[1]
         return stream.tokens_of(sum(map(len, stream.pieces[: self._said])))
 

