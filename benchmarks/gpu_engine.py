@@ -2,10 +2,10 @@
 
     PYTHONPATH=src python3 benchmarks/gpu_engine.py [--checks | --timings]
 
-Needs torch, triton, transformers, safetensors and numpy. The checks load small random models of each layout on
-both devices and compare greedy tokens of sessions that are interrupted, rewound and forked, with the strict
-audit on. The timings run Qwen3-8B's shapes with dummy weights: decode steps by batch size, and the first token of a
-session's turn.
+Needs torch, triton, transformers, safetensors and numpy. The checks load small random models of each layout
+on both devices and compare greedy tokens of sessions that are interrupted, rewound and forked, with the
+strict audit on. The timings run Qwen3-8B's shapes with dummy weights: decode steps by batch size, and the
+first token of a session's turn.
 """
 
 from __future__ import annotations

@@ -378,8 +378,8 @@ class Ledger:
     """All live Holds and all that is free.
 
     `step` is the newest plan made and `settled` the newest one settled; the scheduler moves both, and says in
-    `purpose` what it is about to take units for, so that a fault can be told by where it struck. `drops` counts
-    what was ever dropped alive, Holds and Leases.
+    `purpose` what it is about to take units for, so that a fault can be told by where it struck. `drops`
+    counts what was ever dropped alive, Holds and Leases.
     """
 
     __slots__ = (
