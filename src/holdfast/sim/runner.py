@@ -98,11 +98,9 @@ class Summary:
 def places(options: Options) -> Iterator[Place]:
     """The worlds of a run, in order: every combination comes up before any comes up again."""
     rng = Random(f"worlds of {options.seed}")
-    combinations = list(product(options.layouts, options.page_sizes, options.workloads))
     left, number = options.steps, 0
     while left > 0:
-        rng.shuffle(combinations)
-        for layout, page_size, workload in combinations:
+        for layout, page_size, workload in _cycle(options, rng):
             setup = Setup(rng.getrandbits(48), layout, page_size, workload, options.faults)
             steps = min(left, rng.choice(WORLD_STEPS))
             if steps <= 0:
@@ -110,6 +108,20 @@ def places(options: Options) -> Iterator[Place]:
             yield Place(number, setup, steps)
             left -= steps
             number += 1
+
+
+def _cycle(options: Options, rng: Random) -> list[tuple[str, int, str]]:
+    """Every combination once; crowds come last among their neighbours, as small worlds are counted whole."""
+    combinations = list(product(options.layouts, options.page_sizes, options.workloads))
+    rng.shuffle(combinations)
+    small = [combination for combination in combinations if WORKLOADS[combination[2]].strict]
+    crowds = [combination for combination in combinations if not WORKLOADS[combination[2]].strict]
+    each = max(1, len(small) // max(1, len(crowds)))
+    mixed: list[tuple[str, int, str]] = []
+    while small or crowds:
+        mixed += small[:each] + crowds[:1]
+        del small[:each], crowds[:1]
+    return mixed
 
 
 def simulate(

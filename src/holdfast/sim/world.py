@@ -70,6 +70,7 @@ class World:
         self.now = 0.0
         self.step = 0
         self.stalled = 0
+        self.launched = True
         self.trace = 0
         self.faults.guard(self.ledger)
 
@@ -193,13 +194,18 @@ class World:
             self.numbers.pop(number, None)
 
     def _execute(self, plan: Plan) -> StepResult:
-        """Run a plan on the device, or let it go wrong."""
+        """Run a plan on the device, or let it go wrong.
+
+        A plan that is void may have begun before anybody knew, unless the one before it never did: an
+        executor that could not launch a step launches none after it.
+        """
         if plan.void:
-            if self.rng.random() < 0.5:
+            if self.launched and self.rng.random() < 0.5:
                 self.device.spoil(plan)
             return StepResult([], error="discarded")
         weight = 1.0 if plan.copies else 0.1
-        if plan.rows and self.faults.strike("step raises before writing", weight):
+        self.launched = not (plan.rows and self.faults.strike("step raises before writing", weight))
+        if not self.launched:
             return StepResult([], error="the executor raised")
         try:
             if plan.rows and self.faults.strike("step raises after writing", weight):
