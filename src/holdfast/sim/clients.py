@@ -74,23 +74,23 @@ class Clients(Audience):
         self.whom = name or "nobody"
         return self.scheduler.registry.sessions[name] if name is not None else None
 
-    def _input(self, first: bool) -> tuple[int, ...]:
+    def _input(self, first: bool, tenant: str) -> tuple[int, ...]:
         """Inputs of first turns share prompts or repeat whole conversations, so that prefixes are found."""
         rng = self.rng
         count = rng.randint(*self.workload.input_tokens)
         fresh = tuple(rng.randrange(VOCABULARY) for _ in range(count))
         if not first or rng.random() < 0.3:
             return fresh
-        if self.remembered and rng.random() < 0.3:
-            return (*rng.choice(self.remembered), *fresh[:3])
+        if tenant in self.remembered and rng.random() < 0.3:
+            return (*rng.choice(self.remembered[tenant]), *fresh[:3])
         shared = Random(rng.randrange(self.workload.shared_prompts))
         length = shared.randrange(1, 40)
         return (*(shared.randrange(VOCABULARY) for _ in range(length)), *fresh)
 
-    def _request(self, known: int, goes_on: bool = False) -> TurnRequest:
+    def _request(self, known: int, tenant: str, goes_on: bool = False) -> TurnRequest:
         rng = self.rng
         room = self.scheduler.registry.policy.context_length - known
-        tokens = () if goes_on else self._input(known == 0)[: max(1, room - 2)]
+        tokens = () if goes_on else self._input(known == 0, tenant)[: max(1, room - 2)]
         limit = min(rng.randint(*self.workload.output_tokens), max(1, room - len(tokens)))
         deadline = self.now + rng.random() * 3 if rng.random() < 0.05 else None
         keep = rng.choice((None, 0, 2))
@@ -105,29 +105,30 @@ class Clients(Audience):
 
     def open(self) -> None:
         """A client comes."""
-        name = self.name("s")
-        self.scheduler.open(name, self.rng.choice(TENANTS), self.now)
-        self.welcome(name, Conversation(name, VOCABULARY))
+        name, tenant = self.name("s"), self.rng.choice(TENANTS)
+        self.scheduler.open(name, tenant, self.now)
+        self.welcome(name, Conversation(name, VOCABULARY, tenant))
 
     def turn(self) -> None:
         """A client says something."""
         session = self.some()
         if session is not None:
-            self._submit(session, self._request(session.sequence.known))
+            self._submit(session, self._request(session.sequence.known, session.tenant))
 
     def go_on(self) -> None:
         """A client asks for more of the same."""
         session = self.some()
         if session is not None:
-            self._submit(session, self._request(session.sequence.known, goes_on=True))
+            self._submit(session, self._request(session.sequence.known, session.tenant, goes_on=True))
 
     def request(self) -> None:
         """Somebody asks one thing, once."""
-        request = self._request(0)
+        tenant = self.rng.choice(TENANTS)
+        request = self._request(0, tenant)
         name = "r" + request.turn_id
         request = TurnRequest(name, request.tokens, request.max_tokens, request.priority)
-        self.scheduler.request(self.rng.choice(TENANTS), request, self.now)
-        self.conversations[name] = Conversation(name, VOCABULARY)
+        self.scheduler.request(tenant, request, self.now)
+        self.conversations[name] = Conversation(name, VOCABULARY, tenant)
         self.begin(name, request)
         self.turns += 1
 

@@ -31,7 +31,7 @@ EXECUTOR = (
     "row error",
 )
 # What is seldom asked for fails more often than the rate says.
-RARE = {"cut copy": 10.0, "fork copy": 4.0, "tail copy": 4.0, "restore": 2.0}
+RARE = {"cut copy": 10.0, "fork copy": 4.0, "tail copy": 2.0, "restore": 2.0}
 OUTSIDE = ("move lost", "client lost", "clock jump")
 SITES = (*(f"allocate: {purpose}" for purpose in ALLOCATIONS), *EXECUTOR, *OUTSIDE)
 

@@ -33,7 +33,7 @@ class Audience:
         self.busy = Roster()
         self.ending: dict[str, int] = {}
         self.closing: dict[str, int] = {}
-        self.remembered: list[tuple[int, ...]] = []
+        self.remembered: dict[str, list[tuple[int, ...]]] = {}
         self.step = 0
         self.trace = 0
         self.doubtful = False
@@ -108,8 +108,9 @@ class Audience:
     def _remember(self, conversation: Conversation) -> None:
         """Keep the words of a few conversations that are over: clients without a session say them again."""
         if conversation.tokens:
-            self.remembered.append(tuple(conversation.tokens))
-            del self.remembered[:-REMEMBERED]
+            kept = self.remembered.setdefault(conversation.tenant, [])
+            kept.append(tuple(conversation.tokens))
+            del kept[:-REMEMBERED]
 
     def _check_expiry(self, conversation: Conversation) -> None:
         """A session may go when it has been idle for its time to live since the end of its last turn."""

@@ -38,13 +38,15 @@ class Conversation:
         "rested_at",
         "said",
         "session_id",
+        "tenant",
         "tokens",
         "turn_id",
         "vocabulary",
     )
 
-    def __init__(self, session_id: str, vocabulary: int) -> None:
+    def __init__(self, session_id: str, vocabulary: int, tenant: str = "") -> None:
         self.session_id = session_id
+        self.tenant = tenant
         self.vocabulary = vocabulary
         self.tokens: list[int] = []
         self.contents: list[int] = [EMPTY]
@@ -152,7 +154,7 @@ class Conversation:
 
     def fork(self, session_id: str, turns: int) -> Conversation:
         """The same conversation up to an earlier turn, under another name."""
-        other = Conversation(session_id, self.vocabulary)
+        other = Conversation(session_id, self.vocabulary, self.tenant)
         length = self.boundaries[turns - 1] if turns else 0
         other.tokens = self.tokens[:length]
         other.contents = self.contents[: length + 1]

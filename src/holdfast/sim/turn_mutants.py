@@ -6,10 +6,9 @@ raises of itself: it is for the audit, the device or the clients of a simulation
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from holdfast.core import errors, fallback, pressure
 from holdfast.core.admission import Admission
+from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import Holder, OutOfUnits
 from holdfast.core.planner import Planner
 from holdfast.core.registry import Plan, Registry
@@ -29,8 +28,28 @@ def free_but_keep(patcher: Patcher, sequence: Sequence) -> None:
         hold.pool.ledger.let_go(hold.pool, list(hold.units), 0)
 
 
-def _undo_after(patcher: Patcher, forget: Callable[[Sequence], None]) -> None:
-    """An admission that failed forgets something before it gives up the memory that it had leaned on."""
+# --- admission ----------------------------------------------------------------------------------------
+
+
+def failed_admission_keeps_the_slot(patcher: Patcher) -> None:
+    """A turn that was matched and given a state slot, and could not be added to the batch, keeps the slot."""
+    original = Admission.undo
+
+    def faulty(self: Admission) -> None:
+        ledger = self.registry.ledger
+        original(self)
+        pool = ledger.pools.get((Component.STATE, Tier.DEVICE))
+        if pool is not None and pool.free:
+            patcher.reach()
+            gate, pool.gate = pool.gate, None
+            patcher.park(ledger.take(pool, 1, self.turn.holder))
+            pool.gate = gate
+
+    patcher.replace(Admission, "undo", faulty)
+
+
+def failed_admission_keeps_the_lock(patcher: Patcher) -> None:
+    """A turn that could not be added to the batch leaves its prefix locked."""
     original = Admission.undo
 
     def faulty(self: Admission) -> None:
@@ -39,36 +58,12 @@ def _undo_after(patcher: Patcher, forget: Callable[[Sequence], None]) -> None:
         original(self)
         if leaned:
             self.registry.purge_copies(self.session)
-            forget(sequence)
+            patcher.reach()
+            patcher.park(sequence.lease)
+            sequence.lease = None
             sequence.drop_memory()
 
     patcher.replace(Admission, "undo", faulty)
-
-
-# --- admission ----------------------------------------------------------------------------------------
-
-
-def failed_admission_keeps_the_slot(patcher: Patcher) -> None:
-    """A turn that was given a state slot and could not be added to the batch keeps it."""
-
-    def forget(sequence: Sequence) -> None:
-        if sequence.state is not None:
-            patcher.reach()
-            patcher.park(sequence.state)
-            sequence.state = None
-
-    _undo_after(patcher, forget)
-
-
-def failed_admission_keeps_the_lock(patcher: Patcher) -> None:
-    """A turn that could not be added to the batch leaves its prefix locked."""
-
-    def forget(sequence: Sequence) -> None:
-        patcher.reach()
-        patcher.park(sequence.lease)
-        sequence.lease = None
-
-    _undo_after(patcher, forget)
 
 
 def failed_admission_keeps_the_row(patcher: Patcher) -> None:

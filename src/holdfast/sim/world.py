@@ -85,7 +85,7 @@ class World:
             sessions_max=self.workload.sessions,
             session_ttl=rng.choice((30.0, 400.0)),
             checkpoints=rng.choice((0, 1, 4)),
-            leave_history=rng.random() < 0.5,
+            leave_history=rng.random() < 0.7,
             durable_turns=rng.random() < 0.3,
         )
 
