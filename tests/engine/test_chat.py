@@ -48,7 +48,8 @@ def test_an_interrupted_conversation_goes_on(directories: dict[str, Path], famil
         terminal.until(r"now\?\n[^\n]{2,}")
         terminal.interrupt()
         _, cached, more = numbers(CUT, terminal.until(CUT))
-        assert cached > 0, "the conversation went on"
+        # A recurrent state cannot be cut: what was heard of a short first turn may be computed again.
+        assert cached > 0 or family == "bamba"
         assert more > 0
         terminal.until(PROMPT)
         terminal.type("/rewind 3\n")
