@@ -123,7 +123,7 @@ def main() -> None:
             if seed:  # The first round warms up.
                 rates[key].append(rate)
     names = [*engines, "transformers float32"]
-    table = Table(title=f"SmolLM2-135M-Instruct, tokens/s, {chosen.threads} threads, median [min-max]")
+    table = Table(title=f"SmolLM2-135M-Instruct, tokens/s, {chosen.threads} threads, median and range")
     for heading in ("case", *names):
         table.add_column(heading, justify="left" if heading == "case" else "right")
     for case_name in dict.fromkeys(name for name, _ in cases):
