@@ -26,7 +26,7 @@ SETTINGS = (
     Setting("dense", 2, 6, host=4, overlap=True),
     Setting("hybrid", 2, 6, slots=3),
     Setting("hybrid", 3, 4, slots=4, overlap=True, leave_history=True),
-    Setting("hybrid", 2, 5, slots=4, host=3),
+    Setting("hybrid", 3, 5, slots=4, host=3),
     Setting("window", 2, 7, overlap=True),
     Setting("window", 3, 7, host=4, leave_history=True),
     Setting("dense", 2, 7, host=4, overlap=True, prologue=ONE_RESTS),
@@ -105,17 +105,14 @@ def _explore_one(
     pending: deque[tuple[str, ...]] = deque([()])
     while pending:
         path = pending.popleft()
-        for event in _replay(setting, path).enabled():
+        for event in _after(setting, path, None)[0].enabled():
             if len(seen) >= states:
                 return
-            world = _replay(setting, path)
             try:
-                happened = world.apply(event, watched=True)
+                world, happened = _after(setting, path, event)
             except Found as found:
                 done.finding = Finding(found.kind, found.detail, found.holder, setting, (*path, event))
                 return
-            except Exception as error:
-                raise Crashed(f"{setting}: {', '.join((*path, event))}", "") from error
             done.transitions += 1
             digest = Fingerprint(world.scheduler, world.device, world.audience).digest() if happened else b""
             if happened and digest not in seen:
@@ -129,9 +126,14 @@ def _explore_one(
     done.exhausted += 1
 
 
-def _replay(setting: Setting, path: tuple[str, ...]) -> TinyWorld:
-    """A tiny world in which the events of a path have happened."""
-    world = TinyWorld(setting)
-    for event in path:
-        world.apply(event, watched=False)
-    return world
+def _after(setting: Setting, path: tuple[str, ...], event: str | None) -> tuple[TinyWorld, bool]:
+    """A tiny world in which the events of a path have happened, and one more that is looked at if it does."""
+    try:
+        world = TinyWorld(setting)
+        for past in path:
+            world.apply(past, watched=False)
+        return world, event is not None and world.apply(event, watched=True)
+    except Found:
+        raise
+    except Exception as error:
+        raise Crashed(f"{setting}; then {', '.join(path)}, {event}", "") from error

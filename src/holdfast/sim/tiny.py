@@ -6,6 +6,7 @@ the real ones; conversations are followed as in a large world. Used by the explo
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from holdfast.core import errors
@@ -30,6 +31,14 @@ LATER_INPUT = (4, 5)
 OUTPUT = 2
 TURNS_MAX = 2
 BUDGET = 4
+
+# Which askings for units are refused while a plan is made.
+REFUSALS: dict[str, Container[int]] = {
+    "": (),
+    "first unit refused": (1,),
+    "second unit refused": (2,),
+    "every unit refused": range(1, 1 << 30),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +107,8 @@ class TinyWorld:
         self.numbers: dict[int, str] = {}
         self.serial = 0
         self.turns = dict.fromkeys(NAMES, 0)
-        self.failing = 0
+        self.asked = 0
+        self.refused: Container[int] = ()
         for pool in self.ledger.pools.values():
             pool.gate = self._gate
         for name in NAMES:
@@ -115,8 +125,8 @@ class TinyWorld:
 
     def _gate(self, _pool: Pool, _count: int) -> bool:
         """Let the allocation fail that an event has asked to fail."""
-        self.failing -= 1
-        return self.failing != 0
+        self.asked += 1
+        return self.asked not in self.refused
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -131,7 +141,7 @@ class TinyWorld:
                 events += [f"{verb} {name}" for verb in self._verbs(session)]
         flights = self.scheduler.registry.flights
         if len(flights) < (2 if self.setting.overlap else 1):
-            events += ["plan", "plan, first unit refused", "plan, second unit refused"]
+            events += [f"plan, {detail}" if detail else "plan" for detail in REFUSALS]
         if flights:
             events += ["settle"]
             if flights[0].rows or flights[0].moves or flights[0].copies:
@@ -171,9 +181,9 @@ class TinyWorld:
         what, _, detail = event.partition(", ")
         verb, _, name = what.partition(" ")
         if verb == "plan":
-            self.failing = {"": 0, "first unit refused": 1, "second unit refused": 2}[detail]
+            self.asked, self.refused = 0, REFUSALS[detail]
             self._plan()
-            self.failing = 0
+            self.refused = ()
         elif verb == "settle":
             self._settle(detail)
         elif verb == "open":

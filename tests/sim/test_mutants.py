@@ -1,0 +1,164 @@
+"""Every planted bug is reached and reported as a finding, of the right kind and about the right one."""
+
+import re
+from typing import NamedTuple
+
+import pytest
+
+from holdfast.sim.explore import explore
+from holdfast.sim.mutants import MUTANTS, planted
+from holdfast.sim.runner import Options, simulate
+from tests.sim import command
+
+# The worlds in which bugs are looked for are the first ones of the run that the command's figures speak of.
+OPTIONS = Options(7, 60_000)
+
+SESSION = r"SESSION (s|rt)\d+"
+CHECKPOINT = r"CHECKPOINT (s|rt)\d+"
+TURN = r"TURN (t|rt)\d+ of (s|rt)\d+"
+TREE = r"TREE (red|blue)"
+NAME = r"(s|rt)\d+"
+ROW = r"(t|rt)\d+ of (s|rt)\d+"
+PARCEL = r"parcel of s\d+"
+FREE = "the free list"
+
+
+class Report(NamedTuple):
+    """What a bug may be reported as, and about whom: any of these kinds, any of these holders."""
+
+    kinds: set[str]
+    holders: tuple[str, ...]
+
+
+def report(kinds: str, *holders: str) -> Report:
+    return Report(set(kinds.split(", ")), holders)
+
+
+LEAK = "unclaimed, dropped hold"
+LOCK = "lock without a lessee"
+TWICE = "claimed twice, claimed while free"
+
+EXPECTED: dict[str, Report] = {
+    # Memory: the slot, the page or the lock, and who had it.
+    "close-forgets-state-slot": report(LEAK, SESSION),
+    "close-forgets-checkpoints": report(LEAK, CHECKPOINT),
+    "close-keeps-its-lease": report(LOCK, NAME),
+    "close-frees-a-placeholder": report("foreign unit", FREE, SESSION, TURN),
+    "release-frees-twice": report(TWICE, FREE, SESSION, TURN, CHECKPOINT, TREE),
+    "move-leaves-the-old-hold-alive": report(LEAK, SESSION, TURN, CHECKPOINT, TREE),
+    "fences-are-ignored": report("fence", ROW),
+    "counter-is-not-lowered": report("counter", "ledger"),
+    "turn-and-session-both-hold": report("claimed twice", TURN),
+    "failed-extend-keeps-its-pages": report("books", SESSION, TURN),
+    "drafts-keep-their-spare-slot": report(LEAK, TURN),
+    "drafts-are-not-trimmed": report("books", SESSION, TURN),
+    "trim-rounds-down": report("books", SESSION, TURN),
+    "window-of-the-mark-is-freed": report("books, content", SESSION, TURN, ROW),
+    "rollback-keeps-the-turns-slot": report(LEAK, TURN),
+    "rollback-keeps-the-turns-state": report("content", SESSION, ROW),
+    "cut-ignores-the-state": report("content, books", SESSION, TURN, ROW),
+    "retract-moves-the-mark": report("books", SESSION, TURN),
+    "duplicate-insert-leaks": report(LEAK, TURN, SESSION),
+    "duplicate-insert-frees-the-trees-page": report(TWICE, TREE),
+    "publish-leaves-stale-tables": report("content, fence", ROW),
+    "leased-leaf-is-evicted": report("claimed while free, " + LOCK, NAME, TREE),
+    "lease-forgets-its-lock": report(LOCK, NAME),
+    "release-keeps-the-lock": report(LOCK, TREE, NAME),
+    "release-keeps-window-locks": report(LOCK, TREE, NAME),
+    "match-crosses-tenants": report("tenant", NAME),
+    "state-is-left-at-the-wrong-length": report("content", TREE),
+    # Admission and turns: the turn, or the session whose turn it was.
+    "failed-admission-keeps-the-slot": report(LEAK, TURN),
+    "failed-admission-keeps-the-lock": report(LOCK, NAME),
+    "failed-admission-keeps-the-row": report("registry", ROW),
+    "admitted-is-freed-as-if-it-had-failed": report(TWICE, TURN),
+    "retried-chunk-takes-twice": report("books", TURN),
+    "second-turn-clears-the-firsts-flight": report("registry, refusal", ROW, NAME),
+    "refused-turn-overwrites-the-mark": report("refusal, transcript, books", NAME, TURN),
+    "refused-turn-drops-the-memory": report("refusal", NAME),
+    "stale-event-is-accepted": report("refusal", NAME),
+    "queued-abort-leaves-the-session-busy": report("registry, assertion", NAME),
+    "abort-advances-the-history": report("transcript", NAME),
+    "abort-shrinks-the-history": report("transcript", NAME),
+    "abort-wipes-the-memory": report("recomputation", ROW),
+    "first-turn-abort-keeps-the-slot": report(LEAK, TURN),
+    "first-turn-abort-keeps-the-lock": report(LOCK, NAME),
+    "keep-counts-one-too-many": report("transcript", NAME),
+    "retract-clears-the-flight": report("registry", ROW),
+    "finished-turn-is-freed-again-by-retract": report(TWICE, SESSION),
+    "rewind-keeps-what-lies-past-the-cut": report("content, books", SESSION, ROW, PARCEL),
+    "sealed-token-is-counted-twice": report("books, content, assertion", SESSION, TURN, ROW),
+    # Closing, failed steps, copies, tiers: the session whose memory it is.
+    "close-in-flight-frees-at-once": report("content", ROW),
+    "deferred-close-is-forgotten": report("late", NAME),
+    "double-close-frees-twice": report(TWICE, SESSION, TURN),
+    "idle-clock-runs-during-a-turn": report("transcript", NAME),
+    "lost-table-changes-are-not-resent": report("content", ROW),
+    "copies-of-a-failed-step-are-trusted": report("content", SESSION, ROW),
+    "moves-of-a-failed-step-are-trusted": report("content", SESSION, ROW, PARCEL),
+    "fork-forgets-its-copies": report("content", SESSION, ROW, PARCEL),
+    "freed-while-in-transit": report(TWICE, SESSION, TURN, FREE),
+    "aborted-restore-keeps-its-parcel": report(LEAK, SESSION),
+    "seal-in-flight-counts-as-rest": report("content, books, assertion", SESSION, ROW),
+}
+
+# What a handful of events already shows.
+EXPLORED = (
+    "close-forgets-state-slot",
+    "first-turn-abort-keeps-the-slot",
+    "failed-admission-keeps-the-lock",
+    "abort-advances-the-history",
+    "retract-clears-the-flight",
+    "close-in-flight-frees-at-once",
+    "freed-while-in-transit",
+    "drafts-are-not-trimmed",
+)
+
+
+def agrees(holder: str, patterns: tuple[str, ...]) -> bool:
+    """Whether all that a report names are such as it may name."""
+    either = "|".join(f"(?:{pattern})" for pattern in patterns)
+    return re.fullmatch(f"(?:{either})(?:, (?:{either}))*", holder) is not None
+
+
+def test_there_are_enough_of_them_and_each_has_an_expectation() -> None:
+    assert len(MUTANTS) >= 30
+    assert sum(mutant.changes_one_statement for mutant in MUTANTS.values()) >= 20
+    assert set(EXPECTED) == set(MUTANTS)
+    assert all(mutant.what.endswith(".") for mutant in MUTANTS.values())
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_a_finding_about_the_right_one(name: str) -> None:
+    with planted(name) as patcher:
+        finding = simulate(OPTIONS).finding
+    assert patcher.reached >= 1
+    assert finding is not None, "not caught"
+    expected = EXPECTED[name]
+    assert finding.kind in expected.kinds, (finding.kind, finding.holder, finding.detail)
+    assert agrees(finding.holder, expected.holders), (finding.kind, finding.holder, finding.detail)
+
+
+def test_the_same_worlds_find_nothing_without_a_mutant() -> None:
+    summary = simulate(Options(OPTIONS.seed, 20_000))
+    assert summary.finding is None
+
+
+@pytest.mark.parametrize("name", EXPLORED)
+def test_an_exploration_finds_it_too(name: str) -> None:
+    with planted(name) as patcher:
+        done = explore(6000)
+    assert patcher.reached >= 1
+    assert done.finding is not None, "not caught"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_command_exits_with_a_finding(name: str) -> None:
+    status, summary = command.run(
+        "--seed", "7", "--steps", "200000", "--layout", "all", "--faults", "0.05", "--mutant", name
+    )
+    assert (status, summary["findings"]) == (1, 1), summary
+    assert summary["mutant_reached"] >= 1
+    assert summary["kind"] in EXPECTED[name].kinds
+    assert agrees(summary["holder"], EXPECTED[name].holders), summary["holder"]
