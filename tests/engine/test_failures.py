@@ -6,7 +6,9 @@ from types import MethodType
 import pytest
 import torch
 
-from holdfast.engine.engine import Engine, TurnFailed
+from holdfast.core.registry import Plan
+from holdfast.core.turn import TurnRequest
+from holdfast.engine.engine import Engine, Turn, TurnFailed
 from holdfast.kernels import Batch
 from holdfast.models.memory import Memory
 from holdfast.models.model import Model
@@ -130,25 +132,25 @@ def test_a_failure_while_a_session_seals_costs_nothing_but_work(make: Make, over
     assert first == second
 
 
-def test_more_turns_are_retracted_than_sampler_rows_are_left(make: Make) -> None:
-    """Turns that wait again lend their sampler rows to those that run."""
-    engine = make(kv_tokens=512, max_running=2, step_tokens=64, page_size=8)
-    expected = [turn.token_ids for turn in make().generate(PROMPTS, greedy(150))]
-    turns = [engine.session().say(prompt, greedy(150)) for prompt in PROMPTS]
-    while len(engine.loop.scheduler.registry.running) < 2:
+def test_a_turn_that_waits_again_lends_its_sampler_row(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two may run and have the two rows; after a lost step a more urgent turn runs before one of them."""
+    engine = make(max_running=2)
+    expected = undisturbed(make)
+    lent: list[int] = []
+    take = engine.loop.executor._take_idle_row
+
+    def counted(plan: Plan) -> int:
+        lent.append(plan.step)
+        return take(plan)
+
+    monkeypatch.setattr(engine.loop.executor, "_take_idle_row", counted)
+    turns = [engine.session().say(prompt, greedy(COUNT)) for prompt in PROMPTS[:2]]
+    for _ in range(5):
         engine.drive()
-    for _ in range(3):
-        for _ in range(11):
-            engine.drive()
-        running = engine.loop.scheduler.registry.running
-        if len(running) > 1:
-            victim = running[-1].turn
-            assert victim is not None
-            break_forward(engine, raising(1))
-            engine.drive()
-            break_forward(engine, lambda call, hidden, batch: hidden)
-            victim.failures = 0
-            for session in engine.loop.scheduler.registry.sessions.values():
-                if session.turn is not None:
-                    session.turn.failures = 0
-    assert [turn.token_ids for turn in turns] == expected
+    urgent, session = Turn(engine), engine.session()
+    chosen, limit = engine.settle_sampling(greedy(COUNT), len(PROMPTS[2]))
+    request = TurnRequest("urgent", tuple(PROMPTS[2]), limit, priority=9)
+    urgent.attach(engine.loop.submit(session.id, request, chosen, urgent.hear))
+    break_forward(engine, raising(1))
+    assert [turn.token_ids for turn in (*turns, urgent)] == expected
+    assert len(lent) >= 1
