@@ -401,3 +401,22 @@ def test_memory_that_a_finding_has_tainted_goes_as_soon_as_no_row_names_it(when:
     assert driver.tokens("a") == history
     driver.turn("a", 2, 2, 9)
     assert driver.tokens("a")[-2:] == driver.says([*history, *prompt(2, 9)], 2)
+
+
+def test_a_session_that_closes_in_a_failed_step_leaves_nothing_that_the_step_was_to_copy() -> None:
+    driver = Driver(page_size=16, leave_history=True)
+    driver.open("a")
+    driver.turn("a", 21, 4)
+    driver.run()
+    driver.scheduler.fork("a", "b", driver.now)
+    history = driver.tokens("b")
+    driver.submit("b", prompt(3, seed=9), 4)
+    plan = driver.plan()
+    assert plan.copies, "the fork copies the partly filled page"
+    driver.scheduler.close("b", driver.now)
+    driver.settle(error="the executor raised")
+    assert "b" not in driver.scheduler.registry.sessions
+    driver.open("c")
+    turn = driver.submit("c", (*history, 7), 3)
+    driver.run()
+    assert turn.cached == 16, "only the shared whole page, which the device has verified, can be leaned on"

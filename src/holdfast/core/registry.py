@@ -85,6 +85,7 @@ class Registry:
         "tenants",
         "transits",
         "tree",
+        "uncopied",
     )
 
     def __init__(self, ledger: Ledger, tree: PrefixTree, policy: Policy) -> None:
@@ -104,6 +105,7 @@ class Registry:
         self.transits: dict[int, Session] = {}
         self.flights: deque[Plan] = deque()
         self.copies: list[tuple[UnitCopy, Session]] = []
+        self.uncopied: dict[Session, None] = {}
         self.moves: list[TierMove] = []
         self.forgotten: list[int] = []
         self.events: list[Event] = []
@@ -164,8 +166,8 @@ class Registry:
         self.forgotten.append(session.number)
 
     def copying(self, session: Session) -> bool:
-        """Whether a copy that completes a session's memory is still to be planned, or is in flight."""
-        if any(owner is session for _, owner in self.copies):
+        """Whether a copy that completes a session's memory is to be planned, is in flight, or was lost."""
+        if session in self.uncopied or any(owner is session for _, owner in self.copies):
             return True
         return any(owner is session for plan in self.flights for owner in plan.copied)
 

@@ -249,14 +249,13 @@ class Settler:
             later.void = True
             for row in later.rows:
                 touched.setdefault(row.turn.session_id, False)
-        uncopied = dict.fromkeys(owner.id for flight in (plan, *registry.flights) for owner in flight.copied)
+        registry.uncopied = {owner: None for flight in (plan, *registry.flights) for owner in flight.copied}
         self._lose_moves(plan)
         for session_id, guilty in touched.items():
             self._take_from_failed_step(registry.sessions[session_id], guilty, error)
-        for session_id in uncopied:
-            session = registry.sessions.get(session_id)
-            if session is not None:
-                registry.drop_memory(session)
+        for owner in [owner for owner in registry.uncopied if owner.life is not Life.CLOSED]:
+            registry.drop_memory(owner)
+        registry.uncopied = {}
 
     def _take_from_failed_step(self, session: Session, guilty: bool, error: str) -> None:
         session.unsettled = 0
