@@ -29,7 +29,7 @@ TRAIL_LENGTH = 8
 FINDINGS_KEPT = 256
 
 # How much of a census a running step pays for, and how many rows save up for a slice that is worth its call.
-ROWS_PER_UNIT = 4
+ROWS_PER_UNIT = 8
 ROWS_PER_SLICE = 1024
 
 
