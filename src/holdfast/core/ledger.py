@@ -55,6 +55,10 @@ class DeadHold(LedgerError):
     """A Hold was used after it was moved, joined or released."""
 
 
+class WrongCount(LedgerError, ValueError):
+    """More units were asked of a Hold than it has, or fewer than none. Nothing was changed."""
+
+
 class OutOfUnits(LedgerError):
     """A pool has fewer free units than were asked for. Nothing was taken."""
 
@@ -227,7 +231,7 @@ class Hold:
             grant.units += free[at:]
             del free[at:]
         elif count < 0:
-            raise ValueError(f"cannot grow by {count}")
+            raise WrongCount(f"cannot grow by {count}")
         else:
             return
         holder = grant.holder
@@ -253,7 +257,7 @@ class Hold:
     def _give_up(self, part: slice, count: int, fence: int) -> None:
         grant = self.grant
         if not 0 <= count <= len(grant.units):
-            raise ValueError(f"cannot give up {count} of {len(grant.units)} units")
+            raise WrongCount(f"cannot give up {count} of {len(grant.units)} units")
         if not count:
             return
         units = grant.units[part]
@@ -292,7 +296,7 @@ class Hold:
     def _split(self, part: slice, at: int) -> Hold:
         grant = self.grant
         if not 0 <= at <= len(grant.units):
-            raise ValueError(f"cannot split {len(grant.units)} units at {at}")
+            raise WrongCount(f"cannot split {len(grant.units)} units at {at}")
         units = grant.units[part]
         del grant.units[part]
         ledger = grant.pool.ledger
@@ -427,7 +431,7 @@ class Ledger:
     def take(self, pool: Pool, count: int, holder: Holder) -> Hold:
         """A Hold of `count` units, or `OutOfUnits` and nothing changed."""
         if count < 0:
-            raise ValueError(f"cannot take {count} units")
+            raise WrongCount(f"cannot take {count} units")
         free = pool.free
         if count > len(free) or pool.gate is not None or self.dropped:
             pool.require(count)

@@ -464,6 +464,8 @@ class PrefixTree:
         assert parent is not None and not node.children and not node.tails and not node.leases, (
             "not a free leaf"
         )
+        first_page = node.key[: self.page_bytes]
+        assert parent.children.get(first_page) is node, "not a leaf of the tree"
         self.version += 1
         self._release_state(node)
         if node.full is not None:
@@ -471,7 +473,7 @@ class PrefixTree:
         if node.window is not None:
             node.window.release(node.fence)
         node.full = node.window = None
-        del parent.children[node.key[: self.page_bytes]]
+        del parent.children[first_page]
         parent.fence = max(parent.fence, node.fence)
         self.queues[Component.FULL].offer(parent)
         return parent
