@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
+from holdfast.core.audit import Audit, Finding
 from holdfast.core.errors import IllegalTransition
 from holdfast.core.lease import LeaseRecord
 from holdfast.core.ledger import Grant, Hold, LedgerError
@@ -21,6 +22,7 @@ from holdfast.core.session import Session
 from holdfast.core.turn import Turn
 
 CORE = "holdfast.core."
+NOBODY = {"the free list", "nobody"}
 
 
 class Found(Exception):
@@ -31,6 +33,18 @@ class Found(Exception):
         self.kind = kind
         self.detail = detail
         self.holder = holder
+
+
+def found_by(audit: Audit, finding: Finding) -> Found:
+    """A finding of the audit. Of a unit that nobody holds it tells who gave back units of its pool last."""
+    holder = finding.holder
+    if holder in NOBODY:
+        pools = list(audit.ledger.pools.values())
+        for _, what, _, index, _, who in reversed(audit.ledger.recorder):
+            if what in {"release", "shrink"} and pools[index].name == finding.pool:
+                holder = f"{holder}, last given to by {who!r}"
+                break
+    return Found(finding.kind, str(finding), holder)
 
 
 class Crashed(Exception):

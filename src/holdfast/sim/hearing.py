@@ -14,7 +14,7 @@ from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Life, Session
 from holdfast.core.turn import Turn, TurnRequest
 from holdfast.sim.content import extend
-from holdfast.sim.found import Found
+from holdfast.sim.found import Found, found_by
 from holdfast.sim.reference import Conversation, Mismatch
 from holdfast.sim.roster import Roster
 
@@ -58,11 +58,11 @@ class Audience:
 
     def hear(self, events: list[Event]) -> None:
         """Follow what happened; whatever a conversation did not expect is found."""
+        if any(event.kind == "finding" for event in events):
+            audit = self.scheduler.audit
+            raise found_by(audit, audit.findings[0])
         for event in events:
             self.trace = extend(self.trace, len(event.kind) * 131 + sum(event.tokens))
-            if event.kind == "finding":
-                finding = self.scheduler.audit.findings[0]
-                raise Found(finding.kind, event.reason, finding.holder)
             conversation = self.conversations.get(event.session_id)
             if conversation is None:
                 raise Found("event", f"{event.kind} for unknown {event.session_id}", event.session_id)

@@ -19,7 +19,7 @@ from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Life, Session
 from holdfast.core.turn import KEEP_ALL, TurnRequest
 from holdfast.sim.device import SimDevice, WrongContent
-from holdfast.sim.found import Found, assertions_of_the_core
+from holdfast.sim.found import Found, assertions_of_the_core, found_by
 from holdfast.sim.hearing import Audience
 from holdfast.sim.inspection import Inspection
 from holdfast.sim.reference import Conversation
@@ -268,6 +268,6 @@ class TinyWorld:
         """Count everything, read everything, and see that every turn is where it can go on."""
         found = self.audit.census()
         if found:
-            raise Found(found[0].kind, str(found[0]), found[0].holder)
+            raise found_by(self.audit, found[0])
         self.inspection.everything()
         self.audience.watch()

@@ -292,13 +292,14 @@ def retract_clears_the_flight(patcher: Patcher) -> None:
 
 
 def finished_turn_is_freed_again_by_retract(patcher: Patcher) -> None:
-    """A turn that finishes while it was to be retracted has its memory freed all the same."""
+    """A turn that was retracted, or was to be, has its memory freed once more when it finishes."""
     original = Settler._finish
 
     def faulty(self: Settler, session: Session, turn: Turn, reason: str) -> None:
         ending = turn.ending
         original(self, session, turn, reason)
-        if ending is not None and session.life is not Life.CLOSED:
+        retracted = turn.retracts > 0 or ending is not None
+        if retracted and session.life is not Life.CLOSED:
             free_but_keep(patcher, session.sequence)
 
     patcher.replace(Settler, "_finish", faulty)

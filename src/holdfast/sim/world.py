@@ -20,7 +20,7 @@ from holdfast.sim.clients import VOCABULARY, Clients
 from holdfast.sim.content import extend
 from holdfast.sim.device import SimDevice, WrongContent
 from holdfast.sim.faults import Faults
-from holdfast.sim.found import Found, assertions_of_the_core
+from holdfast.sim.found import Found, assertions_of_the_core, found_by
 from holdfast.sim.inspection import Inspection
 from holdfast.sim.workloads import WORKLOADS, Workload
 
@@ -236,7 +236,7 @@ class World:
         """Count everything. Where the books are wrong, they say better who did it than what came of it."""
         found = self.scheduler.audit.census()
         if found:
-            raise Found(found[0].kind, str(found[0]), found[0].holder)
+            raise found_by(self.scheduler.audit, found[0])
 
     def _watch_progress(self) -> None:
         """Something must always move: a row, a spill, an end."""
