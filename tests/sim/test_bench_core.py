@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from holdfast.cli import bench
 from holdfast.core.audit import Audit
 from holdfast.core.ledger import Grant
-from holdfast.sim.bench import anchors, checks, registry, trace, turns, workloads
+from holdfast.sim.bench import anchors, checks, registry, steps, trace, turns, workloads
 from holdfast.sim.bench.report import Check, Figure
 from holdfast.sim.bench.sessions import Session, World
 from holdfast.sim.bench.timing import collector_off, median_us, paired_ratio
@@ -137,6 +137,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "crowd", small_crowd)
     monkeypatch.setattr(checks, "CROWDS", {288: (1 << 15, 1 << 15)})
     monkeypatch.setattr(checks, "TURN_PAIRS", 2)
+    monkeypatch.setattr(steps, "CASES", {(3, 0, 0): 1.0, (2, 1, 5): 1.0})
+    monkeypatch.setattr(steps, "STEPS", 2)
 
 
 CROWD = checks.crowd
@@ -152,6 +154,7 @@ KEYS = {
     "tree_trace": {"page_size", "hit_rate", "evicted_tokens"},
     "census": {"page_size", "sessions", "running", "tokens_per_session", "slice_ms_max", "slice_budget"},
     "audit_overhead": {"page_size", "added_us"},
+    "plan_settle": {"page_size", "decode_rows", "chunks", "idle_sessions"},
 }
 
 
@@ -178,7 +181,7 @@ def test_json_lines(name: str) -> None:
         assert KEYS[name] <= figure.keys()
     theirs = [figure for figure in figures if figure["system"] == "sglang"]
     # The smaller histories are not among the baseline's; an audit that could be compared it has not.
-    assert bool(theirs) == (name not in {"turn", "audit_overhead"})
+    assert bool(theirs) == (name not in {"turn", "audit_overhead", "plan_settle"})
     assert f"bench core: {name}" in result.stderr
 
 
