@@ -21,5 +21,5 @@ def test_examples_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert examples, f"{page} has no example"
     names: dict[str, object] = {}
     for example in examples:
-        exec(compile(example, page, "exec"), names)  # noqa: S102
+        exec(compile(example, page, "exec"), names)
     assert capsys.readouterr().out.strip(), "the examples say nothing"
