@@ -39,6 +39,7 @@ class Clients(Audience):
         self.serial = 0
         self.whom = "nobody"
         self.forked = "nobody"
+        self.following = ""
 
     # --- acting -----------------------------------------------------------------------------------
 
@@ -46,7 +47,8 @@ class Clients(Audience):
         """One action of one client, drawn by the weights of the workload."""
         self.scheduler.tick(self.now)
         self.hear(self.scheduler.take_events())
-        name = self.rng.choices(self.names, self.weights)[0]
+        name = self.following or self.rng.choices(self.names, self.weights)[0]
+        self.following = ""
         before = self._books()
         try:
             ACTIONS[name](self)
@@ -158,9 +160,9 @@ class Clients(Audience):
         self.compare(session)
 
     def rewind(self) -> None:
-        """A client goes back to an earlier turn, or to one that never was."""
+        """A client goes back to an earlier turn, or to one that never was; often after it has forked."""
         session = self.some()
-        if self.forked in self.conversations and self.rng.random() < 0.5:
+        if self.forked in self.conversations and self.rng.random() < 0.7:
             session = self.scheduler.registry.sessions[self.forked]
         if session is not None:
             turns = self.rng.randrange(len(session.boundaries) + 2)
@@ -179,6 +181,8 @@ class Clients(Audience):
             child = self.scheduler.fork(session.id, name, self.now, turns)
             self.welcome(name, self.conversations[session.id].fork(name, turns))
             self.forked = session.id
+            if self.rng.random() < 0.5:
+                self.following = "rewind"
             self.compare(child)
 
     def spill(self) -> None:
