@@ -1,4 +1,4 @@
-"""A session resumes at a tail, publishes its prompt, and is interrupted before it has left a point of its own.
+"""A session resumes at a tail, publishes its prompt, and is interrupted before it leaves a point of its own.
 
 Where it began lies inside the pages that it has published since: going back there copies the one page that is
 partly filled, or computes everything again if no page is free.
