@@ -39,7 +39,6 @@ class Clients(Audience):
         self.serial = 0
         self.whom = "nobody"
         self.forked = "nobody"
-        self.following = ""
 
     # --- acting -----------------------------------------------------------------------------------
 
@@ -47,8 +46,7 @@ class Clients(Audience):
         """One action of one client, drawn by the weights of the workload."""
         self.scheduler.tick(self.now)
         self.hear(self.scheduler.take_events())
-        name = self.following or self.rng.choices(self.names, self.weights)[0]
-        self.following = ""
+        name = self.rng.choices(self.names, self.weights)[0]
         before = self._books()
         try:
             ACTIONS[name](self)
@@ -160,9 +158,9 @@ class Clients(Audience):
         self.compare(session)
 
     def rewind(self) -> None:
-        """A client goes back to an earlier turn, or to one that never was; often after it has forked."""
+        """A client goes back to an earlier turn, or to one that never was."""
         session = self.some()
-        if self.forked in self.conversations and self.rng.random() < 0.7:
+        if self.forked in self.conversations and self.rng.random() < 0.5:
             session = self.scheduler.registry.sessions[self.forked]
         if session is not None:
             turns = self.rng.randrange(len(session.boundaries) + 2)
@@ -181,8 +179,6 @@ class Clients(Audience):
             child = self.scheduler.fork(session.id, name, self.now, turns)
             self.welcome(name, self.conversations[session.id].fork(name, turns))
             self.forked = session.id
-            if self.rng.random() < 0.5:
-                self.following = "rewind"
             self.compare(child)
 
     def spill(self) -> None:

@@ -203,12 +203,12 @@ class World:
             if self.launched and self.rng.random() < 0.5:
                 self.device.spoil(plan)
             return StepResult([], error="discarded")
-        weight = 2.0 if plan.copies else 0.1 if plan.rows else 0.0
-        self.launched = not self.faults.strike("step raises before writing", weight)
+        weight = 1.0 if plan.copies else 0.1
+        self.launched = not (plan.rows and self.faults.strike("step raises before writing", weight))
         if not self.launched:
             return StepResult([], error="the executor raised")
         try:
-            if self.faults.strike("step raises after writing", weight):
+            if plan.rows and self.faults.strike("step raises after writing", weight):
                 self.device.spoil(plan)
                 return StepResult([], error="the executor raised")
             rows, moved = self.device.run(plan)
