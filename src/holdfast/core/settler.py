@@ -214,10 +214,19 @@ class Settler:
         self.let_go(session)
 
     def _keep(self, session: Session, turn: Turn, generated: int, certain: int | None) -> None:
-        sequence = session.sequence
+        """End a turn with what is to be kept of it.
+
+        A first turn that began at a tail has since published more than that: going back to where it began
+        cuts inside the lease, and copies a page. Without a page for that, it is all computed again.
+        """
+        registry, sequence = self.registry, session.sequence
         known = sequence.known if generated == KEEP_ALL else min(sequence.known, turn.input_end + generated)
-        copies = keep(sequence, known, session.holder, session.checkpoints, certain)
-        assert not copies, "a turn never leans on more than its own input"
+        registry.ledger.purpose = "cut copy"
+        try:
+            copies = keep(sequence, known, session.holder, session.checkpoints, certain)
+        except OutOfUnits:
+            copies = keep(sequence, known, session.holder, session.checkpoints, certain=0)
+        registry.copies += [(copy, session) for copy in copies]
         turn.generated = known - turn.input_end
         session.boundaries.append(known)
         session.last = turn
