@@ -1,0 +1,71 @@
+"""Everything that can be chosen about the server itself; what concerns the engine is in `EngineOptions`.
+
+One frozen value that the command line, the environment and a file fill. A wrong value is an error that names
+the option.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+
+from holdfast.engine.options import OptionError
+
+__all__ = ["LOG_LEVELS", "ServerOptions"]
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How the server listens, whom it lets in, and how much it takes.
+
+    `api_keys` is a file of one key a line, `name:key` or the key alone; `HOLDFAST_API_KEYS` in the
+    environment gives the same, separated by commas. Sizes are in bytes, times in seconds.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: str | None = None
+    admin_key: str | None = field(default=None, repr=False)
+    allow_anonymous: bool = False
+    served_model_name: str | None = None
+    cors_origin: tuple[str, ...] = ()
+    log_level: str = "info"
+    log_format: str = "text"
+    body_limit: int = 16 * MEBIBYTE
+    message_limit: int = 4 * MEBIBYTE
+    drain_seconds: float = 30.0
+    hang_seconds: float = 300.0
+    tenant_sessions: int = 10_000
+    storm: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise OptionError("port", f"must be from 0 to 65535, not {self.port}")
+        if self.log_level not in LOG_LEVELS:
+            raise OptionError(
+                "log_level", f"must be one of {', '.join(LOG_LEVELS)}, not {self.log_level!r}"
+            )
+        if self.log_format not in ("text", "json"):
+            raise OptionError("log_format", f"must be text or json, not {self.log_format!r}")
+        for name in ("body_limit", "message_limit", "tenant_sessions"):
+            if getattr(self, name) < 1:
+                raise OptionError(name, "must be at least 1")
+        for name in ("drain_seconds", "hang_seconds"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise OptionError(name, "must be a positive number of seconds")
+        if self.admin_key is not None and not self.admin_key:
+            raise OptionError("admin_key", "must not be empty")
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
