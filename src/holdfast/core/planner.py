@@ -310,6 +310,8 @@ class Planner:
         registry.running.append(session)
         session.on("admit")
         turn.on("admit")
+        if turn.admitted is None:
+            turn.admitted = self.registry.now
         registry.counters.admitted += 1
         if not turn.retracts:
             mark = session.sequence.mark

@@ -81,6 +81,7 @@ class Turn:
     """A request and how far it has come."""
 
     __slots__ = (
+        "admitted",
         "arrived",
         "awaiting",
         "cached",
@@ -106,6 +107,7 @@ class Turn:
         self.session_id = session_id
         self.number = number
         self.arrived = arrived
+        self.admitted: float | None = None
         self.holder = holder
         self.state = TurnState.QUEUED
         self.known_before = 0

@@ -33,6 +33,10 @@ ENDS = frozenset({"finished", "aborted", "failed"})
 Listener = Callable[[Event], None]
 
 
+def _unobserved(event: Event) -> None:
+    """Events that are about no turn (a session closed, a finding) have no listener of their own."""
+
+
 class EngineLoop:
     """One model, one core, one executor."""
 
@@ -61,6 +65,7 @@ class EngineLoop:
         self.executor = Executor(model, self.plan, options.max_running, self._stream_of)
         self.streams: dict[int, TurnStream] = {}
         self.listeners: dict[int, Listener] = {}
+        self.observer: Listener = _unobserved
         self._pending: Flight | StepResult | None = None
 
     def _stream_of(self, turn: Turn) -> TurnStream:
@@ -149,6 +154,7 @@ class EngineLoop:
             if event.kind == "finding":
                 log.error("audit: %s", event.reason)
             if turn is None:
+                self.observer(event)
                 continue
             listener = self.listeners.get(turn.number)
             if listener is not None:

@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from holdfast.core.layout import Component
+from holdfast.core.ledger import Kind
+from holdfast.core.session import Place, Session
 from holdfast.engine.loop import EngineLoop
 
 TOP_HOLDERS = 10
+
+KIND_LETTERS = {
+    Kind.FREE: b".",
+    Kind.TREE: b"t",
+    Kind.TURN: b"r",
+    Kind.SESSION: b"s",
+    Kind.CHECKPOINT: b"c",
+    Kind.RETIRING: b"x",
+    Kind.TRANSIT: b"m",
+    Kind.QUARANTINE: b"q",
+}
+"""What stands for a holder's kind in a map of units."""
 
 
 def memory_report(loop: EngineLoop) -> dict[str, object]:
@@ -54,3 +68,70 @@ def _top_holders(loop: EngineLoop) -> list[dict[str, object]]:
             by_component[component] = by_component.get(component, 0) + len(grant.units)
     largest = sorted(held.items(), key=lambda item: -sum(item[1].values()))[:TOP_HOLDERS]
     return [{"holder": name, **counts} for name, counts in largest]
+
+
+def session_report(loop: EngineLoop, session: Session) -> dict[str, object]:
+    """One session: what it does, how long it is, and what it holds. Its name is the caller's business."""
+    ledger = loop.scheduler.registry.ledger
+    held: dict[str, object] = {}
+    for component in Component:
+        units = 0
+        for pool in ledger.pools.values():
+            if pool.component is component:
+                holders = [session.holder, session.checkpoints]
+                if session.turn is not None:
+                    holders.append(session.turn.holder)
+                units += sum(holder.held[pool.index] for holder in holders)
+        held[component.name.lower()] = {
+            "units": units,
+            "bytes": units * loop.plan.page_bytes.get(component, 0),
+        }
+    sequence = session.sequence
+    lease = sequence.lease
+    held["leased"] = {"full": lease.length // ledger.layout.page_size if lease is not None else 0}
+    held["checkpoints"] = len(sequence.points)
+    busy = session.turn is not None
+    return {
+        "id": session.id,
+        "state": session.state,
+        "tier": "device"
+        if session.parcel is None or session.place is Place.HOME
+        else session.parcel.tier.name.lower(),
+        "turns": len(session.boundaries),
+        "tokens": {"known": sequence.known, "computed": sequence.computed},
+        "idle_seconds": 0.0 if busy else max(0.0, loop.now() - session.idle_since),
+        "age_seconds": loop.now() - session.created,
+        "ttl": session.ttl,
+        "memory": held,
+    }
+
+
+def memory_map(loop: EngineLoop) -> dict[str, object]:
+    """Who holds each unit of each pool: one letter a unit, and the names behind the runs of each holder."""
+    ledger = loop.scheduler.registry.ledger
+    pools: list[dict[str, object]] = []
+    for pool in ledger.pools.values():
+        letters = bytearray(KIND_LETTERS[Kind.FREE] * pool.size)
+        holders: dict[str, list[int]] = {}
+        for grant in ledger.live.values():
+            if grant.pool is pool:
+                letter = KIND_LETTERS[grant.holder.kind]
+                for unit in grant.units:
+                    letters[unit] = letter[0]
+                if grant.holder.kind is not Kind.TREE:
+                    name = f"{grant.holder.kind.name.lower()} {grant.holder.name}"
+                    holders.setdefault(name, []).extend(grant.units)
+        for _, units in pool.retiring:
+            for unit in units:
+                letters[unit] = KIND_LETTERS[Kind.RETIRING][0]
+        for unit in pool.quarantine:
+            letters[unit] = KIND_LETTERS[Kind.QUARANTINE][0]
+        pools.append(
+            {
+                "component": pool.component.name.lower(),
+                "tier": pool.tier.name.lower(),
+                "units": letters.decode("ascii"),
+                "holders": holders,
+            }
+        )
+    return {"step": ledger.step, "pools": pools}
