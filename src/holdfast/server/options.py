@@ -46,9 +46,7 @@ class ServerOptions:
         if not 0 <= self.port <= 65535:
             raise OptionError("port", f"must be from 0 to 65535, not {self.port}")
         if self.log_level not in LOG_LEVELS:
-            raise OptionError(
-                "log_level", f"must be one of {', '.join(LOG_LEVELS)}, not {self.log_level!r}"
-            )
+            raise OptionError("log_level", f"must be one of {', '.join(LOG_LEVELS)}, not {self.log_level!r}")
         if self.log_format not in ("text", "json"):
             raise OptionError("log_format", f"must be text or json, not {self.log_format!r}")
         for name in ("body_limit", "message_limit", "tenant_sessions"):

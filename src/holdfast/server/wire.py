@@ -1,9 +1,9 @@
 """What the API process and the engine process say to each other.
 
 Typed structs in MessagePack, one message a frame, over a Unix socket that only their user may open. Nothing
-is ever pickled. A command carries the number of the call that it belongs to; the engine answers each call once,
-with `Done` or `Declined`. A turn is known by the number of the call that started it: what it says comes in
-`Step` messages, one for each step of the engine, until its one `End`.
+is ever pickled. A command carries the number of the call that it belongs to; the engine answers each call
+once, with `Done` or `Declined`. A turn is known by the number of the call that started it: what it says comes
+in `Step` messages, one for each step of the engine, until its one `End`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-
-__all__ = ["COMMANDS", "REPORTS", "Command", "Report", "decode_command", "decode_report", "encode"]
 
 
 class SamplingFields(msgspec.Struct, omit_defaults=True, frozen=True):
@@ -198,7 +196,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
-    """The engine serves. `sessions` are those that came back from a journal, with what was said about them."""
+    """The engine serves. `sessions` came back from a journal, with what was said `about` them."""
 
     facts: ModelFacts
     sessions: list[SessionView] = []
@@ -299,8 +297,8 @@ class Pulse(msgspec.Struct, tag="pulse", frozen=True):
 Report = Progress | Ready | Unable | Done | Declined | Step | Pulse
 
 _encoder = msgspec.msgpack.Encoder()
-COMMANDS = msgspec.msgpack.Decoder(Command)
-REPORTS = msgspec.msgpack.Decoder(Report)
+_commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 
 
 def encode(message: Command | Report) -> bytes:
@@ -310,9 +308,9 @@ def encode(message: Command | Report) -> bytes:
 
 def decode_command(frame: bytes) -> Command:
     """What the API process asks for."""
-    return COMMANDS.decode(frame)
+    return _commands.decode(frame)
 
 
 def decode_report(frame: bytes) -> Report:
     """What the engine process tells."""
-    return REPORTS.decode(frame)
+    return _reports.decode(frame)

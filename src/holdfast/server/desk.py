@@ -1,0 +1,384 @@
+"""Carries out the commands of the API process on an engine loop, and writes down what to tell it.
+
+One object in the engine process. `receive` takes a command; what it causes is in `take_reports`, in order,
+with one `Step` for all that a step brought. A verb that must wait until rows in flight have settled waits here
+and is tried again after each step. Nothing here touches a socket or waits for anything.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from holdfast.core.errors import Refused
+from holdfast.core.registry import Event
+from holdfast.core.session import Session
+from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
+from holdfast.engine.loop import EngineLoop
+from holdfast.engine.report import memory_map, memory_report, session_report
+from holdfast.engine.sampling import Sampling, SamplingError
+from holdfast.engine.stream import TokenLogprob, TurnStream
+from holdfast.server import wire
+from holdfast.server.finished import FinishedTurns
+
+log = logging.getLogger("holdfast.engine")
+
+OUTCOMES = {"finished": "finished", "aborted": "aborted", "failed": "failed"}
+
+
+class Conversation:
+    """One turn in flight, as the API process knows it."""
+
+    __slots__ = ("call", "fingerprint", "said", "sent", "stream", "turn")
+
+    def __init__(self, call: int, turn: Turn, stream: TurnStream, fingerprint: str | None) -> None:
+        self.call = call
+        self.turn = turn
+        self.stream = stream
+        self.fingerprint = fingerprint
+        self.said = 0
+        """Pieces of text that were told."""
+        self.sent = 0
+        """Tokens that were told."""
+
+
+class Desk:
+    """The engine's side of the counter."""
+
+    def __init__(self, loop: EngineLoop) -> None:
+        self.loop = loop
+        self.turns: dict[int, Conversation] = {}
+        self.finished = FinishedTurns()
+        self.findings = 0
+        self._waiting: list[Callable[[], wire.Report | None]] = []
+        self._closing: dict[str, list[int]] = {}
+        self._reports: list[wire.Report] = []
+        self._deltas: list[wire.Delta] = []
+        self._ends: list[wire.End] = []
+        self._gone: list[tuple[str, str]] = []
+        loop.observer = self.observe
+
+    # --- commands ---------------------------------------------------------------------------------
+
+    def receive(self, command: wire.Command) -> None:
+        """Carry out one command, or answer why not."""
+        match command:
+            case wire.EndTurn():
+                self._end_turn(command)
+            case wire.StartTurn():
+                self._answer(command.call, lambda: self._start(command))
+            case wire.OpenSession():
+                self._answer(command.call, lambda: self._open(command))
+            case wire.CloseSession():
+                self._answer(command.call, lambda: self._close(command))
+            case wire.Interrupt():
+                self._when_settled(command, lambda: self._interrupt(command))
+            case wire.Rewind():
+                self._when_settled(command, lambda: self._rewind(command))
+            case wire.Fork():
+                self._when_settled(command, lambda: self._fork(command))
+            case wire.MoveSession():
+                self._when_settled(command, lambda: self._move(command))
+            case wire.Ask():
+                self._answer(command.call, lambda: self._ask(command))
+            case wire.Configure() | wire.Stop():
+                raise AssertionError("these are the process's own")
+        self.loop.tell(self.loop.scheduler.take_events())
+
+    def _answer(self, call: int, act: Callable[[], wire.Done | None]) -> None:
+        """Carry something out, and report what came of it."""
+        try:
+            done = act()
+        except Refused as refusal:
+            self._reports.append(wire.Declined(call, refusal.code, str(refusal), refusal.param))
+        except SamplingError as error:
+            self._reports.append(wire.Declined(call, "bad_sampling", str(error), error.param))
+        else:
+            if done is not None:
+                self._flush_step()
+                self._reports.append(done)
+
+    def _when_settled(
+        self,
+        command: wire.Interrupt | wire.Rewind | wire.Fork | wire.MoveSession,
+        act: Callable[[], wire.Done],
+    ) -> None:
+        """Carry a verb out now, or as soon as no row of an ended turn is in flight on its session."""
+
+        def attempt() -> wire.Report | None:
+            session = self.loop.scheduler.registry.sessions.get(command.session)
+            if session is not None and session.turn is None and session.unsettled:
+                return None
+            self._answer(command.call, act)
+            return wire.Done(command.call)
+
+        if attempt() is None:
+            self._waiting.append(attempt)
+
+    def settled(self) -> None:
+        """A step has settled: try again what waits for that."""
+        if self._waiting:
+            self._waiting = [attempt for attempt in self._waiting if attempt() is None]
+            self.loop.tell(self.loop.scheduler.take_events())
+
+    @property
+    def waits(self) -> bool:
+        """Whether something waits for a step to settle."""
+        return bool(self._waiting)
+
+    # --- sessions ---------------------------------------------------------------------------------
+
+    def _open(self, command: wire.OpenSession) -> wire.Done:
+        scheduler = self.loop.scheduler
+        scheduler.open(command.session, command.tenant, self.loop.now(), command.ttl)
+        return wire.Done(command.call, self._view(command.session))
+
+    def _close(self, command: wire.CloseSession) -> wire.Done | None:
+        """Close; the answer comes with the event, when nothing is in flight any more."""
+        self.loop.scheduler.close(command.session, self.loop.now())
+        self._closing.setdefault(command.session, []).append(command.call)
+        return None
+
+    def _interrupt(self, command: wire.Interrupt) -> wire.Done:
+        self.loop.scheduler.interrupt(command.session, self.loop.now(), command.keep, command.turn)
+        self.finished.forget(command.session)
+        return wire.Done(command.call, self._view(command.session))
+
+    def _rewind(self, command: wire.Rewind) -> wire.Done:
+        self.loop.scheduler.rewind(command.session, command.turns, self.loop.now())
+        self.finished.forget(command.session)
+        return wire.Done(command.call, self._view(command.session))
+
+    def _fork(self, command: wire.Fork) -> wire.Done:
+        self.loop.scheduler.fork(command.session, command.child, self.loop.now(), command.turns)
+        return wire.Done(command.call, self._view(command.child))
+
+    def _move(self, command: wire.MoveSession) -> wire.Done:
+        moved = self.loop.scheduler.spill(command.session, self.loop.now())
+        return wire.Done(command.call, self._view(command.session), moved)
+
+    def _view(self, name: str) -> wire.SessionView:
+        return view(self.loop.scheduler.registry.find(name))
+
+    # --- turns ------------------------------------------------------------------------------------
+
+    def _start(self, command: wire.StartTurn) -> wire.Done | None:
+        loop = self.loop
+        sampling = Sampling(**msgspec.structs.asdict(command.sampling)).with_defaults(loop.defaults)
+        sampling.check_vocabulary(loop.model.config.vocabulary)
+        known = 0
+        if command.session is not None:
+            session = loop.scheduler.registry.find(command.session)
+            known = session.sequence.known
+            if self._replay(command, session):
+                return None
+            if command.known is not None and command.known != known:
+                self._reports.append(
+                    wire.Declined(
+                        command.call, "history_changed", "the history has changed", view=view(session)
+                    )
+                )
+                return None
+        request = self._request(command, sampling, known)
+        heard: list[Conversation] = []
+
+        def hear(event: Event) -> None:
+            self._hear(heard[0], event)
+
+        chosen = sampling.choice(command.choice)
+        if command.session is None:
+            turn, stream = loop.request(command.tenant, request, chosen, hear)
+        else:
+            turn, stream = loop.submit(command.session, request, chosen, hear)
+        conversation = Conversation(command.call, turn, stream, command.fingerprint)
+        heard.append(conversation)
+        self.turns[command.call] = conversation
+        return wire.Done(command.call, answer=request.max_tokens)
+
+    def _request(self, command: wire.StartTurn, sampling: Sampling, known: int) -> TurnRequest:
+        """What the core is asked for. Without a limit, a turn may fill what is left of the context."""
+        loop = self.loop
+        room = min(loop.model.context_length, loop.plan.tokens_max) - known - len(command.tokens)
+        limit = sampling.max_tokens if sampling.max_tokens is not None else max(1, room)
+        if command.cut and room >= 1:
+            limit = min(limit, room)
+        return TurnRequest(
+            command.name,
+            tuple(command.tokens),
+            limit,
+            goes_on=command.goes_on,
+            on_abort=KEEP_ALL if command.keeps else None,
+            deadline=None if command.timeout is None else loop.now() + command.timeout,
+            computes_from=command.computes_from,
+        )
+
+    def _replay(self, command: wire.StartTurn, session: Session) -> bool:
+        """Answer a turn that has been carried out before, word for word."""
+        if command.fingerprint is None:
+            return False
+        end = self.finished.find(session.id, command.name, command.fingerprint)
+        if end is None:
+            return False
+        self._reports.append(wire.Done(command.call))
+        again = msgspec.structs.replace(end, turn=command.call, replayed=True, view=view(session))
+        self._deltas.append(wire.Delta(command.call, 0, again.text, again.tokens, again.logprobs))
+        self._ends.append(again)
+        return True
+
+    def _end_turn(self, command: wire.EndTurn) -> None:
+        """End a turn; one that is over already has told its end."""
+        conversation = self.turns.get(command.turn)
+        if conversation is None or conversation.turn.over:
+            return
+        turn = conversation.turn
+        keep = command.keep
+        if keep is not None and keep != KEEP_ALL:
+            keep = min(keep, turn.generated)
+        try:
+            self.loop.scheduler.abort(
+                turn.session_id, turn.request.turn_id, self.loop.now(), keep, command.reason
+            )
+        except Refused as refusal:
+            log.info("turn %s is ending already: %s", turn.request.turn_id, refusal)
+
+    # --- what happens -----------------------------------------------------------------------------
+
+    def observe(self, event: Event) -> None:
+        """Events that are about no turn."""
+        if event.kind == "finding":
+            self.findings += 1
+        elif event.kind == "closed":
+            self.finished.forget(event.session_id)
+            calls = self._closing.pop(event.session_id, [])
+            self._reports += [wire.Done(call) for call in calls]
+            if not calls and event.reason == "expired":
+                self._gone.append((event.session_id, event.reason))
+
+    def _hear(self, conversation: Conversation, event: Event) -> None:
+        if event.kind == "tokens":
+            self._speak(conversation)
+        elif event.kind in OUTCOMES:
+            conversation.stream.end()
+            if event.kind == "finished":
+                self._speak(conversation)
+            del self.turns[conversation.call]
+            end = self._end(conversation, event)
+            self._ends.append(end)
+            if event.kind == "finished" and conversation.fingerprint is not None:
+                self.finished.keep(
+                    event.session_id, conversation.turn.request.turn_id, conversation.fingerprint, end
+                )
+
+    def _speak(self, conversation: Conversation) -> None:
+        """Tell what a turn has said since it was last told."""
+        stream = conversation.stream
+        text = "".join(stream.pieces[conversation.said :])
+        tokens = stream.tokens[conversation.sent :]
+        if not text and not tokens:
+            return
+        wanted = stream.sampling.logprobs is not None
+        logprobs = _wire_logprobs(stream.logprobs[conversation.sent :]) if wanted else None
+        self._deltas.append(wire.Delta(conversation.call, conversation.sent, text, tokens, logprobs))
+        conversation.said = len(stream.pieces)
+        conversation.sent = len(stream.tokens)
+
+    def _end(self, conversation: Conversation, event: Event) -> wire.End:
+        turn, stream, loop = conversation.turn, conversation.stream, self.loop
+        kept = turn.generated if event.kind != "failed" else 0
+        asked = stream.sampling
+        session = loop.scheduler.registry.sessions.get(event.session_id)
+        named = session is not None and not session.one_shot
+        now = loop.now()
+        return wire.End(
+            turn=conversation.call,
+            outcome=OUTCOMES[event.kind],
+            reason=event.reason,
+            text=stream.text_of(kept),
+            tokens=stream.tokens[:kept],
+            prompt_tokens=turn.input_end,
+            cached_tokens=turn.cached,
+            computed_tokens=turn.computed,
+            queue_seconds=max(0.0, (turn.admitted if turn.admitted is not None else now) - turn.arrived),
+            first_seconds=None if turn.first_token is None else turn.first_token - turn.arrived,
+            total_seconds=now - turn.arrived,
+            retracts=turn.retracts,
+            logprobs=_wire_logprobs(stream.logprobs[:kept]) if asked.logprobs is not None else None,
+            prompt_logprobs=(
+                _wire_logprobs(stream.prompt_logprobs) if asked.prompt_logprobs is not None else None
+            ),
+            view=view(session) if session is not None and named else None,
+        )
+
+    # --- reports ----------------------------------------------------------------------------------
+
+    def _flush_step(self) -> None:
+        """Close the current `Step`, so that what follows is told after it."""
+        if self._deltas or self._ends or self._gone:
+            self._reports.append(wire.Step(self._deltas, self._ends, self._gone))
+            self._deltas, self._ends, self._gone = [], [], []
+
+    def take_reports(self) -> list[wire.Report]:
+        """What is to be told, in order."""
+        self._flush_step()
+        reports, self._reports = self._reports, []
+        return reports
+
+    def pulse(self) -> wire.Pulse:
+        """A sign of life."""
+        registry = self.loop.scheduler.registry
+        counters = registry.counters
+        return wire.Pulse(
+            step=registry.ledger.step,
+            running=len(registry.running),
+            queued=len(registry.queue),
+            sessions=sum(not session.one_shot for session in registry.sessions.values()),
+            counters={name: getattr(counters, name) for name in type(counters).__slots__},
+            holders=[
+                (pool.component.name.lower(), pool.tier.name.lower(), kind, units)
+                for pool in registry.ledger.pools.values()
+                for kind, units in pool.counts().items()
+            ],
+            findings=self.findings,
+        )
+
+    def _ask(self, command: wire.Ask) -> wire.Done:
+        loop = self.loop
+        answer: object
+        match command.what:
+            case "memory":
+                answer = memory_report(loop)
+            case "map":
+                answer = memory_map(loop)
+            case "session":
+                assert command.name is not None, "which session?"
+                answer = session_report(loop, loop.scheduler.registry.find(command.name))
+            case "sessions":
+                answer = [
+                    session_report(loop, session)
+                    for session in loop.scheduler.registry.sessions.values()
+                    if not session.one_shot and session.tenant == command.name
+                ]
+            case "census":
+                answer = [str(finding) for finding in loop.scheduler.audit.census()]
+            case "flush":
+                loop.scheduler.flush()
+                answer = None
+            case _:
+                raise AssertionError(f"nobody asks for {command.what}")
+        return wire.Done(command.call, answer=answer)
+
+
+def view(session: Session) -> wire.SessionView:
+    """What the next turn of a session has to know."""
+    tokens = session.sequence.tokens
+    last = tokens[len(tokens) - 1] if len(tokens) else None
+    return wire.SessionView(session.id, session.sequence.known, last, len(session.boundaries))
+
+
+def _wire_logprobs(logprobs: list[TokenLogprob]) -> list[wire.Logprob]:
+    return [
+        wire.Logprob(entry.token, entry.logprob, [wire.TopLogprob(*top) for top in entry.top])
+        for entry in logprobs
+    ]
