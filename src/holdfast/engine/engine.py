@@ -23,6 +23,7 @@ from holdfast.core.audit import Finding
 from holdfast.core.registry import Event
 from holdfast.core.turn import KEEP_ALL, TurnRequest
 from holdfast.core.turn import Turn as CoreTurn
+from holdfast.engine.echo import ECHO_MODELS, open_echo
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions, make_options
 from holdfast.engine.pull import resolve_model
@@ -342,6 +343,8 @@ class Engine:
 
 def open_loop(name: str, options: EngineOptions, progress: Progress | None = None) -> EngineLoop:
     """Find a model, fetch it where it has to be, load it and set up its memory."""
+    if name in ECHO_MODELS:
+        return open_echo(name, options)
     path = resolve_model(name, _stage(progress, "fetch"))
     checkpoint = open_checkpoint(path)
     placement = choose_placement(checkpoint, _device(options.device), options.dtype)

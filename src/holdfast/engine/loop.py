@@ -41,7 +41,12 @@ class EngineLoop:
     """One model, one core, one executor."""
 
     def __init__(
-        self, model: Model, tokenizer: Tokenizer, defaults: GenerationDefaults, options: EngineOptions
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        defaults: GenerationDefaults,
+        options: EngineOptions,
+        make_executor: Callable[[EngineLoop], Executor] | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -62,13 +67,17 @@ class EngineLoop:
         )
         ledger = Ledger(self.plan.layout, self.plan.sizes())
         self.scheduler = Scheduler(ledger, policy, strict=options.audit == "strict")
-        self.executor = Executor(model, self.plan, options.max_running, self._stream_of)
         self.streams: dict[int, TurnStream] = {}
         self.listeners: dict[int, Listener] = {}
         self.observer: Listener = _unobserved
         self._pending: Flight | StepResult | None = None
+        if make_executor is not None:
+            self.executor = make_executor(self)
+        else:
+            self.executor = Executor(model, self.plan, options.max_running, self.stream_of)
 
-    def _stream_of(self, turn: Turn) -> TurnStream:
+    def stream_of(self, turn: Turn) -> TurnStream:
+        """What a turn in flight says."""
         return self.streams[turn.number]
 
     # --- turns ------------------------------------------------------------------------------------

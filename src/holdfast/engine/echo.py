@@ -1,0 +1,166 @@
+"""A model that needs no weights and takes no time: it says what it was told.
+
+`holdfast serve echo` is for people who test a client, and for measuring what the server itself costs. The
+scheduler, the memory's bookkeeping, the audit and the server are the real ones; only the tensors are missing.
+`echo` has the memory of a dense model, `echo-window` of a sliding-window one, `echo-hybrid` of one with
+recurrent state. Words are tokens of one byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from tokenizers import AddedToken, decoders, pre_tokenizers
+from tokenizers import Tokenizer as Encoder
+from tokenizers.models import BPE
+
+from holdfast.core.plan import Row, RowResult, StepResult
+from holdfast.core.registry import Plan
+from holdfast.core.turn import Turn
+from holdfast.engine.executor import Executor, Flight
+from holdfast.engine.loop import EngineLoop
+from holdfast.engine.options import EngineOptions
+from holdfast.engine.stream import TokenLogprob
+from holdfast.engine.tokenizer import Tokenizer
+from holdfast.models.families import family_of
+from holdfast.models.fields import Fields
+from holdfast.models.generation import GenerationDefaults
+from holdfast.models.layout import memory_shape
+from holdfast.models.model import Model
+
+__all__ = ["ECHO_MODELS", "open_echo"]
+
+ECHO_MODELS = ("echo", "echo-window", "echo-hybrid")
+
+CONTEXT_LENGTH = 32_768
+KV_TOKENS = 1 << 20
+STATE_SLOTS = 4096
+
+START, END = "<|start|>", "<|end|>"
+TEMPLATE = (
+    "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+_DENSE = {
+    "vocab_size": 258,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT_LENGTH,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+}
+_SHAPES: dict[str, tuple[str, dict[str, object]]] = {
+    "echo": ("LlamaForCausalLM", _DENSE),
+    "echo-window": ("MistralForCausalLM", {**_DENSE, "sliding_window": 256}),
+    "echo-hybrid": (
+        "BambaForCausalLM",
+        {
+            **_DENSE,
+            "attn_layer_indices": [1],
+            "mamba_n_heads": 4,
+            "mamba_d_head": 8,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 8,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+        },
+    ),
+}
+
+
+class EchoModel(Model):
+    """The facts of a model, without its weights."""
+
+    def __init__(self, name: str, context_length: int | None) -> None:
+        architecture, fields = _SHAPES[name]
+        self.config = family_of(architecture).configure(Fields(dict(fields), name), architecture)
+        self.context_length = context_length if context_length is not None else CONTEXT_LENGTH
+        self.memory_shape = memory_shape(self.config)
+        self.device = torch.device("cpu")
+        self.dtype = torch.float32
+
+
+class EchoExecutor(Executor):
+    """Runs every plan at once: a turn is answered with the words of its last message, again and again."""
+
+    def __init__(self, loop: EngineLoop, end: int) -> None:
+        self.stream_of = loop.stream_of
+        self.end = end
+        self.tokens_computed = 0
+        self._words: dict[int, list[int]] = {}
+
+    def start(self, plan: Plan) -> Flight:
+        """There is nothing to launch."""
+        self.tokens_computed += sum(row.count for row in plan.rows)
+        return Flight(plan, None, None, [])
+
+    def finish(self, flight: Flight) -> StepResult:
+        """Say the next word of every row."""
+        return StepResult([self._row(row) for row in flight.plan.rows], [True] * len(flight.plan.moves))
+
+    def _row(self, row: Row[Turn]) -> RowResult:
+        if not row.sample:
+            return RowResult([])
+        turn = row.turn
+        if turn.over:
+            return RowResult([self.end])
+        words = self._words.get(turn.number)
+        if words is None:
+            words = self._words[turn.number] = [*self._message(turn.request.tokens), self.end]
+        token = words[(row.start + row.count - turn.input_end) % len(words)]
+        stream = self.stream_of(turn)
+        logprobs = [TokenLogprob(token, 0.0)] if stream.sampling.logprobs is not None else None
+        return RowResult(stream.push([token], logprobs), stream.finish)
+
+    def _message(self, tokens: tuple[int, ...]) -> list[int]:
+        """The words of the last message, without the marks around them and the name of who said them."""
+        ends = [place for place, token in enumerate(tokens) if token == self.end]
+        if not ends:
+            return [token for token in tokens if token < self.end]
+        start = max((place for place in range(ends[-1]) if tokens[place] == self.end + 1), default=-1)
+        said = tokens[start + 1 : ends[-1]]
+        return list(said[said.index(NEWLINE) + 1 :]) if start >= 0 and NEWLINE in said else list(said)
+
+    def release(self, turn: Turn) -> None:
+        """A turn is over."""
+        self._words.pop(turn.number, None)
+
+
+def _byte_tokenizer() -> Tokenizer:
+    """One token for each byte, then the two marks."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    encoder = Encoder(BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
+    encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    encoder.decoder = decoders.ByteLevel()
+    encoder.add_special_tokens([AddedToken(END, special=True), AddedToken(START, special=True)])
+    end = encoder.token_to_id(END)
+    return Tokenizer(encoder, template=TEMPLATE, names={"eos_token": END}, eos_tokens=(end,))
+
+
+NEWLINE = _byte_tokenizer().encode("\n")[0]
+
+
+def open_echo(name: str, options: EngineOptions) -> EngineLoop:
+    """The loop of a model that says what it was told."""
+    if options.kv_tokens is None:
+        options = replace(options, kv_tokens=KV_TOKENS)
+    if options.window_tokens is None:
+        options = replace(options, window_tokens=KV_TOKENS)
+    if options.state_slots is None:
+        options = replace(options, state_slots=STATE_SLOTS)
+    tokenizer = _byte_tokenizer()
+    end = tokenizer.eos_tokens[0]
+    model = EchoModel(name, options.context_length)
+    return EngineLoop(
+        model,
+        tokenizer,
+        GenerationDefaults((end,)),
+        options,
+        make_executor=lambda loop: EchoExecutor(loop, end),
+    )
