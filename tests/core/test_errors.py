@@ -17,6 +17,9 @@ FIELDS = {
     "QueueFull": ("queue_full", None),
     "EmptyTurn": ("empty_turn", "input"),
     "TurnExists": ("turn_exists", "turn_id"),
+    "TurnConflict": ("turn_conflict", "turn_id"),
+    "RequestConflict": ("request_conflict", "request_id"),
+    "JournalUnavailable": ("journal_unavailable", None),
     "UnknownTurn": ("turn_not_found", "turn_id"),
     "NothingToKeep": ("nothing_to_keep", "keep_tokens"),
     "UnknownBoundary": ("turn_not_found", "to_turn"),
@@ -25,6 +28,7 @@ FIELDS = {
     "BadOffset": ("bad_offset", "session_params.offset"),
     "SessionFull": ("session_full", "session_params.id"),
     "AlreadyComputed": ("already_computed", "prompt_logprobs"),
+    "BadMaxTokens": ("bad_max_tokens", "max_tokens"),
     "ContextExceeded": ("context_length_exceeded", "max_tokens"),
     "TooLarge": ("insufficient_memory", "input"),
 }
@@ -97,7 +101,7 @@ CASES: list[tuple[type[errors.Refused], str, Call]] = [
     (errors.AlreadyComputed, "submit", lambda d: d.submit("idle", (1,), 1, computes_from=3)),
     (errors.ContextExceeded, "submit", lambda d: d.submit("idle", prompt(100), 40)),
     (errors.ContextExceeded, "request", lambda d: d.request(prompt(149), 2)),
-    (errors.ContextExceeded, "nothing to generate", lambda d: d.request(prompt(4), 0)),
+    (errors.BadMaxTokens, "nothing to generate", lambda d: d.request(prompt(4), 0)),
 ]
 
 

@@ -68,6 +68,26 @@ class TurnExists(Refused):
     param = "turn_id"
 
 
+class TurnConflict(Refused):
+    """A turn with this id has finished, and asked for something else."""
+
+    code = "turn_conflict"
+    param = "turn_id"
+
+
+class RequestConflict(Refused):
+    """A rewind, fork or interruption with this id was carried out, and asked for something else."""
+
+    code = "request_conflict"
+    param = "request_id"
+
+
+class JournalUnavailable(Refused):
+    """What happens now could not be written down: nothing new is begun until it can."""
+
+    code = "journal_unavailable"
+
+
 class UnknownTurn(Refused):
     """The turn that an event names is not in flight: it is over, or never was."""
 
@@ -122,6 +142,13 @@ class AlreadyComputed(Refused):
 
     code = "already_computed"
     param = "prompt_logprobs"
+
+
+class BadMaxTokens(Refused):
+    """A turn must be allowed to generate at least one token."""
+
+    code = "bad_max_tokens"
+    param = "max_tokens"
 
 
 class ContextExceeded(Refused):

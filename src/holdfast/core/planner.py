@@ -258,10 +258,10 @@ class Planner:
         if session.place is Place.LEAVING:
             registry.discard_parcel(session, registry.ledger.step)
         if session.place is Place.AWAY:
-            self._restore(session)
+            self.restore(session)
         return session.place is Place.HOME
 
-    def _restore(self, session: Session) -> None:
+    def restore(self, session: Session) -> bool:
         """Start bringing a session's memory back; give it up where that can never succeed."""
         registry = self.registry
         parcel = session.parcel
@@ -275,12 +275,12 @@ class Planner:
                 if not self.pressure.make_room(shortfall, session, may_retract=False):
                     if not registry.running and not registry.flights and not registry.transits:
                         registry.drop_memory(session)
-                    return
+                    return False
                 continue
             session.moved("restore")
             session.sequence.fence = registry.ledger.step
             registry.transits[parcel.transit] = session
-            return
+            return True
 
     def _try_admit(self, plan: Plan, session: Session, turn: Turn, budget: int) -> int:
         """Admit one turn with its first row; returns the tokens planned, 0 if there is no room."""

@@ -12,9 +12,10 @@ is on its way, and the asker tries again in a later plan. Nothing more is given 
 from __future__ import annotations
 
 from holdfast.core.fallback import retract
+from holdfast.core.layout import Tier
 from holdfast.core.ledger import Kind, OutOfUnits, Pool
 from holdfast.core.policy import retraction_victim
-from holdfast.core.registry import Registry
+from holdfast.core.registry import SPILL_TIERS, Registry
 from holdfast.core.session import Life, Place, Session
 from holdfast.core.tiers import start_spill
 from holdfast.core.turn import Ending
@@ -92,10 +93,10 @@ class Pressure:
                 registry.counters.dropped += 1
                 registry.tree.evict(pool.component, max(0, need - len(pool.free)))
 
-    def spill(self, session: Session) -> bool:
-        """Start moving a resting session's memory to another tier; False if no tier has room."""
+    def spill(self, session: Session, tier: Tier | None = None) -> bool:
+        """Start moving a resting session's memory to another tier; False if none, or not that one, has room."""
         registry = self.registry
-        tier = registry.spill_tier(session)
+        tier = registry.spill_tier(session, SPILL_TIERS if tier is None else (tier,))
         if tier is None or any(owner is session for _, owner in registry.copies):
             return False
         transit = registry.ledger.holder(Kind.TRANSIT, session.id)

@@ -19,6 +19,7 @@ from holdfast.core.session import Life, Place, Session
 from holdfast.core.turn import Turn
 
 EXPIRED_KEPT = 4096
+SPILL_TIERS = (Tier.HOST, Tier.DISK)
 
 Plan = StepPlan[Turn, Session]
 
@@ -197,15 +198,15 @@ class Registry:
             session.parcel = None
             session.moved("drop")
 
-    def spill_tier(self, session: Session) -> Tier | None:
-        """The nearest tier with room for a session's own memory, or None."""
+    def spill_tier(self, session: Session, tiers: tuple[Tier, ...] = SPILL_TIERS) -> Tier | None:
+        """The first of some tiers with room for a session's own memory, or None."""
         sequence = session.sequence
         needs = {
             Component.FULL: len(sequence.full) if sequence.full is not None else 0,
             Component.WINDOW: len(sequence.window.hold) if sequence.window is not None else 0,
             Component.STATE: 1 if sequence.state is not None else 0,
         }
-        for tier in (Tier.HOST, Tier.DISK):
+        for tier in tiers:
             pools = [
                 (self.ledger.pools.get((component, tier)), need) for component, need in needs.items() if need
             ]

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from holdfast.core import errors
 from holdfast.core.audit import Audit, Finding, Owner
 from holdfast.core.fallback import fall_back
-from holdfast.core.layout import Component
+from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import Kind, Ledger, OutOfUnits
 from holdfast.core.plan import StepResult
 from holdfast.core.planner import Planner, Proposer
@@ -27,7 +27,7 @@ from holdfast.core.registry import EXPIRED_KEPT, Event, Plan, Registry
 from holdfast.core.session import Life, Place, Session
 from holdfast.core.settler import Settler
 from holdfast.core.sharing import fork
-from holdfast.core.turn import KEEP_ALL, Ending, Turn, TurnRequest
+from holdfast.core.turn import KEEP_ALL, Ending, Turn, TurnRequest, TurnState
 
 FLIGHTS_MAX = 2
 
@@ -76,6 +76,28 @@ class Scheduler:
         registry.expired.pop(session_id, None)
         registry.enter(session)
         registry.idle(session)
+        return session
+
+    def revive(
+        self,
+        session_id: str,
+        tenant: str,
+        now: float,
+        ttl: float | None,
+        history: list[tuple[TurnRequest, list[int]]],
+    ) -> Session:
+        """Open a session that has a history: its turns, each with what was generated. Nothing is computed."""
+        session = self.open(session_id, tenant, now, ttl)
+        tokens = session.sequence.tokens
+        for request, generated in history:
+            turn = Turn(request, session_id, self.registry.number(), now, session.holder)
+            turn.known_before = len(tokens)
+            turn.generated = len(generated)
+            turn.state = TurnState.FINISHED
+            tokens.extend(request.tokens)
+            tokens.extend(generated)
+            session.boundaries.append(len(tokens))
+            session.last = turn
         return session
 
     def close(self, session_id: str, now: float) -> None:
@@ -131,9 +153,11 @@ class Scheduler:
         registry, policy = self.registry, self.registry.policy
         if not request.tokens and not (request.goes_on and known):
             raise errors.EmptyTurn("the turn brings no tokens")
+        if request.max_tokens < 1:
+            raise errors.BadMaxTokens(f"max_tokens must be at least 1, not {request.max_tokens}")
         total = known + len(request.tokens) + request.max_tokens
-        if request.max_tokens < 1 or total > policy.context_length:
-            raise errors.ContextExceeded(max(total, known + len(request.tokens) + 1), policy.context_length)
+        if total > policy.context_length:
+            raise errors.ContextExceeded(total, policy.context_length)
         self._require_room(total)
         if len(registry.queue) >= policy.queue_max:
             raise errors.QueueFull(f"{policy.queue_max} turns are waiting")
@@ -317,20 +341,26 @@ class Scheduler:
             break
         sequence.tokens.cut(known)
 
-    def spill(self, session_id: str, now: float) -> bool:
-        """Move an idle session's memory to another tier by hand; False if no tier has room."""
+    def spill(self, session_id: str, now: float, tier: Tier | None = None) -> bool:
+        """Move an idle session's memory to another tier by hand; False if no tier, or not that one, has room."""
         self.tick(now)
         session = self.registry.find(session_id)
         self._require_idle(session)
-        return session.place is Place.HOME and self.pressure.spill(session)
+        return session.place is Place.HOME and self.pressure.spill(session, tier)
+
+    def restore(self, session_id: str, now: float) -> bool:
+        """Bring an idle session's memory back by hand; False if it is here, or there is no room for it now."""
+        self.tick(now)
+        session = self.registry.find(session_id)
+        self._require_idle(session)
+        return session.place is Place.AWAY and self.planner.restore(session)
 
     def durable(self, session_id: str) -> None:
         """The last turn of a session is durable: its mark may go."""
         session = self.registry.sessions.get(session_id)
-        if session is not None and session.at_rest:
-            for point in session.sequence.points:
-                point.pinned = False
-            session.sequence.thin_points(self.registry.policy.checkpoints)
+        if session is not None and session.turn is None:
+            session.durable = True
+            self.settler.let_go(session)
 
     def flush(self) -> None:
         """Evict what nobody leases. Sessions keep theirs."""

@@ -74,12 +74,16 @@ SHOWN = {
 
 
 class Session:
-    """A conversation. A one-shot request is a session of one turn that is never named."""
+    """A conversation. A one-shot request is a session of one turn that is never named.
+
+    `durable` says whether what its last turn said would survive the process; `parcel` is its memory elsewhere.
+    """
 
     __slots__ = (
         "boundaries",
         "checkpoints",
         "created",
+        "durable",
         "holder",
         "idle_since",
         "last",
@@ -112,6 +116,7 @@ class Session:
         self.last: Turn | None = None
         self.boundaries: list[int] = []
         self.unsettled = 0
+        self.durable = True
 
     @property
     def id(self) -> str:

@@ -146,6 +146,7 @@ class Settler:
         sequence.commit(session.holder, session.checkpoints)
         session.boundaries.append(sequence.known)
         session.last = turn
+        session.durable = not registry.policy.durable_turns
         self._depart(session)
         registry.emit("finished", session, turn, reason)
         if session.unsettled:
@@ -180,7 +181,7 @@ class Settler:
 
     def let_go(self, session: Session) -> None:
         """The last turn is sealed: its mark becomes an ordinary checkpoint, once the turn is durable."""
-        if self.registry.policy.durable_turns or session.unsettled or not session.at_rest:
+        if not session.durable or not session.at_rest:
             return
         for point in session.sequence.points:
             point.pinned = False
@@ -230,6 +231,7 @@ class Settler:
         turn.generated = known - turn.input_end
         session.boundaries.append(known)
         session.last = turn
+        session.durable = not registry.policy.durable_turns
 
     def close(self, session: Session, reason: str) -> None:
         """Give back everything a session has; its history may stay in the tree."""
