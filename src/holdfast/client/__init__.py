@@ -3,3 +3,60 @@
 Owns the client's side of the wire and nothing of the server's: it imports no other package of Holdfast, so it
 works where neither torch nor a model is installed. Called by the command and by users.
 """
+
+from holdfast.client.asynchronous import AsyncClient, AsyncSession, AsyncTurn
+from holdfast.client.errors import (
+    AnswerChanged,
+    BadRequest,
+    Conflict,
+    ConnectionFailed,
+    Expired,
+    Forbidden,
+    HoldfastError,
+    NotFound,
+    ProtocolError,
+    RequestFailed,
+    ServerFault,
+    TooManyRequests,
+    TurnFailed,
+    Unauthorized,
+    Unavailable,
+)
+from holdfast.client.realtime import AsyncRealtime, Realtime, RealtimeEvent
+from holdfast.client.retry import Retries
+from holdfast.client.sync import Client, Session, Turn
+from holdfast.client.values import Generated, Sampling, SessionView, Timing, TurnResult, Usage
+
+__all__ = [
+    "AnswerChanged",
+    "AsyncClient",
+    "AsyncRealtime",
+    "AsyncSession",
+    "AsyncTurn",
+    "BadRequest",
+    "Client",
+    "Conflict",
+    "ConnectionFailed",
+    "Expired",
+    "Forbidden",
+    "Generated",
+    "HoldfastError",
+    "NotFound",
+    "ProtocolError",
+    "Realtime",
+    "RealtimeEvent",
+    "RequestFailed",
+    "Retries",
+    "Sampling",
+    "ServerFault",
+    "Session",
+    "SessionView",
+    "Timing",
+    "TooManyRequests",
+    "Turn",
+    "TurnFailed",
+    "TurnResult",
+    "Unauthorized",
+    "Unavailable",
+    "Usage",
+]

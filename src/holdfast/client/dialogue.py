@@ -1,0 +1,133 @@
+"""A realtime conversation without any input or output: what to send, what was heard, what to send again.
+
+The server numbers what it says; `last_seq` is the last number that was heard, and an opening message that
+carries it brings back everything after it. What was said and has not been answered by the start of its turn
+is `pending`: after a dropped connection it is said again under the same turn id, so it counts once. Used by
+`realtime`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from holdfast.client import calls
+from holdfast.client.errors import ProtocolError, RequestFailed, error_from_body
+from holdfast.client.values import Body, Keep, Sampling, TurnResult
+
+__all__ = ["Dialogue", "RealtimeEvent"]
+
+
+@dataclass(frozen=True, slots=True)
+class RealtimeEvent:
+    """Something that the server says: its type, its number, and all of its fields in `body`."""
+
+    type: str
+    seq: int | None
+    body: Body
+
+    @property
+    def turn_id(self) -> str | None:
+        """The turn that it is about."""
+        turn_id = self.body.get("turn_id")
+        return None if turn_id is None else str(turn_id)
+
+    @property
+    def text(self) -> str:
+        """The words of a `response.delta`, or of a whole turn that is done."""
+        return str(self.body.get("text", ""))
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens of those words."""
+        return tuple(self.body.get("token_ids", ()))
+
+    @property
+    def result(self) -> TurnResult:
+        """How a turn ended: of `response.done`."""
+        return TurnResult.from_body(self.body)
+
+    @property
+    def error(self) -> RequestFailed:
+        """What went wrong: of `error`."""
+        return error_from_body(self.body.get("error") or {})
+
+
+class Dialogue:
+    """One side of a conversation over a connection that may be dropped and come back."""
+
+    __slots__ = ("heard", "last_seq", "pending", "session_id", "turn_id")
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        self.last_seq: int | None = None
+        self.pending: list[Body] = []
+        self.turn_id: str | None = None
+        """The turn that speaks, or spoke last."""
+        self.heard = 0
+        """How many tokens of that turn have arrived."""
+
+    def opening(self) -> Body:
+        """The first message of a connection."""
+        opening: Body = {"type": "session.open", "id": self.session_id}
+        if self.last_seq is not None:
+            opening["resume_after_seq"] = self.last_seq
+        return opening
+
+    def append(self, said: str | list[int]) -> Body:
+        """More input of the turn to come."""
+        message: Body = {"type": "input.append"}
+        message["text" if isinstance(said, str) else "token_ids"] = said
+        self.pending.append(message)
+        return message
+
+    def commit(self, turn_id: str | None, mode: Literal["after", "interrupt"], sampling: Sampling) -> Body:
+        """What was appended is the input of a turn; a turn that still speaks is waited for, or cut off."""
+        message: Body = {"type": "input.commit", "turn_id": turn_id or calls.new_id("t"), "mode": mode}
+        if sampling:
+            message["sampling"] = calls.sampling_fields(sampling)
+        self.pending.append(message)
+        return message
+
+    def interrupt(self, keep: Keep, turn_id: str | None) -> Body:
+        """Cut into a turn; without a name, into the one that speaks."""
+        named = turn_id or self.turn_id
+        if named is None:
+            raise ValueError("no turn has spoken yet: there is nothing to interrupt")
+        heard = self.heard if named == self.turn_id else None
+        return {"type": "response.interrupt", "turn_id": named, **calls.keep_fields(keep, heard)}
+
+    def hear(self, message: str | bytes) -> RealtimeEvent | None:
+        """An event, unless it was heard before."""
+        try:
+            body: Any = json.loads(message)
+            event = RealtimeEvent(str(body["type"]), body.get("seq"), body)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ProtocolError(f"a realtime message is not understood: {error!r}") from error
+        if event.seq is not None and event.type != "session.opened":
+            if self.last_seq is not None and event.seq <= self.last_seq:
+                return None
+            self.last_seq = event.seq
+        self._note(event)
+        return event
+
+    def _note(self, event: RealtimeEvent) -> None:
+        if event.type == "session.opened":
+            self.session_id = str(event.body.get("id", self.session_id))
+            if self.last_seq is None:
+                self.last_seq = event.seq
+        elif event.type == "response.started":
+            self.turn_id, self.heard = event.turn_id, 0
+            self._answered(event.turn_id)
+        elif event.type == "response.delta" and event.turn_id == self.turn_id:
+            self.heard += len(event.token_ids)
+        elif event.type in ("error", "response.done"):
+            self._answered(event.turn_id)
+
+    def _answered(self, turn_id: str | None) -> None:
+        """The server has a turn: its commit and what was appended before it are no longer pending."""
+        for place, message in enumerate(self.pending):
+            if message["type"] == "input.commit" and message["turn_id"] == turn_id:
+                del self.pending[: place + 1]
+                return

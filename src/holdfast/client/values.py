@@ -1,0 +1,181 @@
+"""The plain values of the client: what is asked, and what is answered.
+
+Each `from_body` reads a JSON object of the server and ignores fields that it does not know, so that a newer
+server can say more. Nothing here talks to anybody. Used by both clients and their callers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from holdfast.client.errors import ProtocolError
+
+__all__ = [
+    "Body",
+    "Generated",
+    "Keep",
+    "Message",
+    "Said",
+    "Sampling",
+    "SessionView",
+    "Timing",
+    "TurnResult",
+    "Usage",
+]
+
+Body = dict[str, Any]
+Message = Mapping[str, Any]
+Said = str | Sequence[int] | Sequence[Message]
+"""What a caller says in a turn: text, token ids, or chat messages."""
+
+Keep = int | Literal["heard", "all", "none"]
+"""What an interruption keeps: tokens, those handed to the caller so far, everything, or nothing."""
+
+
+class Sampling(TypedDict, total=False):
+    """How a turn is generated; what is left out is as the model's makers suggest."""
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a turn cost, in tokens: `prompt` counts the history, `cached` was in memory already."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    completion_tokens: int
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> Usage:
+        """Of a turn, or of an OpenAI-compatible answer, which tells less."""
+        details = body.get("prompt_tokens_details") or {}
+        prompt = int(body["prompt_tokens"])
+        completion = int(body["completion_tokens"])
+        cached = int(body.get("cached_tokens", details.get("cached_tokens") or 0))
+        return cls(prompt, cached, int(body.get("computed_tokens", prompt - cached + completion)), completion)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long a turn took at the server, in milliseconds; None where there was no such moment."""
+
+    queue_ms: float | None
+    ttft_ms: float | None
+    total_ms: float | None
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> Timing:
+        return cls(body.get("queue_ms"), body.get("ttft_ms"), body.get("total_ms"))
+
+
+@dataclass(frozen=True, slots=True)
+class TurnResult:
+    """A turn that has had its end."""
+
+    turn_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    usage: Usage
+    timing: Timing
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> TurnResult:
+        try:
+            return cls(
+                str(body["turn_id"]),
+                str(body["text"]),
+                tuple(body["token_ids"]),
+                str(body["finish_reason"]),
+                Usage.from_body(body["usage"]),
+                Timing.from_body(body.get("timing") or {}),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"a turn ended in a way that is not understood: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    """A session as the server describes it; `memory` is by component."""
+
+    id: str
+    state: str
+    tier: str
+    turns: int
+    tokens_known: int
+    tokens_computed: int
+    idle_seconds: float
+    ttl: float | None
+    created: float
+    metadata: Mapping[str, Any]
+    memory: Mapping[str, Any]
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> SessionView:
+        try:
+            tokens = body["tokens"]
+            return cls(
+                str(body["id"]),
+                str(body["state"]),
+                str(body.get("tier", "device")),
+                int(body["turns"]),
+                int(tokens["known"]),
+                int(tokens["computed"]),
+                float(body.get("idle_seconds") or 0.0),
+                body.get("ttl"),
+                float(body.get("created") or 0.0),
+                body.get("metadata") or {},
+                body.get("memory") or {},
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(
+                f"a session is described in a way that is not understood: {error!r}"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What became of one or more prompts: their texts in order, and what they cost together."""
+
+    texts: tuple[str, ...]
+    finish_reasons: tuple[str, ...]
+    usage: Usage
+
+    @property
+    def text(self) -> str:
+        """The text of the only, or the first, prompt."""
+        return self.texts[0]
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the only, or the first, text ended."""
+        return self.finish_reasons[0]
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> Generated:
+        try:
+            choices = sorted(body["choices"], key=lambda choice: int(choice["index"]))
+            return cls(
+                tuple(str(choice["text"]) for choice in choices),
+                tuple(str(choice["finish_reason"]) for choice in choices),
+                Usage.from_body(body["usage"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"a completion is not understood: {error!r}") from error

@@ -1,0 +1,248 @@
+"""The parts of the client that talk to nobody: events, retries, calls, errors and realtime bookkeeping."""
+
+import json
+
+import pytest
+
+from holdfast.client import (
+    AnswerChanged,
+    BadRequest,
+    Conflict,
+    ConnectionFailed,
+    Expired,
+    Forbidden,
+    HoldfastError,
+    NotFound,
+    ProtocolError,
+    Retries,
+    ServerFault,
+    SessionView,
+    TooManyRequests,
+    TurnFailed,
+    Unauthorized,
+    Unavailable,
+    Usage,
+    calls,
+)
+from holdfast.client.dialogue import Dialogue
+from holdfast.client.errors import error_from_response
+from holdfast.client.retry import Attempts
+from holdfast.client.stream import Event, EventDecoder, TurnReader
+from tests.client.scripted import delta, done, result
+
+AT_ONCE = Retries(attempts=4, first_seconds=0.0, longest_seconds=0.0)
+
+
+def events(*chunks: bytes) -> list[Event]:
+    decoder = EventDecoder()
+    return [event for chunk in chunks for event in decoder.feed(chunk)]
+
+
+def test_events_do_not_depend_on_the_borders_between_chunks() -> None:
+    whole = delta("a\u2028b\x85c\x0b\N{GREEK SMALL LETTER ALPHA}", 1) + b": a comment\r\n\r\n" + done("x", 2)
+    expected = events(whole)
+    assert [event.name for event in expected] == ["delta", "done"]
+    assert expected[0].body()["text"] == "a\u2028b\x85c\x0b\N{GREEK SMALL LETTER ALPHA}"
+    for size in (1, 2, 3, 7):
+        assert events(*(whole[at : at + size] for at in range(0, len(whole), size))) == expected
+
+
+def test_events_of_several_lines_and_without_a_name() -> None:
+    assert events(b"data: one\ndata:two\n\n", b"event: x\n\n") == [Event("message", "one\ntwo")]
+
+
+@pytest.mark.parametrize("data", [b"event: delta\ndata: [1]\n\n", b"event: delta\ndata: {\n\n"])
+def test_events_that_are_not_understood(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        TurnReader().hear(events(data)[0])
+
+
+def read(reader: TurnReader, *chunks: bytes) -> str:
+    return "".join(reader.hear(event) for event in events(*chunks))
+
+
+def test_a_turn_is_its_pieces() -> None:
+    reader = TurnReader()
+    assert read(reader, delta("one ", 1), delta("two", 2, 3)) == "one two"
+    assert (reader.tokens_shown, reader.result) == (3, None)
+    assert read(reader, done("one two.", 1, 2, 3, 4)) == "."
+    assert reader.tokens_shown == 4
+
+
+def test_a_stream_that_begins_again_goes_on_where_it_was() -> None:
+    reader = TurnReader()
+    read(reader, delta("one ", 1), delta("two ", 2))
+    reader.reopen()
+    assert read(reader, delta("one two three", 1, 2, 3)) == "three"
+    assert reader.token_ids == [1, 2, 3]
+    reader.reopen()
+    assert read(reader, done("one two three four", 1, 2, 3, 4)) == " four"
+
+
+def test_an_answer_that_has_changed_is_not_glued_on() -> None:
+    for again in (delta("one too", 1, 9), done("one too", 1, 9)):
+        reader = TurnReader()
+        read(reader, delta("one two", 1, 2))
+        reader.reopen()
+        with pytest.raises(AnswerChanged):
+            read(reader, again)
+
+
+def test_a_turn_that_was_cut_says_less_than_was_shown() -> None:
+    reader = TurnReader()
+    read(reader, delta("one two", 1, 2))
+    assert read(reader, done("one", 1, finish_reason="abort")) == ""
+    assert reader.result is not None
+    assert (reader.result.text, reader.result.finish_reason) == ("one", "abort")
+
+
+def test_an_error_inside_a_stream() -> None:
+    body = json.dumps({"turn_id": "t", "error": {"message": "no", "type": "t", "code": "numeric_error"}})
+    with pytest.raises(TurnFailed, match="no") as caught:
+        read(TurnReader(), delta("one", 1), f"event: error\ndata: {body}\n\n".encode())
+    assert caught.value.code == "numeric_error"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, BadRequest), (401, Unauthorized), (403, Forbidden), (404, NotFound), (409, Conflict),
+        (410, Expired), (413, BadRequest), (429, TooManyRequests), (500, ServerFault), (503, Unavailable),
+    ],
+)  # fmt: skip
+def test_errors_are_typed_and_carry_what_was_said(status: int, kind: type[HoldfastError]) -> None:
+    said = {"error": {"message": "why", "type": "ty", "code": "co", "param": "pa"}}
+    error = error_from_response(status, json.dumps(said).encode(), {"x-request-id": "r", "retry-after": "2"})
+    assert type(error) is kind
+    assert (str(error), error.status, error.type, error.code, error.param) == (
+        "why",
+        status,
+        "ty",
+        "co",
+        "pa",
+    )
+    assert (error.request_id, error.retry_after) == ("r", 2.0)
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"error": 1}', b"\xff"])
+def test_errors_of_other_services_are_errors_too(body: bytes) -> None:
+    error = error_from_response(502, body, {"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"})
+    assert (type(error), error.status, error.code, error.retry_after) == (ServerFault, 502, None, None)
+
+
+def test_waits_double_up_to_a_limit_and_obey_the_server() -> None:
+    retries = Retries(attempts=9, first_seconds=1.0, longest_seconds=10.0)
+    assert [retries.pause(failures, None, 1.0) for failures in (1, 2, 3, 4, 5, 99)] == [1, 2, 4, 8, 10, 10]
+    assert retries.pause(3, None, 0.0) == 2.0
+    assert retries.pause(1, 7.0, 0.5) == 7.0
+    assert retries.pause(1, 3600.0, 0.5) == 10.0
+    with pytest.raises(ValueError, match="attempts"):
+        Retries(attempts=0)
+
+
+def test_what_is_tried_again() -> None:
+    for error in (ConnectionFailed("x"), TooManyRequests("x"), Unavailable("x")):
+        attempts = Attempts(AT_ONCE)
+        assert [attempts.after(error) for _ in range(3)] == [0.0, 0.0, 0.0]
+        with pytest.raises(type(error)):
+            attempts.after(error)
+    for error in (BadRequest("x"), NotFound("x"), ServerFault("x"), ProtocolError("x")):
+        with pytest.raises(type(error)):
+            Attempts(AT_ONCE).after(error)
+
+
+def test_a_conflict_is_tried_again_only_with_an_attempt_of_ones_own() -> None:
+    busy = Conflict("x", code="session_busy")
+    with pytest.raises(Conflict):
+        Attempts(AT_ONCE).after(busy)
+    attempts = Attempts(AT_ONCE)
+    attempts.after(ConnectionFailed("x"))
+    assert attempts.after(busy) == 0.0
+    with pytest.raises(Conflict):
+        attempts.after(Conflict("x", code="turn_conflict"))
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("http://a:1", "http://a:1"), ("http://a:1/", "http://a:1"), ("https://a/v1/", "https://a"),
+        ("127.0.0.1:8000", "http://127.0.0.1:8000"),
+    ],
+)  # fmt: skip
+def test_addresses(given: str, meant: str) -> None:
+    assert calls.base_url(given) == meant
+
+
+def test_an_address_that_is_none() -> None:
+    with pytest.raises(ValueError, match="http"):
+        calls.base_url("ftp://a")
+
+
+def test_calls_carry_ids_and_leave_open_what_was_not_said() -> None:
+    turn = calls.start_turn("s/1", "hi", {}, turn_id=None, on_abort="keep", timeout=None)
+    assert turn.path == "/v1/sessions/s%2F1/turns"
+    assert turn.body is not None
+    assert turn.body.pop("turn_id").startswith("t-")
+    assert turn.body == {"input": "hi", "sampling": {}, "stream": True, "on_abort": "keep"}
+    opened = calls.open_session(None, None, None, None)
+    assert opened.body is not None
+    assert opened.body.keys() == {"id"}
+    assert calls.sampling_fields({"logit_bias": {3: 1.0}}) == {"logit_bias": {"3": 1.0}}
+
+
+def test_what_can_be_said() -> None:
+    message = {"role": "user", "content": "x"}
+    assert (calls.input_of("x"), calls.input_of((1, 2)), calls.input_of([message])) == (
+        "x",
+        [1, 2],
+        [message],
+    )
+    with pytest.raises(TypeError):
+        calls.input_of([1, message])  # type: ignore[list-item]
+
+
+def test_what_an_interruption_keeps() -> None:
+    assert calls.keep_fields("heard", 4) == {"keep_tokens": 4}
+    assert calls.keep_fields("heard", None) == {"keep": "all"}
+    assert calls.keep_fields("none", 4) == {"keep": "none"}
+    assert calls.keep_fields(0, 4) == {"keep_tokens": 0}
+
+
+def test_values_read_what_is_there_and_ignore_the_rest() -> None:
+    view = SessionView.from_body(
+        {"id": "s", "state": "IDLE", "turns": 2, "tokens": {"known": 5, "computed": 4}, "colour": "red"}
+    )
+    assert (view.turns, view.tokens_known, view.tokens_computed, view.ttl) == (2, 5, 4, None)
+    openai = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
+    assert Usage.from_body(openai) == Usage(9, 4, 7, 2)
+    with pytest.raises(ProtocolError):
+        SessionView.from_body({"id": "s"})
+
+
+def said(kind: str, seq: int, **fields: object) -> str:
+    return json.dumps({"type": kind, "seq": seq, **fields})
+
+
+def test_a_dialogue_remembers_what_to_say_again() -> None:
+    dialogue = Dialogue("s-1")
+    assert dialogue.opening() == {"type": "session.open", "id": "s-1"}
+    append, commit = dialogue.append("hello"), dialogue.commit("t-1", "after", {"max_tokens": 3})
+    assert commit["sampling"] == {"max_tokens": 3}
+    more = dialogue.append([4, 5])
+    assert more == {"type": "input.append", "token_ids": [4, 5]}
+    assert dialogue.pending == [append, commit, more]
+    assert dialogue.hear(said("response.started", 2, turn_id="t-1")) is not None
+    assert dialogue.pending == [more]
+    dialogue.hear(said("response.delta", 3, turn_id="t-1", index=0, text="he", token_ids=[1, 2]))
+    assert dialogue.hear(said("response.delta", 3, turn_id="t-1", index=0, text="he", token_ids=[1])) is None
+    assert dialogue.interrupt("heard", None) == {
+        "type": "response.interrupt", "turn_id": "t-1", "keep_tokens": 2,
+    }  # fmt: skip
+    assert dialogue.opening() == {"type": "session.open", "id": "s-1", "resume_after_seq": 3}
+    ended = dialogue.hear(json.dumps({"type": "response.done", "seq": 4, **result("he", 1, 2)}))
+    assert ended is not None
+    assert ended.result.text == ended.text == "he"
+    with pytest.raises(ProtocolError):
+        dialogue.hear("[]")
+    with pytest.raises(ValueError, match="nothing to interrupt"):
+        Dialogue("s").interrupt("all", None)
