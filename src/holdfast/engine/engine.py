@@ -206,21 +206,20 @@ class Session:
         """Cut in: `keep` is how many generated tokens stay, or "all" or "none" (then the turn never was)."""
         kept = {"all": KEEP_ALL, "none": None}[keep] if isinstance(keep, str) else keep
         self._engine.settle_seal(self.id)
-        self._engine.loop.scheduler.interrupt(self.id, self._engine.loop.now(), kept)
-        self._engine.loop.tell(self._engine.loop.scheduler.take_events())
+        self._engine.until_done(lambda done: self._engine.loop.interrupt(self.id, kept, done=done))
         if self._current is not None:
             self._current.wait()
 
     def rewind(self, turns: int) -> None:
         """Go back so that only the first `turns` turns remain."""
         self._engine.settle_seal(self.id)
-        self._engine.loop.scheduler.rewind(self.id, turns, self._engine.loop.now())
+        self._engine.until_done(lambda done: self._engine.loop.rewind(self.id, turns, done=done))
 
     def fork(self, turns: int | None = None) -> Session:
         """A second session that goes on from here, or from an earlier turn; memory is shared."""
         self._engine.settle_seal(self.id)
         child = f"s-{secrets.token_hex(4)}"
-        self._engine.loop.scheduler.fork(self.id, child, self._engine.loop.now(), turns)
+        self._engine.until_done(lambda done: self._engine.loop.fork(self.id, child, turns, done=done))
         return Session(self._engine, child, self.system)
 
     @property
@@ -232,10 +231,7 @@ class Session:
         """End the conversation and give its memory back. Closing twice is no error."""
         loop = self._engine.loop
         if self.id in loop.scheduler.registry.sessions:
-            loop.scheduler.close(self.id, loop.now())
-            while self.id in loop.scheduler.registry.sessions:
-                loop.step()
-            loop.tell(loop.scheduler.take_events())
+            self._engine.until_done(lambda done: loop.close_session(self.id, done))
 
 
 class Engine:
@@ -268,15 +264,25 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Close every session."""
+        """Close every session. With a journal they stay in it, and are here again with the next engine."""
+        self.loop.shut_down()
         for name in list(self.loop.scheduler.registry.sessions):
             Session(self, name, None).close()
 
     def session(self, system: str | None = None, id: str | None = None) -> Session:  # noqa: A002
         """Open a conversation."""
         name = id if id is not None else f"s-{secrets.token_hex(4)}"
-        self.loop.scheduler.open(name, TENANT, self.loop.now())
+        self.until_done(lambda done: self.loop.open_session(name, TENANT, system=system, done=done))
         return Session(self, name, system)
+
+    def sessions(self) -> list[str]:
+        """The names of all conversations that are open, those of the journal included."""
+        return list(self.loop.book.sessions)
+
+    def resume(self, id: str) -> Session:  # noqa: A002
+        """A conversation that is open, by its name: one that came back from the journal, for example."""
+        self.loop.scheduler.registry.find(id)
+        return Session(self, id, self.loop.book.sessions[id].system)
 
     def generate(
         self,
@@ -316,6 +322,13 @@ class Engine:
     def drive(self) -> None:
         """Make one step for all turns in flight."""
         self.loop.step()
+
+    def until_done(self, act: Callable[[Callable[[], None]], object]) -> None:
+        """Carry out a verb, and drive the engine until it is acknowledged."""
+        acknowledged: list[bool] = []
+        act(lambda: acknowledged.append(True))
+        while not acknowledged:
+            self.loop.step()
 
     def known_tokens(self, session_id: str) -> int:
         """How many tokens a session's history has."""

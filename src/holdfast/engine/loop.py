@@ -3,23 +3,35 @@
 It joins the core's scheduler to an executor and keeps, for each turn in flight, the stream of what it says.
 Whoever drives it calls `step` until there is nothing to do. An executor that raises does not end the loop:
 the step is reported as failed, and the core takes its turns back.
+
+The verbs of clients are here as well: they are the core's, and are written down. With a journal the end of a
+turn is told, and `done` of a verb is called, once what happened is in the file: acknowledged means durable.
+Records of a step are written together at its end. Without a journal everything is told at once.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+from holdfast.core.errors import Refused, TurnExists
+from holdfast.core.layout import Tier
 from holdfast.core.ledger import Ledger
 from holdfast.core.plan import StepResult
 from holdfast.core.policy import Policy
 from holdfast.core.registry import Event, Plan
 from holdfast.core.scheduler import Scheduler
-from holdfast.core.turn import Turn, TurnRequest
+from holdfast.core.session import Session
+from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
+from holdfast.engine.book import Act, Book
 from holdfast.engine.executor import Executor, Flight
+from holdfast.engine.journal import Journal
 from holdfast.engine.memory_plan import MemoryPlan, plan_memory
 from holdfast.engine.options import EngineOptions
+from holdfast.engine.records import FinishedTurn
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.stream import TurnStream
 from holdfast.engine.tokenizer import Tokenizer
@@ -29,6 +41,13 @@ from holdfast.models.model import Model
 log = logging.getLogger("holdfast.engine")
 
 ENDS = frozenset({"finished", "aborted", "failed"})
+
+RETRY_SECONDS = 0.02
+"""How long an idle step waits before it tries again to write a journal that is at fault."""
+
+VOCABULARY_PROBE = (
+    "The quick brown fox jumps over 13 lazy dogs: naïve façade, 北京, 🙂 <|end|> </s>\n\t0123456789"
+)
 
 Listener = Callable[[Event], None]
 
@@ -60,10 +79,11 @@ class EngineLoop:
             running_max=options.max_running,
             queue_max=options.max_queue,
             sessions_max=options.max_sessions,
-            tenant_sessions_max=options.max_sessions,
+            tenant_sessions_max=options.max_tenant_sessions or options.max_sessions,
             session_ttl=options.session_ttl,
             checkpoints=options.checkpoints,
             leave_history=options.leave_history,
+            durable_turns=options.journal is not None,
         )
         ledger = Ledger(self.plan.layout, self.plan.sizes())
         self.scheduler = Scheduler(ledger, policy, strict=options.audit == "strict")
@@ -71,10 +91,29 @@ class EngineLoop:
         self.listeners: dict[int, Listener] = {}
         self.observer: Listener = _unobserved
         self._pending: Flight | StepResult | None = None
+        self._after: dict[int, list[Act]] = {}
+        self._after_close: dict[str, list[Act]] = {}
+        self.book = Book(open_journal(options, tokenizer))
         if make_executor is not None:
             self.executor = make_executor(self)
         else:
             self.executor = Executor(model, self.plan, options.max_running, self.stream_of)
+        if self.book.journal is not None:
+            self._revive(self.book.journal)
+
+    def _revive(self, journal: Journal) -> None:
+        """Bring back every session of the journal, with its tokens; its memory comes with its next turn."""
+        for stored in journal.load():
+            history = [
+                (TurnRequest(turn.turn_id, tuple(turn.input), max(1, len(turn.output))), turn.output)
+                for turn in stored.turns
+            ]
+            try:
+                self.scheduler.revive(stored.id, stored.tenant, self.now(), stored.ttl, history)
+            except Refused as refusal:
+                log.error("session %s stays in the journal: %s", stored.id, refusal)
+                continue
+            self.book.revived(stored)
 
     def stream_of(self, turn: Turn) -> TurnStream:
         """What a turn in flight says."""
@@ -83,11 +122,24 @@ class EngineLoop:
     # --- turns ------------------------------------------------------------------------------------
 
     def submit(
-        self, session_id: str, request: TurnRequest, sampling: Sampling, listener: Listener
+        self,
+        session_id: str,
+        request: TurnRequest,
+        sampling: Sampling,
+        listener: Listener,
+        fingerprint: str | None = None,
     ) -> tuple[Turn, TurnStream]:
-        """Queue a turn on a session; `listener` hears its events until it ends."""
+        """Queue a turn on a session; `listener` hears its events until it ends.
+
+        With a `fingerprint` of what was asked, the turn's id is its idempotency key: see `replay`.
+        """
+        self.book.require_journal()
+        if fingerprint is not None and self.book.replay(session_id, request.turn_id, fingerprint) is not None:
+            raise TurnExists(f"turn {request.turn_id} of session {session_id} has finished already")
         turn = self.scheduler.submit(session_id, request, self.now())
-        return turn, self._attend(turn, sampling, listener)
+        stream = self._attend(turn, sampling, listener)
+        stream.fingerprint = fingerprint
+        return turn, stream
 
     def request(
         self, tenant: str, request: TurnRequest, sampling: Sampling, listener: Listener
@@ -105,14 +157,138 @@ class EngineLoop:
         self.listeners[turn.number] = listener
         return stream
 
+    def replay(self, session_id: str, turn_id: str, fingerprint: str) -> FinishedTurn | None:
+        """How a turn that was submitted with this fingerprint ended; None if no such turn has.
+
+        The same id with another fingerprint is a `TurnConflict`.
+        """
+        return self.book.replay(session_id, turn_id, fingerprint)
+
+    # --- sessions ---------------------------------------------------------------------------------
+
+    def open_session(
+        self,
+        session_id: str,
+        tenant: str,
+        ttl: float | None = None,
+        metadata: dict[str, object] | None = None,
+        system: str | None = None,
+        done: Act | None = None,
+    ) -> Session:
+        """Open a session; `done` is called when that is durable. Refusals change nothing."""
+        self.book.require_journal()
+        session = self.scheduler.open(session_id, tenant, self.now(), ttl)
+        self.book.opened(session_id, tenant, ttl, metadata, system)
+        self._acknowledge(done)
+        return session
+
+    def close_session(self, session_id: str, done: Act | None = None) -> None:
+        """Close a session; a turn in flight is rolled back first. `done` when that is durable."""
+        self.scheduler.close(session_id, self.now())
+        if done is not None:
+            self._after_close.setdefault(session_id, []).append(done)
+        self.tell(self.scheduler.take_events())
+
+    def interrupt(
+        self,
+        session_id: str,
+        keep: int | None = KEEP_ALL,
+        turn_id: str | None = None,
+        request_id: str | None = None,
+        done: Act | None = None,
+    ) -> None:
+        """End the turn in flight, or cut the last finished one if no other has begun.
+
+        `keep` is how many generated tokens stay: `KEEP_ALL`, a number, or None for nothing of the turn.
+        """
+        self.book.require_journal()
+        asked = f"interrupt {turn_id} {keep}"
+        if self.book.answered(session_id, request_id, asked) is not None:
+            self._acknowledge(done)
+            return
+        session = self.scheduler.registry.find(session_id)
+        turn = session.turn
+        self.scheduler.interrupt(session_id, self.now(), keep, turn_id)
+        self._note_named(session)
+        self.book.requested(session_id, request_id, asked)
+        if turn is None:
+            if keep != KEEP_ALL:
+                self.book.cut(session_id, len(session.boundaries), keep)
+            self._acknowledge(done)
+        elif done is not None:
+            self._after.setdefault(turn.number, []).append(done)
+        self.tell(self.scheduler.take_events())
+
+    def rewind(
+        self, session_id: str, turns: int, request_id: str | None = None, done: Act | None = None
+    ) -> None:
+        """Go back to the end of turn `turns`: that many remain."""
+        self.book.require_journal()
+        asked = f"rewind {turns}"
+        if self.book.answered(session_id, request_id, asked) is None:
+            session = self.scheduler.registry.find(session_id)
+            self.scheduler.rewind(session_id, turns, self.now())
+            self._note_named(session)
+            self.book.cut(session_id, turns, None)
+            self.book.requested(session_id, request_id, asked)
+        self._acknowledge(done)
+
+    def fork(
+        self,
+        session_id: str,
+        new_id: str,
+        turns: int | None = None,
+        request_id: str | None = None,
+        done: Act | None = None,
+    ) -> Session:
+        """A new session that goes on from the end of an earlier turn, or of the last.
+
+        A fork that is asked for again by its `request_id` answers the session that it made the first time.
+        """
+        self.book.require_journal()
+        asked = f"fork {turns}"
+        made = self.book.answered(session_id, request_id, asked)
+        if made is None:
+            parent = self.scheduler.registry.find(session_id)
+            child = self.scheduler.fork(session_id, new_id, self.now(), turns)
+            self._note_named(parent)
+            self.book.forked(new_id, session_id, len(child.boundaries))
+            self.book.requested(session_id, request_id, asked, new_id)
+        else:
+            child = self.scheduler.registry.find(made)
+        self._acknowledge(done)
+        return child
+
+    def spill(self, session_id: str, tier: Tier | None = None) -> bool:
+        """Start moving an idle session's memory to another tier, by default the nearest; whether it began."""
+        return self.scheduler.spill(session_id, self.now(), tier)
+
+    def restore(self, session_id: str) -> bool:
+        """Start bringing an idle session's memory back to the device; whether it began."""
+        return self.scheduler.restore(session_id, self.now())
+
+    def _note_named(self, session: Session) -> None:
+        """A session that was opened on the core itself is in the book from its first change on."""
+        if session.id not in self.book.sessions and not session.one_shot:
+            self.book.opened(session.id, session.tenant, session.ttl)
+
+    def _acknowledge(self, done: Act | None) -> None:
+        if done is not None:
+            self.book.when_durable(done)
+
     # --- steps ------------------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to plan, run or settle."""
+        """Whether there is anything to plan, run, settle or write."""
         registry = self.scheduler.registry
         return bool(
-            registry.running or registry.queue or registry.flights or registry.transits or registry.seals
+            registry.running
+            or registry.queue
+            or registry.flights
+            or registry.transits
+            or registry.seals
+            or self.book.waits
         )
 
     def step(self) -> None:
@@ -122,6 +298,8 @@ class EngineLoop:
         """
         scheduler = self.scheduler
         plan = scheduler.plan(self.options.step_tokens, self.now())
+        if not plan and self.book.fault is not None:
+            time.sleep(RETRY_SECONDS)
         launched = self._launch(plan)
         if self._pending is not None:
             self._settle(self._pending)
@@ -130,6 +308,7 @@ class EngineLoop:
             self._settle(launched)
             self._pending = None
         self.tell(scheduler.take_events())
+        self.book.flush()
 
     def _launch(self, plan: Plan) -> Flight | StepResult:
         """Start a step on the executor; whatever it raises is a failed step, never a dead engine."""
@@ -157,22 +336,93 @@ class EngineLoop:
         return StepResult([], error=f"the executor failed: {type(error).__name__}")
 
     def tell(self, events: list[Event]) -> None:
-        """Pass events on to those who listen; a turn that is over is forgotten here."""
+        """Pass events on to those who listen; what must be durable first is told when it is."""
         for event in events:
-            turn = event.turn
-            if event.kind == "finding":
-                log.error("audit: %s", event.reason)
-            if turn is None:
-                self.observer(event)
-                continue
-            listener = self.listeners.get(turn.number)
+            if event.turn is None:
+                self._tell_of_session(event)
+            elif event.kind in ENDS:
+                self._tell_end(event, event.turn)
+            else:
+                listener = self.listeners.get(event.turn.number)
+                if listener is not None:
+                    listener(event)
+
+    def _tell_of_session(self, event: Event) -> None:
+        if event.kind == "finding":
+            log.error("audit: %s", event.reason)
+        if event.kind != "closed":
+            self.observer(event)
+            return
+        if event.session_id in self.book.sessions:
+            self.book.closed(event.session_id, event.reason)
+
+        def told() -> None:
+            self.observer(event)
+            for done in self._after_close.pop(event.session_id, []):
+                done()
+
+        self.book.when_durable(told)
+
+    def _tell_end(self, event: Event, turn: Turn) -> None:
+        """A turn is over. One that stands is written down first; one that never was waits for nothing."""
+        self.executor.release(turn)
+        stream = self.streams.pop(turn.number, None)
+        listener = self.listeners.pop(turn.number, None)
+        session = self.scheduler.registry.sessions.get(event.session_id)
+        stands = session is not None and session.last is turn and not session.one_shot
+
+        def told() -> None:
             if listener is not None:
                 listener(event)
-            if event.kind in ENDS:
-                self.executor.release(turn)
-                self.streams.pop(turn.number, None)
-                self.listeners.pop(turn.number, None)
+            for done in self._after.pop(turn.number, []):
+                done()
+            if stands:
+                self.scheduler.durable(event.session_id)
+
+        if session is None or not stands:
+            told()
+            return
+        self._note_named(session)
+        if stream is not None:
+            stream.end()
+        self.book.ended(session.id, turn.request.tokens, _finished(event, session, turn, stream))
+        self.book.when_durable(told)
+
+    def shut_down(self) -> None:
+        """Write what is left and let go of the journal; its sessions come back with the next loop."""
+        self.book.flush()
+        if self.book.journal is not None:
+            self.book.journal.close()
+            self.book.journal = None
 
     def now(self) -> float:
         """Seconds on a clock that never jumps."""
         return time.monotonic()
+
+
+def _finished(event: Event, session: Session, turn: Turn, stream: TurnStream | None) -> FinishedTurn:
+    """How a turn ended, for whoever asks again."""
+    tokens = session.sequence.tokens.slice(turn.input_end, turn.input_end + turn.generated)
+    return FinishedTurn(
+        turn_id=turn.request.turn_id,
+        fingerprint=stream.fingerprint or "" if stream is not None else "",
+        outcome=event.kind,
+        reason=event.reason,
+        text=stream.text_of(turn.generated) if stream is not None else "",
+        tokens=tokens,
+        prompt_tokens=turn.input_end,
+        cached_tokens=turn.cached,
+        computed_tokens=turn.computed,
+    )
+
+
+def open_journal(options: EngineOptions, tokenizer: Tokenizer) -> Journal | None:
+    """The journal that the options name, if they name one."""
+    if options.journal is None:
+        return None
+    return Journal(Path(options.journal), options.durability, vocabulary_of(tokenizer))
+
+
+def vocabulary_of(tokenizer: Tokenizer) -> str:
+    """What tokens mean, as a short name: two tokenizers that agree on it read each other's histories."""
+    return hashlib.sha256(repr(tokenizer.encode(VOCABULARY_PROBE)).encode()).hexdigest()[:32]

@@ -25,7 +25,8 @@ class EngineOptions:
     """How an engine is set up. None means: worked out from the model and the machine.
 
     `kv_tokens`, `window_tokens` and `state_slots` size the pools; without them memory is shared out for
-    sessions of `session_tokens` tokens. `host_memory` is in bytes.
+    sessions of `session_tokens` tokens. `host_memory` is in bytes. With a `journal` (a file) sessions outlive
+    the process; `durability` says what their answers wait for.
     """
 
     device: str = "auto"
@@ -44,9 +45,12 @@ class EngineOptions:
     step_tokens: int = 1024
     max_queue: int = 4096
     max_sessions: int = 10_000
+    max_tenant_sessions: int | None = None
     session_ttl: float = 3600.0
     checkpoints: int = 4
     leave_history: bool = True
+    journal: str | None = None
+    durability: Literal["off", "commit", "fsync"] = "commit"
     overlap: bool = False
     audit: Literal["on", "strict"] = "on"
 
@@ -59,7 +63,15 @@ class EngineOptions:
             "step_tokens",
             "max_sessions",
         )
-        for name in (*positive, "context_length", "kv_tokens", "window_tokens", "state_slots", "max_queue"):
+        for name in (
+            *positive,
+            "context_length",
+            "kv_tokens",
+            "window_tokens",
+            "state_slots",
+            "max_queue",
+            "max_tenant_sessions",
+        ):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise OptionError(name, f"must be a whole number of at least 1, not {value!r}")
@@ -75,7 +87,12 @@ class EngineOptions:
             )
         if self.session_ttl <= 0:
             raise OptionError("session_ttl", f"must be a positive number of seconds, not {self.session_ttl}")
-        for name, allowed in (("load_format", ("auto", "dummy")), ("audit", ("on", "strict"))):
+        choices = (
+            ("load_format", ("auto", "dummy")),
+            ("audit", ("on", "strict")),
+            ("durability", ("off", "commit", "fsync")),
+        )
+        for name, allowed in choices:
             if getattr(self, name) not in allowed:
                 raise OptionError(name, f"must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
 

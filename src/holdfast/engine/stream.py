@@ -25,7 +25,8 @@ class TokenLogprob:
 class TurnStream:
     """The text of one turn as it grows. `tokens` and `text` are what was said, `finish` why it ended.
 
-    `prompt_tokens` are the history and the turn's input, which begins at `input_first`.
+    `prompt_tokens` are the history and the turn's input, which begins at `input_first`. `fingerprint` is what
+    its client's request adds up to, where it may be asked for again.
     """
 
     __slots__ = (
@@ -33,6 +34,7 @@ class TurnStream:
         "_lengths",
         "_matcher",
         "ends",
+        "fingerprint",
         "finish",
         "input_first",
         "logprobs",
@@ -53,6 +55,7 @@ class TurnStream:
         self.input_first = 0
         self._lengths: list[int] = []
         self.finish: str | None = None
+        self.fingerprint: str | None = None
         self._detokenizer = tokenizer.detokenizer(skip_special_tokens=sampling.skip_special_tokens)
         self._matcher = StopMatcher(sampling.stop_strings, keep_stop=sampling.keep_stop)
         ends = set(sampling.stop_token_ids)

@@ -1,0 +1,184 @@
+"""The book: what the engine knows of its sessions beyond memory, and what must be written before it is told.
+
+For each session: who opened it and with what, its last finished turns by id (a turn that is asked for again
+gets its answer again), and the verbs that carried an id. With a journal every change is a record there, and
+`when_durable` holds an answer back until all records before it are in the file; without one, or with
+durability `off`, it is given at once. While the journal cannot be written, nothing new may begin. Called by
+the engine's loop alone.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.core.errors import JournalUnavailable, RequestConflict, TurnConflict
+from holdfast.engine.journal import Journal
+from holdfast.engine.records import (
+    TURNS_KEPT,
+    Closed,
+    CutBack,
+    Ended,
+    FinishedTurn,
+    Forked,
+    Opened,
+    Record,
+    Requested,
+    StoredSession,
+)
+
+Act = Callable[[], None]
+
+
+@dataclass(slots=True)
+class SessionRecord:
+    """A session as its client described it, and what it may ask for again. `created` is the time of day."""
+
+    tenant: str
+    ttl: float | None
+    metadata: dict[str, object]
+    system: str | None
+    created: float
+    finished: dict[str, FinishedTurn] = field(default_factory=dict)
+    unwritten: set[str] = field(default_factory=set)
+    requests: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+class Book:
+    """All sessions that have a name."""
+
+    def __init__(self, journal: Journal | None) -> None:
+        self.journal = journal
+        self.sessions: dict[str, SessionRecord] = {}
+        self._held: list[Act] = []
+
+    @property
+    def _waits_for_journal(self) -> bool:
+        return self.journal is not None and self.journal.durability != "off"
+
+    @property
+    def waits(self) -> bool:
+        """Whether an answer is held back, or a record is to be written."""
+        return bool(self._held) or (self.journal is not None and self.journal.waits)
+
+    @property
+    def fault(self) -> str | None:
+        """Why the journal cannot be written, if it cannot."""
+        return self.journal.fault if self.journal is not None else None
+
+    def require_journal(self) -> None:
+        """Refuse what is new while the journal cannot be written."""
+        if self._waits_for_journal and self.fault is not None:
+            raise JournalUnavailable("the journal cannot be written; try again later")
+
+    def write(self, record: Record) -> None:
+        """Note a record, if there is a journal."""
+        if self.journal is not None:
+            self.journal.append(record)
+
+    def when_durable(self, act: Act) -> None:
+        """Do something once every record so far is in the file; at once where nobody waits for that."""
+        if self._waits_for_journal:
+            self._held.append(act)
+        else:
+            act()
+
+    def flush(self) -> None:
+        """Write what was noted, then give the answers that waited for it; all of them wait on if it fails."""
+        if self.journal is None or not self.journal.flush():
+            return
+        held, self._held = self._held, []
+        for act in held:
+            act()
+
+    # --- sessions ---------------------------------------------------------------------------------
+
+    def opened(
+        self,
+        session_id: str,
+        tenant: str,
+        ttl: float | None = None,
+        metadata: dict[str, object] | None = None,
+        system: str | None = None,
+    ) -> None:
+        """A session was opened."""
+        record = SessionRecord(tenant, ttl, metadata if metadata is not None else {}, system, time.time())
+        self.sessions[session_id] = record
+        self.write(Opened(session_id, tenant, ttl, json.dumps(record.metadata), system, record.created))
+
+    def forked(self, session_id: str, parent_id: str, turns: int) -> None:
+        """A session goes on from another."""
+        parent = self.sessions[parent_id]
+        record = SessionRecord(parent.tenant, parent.ttl, dict(parent.metadata), parent.system, time.time())
+        self.sessions[session_id] = record
+        self.write(Forked(session_id, parent_id, turns, record.created))
+
+    def cut(self, session_id: str, turns: int, kept: int | None) -> None:
+        """A session went back to `turns` turns; `kept` is what it keeps of the last, where that is less."""
+        self.write(CutBack(session_id, turns, kept))
+
+    def closed(self, session_id: str, reason: str) -> None:
+        """A session is gone."""
+        del self.sessions[session_id]
+        self.write(Closed(session_id, reason))
+
+    def revived(self, stored: StoredSession) -> None:
+        """A session is here again, as the journal has it."""
+        record = SessionRecord(
+            stored.tenant, stored.ttl, json.loads(stored.metadata), stored.system, stored.created
+        )
+        record.finished = {turn.turn_id: turn for turn in stored.finished}
+        record.requests = dict(stored.requests)
+        self.sessions[stored.id] = record
+
+    # --- turns and requests that come again -------------------------------------------------------
+
+    def ended(self, session_id: str, tokens: tuple[int, ...], turn: FinishedTurn) -> None:
+        """A turn ended and stands; it can be asked for again from the moment it is durable."""
+        record = self.sessions[session_id]
+        self.write(Ended(session_id, tokens, turn))
+        record.unwritten.add(turn.turn_id)
+
+        def written() -> None:
+            record.unwritten.discard(turn.turn_id)
+            record.finished[turn.turn_id] = turn
+            _keep_last(record.finished)
+
+        self.when_durable(written)
+
+    def replay(self, session_id: str, turn_id: str, fingerprint: str) -> FinishedTurn | None:
+        """How a turn ended, if it did; a conflict if it was asked for something else."""
+        record = self.sessions.get(session_id)
+        if record is None:
+            return None
+        if turn_id in record.unwritten:
+            raise JournalUnavailable(f"turn {turn_id} has ended and is not written yet; try again later")
+        turn = record.finished.get(turn_id)
+        if turn is not None and turn.fingerprint != fingerprint:
+            raise TurnConflict(f"turn {turn_id} of session {session_id} has finished, and had another body")
+        return turn
+
+    def answered(self, session_id: str, request_id: str | None, asked: str) -> str | None:
+        """What a verb with this id answered, if it was carried out before; a conflict if it was another."""
+        record = self.sessions.get(session_id)
+        found = record.requests.get(request_id) if record is not None and request_id is not None else None
+        if found is None:
+            return None
+        if found[0] != asked:
+            raise RequestConflict(f"request {request_id} of session {session_id} asked for something else")
+        return found[1]
+
+    def requested(self, session_id: str, request_id: str | None, asked: str, answer: str = "") -> None:
+        """A verb that carries an id was carried out: it will not be again."""
+        if request_id is not None:
+            requests = self.sessions[session_id].requests
+            requests[request_id] = (asked, answer)
+            _keep_last(requests)
+            self.write(Requested(session_id, request_id, asked, answer))
+
+
+def _keep_last(table: dict[str, FinishedTurn] | dict[str, tuple[str, str]]) -> None:
+    while len(table) > TURNS_KEPT:
+        del table[next(iter(table))]

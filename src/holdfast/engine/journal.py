@@ -1,0 +1,361 @@
+"""The journal: what was acknowledged, in a SQLite file that outlives the process.
+
+Records are appended in memory and written together, one transaction for all that a step brought; `flush`
+says whether everything appended so far is in the file. Who answers a client does so after that. A record
+that cannot be written stays here, in order, and is written when writing works again: nothing is lost and
+nothing is written twice.
+
+Turns form a tree: each row names the one before it, and a session names its last. So a fork is one row, a
+rewind moves one number, and nothing that another session leans on is ever changed. Turns that no session
+reaches any more are swept away in compactions, so the file grows with what is alive.
+
+What each setting promises: with `fsync` a flushed record survives a loss of power, with `commit` the death
+of the process; with `off` records are written all the same, but nobody waits for them. One process may have
+a journal open for writing; readers (`journal_reading`) are free to look. Called by the engine's book.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import sqlite3
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from holdfast.engine.journal_reading import load
+from holdfast.engine.records import (
+    TURNS_KEPT,
+    Closed,
+    CutBack,
+    Ended,
+    Forked,
+    Opened,
+    Record,
+    Requested,
+    Snapped,
+    StoredSession,
+    Unsnapped,
+    checksum,
+    detail,
+    pack,
+)
+
+log = logging.getLogger("holdfast.journal")
+
+Durability = Literal["off", "commit", "fsync"]
+DURABILITIES: tuple[Durability, ...] = ("off", "commit", "fsync")
+SYNCHRONOUS = {"off": "OFF", "commit": "NORMAL", "fsync": "FULL"}
+
+SCHEMA = 1
+LOG_KEPT = 10_000
+ORPHANS_MAX = 512  # Cuts and closes after which turns that nobody reaches are swept away.
+
+CREATE = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE turns (
+    number INTEGER PRIMARY KEY, before INTEGER, depth INTEGER NOT NULL, turn_id TEXT NOT NULL,
+    input BLOB NOT NULL, output BLOB NOT NULL, finish TEXT NOT NULL, checksum INTEGER NOT NULL);
+CREATE TABLE sessions (
+    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, ttl REAL, metadata TEXT NOT NULL, system TEXT,
+    created REAL NOT NULL, head INTEGER, parent TEXT) WITHOUT ROWID;
+CREATE TABLE finished (
+    number INTEGER PRIMARY KEY, session TEXT NOT NULL, turn_id TEXT NOT NULL, result TEXT NOT NULL,
+    UNIQUE (session, turn_id));
+CREATE TABLE requests (
+    number INTEGER PRIMARY KEY, session TEXT NOT NULL, request_id TEXT NOT NULL, asked TEXT NOT NULL,
+    answer TEXT NOT NULL, UNIQUE (session, request_id));
+CREATE TABLE snapshots (
+    session TEXT PRIMARY KEY, file TEXT NOT NULL, length INTEGER NOT NULL, bytes INTEGER NOT NULL
+    ) WITHOUT ROWID;
+CREATE TABLE log (
+    number INTEGER PRIMARY KEY, session TEXT NOT NULL, kind TEXT NOT NULL, detail TEXT NOT NULL);
+"""
+
+UPGRADES: dict[int, str] = {}
+"""For each older version of the tables, the statements that lead to the next one."""
+
+Probe = Callable[[str], None]
+
+
+class JournalError(RuntimeError):
+    """A journal cannot be opened: it is in use, of a newer version, or of another model."""
+
+
+class Journal:
+    """A journal that is open for writing."""
+
+    def __init__(
+        self, path: Path, durability: Durability, vocabulary: str, probe: Probe | None = None
+    ) -> None:
+        """Open or create; `vocabulary` names what the tokens mean, and must be that of the file."""
+        self.path = path
+        self.durability = durability
+        self.fault: str | None = None
+        self._probe = probe if probe is not None else _unprobed
+        self._pending: list[Record] = []
+        self._orphans = 0
+        self._lock = _lock(path)
+        try:
+            self._connection = _connect(path)
+            self._prepare(vocabulary)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _prepare(self, vocabulary: str) -> None:
+        connection = self._connection
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS[self.durability]}")
+        upgrade(connection)
+        found = connection.execute("SELECT value FROM facts WHERE name = 'vocabulary'").fetchone()
+        if found is None:
+            connection.execute("INSERT INTO facts VALUES ('vocabulary', ?)", (vocabulary,))
+        elif found[0] != vocabulary:
+            raise JournalError(
+                f"{self.path} was written with another vocabulary: its tokens mean other words"
+            )
+        self._compact()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def waits(self) -> bool:
+        """Whether something has been appended and is not in the file."""
+        return bool(self._pending)
+
+    def append(self, record: Record) -> None:
+        """Note a record for the next flush."""
+        self._pending.append(record)
+
+    def flush(self) -> bool:
+        """Write everything that was appended; False if that is not possible now, and it is kept."""
+        if not self._pending:
+            return True
+        connection = self._connection
+        try:
+            self._probe("before append")
+            connection.execute("BEGIN IMMEDIATE")
+            for index, record in enumerate(self._pending):
+                if index == len(self._pending) // 2:
+                    self._probe("mid-record")
+                self._apply(record)
+            self._probe("after write")
+            connection.execute("COMMIT")
+        except (sqlite3.Error, OSError) as error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            if self.fault is None:
+                log.error("the journal cannot be written, turns wait for it: %s", error)
+            self.fault = str(error)
+            return False
+        self._probe("after fsync")
+        if self.fault is not None:
+            log.warning("the journal is written again")
+        self.fault = None
+        self._pending = []
+        if self._orphans >= ORPHANS_MAX:
+            self._compact()
+        return True
+
+    def close(self) -> None:
+        """Write what is left and let go of the file."""
+        if not self.flush():
+            log.error("%d records were never written: %s", len(self._pending), self.fault)
+        self._connection.close()
+        os.close(self._lock)
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def _apply(self, record: Record) -> None:
+        match record:
+            case Opened():
+                self._run(
+                    "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?, NULL, NULL)",
+                    (
+                        record.session,
+                        record.tenant,
+                        record.ttl,
+                        record.metadata,
+                        record.system,
+                        record.created,
+                    ),
+                )
+            case Ended():
+                self._end(record)
+            case CutBack():
+                self._cut(record)
+            case Forked():
+                self._run(
+                    "INSERT OR REPLACE INTO sessions "
+                    "SELECT ?, tenant, ttl, metadata, system, ?, ?, id FROM sessions WHERE id = ?",
+                    (
+                        record.session,
+                        record.created,
+                        self._turn_at(record.parent, record.turns),
+                        record.parent,
+                    ),
+                )
+            case Closed():
+                self._forget(record.session)
+            case Requested():
+                self._run(
+                    "INSERT OR REPLACE INTO requests (session, request_id, asked, answer) "
+                    "VALUES (?, ?, ?, ?)",
+                    (record.session, record.request_id, record.asked, record.answer),
+                )
+                self._keep_last("requests", record.session)
+            case Snapped():
+                self._run(
+                    "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)",
+                    (record.session, record.file, record.length, record.bytes),
+                )
+            case Unsnapped():
+                self._run("DELETE FROM snapshots WHERE session = ?", (record.session,))
+        self._log(record)
+
+    def _run(self, statement: str, values: tuple[object, ...]) -> sqlite3.Cursor:
+        return self._connection.execute(statement, values)
+
+    def _end(self, record: Ended) -> None:
+        turn = record.turn
+        before = self._head(record.session)
+        depth = 1 + (self._run("SELECT depth FROM turns WHERE number = ?", (before,)).fetchone() or (0,))[0]
+        self._add_turn(
+            record.session, before, depth, turn.turn_id, pack(record.input), pack(turn.tokens), turn.reason
+        )
+        self._run(
+            "INSERT OR REPLACE INTO finished (session, turn_id, result) VALUES (?, ?, ?)",
+            (record.session, turn.turn_id, json.dumps(asdict(turn))),
+        )
+        self._keep_last("finished", record.session)
+
+    def _add_turn(
+        self,
+        session: str,
+        before: int | None,
+        depth: int,
+        turn_id: str,
+        said_in: bytes,
+        said_out: bytes,
+        finish: str,
+    ) -> None:
+        added = self._run(
+            "INSERT INTO turns (before, depth, turn_id, input, output, finish, checksum) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (before, depth, turn_id, said_in, said_out, finish, checksum(turn_id, said_in, said_out, finish)),
+        )
+        self._run("UPDATE sessions SET head = ? WHERE id = ?", (added.lastrowid, session))
+
+    def _head(self, session: str) -> int | None:
+        found = self._run("SELECT head FROM sessions WHERE id = ?", (session,)).fetchone()
+        return None if found is None else found[0]
+
+    def _turn_at(self, session: str, turns: int) -> int | None:
+        """The number of a session's turn `turns`, counted from 1; None for the very start."""
+        number = self._head(session)
+        while number is not None:
+            before, depth = self._run(
+                "SELECT before, depth FROM turns WHERE number = ?", (number,)
+            ).fetchone()
+            if depth <= turns:
+                break
+            number = before
+        return number
+
+    def _cut(self, record: CutBack) -> None:
+        number = self._turn_at(record.session, record.turns)
+        self._run("UPDATE sessions SET head = ? WHERE id = ?", (number, record.session))
+        if record.kept is not None and number is not None:
+            before, depth, turn_id, said_in, said_out, finish = self._run(
+                "SELECT before, depth, turn_id, input, output, finish FROM turns WHERE number = ?", (number,)
+            ).fetchone()
+            kept = said_out[: 4 * record.kept]
+            self._add_turn(record.session, before, depth, turn_id, said_in, kept, finish)
+        self._orphans += 1
+
+    def _forget(self, session: str) -> None:
+        self._run("DELETE FROM sessions WHERE id = ?", (session,))
+        for table in ("finished", "requests", "snapshots"):
+            self._run(f"DELETE FROM {table} WHERE session = ?", (session,))
+        self._orphans += 1
+
+    def _keep_last(self, table: str, session: str) -> None:
+        self._run(
+            f"DELETE FROM {table} WHERE session = ?1 AND number <= (SELECT number FROM {table} "
+            f"WHERE session = ?1 ORDER BY number DESC LIMIT 1 OFFSET {TURNS_KEPT})",
+            (session,),
+        )
+
+    def _log(self, record: Record) -> None:
+        """What happened to a session, for whoever looks into the journal: the last of it."""
+        kind = type(record).__name__.lower()
+        added = self._run(
+            "INSERT INTO log (session, kind, detail) VALUES (?, ?, ?)", (record.session, kind, detail(record))
+        )
+        assert added.lastrowid is not None
+        self._run("DELETE FROM log WHERE number <= ?", (added.lastrowid - LOG_KEPT,))
+
+    def _compact(self) -> None:
+        """Sweep away turns that no session reaches, and give the room back."""
+        try:
+            self._connection.execute(
+                "WITH RECURSIVE reached (number) AS (SELECT head FROM sessions WHERE head IS NOT NULL "
+                "UNION SELECT before FROM turns JOIN reached USING (number) WHERE before IS NOT NULL) "
+                "DELETE FROM turns WHERE number NOT IN reached"
+            )
+            self._connection.execute("PRAGMA incremental_vacuum").fetchall()
+        except sqlite3.Error as error:
+            log.warning("the journal could not be compacted: %s", error)
+            return
+        self._orphans = 0
+
+    def load(self) -> list[StoredSession]:
+        """Every session that is open, as of the last record that was written whole."""
+        return list(load(self._connection))
+
+
+def _unprobed(point: str) -> None:
+    """Nobody looks on."""
+
+
+def _lock(path: Path) -> int:
+    """Hold the journal for this process, or raise if another has it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    held = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(held)
+        raise JournalError(f"{path} is in use by another process") from error
+    return held
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Conversations are private: the file is its owner's alone from its first moment."""
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    return sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
+
+
+def upgrade(connection: sqlite3.Connection) -> None:
+    """Bring the tables of an older version up to this one, step by step, or make them."""
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA:
+        raise JournalError(f"the journal has version {version}; this program knows {SCHEMA} at most")
+    if version == SCHEMA:
+        return
+    script = CREATE if version == 0 else UPGRADES[version]
+    reached = SCHEMA if version == 0 else version + 1
+    connection.executescript(f"BEGIN; {script} PRAGMA user_version = {reached}; COMMIT;")
+    upgrade(connection)

@@ -1,0 +1,181 @@
+"""What a journal holds: the records that are appended to it, and the sessions that come back from it.
+
+Values only. The engine's book makes records, the journal writes them, and `journal_reading` makes sessions of
+what was written.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from dataclasses import dataclass, field
+
+TURNS_KEPT = 8
+"""Finished turns of a session that can be asked for again, and as many of its requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedTurn:
+    """How a turn ended, as far as a client who asks again should hear."""
+
+    turn_id: str
+    fingerprint: str
+    outcome: str
+    reason: str
+    text: str
+    tokens: list[int]
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A session was opened; `metadata` is JSON, `created` is the time of day."""
+
+    session: str
+    tenant: str
+    ttl: float | None
+    metadata: str
+    system: str | None
+    created: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A turn ended and stands: what it brought, and what it said."""
+
+    session: str
+    input: tuple[int, ...]
+    turn: FinishedTurn
+
+
+@dataclass(frozen=True, slots=True)
+class CutBack:
+    """Only `turns` turns remain; of the last one, only `kept` generated tokens, where that is a number."""
+
+    session: str
+    turns: int
+    kept: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A session goes on from the first `turns` turns of another."""
+
+    session: str
+    parent: str
+    turns: int
+    created: float
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A session is gone."""
+
+    session: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """A verb that carries an id was carried out."""
+
+    session: str
+    request_id: str
+    asked: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapped:
+    """A file holds the memory of a session's first `length` tokens."""
+
+    session: str
+    file: str
+    length: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unsnapped:
+    """A session's file is of no use any more."""
+
+    session: str
+
+
+Record = Opened | Ended | CutBack | Forked | Closed | Requested | Snapped | Unsnapped
+
+
+# --- what comes back ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTurn:
+    """One turn of a session's history."""
+
+    turn_id: str
+    input: list[int]
+    output: list[int]
+    finish: str
+
+
+@dataclass(slots=True)
+class StoredSession:
+    """A session as the journal has it."""
+
+    id: str
+    tenant: str
+    ttl: float | None
+    metadata: str
+    system: str | None
+    created: float
+    parent: str | None
+    turns: list[StoredTurn] = field(default_factory=list)
+    finished: list[FinishedTurn] = field(default_factory=list)
+    requests: dict[str, tuple[str, str]] = field(default_factory=dict)
+    snapshot: Snapped | None = None
+    damaged: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """The length of its history."""
+        return sum(len(turn.input) + len(turn.output) for turn in self.turns)
+
+
+def detail(record: Record) -> str:
+    """A record in words."""
+    match record:
+        case Ended():
+            return f"turn {record.turn.turn_id}: {len(record.input)} tokens in, {len(record.turn.tokens)} out"
+        case CutBack():
+            kept = "" if record.kept is None else f", {record.kept} tokens of the last kept"
+            return f"{record.turns} turns remain{kept}"
+        case Forked():
+            return f"from {record.turns} turns of {record.parent}"
+        case Closed():
+            return record.reason
+        case Requested():
+            return f"{record.asked} ({record.request_id})"
+        case Snapped():
+            return f"{record.length} tokens, {record.bytes} bytes in {record.file}"
+        case Opened() | Unsnapped():
+            return ""
+
+
+def pack(tokens: tuple[int, ...] | list[int]) -> bytes:
+    """Tokens as four bytes each."""
+    return array("I", tokens).tobytes()
+
+
+def unpack(packed: bytes) -> list[int]:
+    """The tokens of four bytes each."""
+    return array("I", packed).tolist()
+
+
+def checksum(turn_id: str, said_in: bytes, said_out: bytes, finish: str) -> int:
+    """What a row of a turn must add up to."""
+    return zlib.crc32(said_out, zlib.crc32(said_in, zlib.crc32(f"{turn_id} {finish}".encode())))
