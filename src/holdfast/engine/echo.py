@@ -24,12 +24,12 @@ from holdfast.engine.options import EngineOptions
 from holdfast.engine.stream import TokenLogprob
 from holdfast.engine.tokenizer import Tokenizer
 from holdfast.models.families import family_of
-from holdfast.models.fields import Fields
+from holdfast.models.fields import Fields, Json
 from holdfast.models.generation import GenerationDefaults
 from holdfast.models.layout import memory_shape
 from holdfast.models.model import Model
 
-__all__ = ["ECHO_MODELS", "open_echo"]
+__all__ = ["ECHO_MODELS", "echo_tokenizer", "open_echo"]
 
 ECHO_MODELS = ("echo", "echo-window", "echo-hybrid")
 
@@ -43,7 +43,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
 
-_DENSE = {
+_DENSE: dict[str, Json] = {
     "vocab_size": 258,
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -55,7 +55,7 @@ _DENSE = {
     "hidden_act": "silu",
     "tie_word_embeddings": True,
 }
-_SHAPES: dict[str, tuple[str, dict[str, object]]] = {
+_SHAPES: dict[str, tuple[str, dict[str, Json]]] = {
     "echo": ("LlamaForCausalLM", _DENSE),
     "echo-window": ("MistralForCausalLM", {**_DENSE, "sliding_window": 256}),
     "echo-hybrid": (
@@ -132,18 +132,19 @@ class EchoExecutor(Executor):
         self._words.pop(turn.number, None)
 
 
-def _byte_tokenizer() -> Tokenizer:
+def echo_tokenizer() -> Tokenizer:
     """One token for each byte, then the two marks."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     encoder = Encoder(BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
     encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     encoder.decoder = decoders.ByteLevel()
     encoder.add_special_tokens([AddedToken(END, special=True), AddedToken(START, special=True)])
-    end = encoder.token_to_id(END)
+    end = len(letters)
+    assert encoder.token_to_id(END) == end, "the marks follow the bytes"
     return Tokenizer(encoder, template=TEMPLATE, names={"eos_token": END}, eos_tokens=(end,))
 
 
-NEWLINE = _byte_tokenizer().encode("\n")[0]
+NEWLINE = echo_tokenizer().encode("\n")[0]
 
 
 def open_echo(name: str, options: EngineOptions) -> EngineLoop:
@@ -154,7 +155,7 @@ def open_echo(name: str, options: EngineOptions) -> EngineLoop:
         options = replace(options, window_tokens=KV_TOKENS)
     if options.state_slots is None:
         options = replace(options, state_slots=STATE_SLOTS)
-    tokenizer = _byte_tokenizer()
+    tokenizer = echo_tokenizer()
     end = tokenizer.eos_tokens[0]
     model = EchoModel(name, options.context_length)
     return EngineLoop(

@@ -1,8 +1,8 @@
 """Carries out the commands of the API process on an engine loop, and writes down what to tell it.
 
 One object in the engine process. `receive` takes a command; what it causes is in `take_reports`, in order,
-with one `Step` for all that a step brought. A verb that must wait until rows in flight have settled waits here
-and is tried again after each step. Nothing here touches a socket or waits for anything.
+with one `Step` for all that a step brought. A verb that must wait until rows in flight have settled waits
+here and is tried again after each step. Nothing here touches a socket or blocks.
 """
 
 from __future__ import annotations

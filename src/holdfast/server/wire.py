@@ -43,6 +43,8 @@ class Configure(msgspec.Struct, tag="configure", frozen=True):
     model: str
     options: dict[str, Any]
     log_level: str = "info"
+    log_format: str = "text"
+    threads: int | None = None
 
 
 class OpenSession(msgspec.Struct, tag="open", frozen=True):

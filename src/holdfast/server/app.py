@@ -1,0 +1,78 @@
+"""The application: every door behind one gate."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from holdfast import __version__
+from holdfast.server.answers import json_answer
+from holdfast.server.doors import house, sessions
+from holdfast.server.doors.schema import components
+from holdfast.server.gate import Gate
+from holdfast.server.keys import Keys
+from holdfast.server.problems import Problem
+from holdfast.server.service import Service
+
+__all__ = ["build_app"]
+
+log = logging.getLogger("holdfast.server")
+
+CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
+
+
+def build_app(service: Service, keys: Keys, draining: Callable[[], bool]) -> ASGIApp:
+    """All routes, and the gate in front of them."""
+    app = FastAPI(
+        title="Holdfast",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json",
+        separate_input_output_schemas=False,
+    )
+    app.state.service = service
+    app.state.draining = draining
+    for door in (sessions, house):
+        app.include_router(door.router)
+    app.add_exception_handler(Problem, _problem)
+    app.add_exception_handler(HTTPException, _http_problem)
+    plain = app.openapi
+
+    def described() -> dict[str, Any]:
+        schema = plain()
+        schema.setdefault("components", {}).setdefault("schemas", {}).update(components())
+        return schema
+
+    app.openapi = described  # type: ignore[method-assign]
+    gate: ASGIApp = Gate(app, keys, service.options.body_limit, draining)
+    if service.options.cors_origin:
+        gate = CORSMiddleware(
+            gate,
+            allow_origins=list(service.options.cors_origin),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["authorization", "content-type", "x-request-id"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    return gate
+
+
+async def _problem(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, Problem)
+    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    return json_answer(error.body(), error.status, headers)
+
+
+async def _http_problem(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = CODES.get(error.status_code, "http_error")
+    problem = Problem(error.status_code, code, str(error.detail).lower())
+    return json_answer(problem.body(), error.status_code, dict(error.headers or {}))

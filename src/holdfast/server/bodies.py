@@ -1,0 +1,81 @@
+"""Reading what clients send: sizes first, then JSON, then types. What is wrong is named, never repeated.
+
+A body is read no further than its limit. Decoding is strict: no NaN, no truth value for a number, no whole
+float for an integer, no lone surrogate, nothing after the end.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from holdfast.server.problems import Problem
+
+__all__ = ["decode_json", "read_json"]
+
+T = TypeVar("T")
+
+_PLACE = re.compile(r" - at `\$(?P<path>[^`]*)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
+_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
+
+
+async def read_json(request: Request, kind: type[T], limit: int) -> T:
+    """The body of a request as a value of `kind`."""
+    form = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if form != "application/json" and not form.endswith("+json"):
+        raise Problem(415, "unsupported_media_type", "the body must be JSON, sent as application/json")
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limit:
+                raise too_large(limit)
+    except ClientDisconnect as error:
+        raise Problem(400, "client_disconnected", "the body was not sent to its end") from error
+    return decode_json(bytes(body), kind)
+
+
+def too_large(limit: int) -> Problem:
+    """A body that is longer than what is read."""
+    return Problem(413, "body_too_large", f"the body is longer than {limit} bytes")
+
+
+def decode_json(body: bytes, kind: type[T]) -> T:
+    """A JSON text as a value of `kind`; every fault is a `Problem` that names the field."""
+    if not body.strip():
+        raise Problem(400, "invalid_json", "the body is empty")
+    try:
+        body.decode("utf-8")
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _wrong_field(str(error)) from None
+    except UnicodeDecodeError:
+        raise Problem(400, "invalid_json", "the body is not valid UTF-8") from None
+    except RecursionError:
+        raise Problem(400, "invalid_json", "the body is nested too deeply") from None
+    except msgspec.DecodeError as error:
+        raise Problem(400, "invalid_json", f"the body is not valid JSON: {_reason(str(error))}") from None
+
+
+def _reason(text: str) -> str:
+    return text.removeprefix("JSON is malformed: ").lower()
+
+
+def _wrong_field(text: str) -> Problem:
+    """The fault that the decoder found, with the field's name as the client wrote it."""
+    place = _PLACE.search(text)
+    path = place["path"].lstrip(".").replace("[...]", "") if place is not None else ""
+    problem = _PLACE.sub("", text)
+    for pattern, said in ((_UNKNOWN, "there is no such field"), (_MISSING, "this field is required")):
+        found = pattern.search(problem)
+        if found is not None:
+            inner = found["name"][:64]
+            path, problem = f"{path}.{inner}" if path else inner, said
+    problem = problem.replace("`", "")
+    return Problem(
+        400, "invalid_value", f"{path or 'body'}: {problem[:1].lower()}{problem[1:]}", path or None
+    )

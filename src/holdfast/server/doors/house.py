@@ -1,0 +1,63 @@
+"""Routes that belong to no client in particular: health, memory, metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.server.answers import json_answer
+from holdfast.server.doors.access import caller_of, service_of
+from holdfast.server.doors.schema import documented
+from holdfast.server.keys import Caller
+
+__all__ = ["router", "tenant_memory"]
+
+router = APIRouter(tags=["house"])
+
+
+@router.get("/health", **documented(None, "Whether the server process lives."))
+async def health() -> Response:
+    return json_answer({"status": "ok"})
+
+
+@router.get("/health/ready", **documented(None, "Whether turns are taken."))
+async def ready(request: Request) -> Response:
+    service = service_of(request)
+    if not service.supervisor.up:
+        return json_answer({"status": "starting"}, 503, {"Retry-After": "2"})
+    if request.app.state.draining():
+        return json_answer({"status": "draining"}, 503, {"Retry-After": "5"})
+    return json_answer({"status": "ready"})
+
+
+@router.get("/metrics", **documented(None, "Figures for Prometheus."))
+async def metrics(request: Request) -> Response:
+    page = service_of(request).metrics.page()
+    return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/v1/memory", **documented(None, "The ledger: who holds the memory."))
+async def memory(request: Request) -> Response:
+    report = await service_of(request).ask("memory")
+    return json_answer(tenant_memory(report, caller_of(request)))
+
+
+def tenant_memory(report: dict[str, Any], caller: Caller) -> dict[str, Any]:
+    """The ledger as a caller may see it: names of others' sessions are the admin's to know."""
+    top = []
+    for entry in report["top"]:
+        kind, _, name = entry["holder"].partition(" ")
+        own, slash, short = name.rpartition(f"{caller.tenant}/")
+        if slash:
+            top.append({**entry, "holder": f"{kind} {own}{short}"})
+        elif caller.admin or kind == "tree":
+            top.append(entry)
+        else:
+            top.append({**entry, "holder": kind})
+    shown = {**report, "top": top}
+    if not caller.admin:
+        shown["findings"] = [{**finding, "holder": "", "detail": ""} for finding in report["findings"]]
+    return shown

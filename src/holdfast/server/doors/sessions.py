@@ -1,0 +1,309 @@
+"""`/v1/sessions`: conversations whose memory stays, with turns, interruptions, rewinds and forks.
+
+Names and fields are those of the interface; unknown fields are refused. A turn's id is its idempotency key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.core.turn import KEEP_ALL
+from holdfast.engine.sampling import Sampling
+from holdfast.server import wire
+from holdfast.server.answers import StreamAnswer, TurnAnswer, event, json_answer
+from holdfast.server.doors.access import body_of, caller_of, service_of
+from holdfast.server.doors.schema import documented
+from holdfast.server.link import TurnFeed
+from holdfast.server.problems import Problem, bad_field
+from holdfast.server.prompts import ChatMessage, plain_messages
+from holdfast.server.service import Input, TurnAsked, fingerprint_of, make_sampling
+from holdfast.server.sessions import new_name, require_name
+
+__all__ = ["SamplingBody", "TurnBody", "ask_turn", "failed", "kept_tokens", "router", "shown_turn"]
+
+router = APIRouter(tags=["sessions"])
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+METADATA_BYTES_MAX = 64 << 10
+
+
+class OpenBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What a session is opened with; `ttl` in seconds."""
+
+    id: str | None = None
+    ttl: float | None = None
+    metadata: dict[str, Any] | None = None
+    system: str | None = None
+
+
+class SamplingBody(msgspec.Struct, forbid_unknown_fields=True):
+    """How a turn is generated; what is left out is as the model's makers suggest."""
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[str, float] = {}
+    seed: int | None = None
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def made(self) -> Sampling:
+        """The engine's sampling."""
+        fields = msgspec.structs.asdict(self)
+        fields["logit_bias"] = biases(self.logit_bias)
+        return make_sampling(**fields)
+
+
+def biases(given: dict[str, float]) -> dict[int, float]:
+    """Biases by token id, which JSON writes as text."""
+    if len(given) > 4096:
+        raise bad_field("logit_bias", "may name at most 4096 tokens")
+    if not all(name.isascii() and name.isdigit() and len(name) < 12 for name in given):
+        raise bad_field("logit_bias", "must be keyed by token ids")
+    return {int(name): bias for name, bias in given.items()}
+
+
+class TurnBody(msgspec.Struct, forbid_unknown_fields=True):
+    """One turn: text, messages or token ids."""
+
+    input: str | list[int | ChatMessage]
+    turn_id: str | None = None
+    sampling: SamplingBody = msgspec.field(default_factory=SamplingBody)
+    stream: bool = False
+    on_abort: Literal["rollback", "keep"] = "rollback"
+    timeout: float | None = None
+
+
+class InterruptBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Cut in: how many tokens of the turn stay, or all, or none."""
+
+    turn_id: str | None = None
+    keep_tokens: Count | None = None
+    keep: Literal["all", "none"] | None = None
+
+
+class RewindBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Go back so that `to_turn` turns remain."""
+
+    to_turn: Count
+    request_id: str | None = None
+
+
+class ForkBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A second session, from the last turn or an older one."""
+
+    id: str | None = None
+    at_turn: Count | None = None
+    request_id: str | None = None
+
+
+@router.post("/v1/sessions", **documented(OpenBody, "Open a session.", status=201))
+async def open_session(request: Request) -> Response:
+    service, caller = service_of(request), caller_of(request)
+    body = await body_of(request, OpenBody)
+    if body.metadata is not None and len(msgspec.json.encode(body.metadata)) > METADATA_BYTES_MAX:
+        raise bad_field("metadata", f"may take at most {METADATA_BYTES_MAX} bytes")
+    record = await service.open_session(caller, body.id, body.ttl, body.system, body.metadata)
+    return json_answer(await service.describe(record), 201)
+
+
+@router.get("/v1/sessions", **documented(None, "The caller's sessions."))
+async def list_sessions(request: Request) -> Response:
+    service, caller = service_of(request), caller_of(request)
+    answers = await service.ask("sessions", caller.tenant)
+    shown = []
+    for answer in answers:
+        record = service.table.get(caller.tenant, answer["id"].partition("/")[2])
+        if record is not None:
+            shown.append(service.shown(answer, record))
+    return json_answer({"sessions": shown})
+
+
+@router.get("/v1/sessions/{session_id}", **documented(None, "One session."))
+async def get_session(request: Request, session_id: str) -> Response:
+    service = service_of(request)
+    return json_answer(await service.describe(service.table.find(caller_of(request).tenant, session_id)))
+
+
+@router.delete("/v1/sessions/{session_id}", **documented(None, "Close a session."))
+async def close_session(request: Request, session_id: str) -> Response:
+    await service_of(request).close_session(caller_of(request), session_id)
+    return json_answer({"id": session_id, "state": "CLOSED"})
+
+
+@router.post("/v1/sessions/{session_id}/interrupt", **documented(InterruptBody, "Cut into a turn."))
+async def interrupt(request: Request, session_id: str) -> Response:
+    service = service_of(request)
+    body = await body_of(request, InterruptBody)
+    record = service.table.find(caller_of(request).tenant, session_id)
+    await service.interrupt(record, body.turn_id, kept_tokens(body.keep_tokens, body.keep))
+    return json_answer(await service.describe(record))
+
+
+def kept_tokens(count: int | None, keep: str | None) -> int | None:
+    """How much of a turn stays: a number, -1 for all, None for nothing."""
+    if (count is None) == (keep is None):
+        raise bad_field("keep_tokens", "give either keep_tokens or keep")
+    if count is not None:
+        return count
+    return KEEP_ALL if keep == "all" else None
+
+
+@router.post("/v1/sessions/{session_id}/rewind", **documented(RewindBody, "Go back to an earlier turn."))
+async def rewind(request: Request, session_id: str) -> Response:
+    service = service_of(request)
+    body = await body_of(request, RewindBody)
+    record = service.table.find(caller_of(request).tenant, session_id)
+    await service.rewind(record, body.to_turn)
+    return json_answer(await service.describe(record))
+
+
+@router.post(
+    "/v1/sessions/{session_id}/fork", **documented(ForkBody, "A second session from here.", status=201)
+)
+async def fork(request: Request, session_id: str) -> Response:
+    service = service_of(request)
+    body = await body_of(request, ForkBody)
+    record = service.table.find(caller_of(request).tenant, session_id)
+    forked = await service.fork(record, body.id, body.at_turn)
+    return json_answer(await service.describe(forked), 201)
+
+
+@router.post("/v1/sessions/{session_id}/turns", **documented(TurnBody, "Say something."))
+async def take_turn(request: Request, session_id: str) -> Response:
+    service = service_of(request)
+    body = await body_of(request, TurnBody)
+    record = service.table.find(caller_of(request).tenant, session_id)
+    asked = ask_turn(body)
+    feed = await service.start_turn(record, asked)
+
+    def leave() -> None:
+        service.leave(feed, asked.keeps)
+
+    if body.stream:
+        return StreamAnswer(_events(asked.name, feed), leave, lambda problem: failed(asked.name, problem))
+    return TurnAnswer(_whole(asked.name, feed), leave)
+
+
+def ask_turn(body: TurnBody) -> TurnAsked:
+    """A turn as the service takes it."""
+    name = require_name(body.turn_id, "turn_id") if body.turn_id is not None else new_name("t")
+    return TurnAsked(
+        _input(body.input),
+        body.sampling.made(),
+        name,
+        keeps=body.on_abort == "keep",
+        timeout=body.timeout,
+        fingerprint=None if body.turn_id is None else fingerprint_of((body.input, body.sampling)),
+    )
+
+
+def _input(given: str | list[int | ChatMessage]) -> Input:
+    if isinstance(given, str):
+        if not given:
+            raise bad_field("input", "must not be empty", "empty_turn")
+        return Input(text=given)
+    tokens = [entry for entry in given if isinstance(entry, int)]
+    messages = [entry for entry in given if isinstance(entry, ChatMessage)]
+    if tokens and messages:
+        raise bad_field("input", "must be all token ids or all messages")
+    if tokens:
+        return Input(tokens=tokens)
+    return Input(messages=plain_messages(messages, "input"))
+
+
+async def _events(name: str, feed: TurnFeed) -> AsyncIterator[bytes]:
+    """A turn as server-sent events: deltas, then `done` or `error`."""
+    async for delta in feed.deltas():
+        yield event(shown_delta(name, delta), "delta")
+    assert feed.end is not None
+    if feed.end.outcome == "failed":
+        yield failed(name, turn_failure(feed.end))
+    else:
+        yield event(shown_turn(name, feed.end), "done")
+
+
+async def _whole(name: str, feed: TurnFeed) -> Response:
+    end = await feed.result()
+    if end.outcome == "failed":
+        raise turn_failure(end)
+    return json_answer(shown_turn(name, end))
+
+
+def failed(name: str, problem: Problem) -> bytes:
+    """The event that says what became of a turn that has no result."""
+    return event({"turn_id": name, **problem.body()}, "error")
+
+
+def turn_failure(end: wire.End) -> Problem:
+    """A turn that could not be carried out; its session is as it was before."""
+    numeric = end.reason == "numeric_error"
+    code = "numeric_error" if numeric else "turn_failed"
+    said = "the model's output was not a number" if numeric else "the turn failed twice"
+    return Problem(500, code, f"{said}; the session is as it was before the turn")
+
+
+def shown_delta(name: str, delta: wire.Delta) -> dict[str, Any]:
+    """A piece of a turn, as clients see it."""
+    shown: dict[str, Any] = {
+        "turn_id": name,
+        "index": delta.index,
+        "text": delta.text,
+        "token_ids": delta.tokens,
+    }
+    if delta.logprobs is not None:
+        shown["logprobs"] = shown_logprobs(delta.logprobs)
+    return shown
+
+
+def shown_logprobs(logprobs: list[wire.Logprob]) -> list[dict[str, Any]]:
+    """Log-probabilities by token id."""
+    return [
+        {
+            "token_id": entry.token,
+            "logprob": entry.logprob,
+            "top": [{"token_id": top.token, "logprob": top.logprob} for top in entry.top],
+        }
+        for entry in logprobs
+    ]
+
+
+def shown_turn(name: str, end: wire.End) -> dict[str, Any]:
+    """A whole turn, as clients see it."""
+    shown: dict[str, Any] = {
+        "turn_id": name,
+        "text": end.text,
+        "token_ids": end.tokens,
+        "finish_reason": end.reason if end.outcome == "finished" else "abort",
+        "usage": {
+            "prompt_tokens": end.prompt_tokens,
+            "cached_tokens": end.cached_tokens,
+            "computed_tokens": end.prompt_tokens - end.cached_tokens,
+            "completion_tokens": len(end.tokens),
+        },
+        "timing": {
+            "queue_ms": round(end.queue_seconds * 1000, 2),
+            "ttft_ms": None if end.first_seconds is None else round(end.first_seconds * 1000, 2),
+            "total_ms": round(end.total_seconds * 1000, 2),
+        },
+    }
+    if end.outcome == "aborted":
+        shown["abort_reason"] = end.reason
+    if end.logprobs is not None:
+        shown["logprobs"] = shown_logprobs(end.logprobs)
+    return shown

@@ -1,0 +1,131 @@
+"""The gate that every connection passes: sizes, keys, ids, draining. Nothing gets past it by default.
+
+Plain ASGI in front of all routes. A path needs a key unless it is in PUBLIC; those in ADMIN need the admin's.
+Every answer carries the request's id. Whatever goes wrong behind the gate becomes a JSON error here, and an
+unexpected exception is logged and answered without its text.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from holdfast.server.bodies import too_large
+from holdfast.server.keys import Caller, Keys
+from holdfast.server.problems import Problem
+
+__all__ = ["ADMIN", "PUBLIC", "SUBPROTOCOL", "Gate"]
+
+log = logging.getLogger("holdfast.server")
+
+PUBLIC = ("/", "/health", "/health/ready", "/favicon.ico")
+PUBLIC_PREFIXES = ("/web/",)
+ADMIN = ("/metrics", "/flush_cache", "/get_server_info", "/server_info", "/v1/storm")
+DRAINS = ("/health", "/health/ready", "/metrics", "/v1/memory")
+
+HEADER_BYTES_MAX = 32 << 10
+SUBPROTOCOL = "holdfast.key."
+"""Browsers cannot set headers on a WebSocket: they send the key as a subprotocol of this name."""
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+class Gate:
+    """Lets a request through, or answers it."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, body_limit: int, draining: Callable[[], bool]) -> None:
+        self.app = app
+        self.keys = keys
+        self.body_limit = body_limit
+        self.draining = draining
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        began = time.monotonic()
+        headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        asked = headers.get("x-request-id", "")
+        request_id = asked if _REQUEST_ID.fullmatch(asked) else f"req-{secrets.token_hex(8)}"
+        status = 0
+
+        async def labelled(message: Message) -> None:
+            nonlocal status
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
+                status = message["status"]
+                message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            scope.setdefault("state", {}).update(
+                caller=self._admit(scope, headers), request_id=request_id, began=began
+            )
+            await self.app(scope, receive, labelled)
+        except Problem as problem:
+            await refuse(scope, labelled, problem, started=status != 0)
+        except Exception as error:
+            log.error("request failed", exc_info=error, extra={"fields": {"request": request_id}})
+            mistake = Problem(500, "internal_error", "the server made a mistake; it is in its log")
+            await refuse(scope, labelled, mistake, started=status != 0)
+        log.debug(
+            "request",
+            extra={"fields": {"request": request_id, "status": status, "path": scope["path"][:128]}},
+        )
+
+    def _admit(self, scope: Scope, headers: dict[str, str]) -> Caller:
+        """Who is calling; raises what is wrong with the call."""
+        path: str = scope["path"]
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES_MAX:
+            raise Problem(431, "headers_too_large", f"the headers are longer than {HEADER_BYTES_MAX} bytes")
+        length = headers.get("content-length", "0")
+        if length.isdigit() and int(length[:20]) > self.body_limit:
+            raise too_large(self.body_limit)
+        public = path in PUBLIC or path.startswith(PUBLIC_PREFIXES)
+        caller = self.keys.caller(_key(headers))
+        if caller is None:
+            if not public:
+                raise Problem(
+                    401, "invalid_api_key", "this call needs a valid key: Authorization: Bearer KEY"
+                )
+            caller = Caller("", admin=False)
+        if path in ADMIN and not caller.admin:
+            raise Problem(403, "admin_required", "this call needs the admin key")
+        if self.draining() and not public and path not in DRAINS:
+            raise Problem(503, "draining", "the server is shutting down", retry_after=5)
+        return caller
+
+
+def _key(headers: dict[str, str]) -> str | None:
+    kind, _, key = headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer" and key.strip():
+        return key.strip()
+    for protocol in headers.get("sec-websocket-protocol", "").split(","):
+        if protocol.strip().startswith(SUBPROTOCOL):
+            return protocol.strip().removeprefix(SUBPROTOCOL)
+    return headers.get("x-api-key")
+
+
+async def refuse(scope: Scope, send: Send, problem: Problem, started: bool) -> None:
+    """Answer with a problem, unless an answer is under way already."""
+    if started:
+        return
+    headers = [(b"content-type", b"application/json")]
+    if problem.retry_after is not None:
+        headers.append((b"retry-after", str(problem.retry_after).encode()))
+    if problem.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if problem.status == 413:
+        headers.append((b"connection", b"close"))
+    prefix = "websocket.http.response" if scope["type"] == "websocket" else "http.response"
+    body = msgspec.json.encode(problem.body())
+    headers.append((b"content-length", str(len(body)).encode()))
+    await send({"type": f"{prefix}.start", "status": problem.status, "headers": headers})
+    await send({"type": f"{prefix}.body", "body": body})

@@ -1,0 +1,94 @@
+"""Who is calling: keys, tenants and the admin.
+
+Each key belongs to a tenant, which has its own sessions, its own root of shared prefixes and its own caps.
+Keys come from a file (one a line, `tenant:key` or the key alone) or from HOLDFAST_API_KEYS. They are compared
+in constant time, as digests, and never logged. Without keys everyone is one tenant.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.engine.options import OptionError
+from holdfast.server.options import ServerOptions
+
+__all__ = ["ANONYMOUS", "Caller", "Keys"]
+
+ANONYMOUS = "public"
+KEYS_MAX = 100_000
+
+_TENANT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request."""
+
+    tenant: str
+    admin: bool
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+class Keys:
+    """All keys that open the server."""
+
+    def __init__(self, users: Mapping[str, str], admin: str | None) -> None:
+        """`users` are tenants by key."""
+        self._users = [(_digest(key), tenant) for key, tenant in users.items()]
+        self._admin = None if admin is None else _digest(admin)
+
+    @classmethod
+    def read(cls, options: ServerOptions) -> Keys:
+        """The keys that the options and the environment name."""
+        lines: list[str] = []
+        if options.api_keys is not None:
+            try:
+                lines = Path(options.api_keys).read_text(encoding="utf-8").splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise OptionError("api_keys", f"cannot be read: {type(error).__name__}") from error
+        lines += os.environ.get("HOLDFAST_API_KEYS", "").split(",")
+        users: dict[str, str] = {}
+        for line in lines:
+            entry = line.strip()
+            if not entry or entry.startswith("#"):
+                continue
+            tenant, colon, key = entry.partition(":")
+            if not colon:
+                tenant, key = f"key-{hashlib.sha256(entry.encode()).hexdigest()[:12]}", entry
+            tenant, key = tenant.strip(), key.strip()
+            if not _TENANT.fullmatch(tenant) or not key or key in users:
+                raise OptionError("api_keys", "needs lines of `tenant:key`, each key once")
+            users[key] = tenant
+        if len(users) > KEYS_MAX:
+            raise OptionError("api_keys", f"may hold at most {KEYS_MAX} keys")
+        return cls(users, options.admin_key)
+
+    @property
+    def required(self) -> bool:
+        """Whether a caller needs a key at all."""
+        return bool(self._users)
+
+    def caller(self, key: str | None) -> Caller | None:
+        """Who has this key; None if nobody has. Every key is looked at, whichever fits."""
+        digest = b"" if key is None else _digest(key)
+        admin = self._admin is not None and hmac.compare_digest(digest, self._admin)
+        found: str | None = None
+        for known, tenant in self._users:
+            if hmac.compare_digest(digest, known):
+                found = tenant
+        if admin:
+            return Caller(found if found is not None else ANONYMOUS, admin=True)
+        if found is not None:
+            return Caller(found, admin=False)
+        if not self.required:
+            return Caller(ANONYMOUS, admin=self._admin is None)
+        return None

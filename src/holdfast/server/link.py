@@ -1,0 +1,230 @@
+"""The API process's end of the wire: calls that are answered, and turns that speak.
+
+    link.call(command)   -> the engine's `Done`, or the `Problem` that it declined with
+    link.start(command)  -> a `TurnFeed`: deltas as they come, then the one end
+
+A feed never holds the engine up: what its reader has not taken yet is joined into one delta, and no turn says
+more than its limit. When the engine process is lost, every call and every turn in flight hears of it. All
+methods run on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Callable
+
+from holdfast.server import wire
+from holdfast.server.problems import Problem, engine_lost, engine_unavailable, from_refusal
+
+__all__ = ["EngineLink", "TurnFeed"]
+
+log = logging.getLogger("holdfast.server")
+
+
+class TurnFeed:
+    """One turn as its reader hears it."""
+
+    __slots__ = ("_deltas", "_news", "accepted", "call", "end", "lost", "on_end")
+
+    def __init__(self, call: int, on_end: Callable[[TurnFeed], None]) -> None:
+        self.call = call
+        self.end: wire.End | None = None
+        self.lost: Problem | None = None
+        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.on_end = on_end
+        self._deltas: list[wire.Delta] = []
+        self._news = asyncio.Event()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come from the engine."""
+        return self.end is not None or self.lost is not None
+
+    def push(self, delta: wire.Delta) -> None:
+        """More words."""
+        self._deltas.append(delta)
+        self._news.set()
+
+    def finish(self, end: wire.End) -> None:
+        """The one end."""
+        assert not self.over, "a turn ends once"
+        self.end = end
+        self._news.set()
+        self.on_end(self)
+
+    def lose(self, problem: Problem) -> None:
+        """The engine is gone, and the turn with it."""
+        if not self.over:
+            self.lost = problem
+            self._news.set()
+            self.on_end(self)
+            if not self.accepted.done():
+                self.accepted.set_exception(problem)
+                self.accepted.exception()
+
+    async def deltas(self) -> AsyncIterator[wire.Delta]:
+        """What the turn says, joined where the reader is slower than the engine; raises if it is lost."""
+        while True:
+            if self._deltas:
+                waiting, self._deltas = self._deltas, []
+                yield join(waiting)
+            elif self.lost is not None:
+                raise self.lost
+            elif self.end is not None:
+                return
+            else:
+                self._news.clear()
+                await self._news.wait()
+
+    async def result(self) -> wire.End:
+        """The end of the turn; raises if it is lost."""
+        async for _ in self.deltas():
+            pass
+        assert self.end is not None
+        return self.end
+
+
+def join(deltas: list[wire.Delta]) -> wire.Delta:
+    """Several deltas of one turn as one."""
+    if len(deltas) == 1:
+        return deltas[0]
+    first = deltas[0]
+    logprobs = None
+    if first.logprobs is not None:
+        logprobs = [entry for delta in deltas for entry in delta.logprobs or []]
+    return wire.Delta(
+        first.turn,
+        first.index,
+        "".join(delta.text for delta in deltas),
+        [token for delta in deltas for token in delta.tokens],
+        logprobs,
+    )
+
+
+class EngineLink:
+    """Numbers calls, and brings each answer to who waits for it.
+
+    `send` is given by the supervisor while an engine process is there, and is None otherwise.
+    """
+
+    def __init__(self) -> None:
+        self.send: Callable[[wire.Command], None] | None = None
+        self.pulse: wire.Pulse | None = None
+        self.on_view: Callable[[wire.SessionView], None] = _nobody
+        self.on_gone: Callable[[str, str], None] = _nobody
+        self.on_end: Callable[[TurnFeed], None] = _nobody
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, asyncio.Future[wire.Done]] = {}
+        self._feeds: dict[int, TurnFeed] = {}
+
+    @property
+    def turns(self) -> int:
+        """Turns in flight."""
+        return len(self._feeds)
+
+    def number(self) -> int:
+        """The number of the next call."""
+        return next(self._numbers)
+
+    async def call(self, command: wire.Command, number: int) -> wire.Done:
+        """Send a command and wait for its answer; a refusal is raised as a `Problem`."""
+        future: asyncio.Future[wire.Done] = asyncio.get_running_loop().create_future()
+        self._calls[number] = future
+        try:
+            self._send(command)
+            return await future
+        finally:
+            self._calls.pop(number, None)
+
+    async def start(self, command: wire.StartTurn) -> TurnFeed:
+        """Start a turn; returns when the engine has accepted it."""
+        feed = TurnFeed(command.call, self.on_end)
+        self._feeds[command.call] = feed
+        try:
+            self._send(command)
+            await feed.accepted
+        except BaseException:
+            self._feeds.pop(command.call, None)
+            # Whoever waited is gone: what was accepted meanwhile must not go on.
+            if self.send is not None:
+                self.send(wire.EndTurn(command.call, None, "the client went away"))
+            raise
+        return feed
+
+    def end(self, feed: TurnFeed, keep: int | None, reason: str) -> None:
+        """Stop a turn; its end comes as for any other."""
+        if not feed.over and self.send is not None:
+            self.send(wire.EndTurn(feed.call, keep, reason))
+
+    def _send(self, command: wire.Command) -> None:
+        if self.send is None:
+            raise engine_unavailable()
+        self.send(command)
+
+    # --- what the engine says ---------------------------------------------------------------------
+
+    def hear(self, report: wire.Report) -> None:
+        """One message from the engine process."""
+        match report:
+            case wire.Step():
+                self._step(report)
+            case wire.Done():
+                if report.view is not None:
+                    self.on_view(report.view)
+                self._done(report)
+            case wire.Declined():
+                if report.view is not None:
+                    self.on_view(report.view)
+                self._declined(report)
+            case wire.Pulse():
+                self.pulse = report
+            case wire.Progress() | wire.Ready() | wire.Unable():
+                raise AssertionError("these are the supervisor's own")
+
+    def _step(self, step: wire.Step) -> None:
+        for delta in step.deltas:
+            feed = self._feeds.get(delta.turn)
+            if feed is not None:
+                feed.push(delta)
+        for end in step.ends:
+            if end.view is not None:
+                self.on_view(end.view)
+            feed = self._feeds.pop(end.turn, None)
+            if feed is not None:
+                feed.finish(end)
+        for session, reason in step.gone:
+            self.on_gone(session, reason)
+
+    def _done(self, done: wire.Done) -> None:
+        feed = self._feeds.get(done.call)
+        if feed is not None:
+            if not feed.accepted.done():
+                feed.accepted.set_result(None)
+            return
+        future = self._calls.get(done.call)
+        if future is not None and not future.done():
+            future.set_result(done)
+
+    def _declined(self, declined: wire.Declined) -> None:
+        problem = from_refusal(declined.code, declined.message, declined.param)
+        feed = self._feeds.pop(declined.call, None)
+        waiting = feed.accepted if feed is not None else self._calls.get(declined.call)
+        if waiting is not None and not waiting.done():
+            waiting.set_exception(problem)
+
+    def lose(self) -> None:
+        """The engine process is gone: everyone who waits hears of it."""
+        self.send = None
+        self.pulse = None
+        feeds, self._feeds = self._feeds, {}
+        for feed in feeds.values():
+            feed.lose(engine_lost())
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(engine_lost())
+
+
+def _nobody(*_: object) -> None:
+    """Nobody listens."""

@@ -1,0 +1,209 @@
+"""`holdfast serve`: two processes, one address.
+
+This process listens, reads and writes; the engine's process computes. SIGTERM (or Ctrl-C) drains: no new work
+is taken, turns in flight get their time to end and are then rolled back, and the process exits with 0. A
+second signal skips the waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from holdfast.engine.echo import ECHO_MODELS, echo_tokenizer
+from holdfast.engine.options import OptionError, make_options
+from holdfast.engine.pull import resolve_model
+from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
+from holdfast.models.checkpoint import open_checkpoint
+from holdfast.server import wire
+from holdfast.server.app import build_app
+from holdfast.server.keys import Keys
+from holdfast.server.link import EngineLink
+from holdfast.server.logs import set_up_logging
+from holdfast.server.metrics import Metrics
+from holdfast.server.options import ServerOptions
+from holdfast.server.prompts import Prompts
+from holdfast.server.service import Service
+from holdfast.server.supervisor import Supervisor
+
+__all__ = ["run"]
+
+log = logging.getLogger("holdfast.server")
+
+BACKLOG = 2048
+
+
+class Quiet(uvicorn.Server):
+    """Uvicorn, with signals left to us."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+
+class Serving:
+    """One server from its start to its end."""
+
+    def __init__(self, model: str, path: str, engine_options: dict[str, Any], options: ServerOptions) -> None:
+        """`path` is where the model called `model` was found."""
+        self.model = model
+        self.path = path
+        self.options = options
+        self.engine_options = engine_options
+        self.keys = Keys.read(options)
+        if not options.loopback and not self.keys.required and not options.allow_anonymous:
+            raise OptionError(
+                "host",
+                f"{options.host} can be reached by other machines: give --api-keys FILE, "
+                "or --allow-anonymous to let everyone in",
+            )
+        self.stopping = asyncio.Event()
+        self.hurry = asyncio.Event()
+        self.server: Quiet | None = None
+
+    async def run(self, progress: Callable[[str, int, int], None]) -> int:
+        """Serve until a signal comes; returns the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        listener = self._listen()
+        link = EngineLink()
+        configure = wire.Configure(
+            self.path, self.engine_options, self.options.log_level, self.options.log_format
+        )
+        supervisor = Supervisor(link, configure, self.options.hang_seconds, progress)
+        supervising = asyncio.create_task(supervisor.run())
+        tokenizer = await asyncio.to_thread(open_model_tokenizer, self.path)
+        prompts = Prompts(tokenizer)
+        metrics = Metrics()
+        metrics.watch(lambda: link.pulse, lambda: supervisor.up)
+        name = self.options.served_model_name or shown_name(self.model)
+        service = Service(self.options, link, supervisor, prompts, metrics, name)
+        app = build_app(service, self.keys, self.stopping.is_set)
+        self.server = Quiet(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="websockets-sansio",
+                ws_max_size=self.options.message_limit,
+                ws_ping_interval=20.0,
+                ws_ping_timeout=60.0,
+                h11_max_incomplete_event_size=64 << 10,
+                timeout_keep_alive=75,
+                server_header=False,
+            )
+        )
+        serving = asyncio.create_task(self.server.serve(sockets=[listener]))
+        announcing = asyncio.create_task(self._announce(supervisor, listener, name))
+        try:
+            stop = asyncio.create_task(self.stopping.wait())
+            await asyncio.wait({supervising, serving, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if supervising.done():
+                supervising.result()
+            await self._drain(service)
+            return 0
+        finally:
+            announcing.cancel()
+            self.server.should_exit = True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(serving), 5.0)
+            self.server.force_exit = True
+            await supervisor.stop()
+            await asyncio.gather(supervising, return_exceptions=True)
+            await asyncio.gather(serving, return_exceptions=True)
+            prompts.close()
+            listener.close()
+
+    def _signalled(self) -> None:
+        if self.stopping.is_set():
+            self.hurry.set()
+        self.stopping.set()
+
+    def _listen(self) -> socket.socket:
+        """Take the address first: one that is taken is an error before anything is loaded."""
+        family = socket.AF_INET6 if ":" in self.options.host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((self.options.host, self.options.port))
+        except OSError as error:
+            listener.close()
+            raise OptionError(
+                "port", f"{self.options.port} on {self.options.host} cannot be used: {error.strerror}"
+            ) from error
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        return listener
+
+    async def _announce(self, supervisor: Supervisor, listener: socket.socket, name: str) -> None:
+        """Say that the server is ready, where, and with how much memory."""
+        await supervisor.wait_ready()
+        facts = supervisor.facts
+        assert facts is not None
+        host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        about = f"{facts.architecture}, {facts.dtype} on {facts.device}, context {facts.context_length}"
+        lines = [
+            f"Holdfast serves {name} on http://{shown}:{port}",
+            *(f"  {line}" for line in (about, *facts.plan)),
+        ]
+        sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.flush()
+
+    async def _drain(self, service: Service) -> None:
+        """Let turns in flight end; what has not by then is rolled back with the engine's end."""
+        log.info("draining", extra={"fields": {"turns": service.link.turns}})
+        draining = asyncio.create_task(service.drain(self.options.drain_seconds))
+        hurry = asyncio.create_task(self.hurry.wait())
+        await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (draining, hurry):
+            task.cancel()
+
+
+def shown_name(model: str) -> str:
+    """What clients call the model."""
+    return model.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
+
+
+def open_model_tokenizer(path: str) -> Tokenizer:
+    """The tokenizer of a model, without its weights."""
+    if path in ECHO_MODELS:
+        return echo_tokenizer()
+    return open_tokenizer(open_checkpoint(Path(path)))
+
+
+def run(
+    model: str,
+    engine_options: dict[str, Any],
+    options: ServerOptions,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> int:
+    """Serve a model until a signal comes; raises `OptionError` or `EngineUnable` where it cannot."""
+    make_options(**engine_options)
+    set_up_logging(options.log_level, options.log_format, sys.stderr)
+    told = progress or _silent
+    path = model
+    if model not in ECHO_MODELS:
+        path = str(resolve_model(model, lambda done, total: told("fetch", done, total)))
+
+    async def main() -> int:
+        return await Serving(model, path, engine_options, options).run(told)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main())
+
+
+def _silent(_stage: str, _done: int, _total: int) -> None:
+    """Nobody watches."""

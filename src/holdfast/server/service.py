@@ -1,0 +1,356 @@
+"""What the doors have in common: sessions and turns for a caller, over the link to the engine.
+
+A door turns a client's request into one of these calls, and what comes back into its own format. A call
+either does what it says or raises a `Problem` and has changed nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from holdfast.core.turn import KEEP_ALL
+from holdfast.engine.sampling import Sampling, SamplingError
+from holdfast.server import wire
+from holdfast.server.keys import Caller
+from holdfast.server.link import EngineLink, TurnFeed
+from holdfast.server.metrics import Metrics
+from holdfast.server.options import ServerOptions
+from holdfast.server.problems import Problem, bad_field, engine_unavailable
+from holdfast.server.prompts import Prompts
+from holdfast.server.sessions import (
+    SessionRecord,
+    SessionTable,
+    engine_name,
+    new_name,
+    request_name,
+    require_name,
+)
+from holdfast.server.supervisor import Supervisor
+
+__all__ = ["Input", "Service", "TurnAsked", "make_sampling"]
+
+REWRITES_MAX = 4
+TIMEOUT_MAX = 86_400.0
+TTL_MAX = 30 * 86_400.0
+
+
+def make_sampling(**fields: Any) -> Sampling:
+    """Sampling from a client's fields; what is wrong is a problem with the field's name."""
+    try:
+        return Sampling(**fields)
+    except SamplingError as error:
+        raise Problem(400, "invalid_value", str(error), error.param) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What a turn brings: exactly one of the three, or nothing where generation is to go on."""
+
+    text: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tokens: list[int] | None = None
+    templated: bool = True
+    """Whether text is what a user says, to be put into the chat template, or is meant as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnAsked:
+    """A turn as a door wants it."""
+
+    input: Input
+    sampling: Sampling
+    name: str
+    keeps: bool = False
+    timeout: float | None = None
+    cut: bool = False
+    goes_on: bool = False
+    computes_from: int | None = None
+    fingerprint: str | None = None
+
+
+class Service:
+    """One engine for all callers."""
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        link: EngineLink,
+        supervisor: Supervisor,
+        prompts: Prompts,
+        metrics: Metrics,
+        model_name: str,
+    ) -> None:
+        self.options = options
+        self.link = link
+        self.supervisor = supervisor
+        self.prompts = prompts
+        self.metrics = metrics
+        self.model_name = model_name
+        self.table = SessionTable()
+        self.created = int(time.time())
+        link.on_view = self.table.seen
+        link.on_gone = self.table.remove
+        link.on_end = metrics.turn_ended
+        supervisor.on_ready = self._engine_ready
+        supervisor.on_lost = metrics.engine_lost
+
+    @property
+    def facts(self) -> wire.ModelFacts:
+        """The model that is served."""
+        if self.supervisor.facts is None:
+            raise engine_unavailable()
+        return self.supervisor.facts
+
+    def _engine_ready(self, ready: wire.Ready) -> None:
+        """An engine serves; sessions that it does not know are lost."""
+        for view in ready.sessions:
+            tenant, _, name = view.name.partition("/")
+            about = ready.about.get(view.name, {})
+            self.table.add(
+                SessionRecord(
+                    tenant,
+                    name,
+                    view,
+                    system=about.get("system"),
+                    metadata=about.get("metadata") or {},
+                    created=about.get("created") or time.time(),
+                )
+            )
+        self.table.lose_all({view.name for view in ready.sessions})
+
+    async def ask(self, what: str, name: str | None = None) -> Any:
+        """A question to the engine."""
+        number = self.link.number()
+        return (await self.link.call(wire.Ask(number, what, name), number)).answer
+
+    # --- sessions ---------------------------------------------------------------------------------
+
+    async def open_session(
+        self,
+        caller: Caller,
+        name: str | None,
+        ttl: float | None = None,
+        system: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> SessionRecord:
+        """Open a session for a caller."""
+        name = require_name(name, "id") if name is not None else new_name("s")
+        if ttl is not None and not 0 < ttl <= TTL_MAX:
+            raise bad_field("ttl", f"must be more than 0 and at most {TTL_MAX:.0f} seconds")
+        if len(self.table.of(caller.tenant)) >= self.options.tenant_sessions:
+            raise Problem(429, "over_quota", f"{self.options.tenant_sessions} sessions are open for this key")
+        if system is not None and not self.prompts.chats:
+            raise bad_field("system", "this model has no chat template")
+        key = engine_name(caller.tenant, name)
+        record = SessionRecord(
+            caller.tenant, name, wire.SessionView(key, 0, None, 0), system=system, metadata=metadata or {}
+        )
+        number = self.link.number()
+        await self.link.call(wire.OpenSession(number, key, caller.tenant, ttl, record.about()), number)
+        self.table.add(record)
+        return record
+
+    async def close_session(self, caller: Caller, name: str) -> None:
+        """Close a session; a turn in flight is rolled back first. Twice is no error."""
+        if self.table.has_gone(caller.tenant, require_name(name, "session_id")):
+            return
+        record = self.table.find(caller.tenant, name)
+        key = engine_name(record.tenant, record.name)
+        number = self.link.number()
+        try:
+            await self.link.call(wire.CloseSession(number, key), number)
+        except Problem as problem:
+            if problem.code not in ("session_not_found", "session_expired"):
+                raise
+        self.table.remove(key, "closed")
+
+    async def describe(self, record: SessionRecord) -> dict[str, Any]:
+        """A session as clients see it."""
+        answer: dict[str, Any] = await self.ask("session", engine_name(record.tenant, record.name))
+        return self.shown(answer, record)
+
+    def shown(self, answer: dict[str, Any], record: SessionRecord) -> dict[str, Any]:
+        """The engine's report with the caller's own name and what was said when it was opened."""
+        answer.pop("age_seconds", None)
+        answer["idle_seconds"] = round(answer["idle_seconds"], 3)
+        return {
+            **answer,
+            "id": record.name,
+            "created": int(record.created),
+            "metadata": record.metadata,
+        }
+
+    async def interrupt(self, record: SessionRecord, turn: str | None, keep: int | None) -> None:
+        """Cut into a session's turn: `keep` tokens stay, None for none, KEEP_ALL for all."""
+        if keep is not None and keep < KEEP_ALL:
+            raise bad_field("keep_tokens", "must not be negative")
+        number = self.link.number()
+        key = engine_name(record.tenant, record.name)
+        await self.link.call(wire.Interrupt(number, key, turn, keep), number)
+
+    async def rewind(self, record: SessionRecord, turns: int) -> None:
+        """Go back so that `turns` turns remain."""
+        number = self.link.number()
+        await self.link.call(wire.Rewind(number, engine_name(record.tenant, record.name), turns), number)
+
+    async def fork(self, record: SessionRecord, name: str | None, turns: int | None) -> SessionRecord:
+        """A second session that shares the first one's history."""
+        name = require_name(name, "id") if name is not None else new_name("s")
+        if len(self.table.of(record.tenant)) >= self.options.tenant_sessions:
+            raise Problem(429, "over_quota", f"{self.options.tenant_sessions} sessions are open for this key")
+        child = engine_name(record.tenant, name)
+        forked = SessionRecord(
+            record.tenant,
+            name,
+            wire.SessionView(child, 0, None, 0),
+            system=record.system,
+            metadata=dict(record.metadata),
+        )
+        number = self.link.number()
+        done = await self.link.call(
+            wire.Fork(number, engine_name(record.tenant, record.name), child, turns, forked.about()), number
+        )
+        if done.view is not None:
+            forked.view = done.view
+        self.table.add(forked)
+        return forked
+
+    # --- turns ------------------------------------------------------------------------------------
+
+    async def start_turn(self, record: SessionRecord, asked: TurnAsked) -> TurnFeed:
+        """Start a turn on a session; written again if the history changed while it was being written."""
+        for attempt in range(REWRITES_MAX):
+            view = record.view
+            tokens = await self.write(asked.input, record)
+            command = wire.StartTurn(
+                self.link.number(),
+                asked.name,
+                record.tenant,
+                tokens,
+                _wire_sampling(asked.sampling),
+                session=engine_name(record.tenant, record.name),
+                known=view.known,
+                goes_on=asked.goes_on,
+                keeps=asked.keeps,
+                timeout=_checked_timeout(asked.timeout),
+                cut=asked.cut,
+                computes_from=view.known if asked.sampling.prompt_logprobs is not None else None,
+                fingerprint=asked.fingerprint,
+            )
+            try:
+                return await self._start(command)
+            except Problem as problem:
+                if problem.code != "history_changed" or attempt == REWRITES_MAX - 1:
+                    raise
+        raise AssertionError("the last attempt raises")
+
+    async def start_request(self, caller: Caller, asked: TurnAsked) -> list[TurnFeed]:
+        """Start a request of its own, with as many choices as it asks for."""
+        tokens = await self.write(asked.input, None)
+        feeds: list[TurnFeed] = []
+        try:
+            for choice in range(asked.sampling.n):
+                suffix = f".{choice}" if choice else ""
+                command = wire.StartTurn(
+                    self.link.number(),
+                    request_name(caller.tenant, asked.name + suffix),
+                    caller.tenant,
+                    tokens,
+                    _wire_sampling(asked.sampling),
+                    timeout=_checked_timeout(asked.timeout),
+                    choice=choice,
+                    cut=asked.cut,
+                    computes_from=asked.computes_from
+                    if asked.computes_from is not None or asked.sampling.prompt_logprobs is None
+                    else 0,
+                )
+                feeds.append(await self._start(command))
+        except BaseException:
+            for feed in feeds:
+                self.link.end(feed, None, "another choice was refused")
+            raise
+        return feeds
+
+    async def _start(self, command: wire.StartTurn) -> TurnFeed:
+        if not command.tokens and not command.goes_on:
+            raise Problem(400, "empty_turn", "the turn brings no tokens", "input")
+        return await self.link.start(command)
+
+    async def write(self, said: Input, record: SessionRecord | None) -> list[int]:
+        """The tokens of an input, for the history that it follows."""
+        first = record is None or record.view.known == 0
+        if said.tokens is not None:
+            return self._checked_tokens(said.tokens)
+        messages = said.messages
+        if messages is None and said.text is not None and said.templated and self.prompts.chats:
+            messages = [{"role": "user", "content": said.text}]
+        if messages is not None:
+            if first and record is not None and record.system is not None:
+                messages = [{"role": "system", "content": record.system}, *messages]
+            last = None if record is None else record.view.last_token
+            return await self.prompts.chat(messages, last_token=last, first=first)
+        return await self.prompts.text(said.text, first=first) if said.text else []
+
+    def _checked_tokens(self, tokens: list[int]) -> list[int]:
+        vocabulary = self.facts.vocabulary
+        if len(tokens) > self.facts.context_length:
+            raise Problem(
+                400,
+                "context_length_exceeded",
+                f"the input has {len(tokens)} tokens; the context length is {self.facts.context_length}",
+                "input",
+            )
+        if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
+            raise bad_field("input", f"token ids must be from 0 to {vocabulary - 1}")
+        return tokens
+
+    def leave(self, feed: TurnFeed, keeps: bool) -> None:
+        """A turn's client went away: the turn ends within a step, by its own policy."""
+        self.link.end(feed, KEEP_ALL if keeps else None, "the client went away")
+
+    async def drain(self, seconds: float) -> None:
+        """Wait for the turns in flight, at most for `seconds`."""
+        deadline = time.monotonic() + seconds
+        while self.link.turns and self.supervisor.up and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+
+
+def _checked_timeout(timeout: float | None) -> float | None:
+    if timeout is not None and not 0 < timeout <= TIMEOUT_MAX:
+        raise bad_field("timeout", f"must be more than 0 and at most {TIMEOUT_MAX:.0f} seconds")
+    return timeout
+
+
+def _wire_sampling(sampling: Sampling) -> wire.SamplingFields:
+    return wire.SamplingFields(
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        logit_bias=dict(sampling.logit_bias),
+        seed=sampling.seed,
+        stop=list(sampling.stop_strings),
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=sampling.ignore_eos,
+        n=sampling.n,
+        logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
+        skip_special_tokens=sampling.skip_special_tokens,
+        keep_stop=sampling.keep_stop,
+    )
+
+
+def fingerprint_of(body: Any) -> str:
+    """What tells one body from another, without keeping it."""
+    return hashlib.sha256(msgspec.json.encode(body)).hexdigest()

@@ -1,0 +1,179 @@
+"""The engine process: one model, one loop, one socket to the API process.
+
+Started by the supervisor as `python -m holdfast.server.worker SOCKET`. The first message says what to load;
+from then on it takes commands, makes steps while there is something to do, and tells what came of them. While
+nothing is to do it sleeps until a command comes, lets time pass for idle sessions, and recounts all memory
+once after each spell of work. It ends when it is told to, or when its parent is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from typing import TextIO
+
+import torch
+import zmq
+
+from holdfast.engine.engine import open_loop
+from holdfast.engine.loop import EngineLoop
+from holdfast.engine.options import OptionError, make_options
+from holdfast.engine.pull import PullError
+from holdfast.models.fields import ConfigurationError
+from holdfast.models.weights import WeightMismatch
+from holdfast.server import wire
+from holdfast.server.desk import Desk, view
+from holdfast.server.logs import set_up_logging
+
+log = logging.getLogger("holdfast.engine")
+
+PULSE_SECONDS = 1.0
+NAP_SECONDS = 0.1
+FLUSH_SECONDS = 2.0
+
+
+class Worker:
+    """Joins a desk to its socket."""
+
+    def __init__(self, socket: zmq.Socket[bytes], desk: Desk) -> None:
+        self.socket = socket
+        self.desk = desk
+        self.parent = os.getppid()
+        self.stopping = False
+        self._pulsed = 0.0
+        self._counted = 0
+
+    def run(self) -> None:
+        """Serve until told to stop."""
+        while not self.stopping and os.getppid() == self.parent:
+            loop = self.desk.loop
+            self._receive(wait=not (loop.busy or self.desk.waits))
+            if loop.busy:
+                loop.step()
+                self.desk.settled()
+            else:
+                self._idle()
+            self._send()
+        self._roll_back()
+
+    def _receive(self, wait: bool) -> None:
+        """Take every command that has come; with nothing to do, wait a moment for one."""
+        if wait and not self.socket.poll(int(NAP_SECONDS * 1000)):
+            return
+        while True:
+            try:
+                frame = self.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            command = wire.decode_command(frame)
+            if isinstance(command, wire.Stop):
+                self.stopping = True
+                return
+            self.desk.receive(command)
+
+    def _idle(self) -> None:
+        """Let idle sessions grow old, and recount everything once after work."""
+        loop = self.desk.loop
+        loop.scheduler.tick(loop.now())
+        loop.tell(loop.scheduler.take_events())
+        self.desk.settled()
+        settled = loop.scheduler.registry.ledger.settled
+        if settled != self._counted:
+            self._counted = settled
+            for finding in loop.scheduler.audit.census():
+                self.desk.findings += 1
+                log.error("audit: %s", finding)
+
+    def _send(self) -> None:
+        for report in self.desk.take_reports():
+            self.socket.send(wire.encode(report))
+        now = time.monotonic()
+        if now - self._pulsed >= PULSE_SECONDS:
+            self._pulsed = now
+            self.socket.send(wire.encode(self.desk.pulse()))
+
+    def _roll_back(self) -> None:
+        """Leave no turn half said: what is in flight is rolled back before the process ends."""
+        for call in list(self.desk.turns):
+            self.desk.receive(wire.EndTurn(call, None, "the server is stopping"))
+        deadline = time.monotonic() + FLUSH_SECONDS
+        while self.desk.turns and self.desk.loop.busy and time.monotonic() < deadline:
+            self.desk.loop.step()
+        self._send()
+
+
+def model_facts(loop: EngineLoop, path: str) -> wire.ModelFacts:
+    """What the API process needs to know of a loaded model."""
+    model, defaults = loop.model, loop.defaults
+    return wire.ModelFacts(
+        path=path,
+        architecture=model.config.architecture,
+        vocabulary=model.config.vocabulary,
+        context_length=model.context_length,
+        tokens_max=loop.plan.tokens_max,
+        device=str(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        defaults={
+            name: getattr(defaults, name)
+            for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        },
+        eos_tokens=list(defaults.eos_tokens or loop.tokenizer.eos_tokens),
+        plan=loop.plan.lines(),
+        sessions_planned=loop.plan.sessions,
+        fingerprint=f"hf-{abs(hash((path, str(model.dtype)))) & 0xFFFFFFFF:08x}",
+    )
+
+
+def start(socket: zmq.Socket[bytes], configure: wire.Configure) -> EngineLoop | None:
+    """Load what was asked for, telling how far it is; None if it cannot be."""
+    told = 0.0
+
+    def progress(stage: str, done: int, total: int) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if done >= total or now - told > 0.05:
+            told = now
+            socket.send(wire.encode(wire.Progress(stage, done, total)))
+
+    try:
+        return open_loop(configure.model, make_options(**configure.options), progress)
+    except (OptionError, PullError, ConfigurationError, WeightMismatch) as error:
+        socket.send(wire.encode(wire.Unable(" ".join(str(error).split()))))
+        return None
+
+
+def main(path: str, errors: TextIO = sys.stderr) -> int:
+    """Run the engine process on a socket."""
+    # Both signals reach the whole group of a terminal; the API process decides when the engine ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.setsockopt(zmq.LINGER, int(FLUSH_SECONDS * 1000))
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.connect(f"ipc://{path}")
+    try:
+        configure = wire.decode_command(socket.recv())
+        assert isinstance(configure, wire.Configure), "the first message says what to load"
+        set_up_logging(configure.log_level, configure.log_format, errors)
+        if configure.threads is not None:
+            torch.set_num_threads(configure.threads)
+        loop = start(socket, configure)
+        if loop is None:
+            return 2
+        desk = Desk(loop)
+        sessions = [view(session) for session in loop.scheduler.registry.sessions.values()]
+        socket.send(wire.encode(wire.Ready(model_facts(loop, configure.model), sessions)))
+        Worker(socket, desk).run()
+        return 0
+    finally:
+        socket.close()
+        context.term()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
