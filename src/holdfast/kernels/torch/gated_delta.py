@@ -98,10 +98,12 @@ def _scan(
 
     # Padded tokens have decay 0, rate 0 and key 0: they change nothing.
     reads, keys, values = split(query), split(key), split(value)  # [chunks, heads, chunk, dim]
-    passed = split(decay).cumsum(dim=-1)  # [chunks, heads, chunk]
+    # Decays add up to hundreds, and their differences are exponents: float32 would lose digits of both.
+    total = split(decay).double().cumsum(dim=-1)  # [chunks, heads, chunk]
+    passed = total.float()
     rates = split(rate).unsqueeze(-1)
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=query.device).triu(1)
-    gaps = (passed.unsqueeze(-1) - passed.unsqueeze(-2)).masked_fill_(later, -torch.inf).exp_()
+    gaps = (total.unsqueeze(-1) - total.unsqueeze(-2)).float().masked_fill_(later, -torch.inf).exp_()
     system = torch.matmul(keys * rates, keys.transpose(-1, -2)) * gaps
     # The diagonal of the system is taken as one, whatever it holds.
     right = torch.cat((values * rates, keys * rates * passed.exp().unsqueeze(-1)), dim=-1)
@@ -109,7 +111,7 @@ def _scan(
     wanted, told = solved.split((value.shape[-1], key.shape[-1]), dim=-1)
     inside = torch.matmul(reads, keys.transpose(-1, -2)) * gaps
     reads = reads * passed.exp().unsqueeze(-1)
-    remaining = keys * (passed[..., -1:] - passed).exp().unsqueeze(-1)
+    remaining = keys * (total[..., -1:] - total).float().exp().unsqueeze(-1)
     whole = passed[..., -1].exp()
     out = torch.empty_like(values)
     for index in range(chunks):

@@ -89,16 +89,18 @@ def _scan(
 
     # Padded tokens have step and decay 0: they add nothing and decay nothing.
     inputs = split(x * step.unsqueeze(-1))  # [chunks, heads, chunk, dim]
-    passed = split(decay).cumsum(dim=-1)  # [chunks, heads, chunk]
+    # Decays add up to hundreds, and their differences are exponents: float32 would lose digits of both.
+    total = split(decay).double().cumsum(dim=-1)  # [chunks, heads, chunk]
+    passed = total.float()
     keys = split(B)  # [chunks, groups, chunk, state]
     reads = split(C)
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=x.device).triu(1)
-    gaps = (passed.unsqueeze(-1) - passed.unsqueeze(-2)).masked_fill_(later, -torch.inf)
+    gaps = (total.unsqueeze(-1) - total.unsqueeze(-2)).float().masked_fill_(later, -torch.inf)
     scores = torch.matmul(reads, keys.transpose(-1, -2))
     repeat = heads // groups
     out = torch.matmul(scores.repeat_interleave(repeat, dim=1) * gaps.exp_(), inputs)
     # What each chunk adds to the state, then the state that each chunk begins with.
-    remaining = (passed[..., -1:] - passed).exp()
+    remaining = (total[..., -1:] - total).float().exp()
     weighted = (inputs * remaining.unsqueeze(-1)).transpose(-1, -2)
     added = torch.matmul(weighted, keys.repeat_interleave(repeat, dim=1))
     whole = passed[..., -1].exp()
