@@ -79,6 +79,9 @@ class Worker:
         loop = self.desk.loop
         loop.scheduler.tick(loop.now())
         loop.tell(loop.scheduler.take_events())
+        ledger = loop.scheduler.registry.ledger
+        if loop.scheduler.registry.copies or any(pool.retiring for pool in ledger.pools.values()):
+            loop.step()  # Copies that a fork or a cut left to do, and what waits for a step to be free.
         self.desk.settled()
         settled = loop.scheduler.registry.ledger.settled
         if settled != self._counted:

@@ -1,0 +1,377 @@
+"""OpenAI's interface: `/v1/models`, `/v1/completions`, `/v1/chat/completions`, and tokenising beside them.
+
+Fields that are not known are ignored: clients send extras. What is known and not built yet is refused in so
+many words. A request with `session_id` is a turn on that session, and its messages are only what is new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.server.answers import StreamAnswer, TurnAnswer, event, json_answer
+from holdfast.server.doors.access import body_of, caller_of, request_id_of, service_of
+from holdfast.server.doors.openai_format import Chat, Completion, Format, ending
+from holdfast.server.doors.schema import documented
+from holdfast.server.doors.sessions import biases, turn_failure
+from holdfast.server.keys import Caller
+from holdfast.server.link import TurnFeed
+from holdfast.server.problems import Problem, bad_field
+from holdfast.server.prompts import ChatMessage, plain_messages
+from holdfast.server.service import Input, Service, TurnAsked, make_sampling
+from holdfast.server.sessions import new_name
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["openai"])
+
+PROMPTS_MAX = 1024
+CHOICES_MAX = 128
+TOP_LOGPROBS_MAX = 20
+
+
+class StreamOptions(msgspec.Struct):
+    """What a stream carries besides text."""
+
+    include_usage: bool = False
+
+
+class CommonBody(msgspec.Struct, kw_only=True):
+    """What both kinds of completion may ask for."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    timeout: float | None = None
+    session_id: str | None = None
+    on_abort: Literal["rollback", "keep"] = "rollback"
+    tools: Any = None
+    response_format: Any = None
+    regex: Any = None
+    json_schema: Any = None
+
+    def refuse_unbuilt(self) -> None:
+        """Say so about what clients know and this server does not do yet."""
+        for name in ("tools", "response_format", "regex", "json_schema"):
+            asked = getattr(self, name)
+            if asked and asked != {"type": "text"}:
+                raise bad_field(name, "is not supported yet", "unsupported")
+        if self.session_id is not None and (self.n or 1) > 1:
+            raise bad_field("n", "more than one choice with a session is not supported yet", "unsupported")
+
+    def fields(self) -> dict[str, Any]:
+        """The sampling fields that both kinds share."""
+        given = {
+            "max_tokens": self.max_tokens,
+            "min_tokens": self.min_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "logit_bias": None if self.logit_bias is None else biases(self.logit_bias),
+            "seed": self.seed,
+            "stop": self.stop,
+            "stop_token_ids": self.stop_token_ids,
+            "ignore_eos": self.ignore_eos,
+            "skip_special_tokens": self.skip_special_tokens,
+            "n": self.n,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class ChatBody(CommonBody, kw_only=True):
+    """A conversation to go on with."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class CompletionBody(CommonBody, kw_only=True):
+    """Text, or token ids, to go on with: one prompt or several."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool = False
+    suffix: str | None = None
+    best_of: int | None = None
+
+
+@router.get("/v1/models", **documented(None, "The model that is served."))
+async def models(request: Request) -> Response:
+    return json_answer({"object": "list", "data": [_model(service_of(request))]})
+
+
+@router.get("/v1/models/{model:path}", **documented(None, "One model."))
+async def model(request: Request, model: str) -> Response:
+    service = service_of(request)
+    if model != service.model_name:
+        raise _unknown_model()
+    return json_answer(_model(service))
+
+
+def _model(service: Service) -> dict[str, Any]:
+    facts = service.facts
+    return {
+        "id": service.model_name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "holdfast",
+        "max_model_len": facts.context_length,
+    }
+
+
+def _unknown_model() -> Problem:
+    return Problem(404, "model_not_found", "this server serves another model; see /v1/models", "model")
+
+
+def _require_model(service: Service, name: str | None) -> None:
+    """Some clients name a model of their own choosing; only a wrong name that was meant is refused."""
+    if name not in (None, "", "default", service.model_name, service.facts.path):
+        raise _unknown_model()
+
+
+@router.post("/v1/chat/completions", **documented(ChatBody, "Answer a conversation.", stream=True))
+async def chat(request: Request) -> Response:
+    service, caller = service_of(request), caller_of(request)
+    body = await body_of(request, ChatBody)
+    _require_model(service, body.model)
+    body.refuse_unbuilt()
+    if not service.prompts.chats:
+        raise bad_field("messages", "this model has no chat template; use /v1/completions")
+    fields = body.fields()
+    if body.max_completion_tokens is not None:
+        fields["max_tokens"] = body.max_completion_tokens
+    if body.logprobs:
+        count = body.top_logprobs or 0
+        if not 0 <= count <= TOP_LOGPROBS_MAX:
+            raise bad_field("top_logprobs", f"must be from 0 to {TOP_LOGPROBS_MAX}")
+        fields["logprobs"] = count
+    elif body.top_logprobs:
+        raise bad_field("top_logprobs", "needs logprobs to be true")
+    asked = TurnAsked(
+        Input(messages=plain_messages(body.messages)),
+        make_sampling(**fields),
+        new_name("chatcmpl"),
+        keeps=body.on_abort == "keep",
+        timeout=body.timeout,
+    )
+    feeds = await _start(service, caller, body, [asked])
+    form = Chat(asked.name, service.model_name, service.facts.fingerprint, service.prompts.tokenizer)
+    return _answer(service, body, feeds, form, request_id_of(request))
+
+
+@router.post("/v1/completions", **documented(CompletionBody, "Go on with a text.", stream=True))
+async def completions(request: Request) -> Response:
+    service, caller = service_of(request), caller_of(request)
+    body = await body_of(request, CompletionBody)
+    _require_model(service, body.model)
+    body.refuse_unbuilt()
+    for name in ("suffix", "echo"):
+        if getattr(body, name):
+            raise bad_field(name, "is not supported yet", "unsupported")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise bad_field("best_of", "other than n is not supported yet", "unsupported")
+    fields = body.fields()
+    if body.logprobs is not None:
+        if not 0 <= body.logprobs <= TOP_LOGPROBS_MAX:
+            raise bad_field("logprobs", f"must be from 0 to {TOP_LOGPROBS_MAX}")
+        fields["logprobs"] = body.logprobs
+    if "max_tokens" not in fields and body.session_id is None:
+        fields["max_tokens"] = 16
+    sampling = make_sampling(**fields)
+    prompts = _prompts(body.prompt)
+    if len(prompts) * sampling.n > PROMPTS_MAX or (body.session_id is not None and len(prompts) > 1):
+        raise bad_field("prompt", f"may ask for at most {PROMPTS_MAX} choices, and for one on a session")
+    name = new_name("cmpl")
+    asked = [
+        TurnAsked(
+            prompt,
+            sampling,
+            f"{name}-{number}" if len(prompts) > 1 else name,
+            keeps=body.on_abort == "keep",
+            timeout=body.timeout,
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    feeds = await _start(service, caller, body, asked)
+    form = Completion(name, service.model_name, service.facts.fingerprint, service.prompts.tokenizer)
+    return _answer(service, body, feeds, form, request_id_of(request))
+
+
+def _prompts(prompt: str | list[str | int | list[int]]) -> list[Input]:
+    """One prompt or several: texts, or lists of token ids."""
+    if isinstance(prompt, str):
+        prompt = [prompt]
+    if not prompt:
+        raise bad_field("prompt", "must not be empty", "empty_turn")
+    tokens = [entry for entry in prompt if isinstance(entry, int)]
+    if tokens:
+        if len(tokens) != len(prompt):
+            raise bad_field("prompt", "must not mix token ids with texts")
+        return [Input(tokens=tokens)]
+    if len(prompt) > PROMPTS_MAX:
+        raise bad_field("prompt", f"may hold at most {PROMPTS_MAX} prompts")
+    return [
+        Input(text=entry, templated=False) if isinstance(entry, str) else Input(tokens=entry)
+        for entry in prompt
+        if not isinstance(entry, int)
+    ]
+
+
+async def _start(
+    service: Service, caller: Caller, body: CommonBody, asked: Sequence[TurnAsked]
+) -> list[TurnFeed]:
+    """Start all turns of a request, or none."""
+    if body.session_id is not None:
+        record = service.table.find(caller.tenant, body.session_id)
+        return [await service.start_turn(record, asked[0])]
+    feeds: list[TurnFeed] = []
+    try:
+        for each in asked:
+            feeds += await service.start_request(caller, each)
+    except BaseException:
+        for feed in feeds:
+            service.leave(feed, keeps=False)
+        raise
+    return feeds
+
+
+def _answer(
+    service: Service, body: CommonBody, feeds: list[TurnFeed], form: Format, request_id: str
+) -> Response:
+    """The answer: a stream, or one object."""
+
+    def leave() -> None:
+        for feed in feeds:
+            service.leave(feed, body.on_abort == "keep")
+
+    if body.stream:
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        return StreamAnswer(
+            _chunks(feeds, form, usage, body.n or 1), leave, lambda problem: event(problem.body())
+        )
+    return TurnAnswer(_whole(feeds, form, body.n or 1, request_id), leave)
+
+
+async def _whole(feeds: list[TurnFeed], form: Format, choices: int, request_id: str) -> Response:
+    ends = await asyncio.gather(*(feed.result() for feed in feeds))
+    for end in ends:
+        if end.outcome == "failed":
+            raise turn_failure(end)
+    shown = [form.choice(index, end) for index, end in enumerate(ends)]
+    body = form.whole(shown, form.usage(ends, choices))
+    return json_answer(body, headers={"openai-request-id": request_id})
+
+
+async def _chunks(feeds: list[TurnFeed], form: Format, usage: bool, choices: int) -> AsyncIterator[bytes]:
+    """All choices as one stream, each delta as it comes."""
+    news: asyncio.Queue[bytes | Problem | None] = asyncio.Queue()
+
+    async def follow(index: int, feed: TurnFeed) -> None:
+        try:
+            said = ""
+            async for delta in feed.deltas():
+                if delta.text or delta.logprobs:
+                    await news.put(event(form.chunk(index, delta.text, delta.logprobs, len(said))))
+                    said += delta.text
+            assert feed.end is not None
+            if feed.end.outcome == "failed":
+                await news.put(turn_failure(feed.end))
+            else:
+                await news.put(event(form.last(index, ending(feed.end))))
+        except Problem as problem:
+            await news.put(problem)
+        finally:
+            await news.put(None)
+
+    tasks = [asyncio.create_task(follow(index, feed)) for index, feed in enumerate(feeds)]
+    try:
+        for index in range(len(feeds)):
+            for opening in form.first(index):
+                yield event(opening)
+        open_choices = len(tasks)
+        while open_choices:
+            piece = await news.get()
+            if piece is None:
+                open_choices -= 1
+            elif isinstance(piece, Problem):
+                raise piece
+            else:
+                yield piece
+        if usage:
+            ends = [feed.end for feed in feeds if feed.end is not None]
+            yield event(form.totals(form.usage(ends, choices)))
+        yield b"data: [DONE]\n\n"
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+class TokenizeBody(msgspec.Struct):
+    """Text, or messages, to be counted."""
+
+    prompt: str | None = None
+    text: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeBody(msgspec.Struct):
+    """Token ids to be read."""
+
+    tokens: list[int]
+
+
+@router.post("/tokenize", **documented(TokenizeBody, "The tokens of a text."))
+async def tokenize(request: Request) -> Response:
+    service = service_of(request)
+    body = await body_of(request, TokenizeBody)
+    given = [value for value in (body.prompt, body.text, body.messages) if value is not None]
+    if len(given) != 1:
+        raise bad_field("prompt", "give one of prompt, text and messages")
+    if body.messages is not None:
+        tokens = await service.prompts.chat(plain_messages(body.messages), last_token=None, first=True)
+    else:
+        text = body.prompt if body.prompt is not None else body.text or ""
+        tokens = await service.prompts.text(text, first=body.add_special_tokens)
+    return json_answer(
+        {"tokens": tokens, "count": len(tokens), "max_model_len": service.facts.context_length}
+    )
+
+
+@router.post("/detokenize", **documented(DetokenizeBody, "The text of tokens."))
+async def detokenize(request: Request) -> Response:
+    service = service_of(request)
+    body = await body_of(request, DetokenizeBody)
+    vocabulary = service.facts.vocabulary
+    if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < vocabulary:
+        raise bad_field("tokens", f"token ids must be from 0 to {vocabulary - 1}")
+    text = await service.prompts.decode(body.tokens)
+    return json_answer({"prompt": text, "text": text})
