@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from holdfast.cli.options import ENGINE_OPTIONS, parse_bytes, takes_engine_options
+from holdfast.cli.options import ENGINE_OPTIONS, parse_bytes, takes_options
 from holdfast.engine.options import EngineOptions
 from holdfast.engine.pull import PullError, pull
 from tests.engine.terminal import Terminal
@@ -177,7 +177,7 @@ def test_only_what_was_given_reaches_the_engine(monkeypatch: pytest.MonkeyPatch)
     app = typer.Typer(add_completion=False)
 
     @app.command()
-    @takes_engine_options
+    @takes_options
     def command(name: str, engine_options: dict[str, object] | None = None) -> None:
         seen.append((name, engine_options or {}))
 

@@ -23,11 +23,13 @@ class Command(NamedTuple):
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("version", "holdfast.cli.version", "Print the version."),
-    Command("chat", "holdfast.cli.chat", "Talk to a model in the terminal."),
+    Command("serve", "holdfast.cli.serve", "Serve a model over HTTP."),
+    Command("chat", "holdfast.cli.chat", "Talk to a model in the terminal, here or at a server."),
+    Command("top", "holdfast.cli.top", "Watch a server: sessions, turns, who holds the memory."),
     Command("pull", "holdfast.cli.pull", "Fetch a model into the cache."),
     Command("bench", "holdfast.cli.bench", "Measure, and show each figure beside its baseline."),
     Command("sim", "holdfast.cli.sim", "Simulate a server that is being broken, on the real core."),
+    Command("version", "holdfast.cli.version", "Print the version."),
 )
 
 # The arguments after the name belong to the sub-command, `--help` included: they are passed on unread.

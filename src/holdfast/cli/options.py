@@ -1,25 +1,34 @@
-"""The options that set up an engine, shared by all commands that start one.
+"""The options that set up an engine and a server, shared by all commands that start one.
 
-One table, in the order of the help. `takes_engine_options` gives a command all of them, each also as an
-environment variable (`--page-size` is HOLDFAST_PAGE_SIZE), and hands it those that were given; what was not
-given keeps the engine's own default.
+One table for each, in the order of the help. `takes_options` gives a command those that it has a parameter
+for (`engine_options`, `server_options`), each also as an environment variable (`--page-size` is
+HOLDFAST_PAGE_SIZE) and as a key of the configuration file, and hands it what was stated; what was not keeps
+the engine's or the server's own default.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from holdfast.cli.config import ConfigError, find_config, read_config
 from holdfast.engine.options import EngineOptions
+from holdfast.server.options import LOG_LEVELS, ServerOptions
 
-__all__ = ["ENGINE_OPTIONS", "EngineOption", "parse_bytes", "takes_engine_options"]
-
-PANEL = "Engine"
+__all__ = [
+    "ENGINE_OPTIONS",
+    "SERVER_OPTIONS",
+    "Option",
+    "option_kinds",
+    "parse_bytes",
+    "takes_options",
+]
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -35,81 +44,171 @@ def parse_bytes(text: str | int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOption:
-    """One option: the field of `EngineOptions` that it fills, the type that is parsed, and its help."""
+class Option:
+    """One option: the field that it fills, the type that is parsed, and its help.
+
+    `variable` is the environment variable where that is not HOLDFAST_ and the name.
+    """
 
     name: str
     kind: Any
     help: str
     parser: Callable[[str], Any] | None = None
     flags: tuple[str, ...] = ()
+    variable: str | None = None
 
-    def annotation(self) -> Any:
+    def annotation(self, panel: str, default: object) -> Any:
         """What the parser of the command line reads it from."""
-        variable = f"HOLDFAST_{self.name.upper()}"
-        shown = _default_of(self.name)
+        shown = False if default is None or default == () or isinstance(default, bool) else str(default)
         option: Any = typer.Option(
             *self.flags,
-            envvar=variable,
+            envvar=self.variable or f"HOLDFAST_{self.name.upper()}",
             help=self.help,
             parser=self.parser,
             metavar="SIZE" if self.parser is parse_bytes else None,
             show_default=shown,
-            rich_help_panel=PANEL,
+            show_envvar=False,
+            rich_help_panel=panel,
         )
         return Annotated[self.kind | None, option]
 
 
-def _default_of(name: str) -> str | bool:
-    default = next(field.default for field in fields(EngineOptions) if field.name == name)
-    return False if default is None or isinstance(default, bool) else str(default)
-
-
-ENGINE_OPTIONS: tuple[EngineOption, ...] = (
-    EngineOption("device", str, "auto, cpu or cuda."),
-    EngineOption("dtype", str, "auto, float32, bfloat16 or float16."),
-    EngineOption("load_format", str, "auto, or dummy for random weights."),
-    EngineOption("context_length", int, "Most tokens of a session; the model's own if left out."),
-    EngineOption("page_size", int, "Tokens in a page of memory."),
-    EngineOption("kv_tokens", int, "Tokens of full-attention memory; from the free memory if left out."),
-    EngineOption("window_tokens", int, "Tokens of sliding-window memory."),
-    EngineOption("state_slots", int, "Slots of recurrent state."),
-    EngineOption("session_tokens", int, "Expected length of a session, for sharing out memory."),
-    EngineOption("memory_fraction", float, "Share of the free memory to take."),
-    EngineOption("host_memory", str, "Memory on the host for sessions at rest, such as 4GiB.", parse_bytes),
-    EngineOption("max_running", int, "Turns that run at once."),
-    EngineOption("chunk_tokens", int, "Most tokens of one turn's prompt in a step."),
-    EngineOption("max_sessions", int, "Sessions that may be open."),
-    EngineOption("session_ttl", float, "Seconds after which an idle session is closed."),
-    EngineOption(
-        "overlap", bool, "Plan a step while the one before runs.", flags=("--overlap/--no-overlap",)
+ENGINE_OPTIONS: tuple[Option, ...] = (
+    Option("device", str, "auto, cpu or cuda."),
+    Option("dtype", str, "auto, float32, bfloat16 or float16."),
+    Option("load_format", str, "auto, or dummy for random weights."),
+    Option("context_length", int, "Most tokens of a session; the model's own if left out."),
+    Option("page_size", int, "Tokens in a page of memory."),
+    Option("kv_tokens", int, "Tokens of full-attention memory; from the free memory if left out."),
+    Option("window_tokens", int, "Tokens of sliding-window memory."),
+    Option("state_slots", int, "Slots of recurrent state."),
+    Option("session_tokens", int, "Expected length of a session, for sharing out memory."),
+    Option("memory_fraction", float, "Share of the free memory to take."),
+    Option("host_memory", str, "Memory on the host for sessions at rest, such as 4GiB.", parse_bytes),
+    Option("max_running", int, "Turns that run at once."),
+    Option("chunk_tokens", int, "Most tokens of one turn's prompt in a step."),
+    Option("step_tokens", int, "Most tokens of all turns in a step."),
+    Option("max_queue", int, "Turns that may wait; one more is refused with 429."),
+    Option("max_sessions", int, "Sessions that may be open."),
+    Option("session_ttl", float, "Seconds after which an idle session is closed."),
+    Option("checkpoints", int, "Older turns of a session that it can be rewound to without computing."),
+    Option(
+        "leave_history",
+        bool,
+        "Leave the history of a closed session in the prefix tree.",
+        flags=("--leave-history/--no-leave-history",),
     ),
-    EngineOption("audit", str, "on, or strict: recount all memory after every step."),
+    Option("journal", str, "File that sessions are written to, so that they outlive the process."),
+    Option(
+        "durability", str, "What an answer waits for: off, commit (survives a crash) or fsync (a power cut)."
+    ),
+    Option("overlap", bool, "Plan a step while the one before runs.", flags=("--overlap/--no-overlap",)),
+    Option("audit", str, "on, or strict: recount all memory after every step."),
 )
+
+SERVER_OPTIONS: tuple[Option, ...] = (
+    Option("host", str, "Address to listen on; anything but loopback needs keys."),
+    Option("port", int, "Port to listen on; 0 takes a free one."),
+    Option(
+        "api_keys",
+        str,
+        "File of one key a line, `name:key` or the key alone; each is a tenant. HOLDFAST_API_KEYS holds the "
+        "same, separated by commas.",
+        variable="HOLDFAST_API_KEYS_FILE",
+    ),
+    Option("admin_key", str, "Key of /metrics and the admin calls; better in the environment than here."),
+    Option(
+        "allow_anonymous",
+        bool,
+        "Listen beyond this machine without keys: whoever reaches the port may use the model.",
+        flags=("--allow-anonymous",),
+    ),
+    Option("served_model_name", str, "What /v1/models calls the model."),
+    Option("cors_origin", list[str], "Origin of web pages that may call the server; may be repeated."),
+    Option("log_level", str, f"{', '.join(LOG_LEVELS[:-1])} or {LOG_LEVELS[-1]}."),
+    Option("log_format", str, "text, or json: one object a line."),
+    Option("body_limit", str, "Largest body of a request.", parse_bytes),
+    Option("message_limit", str, "Largest message over a WebSocket.", parse_bytes),
+    Option("drain_seconds", float, "How long a stopping server waits for the turns in flight."),
+    Option("hang_seconds", float, "Silence of the engine after which it is started again."),
+    Option("tenant_sessions", int, "Sessions that one key may have open."),
+)
+
+GROUPS: Mapping[str, tuple[str, tuple[Option, ...], type[Any]]] = {
+    "engine_options": ("Engine", ENGINE_OPTIONS, EngineOptions),
+    "server_options": ("Server", SERVER_OPTIONS, ServerOptions),
+}
+
+MODEL = "model"
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
-def takes_engine_options(command: Command) -> Command:
-    """Give a command every engine option; those that were given arrive in its `engine_options`."""
+def option_kinds() -> dict[str, Any]:
+    """Every key that a configuration file may have at its top, with the type of its value."""
+    kinds: dict[str, Any] = {MODEL: str}
+    for _, options, _ in GROUPS.values():
+        kinds |= {option.name: int | str if option.parser else option.kind for option in options}
+    return kinds
+
+
+def _load_config(context: typer.Context, stated: Path | None) -> Path | None:
+    """Read the configuration file: its values stand in for what neither line nor environment says."""
+    try:
+        path = find_config(stated)
+        if path is not None:
+            context.default_map = {
+                **(context.default_map or {}),
+                **read_config(path, option_kinds(), section=(context.command.name or "").split()[-1:]),
+            }
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error
+    return path
+
+
+CONFIG = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="HOLDFAST_CONFIG",
+        callback=_load_config,
+        is_eager=True,
+        metavar="FILE",
+        show_default="./holdfast.toml, or ~/.config/holdfast/holdfast.toml",
+        help="TOML file with options, named as here. A line of the command goes before the environment "
+        "(--page-size is HOLDFAST_PAGE_SIZE), which goes before the file.",
+    ),
+]
+
+
+def _default_of(owner: type[Any], name: str) -> object:
+    return next(field.default for field in fields(owner) if field.name == name)
+
+
+def takes_options(command: Command) -> Command:
+    """Give a command every option of the groups that it has a parameter for, and `--config`."""
     own = inspect.signature(command)
     hints = get_type_hints(command, include_extras=True)
+    groups = {name: GROUPS[name] for name in own.parameters if name in GROUPS}
+    keyword_only = inspect.Parameter.KEYWORD_ONLY
     parameters = [
-        parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        parameter.replace(annotation=hints[parameter.name], kind=keyword_only)
         for parameter in own.parameters.values()
-        if parameter.name != "engine_options"
+        if parameter.name not in groups
     ]
-    parameters += [
-        inspect.Parameter(
-            option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option.annotation()
-        )
-        for option in ENGINE_OPTIONS
-    ]
+    parameters.append(inspect.Parameter("config", keyword_only, default=None, annotation=CONFIG))
+    for panel, options, owner in groups.values():
+        for option in options:
+            annotation = option.annotation(panel, _default_of(owner, option.name))
+            parameters.append(
+                inspect.Parameter(option.name, keyword_only, default=None, annotation=annotation)
+            )
 
     def run(**arguments: Any) -> None:
-        given = {option.name: arguments.pop(option.name) for option in ENGINE_OPTIONS}
-        chosen = {name: value for name, value in given.items() if value is not None}
-        command(**arguments, engine_options=chosen)
+        del arguments["config"]
+        for group, (_, options, _) in groups.items():
+            stated = {option.name: arguments.pop(option.name) for option in options}
+            arguments[group] = {name: value for name, value in stated.items() if value is not None}
+        command(**arguments)
 
     run.__doc__ = command.__doc__
     run.__name__ = command.__name__

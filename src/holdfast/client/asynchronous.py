@@ -21,10 +21,10 @@ import httpx
 from holdfast.client import calls
 from holdfast.client.calls import Call
 from holdfast.client.errors import (
-    Conflict,
     ConnectionFailed,
     HoldfastError,
     NotFound,
+    Unavailable,
     error_from_response,
     lost_connection,
 )
@@ -61,19 +61,26 @@ class AsyncTransport:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
         )
 
-    async def ask(self, call: Call, attempts: Attempts | None = None) -> Body:
+    async def ask(self, call: Call) -> Body:
         """The answer to a call, as a JSON object."""
-        attempts = attempts or Attempts(self.retries)
+        body = await self.read(call)
+        return {} if body is None else calls.parse_answer(body)
+
+    async def read(self, call: Call) -> bytes | None:
+        """The answer to a call; None if it was lost on the way, though the call has been carried out."""
+        attempts = Attempts(self.retries)
         while True:
             try:
                 response = await self.open(call)
                 try:
-                    return calls.parse_answer(await response.aread())
+                    return await response.aread()
                 except httpx.TransportError as error:
                     raise lost_connection(self.url, error) from error
                 finally:
                     await response.aclose()
             except HoldfastError as error:
+                if attempts.carried_out(error, call.carried_out):
+                    return None
                 await asyncio.sleep(attempts.after(error))
 
     async def open(self, call: Call) -> httpx.Response:
@@ -190,7 +197,7 @@ class AsyncTurn:
             try:
                 async for piece in self._read_connection():
                     yield piece
-            except ConnectionFailed as error:
+            except (ConnectionFailed, Unavailable) as error:
                 await asyncio.sleep(self._attempts.after(error))
                 self._reader.reopen()
                 await self.connect()
@@ -336,13 +343,7 @@ class AsyncClient:
         """Open a conversation; `ttl` is how many seconds it may be idle."""
         call = calls.open_session(id, system, ttl, metadata)
         assert call.body is not None
-        attempts = Attempts(self._transport.retries)
-        try:
-            await self._transport.ask(call, attempts)
-        except Conflict:
-            if not attempts.lost:
-                raise
-            # An attempt whose answer was lost has opened it.
+        await self._transport.ask(call)
         return AsyncSession(self._transport, call.body["id"], system)
 
     async def resume(self, id: str) -> AsyncSession:  # noqa: A002
@@ -353,11 +354,16 @@ class AsyncClient:
     async def sessions(self) -> list[SessionView]:
         """All sessions of this key."""
         answer = await self.ask(calls.list_sessions())
-        return [SessionView.from_body(body) for body in answer["data"]]
+        return [SessionView.from_body(body) for body in answer["sessions"]]
 
     async def memory(self) -> dict[str, Any]:
         """The ledger: units by holder kind, component and tier; the largest holders; findings."""
         return await self.ask(calls.memory())
+
+    async def metrics(self) -> dict[str, float]:
+        """The server's figures by name and labels, for those who have the admin key."""
+        page = await self._transport.read(calls.metrics())
+        return {} if page is None else calls.parse_metrics(page)
 
     async def models(self) -> list[str]:
         """The names of the models that the server has."""

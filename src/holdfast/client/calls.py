@@ -27,11 +27,13 @@ __all__ = [
     "keep_fields",
     "list_sessions",
     "memory",
+    "metrics",
     "models",
     "move_session",
     "new_id",
     "open_session",
     "parse_answer",
+    "parse_metrics",
     "rewind_session",
     "sampling_fields",
     "show_session",
@@ -44,11 +46,16 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request; `body` is sent as JSON."""
+    """One request; `body` is sent as JSON.
+
+    `carried_out` are the codes of refusals that, after an attempt whose answer was lost, say that it had been
+    carried out.
+    """
 
     method: str
     path: str
     body: Body | None = None
+    carried_out: tuple[str, ...] = ()
 
 
 def new_id(kind: str) -> str:
@@ -74,6 +81,10 @@ def memory() -> Call:
     return Call("GET", "/v1/memory")
 
 
+def metrics() -> Call:
+    return Call("GET", "/metrics")
+
+
 def list_sessions() -> Call:
     return Call("GET", "/v1/sessions")
 
@@ -87,7 +98,7 @@ def open_session(
 ) -> Call:
     """Open a session under an id of the client's own, so that asking twice opens one."""
     fields = {"id": session_id or new_id("s"), "ttl": ttl, "metadata": metadata, "system": system}
-    return Call("POST", "/v1/sessions", _stated(fields))
+    return Call("POST", "/v1/sessions", _stated(fields), ("session_exists",))
 
 
 def close_session(session_id: str) -> Call:
@@ -120,6 +131,7 @@ def interrupt_session(session_id: str, turn_id: str | None, keep: Keep, heard: i
         "POST",
         _session(session_id, "interrupt"),
         _stated({"turn_id": turn_id, **keep_fields(keep, heard)}),
+        ("turn_not_found",),
     )
 
 
@@ -129,7 +141,7 @@ def rewind_session(session_id: str, turns: int) -> Call:
 
 def fork_session(session_id: str, child_id: str | None, at_turn: int | None) -> Call:
     body = {"id": child_id or new_id("s"), "at_turn": at_turn, "request_id": new_id("r")}
-    return Call("POST", _session(session_id, "fork"), _stated(body))
+    return Call("POST", _session(session_id, "fork"), _stated(body), ("session_exists",))
 
 
 def move_session(session_id: str, verb: str) -> Call:
@@ -185,13 +197,20 @@ def _stated(fields: Mapping[str, object]) -> Body:
 
 
 def parse_answer(body: bytes) -> Body:
-    """The JSON object that a call is answered with; a bare list becomes the `data` of one."""
+    """The JSON object that a call is answered with."""
     try:
         answer = json.loads(body)
     except ValueError as error:
         raise ProtocolError("the answer is no JSON; is the address that of a Holdfast server?") from error
-    if isinstance(answer, list):
-        return {"data": answer}
     if not isinstance(answer, dict):
         raise ProtocolError("the answer is no JSON object; is the address that of a Holdfast server?")
     return answer
+
+
+def parse_metrics(page: bytes) -> dict[str, float]:
+    """The samples of a Prometheus page, each by its name with its labels as the page writes them."""
+    lines = (line for line in page.decode().splitlines() if line and not line.startswith("#"))
+    try:
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+    except ValueError as error:
+        raise ProtocolError("the page of metrics is not understood") from error

@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 MESSAGE_CHARACTERS_MAX = 500
+UNAVAILABLE_TYPE = "unavailable_error"
 
 
 class HoldfastError(Exception):
@@ -141,9 +142,10 @@ def error_from_response(status: int, body: bytes, headers: Mapping[str, str]) ->
     )
 
 
-def error_from_body(said: Mapping[str, Any]) -> TurnFailed:
+def error_from_body(said: Mapping[str, Any]) -> RequestFailed:
     """The exception for an error that arrives inside a stream that had begun well."""
-    return TurnFailed(
+    passing = said.get("type") == UNAVAILABLE_TYPE
+    return (Unavailable if passing else TurnFailed)(
         str(said.get("message") or "the turn failed"),
         code=_text(said, "code"),
         type=_text(said, "type"),

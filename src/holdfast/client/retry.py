@@ -14,6 +14,7 @@ from holdfast.client.errors import (
     Conflict,
     ConnectionFailed,
     HoldfastError,
+    RequestFailed,
     TooManyRequests,
     Unavailable,
 )
@@ -63,6 +64,10 @@ class Attempts:
         self.lost = self.lost or isinstance(error, ConnectionFailed)
         wished = error.retry_after if isinstance(error, TooManyRequests | Unavailable) else None
         return self.retries.pause(self.failures, wished, random.random())
+
+    def carried_out(self, error: HoldfastError, codes: tuple[str, ...]) -> bool:
+        """Whether a refusal says that an attempt whose answer was lost has been carried out."""
+        return self.lost and isinstance(error, RequestFailed) and error.code in codes
 
     def progress(self) -> None:
         """The server has said something new: patience begins anew."""

@@ -21,10 +21,10 @@ import httpx
 from holdfast.client import calls
 from holdfast.client.calls import Call
 from holdfast.client.errors import (
-    Conflict,
     ConnectionFailed,
     HoldfastError,
     NotFound,
+    Unavailable,
     error_from_response,
     lost_connection,
 )
@@ -61,19 +61,26 @@ class Transport:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
         )
 
-    def ask(self, call: Call, attempts: Attempts | None = None) -> Body:
+    def ask(self, call: Call) -> Body:
         """The answer to a call, as a JSON object."""
-        attempts = attempts or Attempts(self.retries)
+        body = self.read(call)
+        return {} if body is None else calls.parse_answer(body)
+
+    def read(self, call: Call) -> bytes | None:
+        """The answer to a call; None if it was lost on the way, though the call has been carried out."""
+        attempts = Attempts(self.retries)
         while True:
             try:
                 response = self.open(call)
                 try:
-                    return calls.parse_answer(response.read())
+                    return response.read()
                 except httpx.TransportError as error:
                     raise lost_connection(self.url, error) from error
                 finally:
                     response.close()
             except HoldfastError as error:
+                if attempts.carried_out(error, call.carried_out):
+                    return None
                 time.sleep(attempts.after(error))
 
     def open(self, call: Call) -> httpx.Response:
@@ -188,7 +195,7 @@ class Turn:
         while self._reader.result is None:
             try:
                 yield from self._read_connection()
-            except ConnectionFailed as error:
+            except (ConnectionFailed, Unavailable) as error:
                 time.sleep(self._attempts.after(error))
                 self._reader.reopen()
                 self._connect()
@@ -339,13 +346,7 @@ class Client:
         """Open a conversation; `ttl` is how many seconds it may be idle."""
         call = calls.open_session(id, system, ttl, metadata)
         assert call.body is not None
-        attempts = Attempts(self._transport.retries)
-        try:
-            self._transport.ask(call, attempts)
-        except Conflict:
-            if not attempts.lost:
-                raise
-            # An attempt whose answer was lost has opened it.
+        self._transport.ask(call)
         return Session(self._transport, call.body["id"], system)
 
     def resume(self, id: str) -> Session:  # noqa: A002
@@ -355,11 +356,16 @@ class Client:
 
     def sessions(self) -> list[SessionView]:
         """All sessions of this key."""
-        return [SessionView.from_body(body) for body in self.ask(calls.list_sessions())["data"]]
+        return [SessionView.from_body(body) for body in self.ask(calls.list_sessions())["sessions"]]
 
     def memory(self) -> dict[str, Any]:
         """The ledger: units by holder kind, component and tier; the largest holders; findings."""
         return self.ask(calls.memory())
+
+    def metrics(self) -> dict[str, float]:
+        """The server's figures by name and labels, for those who have the admin key."""
+        page = self._transport.read(calls.metrics())
+        return {} if page is None else calls.parse_metrics(page)
 
     def models(self) -> list[str]:
         """The names of the models that the server has."""

@@ -1,0 +1,123 @@
+"""Conversations with a model in this process, for the terminal. Imported only when one is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from holdfast.cli.progress import StartProgress
+from holdfast.cli.terminal import Chat, Cost, Speech, Talk
+from holdfast.core.errors import Refused
+from holdfast.engine.chat_template import ChatTemplateError
+from holdfast.engine.engine import Engine, Session, Turn, TurnFailed
+from holdfast.engine.options import OptionError
+from holdfast.engine.pull import PullError
+from holdfast.engine.sampling import Sampling, SamplingError
+from holdfast.models.fields import ConfigurationError
+from holdfast.models.generation import GenerationDefaults
+
+__all__ = ["Unusable", "run"]
+
+
+class Unusable(ValueError):
+    """What was asked for cannot be started; the message is for the user."""
+
+
+class LocalSpeech:
+    """A turn that this process computes."""
+
+    def __init__(self, engine: Engine, session: Session, turn: Turn) -> None:
+        self._engine = engine
+        self._session = session
+        self._turn = turn
+
+    def take(self) -> str | None:
+        """Make a step, and return what it said."""
+        if not self._turn.done:
+            self._engine.drive()
+            return self._turn.take()
+        return self._turn.take() or None
+
+    def cut(self) -> None:
+        """Keep what was taken."""
+        self._session.interrupt(keep=self._turn.tokens_shown)
+
+    @property
+    def usage(self) -> Cost:
+        """What the turn cost."""
+        return self._turn.usage
+
+
+class LocalTalk:
+    """A session of the engine."""
+
+    def __init__(self, engine: Engine, session: Session, sampling: Sampling) -> None:
+        self._engine = engine
+        self._session = session
+        self._sampling = sampling
+
+    @property
+    def turns(self) -> int:
+        """How many turns it has."""
+        return self._session.turns
+
+    def say(self, words: str) -> Speech:
+        """Begin a turn."""
+        return LocalSpeech(self._engine, self._session, self._session.say(words, self._sampling))
+
+    def rewind(self, turns: int) -> None:
+        """Go back so that so many turns remain."""
+        self._session.rewind(turns)
+
+    def fork(self) -> Talk:
+        """A second conversation that goes on from here."""
+        return LocalTalk(self._engine, self._session.fork(), self._sampling)
+
+
+class LocalHost:
+    """The engine."""
+
+    refusals = (Refused, TurnFailed, SamplingError, ChatTemplateError)
+
+    def __init__(self, engine: Engine, system: str | None, sampling: Sampling) -> None:
+        self._engine = engine
+        self._system = system
+        self._sampling = sampling
+
+    def open(self) -> Talk:
+        """Begin a conversation."""
+        return LocalTalk(self._engine, self._engine.session(self._system), self._sampling)
+
+    def memory(self) -> dict[str, Any]:
+        """Who holds the memory."""
+        return self._engine.memory()
+
+
+def run(
+    model: str,
+    system: str | None,
+    stated: dict[str, Any],
+    pleasant: dict[str, Any],
+    engine_options: dict[str, object],
+) -> None:
+    """Load a model and talk; `stated` is the sampling asked for, `pleasant` that of a silent model."""
+    try:
+        sampling = Sampling(**stated)
+        with StartProgress(model) as progress:
+            engine = Engine(model, progress=progress, **engine_options)
+    except OptionError as error:
+        name = error.option.replace("_", "-")
+        raise Unusable(f"--{name} {str(error).removeprefix(error.option)}") from error
+    except (SamplingError, PullError, ConfigurationError) as error:
+        raise Unusable(str(error)) from error
+    with engine:
+        Chat(LocalHost(engine, system, pleasantly(sampling, engine.loop.defaults, pleasant))).run()
+
+
+def pleasantly(sampling: Sampling, defaults: GenerationDefaults, pleasant: dict[str, Any]) -> Sampling:
+    """Sampling for people to read: where neither they nor the model say anything, not the plain one."""
+    suggested = (defaults.temperature, defaults.top_p, defaults.top_k, defaults.min_p)
+    if any(value is not None for value in suggested):
+        return sampling
+    open_fields = {name: value for name, value in pleasant.items() if getattr(sampling, name) is None}
+    return replace(sampling, **open_fields)

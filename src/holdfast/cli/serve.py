@@ -1,0 +1,126 @@
+"""`holdfast serve`: start the server.
+
+Reads the options, refuses what cannot be meant, and hands over to the server, which is imported only then.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.cli.options import takes_options
+from holdfast.cli.progress import StartProgress
+from holdfast.engine.options import OptionError, make_options
+from holdfast.engine.pull import DEFAULT_MODEL, PullError
+from holdfast.server.options import ServerOptions
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+HELP = (
+    "Serve a model over HTTP.\n\n"
+    "Answers OpenAI's interface (/v1/chat/completions, /v1/completions), sessions that stay in memory "
+    "(/v1/sessions, /v1/realtime) and SGLang's own (/generate). Ctrl-C or SIGTERM stops it, after the turns "
+    "in flight.\n\n"
+    "\b\n"
+    "holdfast serve                 the small model that is fetched once\n"
+    "holdfast serve DIRECTORY       a model of your own\n"
+    "holdfast serve echo            no model: repeats what it is told\n"
+    "holdfast serve --host 0.0.0.0 --api-keys keys.txt\n\n"
+    "Talk to it with holdfast chat --url, watch it with holdfast top."
+)
+
+KEYS_VARIABLE = "HOLDFAST_API_KEYS"
+
+
+@app.command(help=HELP)
+@takes_options
+def serve(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A directory, a .gguf file, a name, or echo.",
+            envvar="HOLDFAST_MODEL",
+        ),
+    ] = DEFAULT_MODEL,
+    engine_options: dict[str, Any] | None = None,
+    server_options: dict[str, Any] | None = None,
+) -> None:
+    """Serve."""
+    engine = engine_options or {}
+    try:
+        server = make_server_options(server_options or {})
+        make_options(**engine)
+    except OptionError as error:
+        raise _refusal(
+            f"--{error.option.replace('_', '-')}{str(error).removeprefix(error.option)}"
+        ) from error
+    raise typer.Exit(_run(model, engine, server))
+
+
+def _run(model: str, engine: dict[str, Any], server: ServerOptions) -> int:
+    """Serve until a signal comes; what hinders the start becomes one line."""
+    serving = import_module("holdfast.server.serve")
+    unable = import_module("holdfast.server.supervisor").EngineUnable
+    progress = LoadProgress(model)
+    try:
+        return int(serving.run(model, engine, server, progress))
+    except OptionError as error:
+        raise _refusal(
+            f"--{error.option.replace('_', '-')}{str(error).removeprefix(error.option)}"
+        ) from error
+    except (unable, PullError, ValueError) as error:
+        raise _refusal(str(error)) from error
+    finally:
+        progress.stop()
+
+
+def _refusal(problem: str) -> typer.Exit:
+    typer.echo(f"holdfast serve: {' '.join(problem.split())}", err=True)
+    return typer.Exit(2)
+
+
+class LoadProgress:
+    """Bars while a model is fetched and loaded, gone when it is there."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._shown: StartProgress | None = None
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """A stage has come so far."""
+        if self._shown is None:
+            self._shown = StartProgress(self._model).__enter__()
+        self._shown(stage, done, total)
+        if stage == "load" and done >= total:
+            self.stop()
+
+    def stop(self) -> None:
+        """Nothing more is to be waited for."""
+        if self._shown is not None:
+            self._shown.__exit__(None, None, None)
+            self._shown = None
+
+
+def make_server_options(stated: dict[str, Any]) -> ServerOptions:
+    """The options as the server takes them; raises `OptionError` for what cannot be meant."""
+    if "cors_origin" in stated:
+        stated = {**stated, "cors_origin": tuple(stated["cors_origin"])}
+    options = ServerOptions(**stated)
+    if options.api_keys is not None and not Path(options.api_keys).expanduser().is_file():
+        raise OptionError("api_keys", f"names {options.api_keys}, which is no file")
+    has_keys = options.api_keys is not None or bool(os.environ.get(KEYS_VARIABLE))
+    if not options.loopback and not has_keys and not options.allow_anonymous:
+        raise OptionError(
+            "host",
+            f"{options.host} lets other machines in, and there are no keys: give --api-keys FILE (or "
+            f"{KEYS_VARIABLE}), listen on 127.0.0.1, or say --allow-anonymous if everybody may use the model",
+        )
+    if has_keys and options.allow_anonymous:
+        raise OptionError("allow_anonymous", "contradicts the keys that were given: leave one of them out")
+    return options

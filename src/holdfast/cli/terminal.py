@@ -1,0 +1,249 @@
+"""A conversation in a terminal, whoever answers: a model in this process, or a server.
+
+Owns what is typed and what is shown: the prompt, the commands, Ctrl-C, and the line about what a turn cost.
+The answer is shown as it comes. Ctrl-C while the model speaks cuts in: what was shown stays part of the
+conversation, nothing after it does; signals never interrupt anything else, they set a flag that is looked at
+between pieces. Ctrl-C or Ctrl-D at the prompt leaves. Used by `chat`, which brings the host.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["Chat", "Cost", "Host", "Speech", "Talk", "memory_table", "printable"]
+
+HELP = """\
+/rewind N   take back the last N turns (1 if left out)
+/fork       go on in a second conversation from here; /fork N returns to conversation N
+/memory     who holds the memory
+/help       this
+/quit       leave (or Ctrl-D)
+Ctrl-C      while the model speaks: interrupt it; at the prompt: leave"""
+
+LEAVE = frozenset({"/quit", "/exit"})
+
+
+class Cost(Protocol):
+    """What a turn cost, in tokens."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that were in memory already."""
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that were computed."""
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens that were generated and stand."""
+
+
+class Speech(Protocol):
+    """A turn that is being answered."""
+
+    def take(self) -> str | None:
+        """What was said since this was last asked, after a short wait; None at the end."""
+
+    def cut(self) -> None:
+        """Keep what was taken, forget the rest."""
+
+    @property
+    def usage(self) -> Cost:
+        """What the turn cost, once it is over."""
+
+
+class Talk(Protocol):
+    """One conversation."""
+
+    @property
+    def turns(self) -> int:
+        """How many turns it has."""
+
+    def say(self, words: str) -> Speech:
+        """Begin a turn."""
+
+    def rewind(self, turns: int) -> None:
+        """Go back so that so many turns remain."""
+
+    def fork(self) -> Talk:
+        """A second conversation that goes on from here."""
+
+
+class Host(Protocol):
+    """Whoever holds the conversations."""
+
+    @property
+    def refusals(self) -> tuple[type[Exception], ...]:
+        """What it raises when it refuses: shown in a line, and the conversation goes on."""
+
+    def open(self) -> Talk:
+        """Begin a conversation."""
+
+    def memory(self) -> dict[str, Any]:
+        """Who holds the memory."""
+
+
+class Interrupt:
+    """Whether Ctrl-C was pressed since the model began to speak."""
+
+    def __init__(self) -> None:
+        self.pressed = False
+
+    def press(self, number: int, frame: FrameType | None) -> None:
+        """The signal's handler."""
+        assert number == signal.SIGINT
+        del frame
+        self.pressed = True
+
+
+@contextmanager
+def listening() -> Iterator[Interrupt]:
+    """Catch Ctrl-C in a flag for the length of a block."""
+    interrupt = Interrupt()
+    before = signal.signal(signal.SIGINT, interrupt.press)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Chat:
+    """One conversation after another in a terminal; forks are kept side by side."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.console = Console(highlight=False)
+        self.talks: list[Talk] = [host.open()]
+        self.current = 0
+
+    @property
+    def talk(self) -> Talk:
+        """The conversation that goes on."""
+        return self.talks[self.current]
+
+    def run(self) -> None:
+        """Read, answer, until somebody leaves."""
+        self.console.print("[dim]/help lists commands; Ctrl-C interrupts the model[/]")
+        while True:
+            name = f"{self.current + 1}> " if len(self.talks) > 1 else "> "
+            try:
+                line = self.console.input(name, markup=False).strip()
+            except (EOFError, KeyboardInterrupt):
+                self.console.print()
+                return
+            if line in LEAVE:
+                return
+            if line:
+                self.obey(line)
+
+    def obey(self, line: str) -> None:
+        """A command, or words for the model; what is refused changes nothing."""
+        try:
+            if line.startswith("/"):
+                self.command(line)
+            else:
+                self.answer(line)
+        except self.host.refusals as error:
+            self.console.print(f"{error}", style="red", markup=False)
+
+    def command(self, line: str) -> None:
+        """Carry out a line that begins with a slash."""
+        name, _, rest = line.partition(" ")
+        rest = rest.strip()
+        if name not in ("/rewind", "/fork", "/memory", "/help") or (rest and not rest.isdecimal()):
+            self.console.print(f"{line} is not understood; /help lists what is", markup=False)
+        elif name == "/rewind":
+            self.rewind(int(rest or 1))
+        elif name == "/fork":
+            self.fork(int(rest) if rest else None)
+        elif name == "/memory":
+            self.console.print(memory_table(self.host.memory()))
+        else:
+            self.console.print(HELP, markup=False)
+
+    def rewind(self, turns: int) -> None:
+        """Take back the last turns."""
+        there_are = self.talk.turns
+        remaining = there_are - turns
+        if remaining < 0:
+            self.console.print(f"there are {there_are} turns to take back")
+            return
+        self.talk.rewind(remaining)
+        self.console.print(f"[dim]{remaining} turns remain[/]")
+
+    def fork(self, number: int | None) -> None:
+        """Go on in a copy of the conversation, or in one that there is."""
+        if number is None:
+            self.talks.append(self.talk.fork())
+            number = len(self.talks)
+        if not 1 <= number <= len(self.talks):
+            self.console.print(f"there are {len(self.talks)} conversations")
+            return
+        self.current = number - 1
+        self.console.print(f"[dim]conversation {number}, {self.talk.turns} turns[/]")
+
+    def answer(self, words: str) -> None:
+        """Let the model speak until it is done or interrupted."""
+        began = time.monotonic()
+        first: float | None = None
+        with listening() as interrupt:
+            speech = self.talk.say(words)
+            while not interrupt.pressed and (text := speech.take()) is not None:
+                if text:
+                    first = time.monotonic() if first is None else first
+                    self.show(text)
+            if interrupt.pressed:
+                speech.cut()
+        ended = time.monotonic()
+        self.console.print()
+        self.console.print(
+            summary(speech.usage, (first or ended) - began, ended - began, interrupt.pressed),
+            style="dim",
+            markup=False,
+        )
+
+    def show(self, text: str) -> None:
+        """Text of the model, without what would steer the terminal."""
+        self.console.out(printable(text), end="", highlight=False)
+        self.console.file.flush()
+
+
+def printable(text: str) -> str:
+    """Text that cannot steer a terminal."""
+    return "".join(letter for letter in text if letter.isprintable() or letter in "\n\t")
+
+
+def summary(usage: Cost, first: float, total: float, interrupted: bool) -> str:
+    """One line about what a turn cost."""
+    parts = [
+        f"computed {usage.computed_tokens}",
+        f"cached {usage.cached_tokens}",
+        f"first token {first:.2f} s",
+    ]
+    if usage.completion_tokens > 1 and total > first:
+        parts.append(f"{(usage.completion_tokens - 1) / (total - first):.1f} tokens/s")
+    if interrupted:
+        parts.append(f"interrupted, {usage.completion_tokens} tokens kept")
+    return f"[{', '.join(parts)}]"
+
+
+def memory_table(report: dict[str, Any]) -> Table:
+    """Units of every pool by the kind of their holder."""
+    pools = report["pools"]
+    kinds = sorted({kind for pool in pools for kind, count in pool["holders"].items() if count})
+    table = Table(caption=f"step {report['step']}, {len(report['findings'])} findings")
+    for heading in ("component", "tier", "units", *kinds):
+        table.add_column(heading.lower(), justify="left" if heading in ("component", "tier") else "right")
+    for pool in pools:
+        counts = [str(pool["holders"].get(kind, 0)) for kind in kinds]
+        table.add_row(pool["component"], pool["tier"], f"{pool['units']} {pool['unit']}s", *counts)
+    return table

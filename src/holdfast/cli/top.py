@@ -1,0 +1,227 @@
+"""`holdfast top`: watch a server. Sessions, turns, throughput, and who holds the memory.
+
+Asks the server every second and draws what it says; `--once` draws once, `--json` prints one object a line
+for each figure. Throughput and turns come from /metrics, which may need the admin key: without it they are
+counted from the sessions that the key can see.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli.terminal import memory_table, printable
+from holdfast.client import Client, Forbidden, HoldfastError, NotFound, Retries, SessionView
+from holdfast.client.calls import DEFAULT_URL
+
+__all__ = ["Frame", "app", "compare", "draw", "look"]
+
+app = typer.Typer(add_completion=False)
+
+SESSIONS_SHOWN = 20
+FINDINGS_SHOWN = 5
+
+HELP = (
+    "Watch a server: its sessions and turns, its throughput, and who holds the memory.\n\n"
+    "\b\n"
+    "holdfast top                    the server on this machine\n"
+    "holdfast top --once             one picture, for a script or a report\n"
+    "holdfast top --json             one JSON object a line for each figure"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What a server said at one moment."""
+
+    at: float
+    models: tuple[str, ...]
+    sessions: tuple[SessionView, ...]
+    memory: dict[str, Any]
+    metrics: dict[str, float]
+
+    def figure(self, name: str) -> float | None:
+        """A figure of /metrics, all its labels together; None where it is not to be seen."""
+        found = [value for key, value in self.metrics.items() if key.partition("{")[0] == name]
+        return sum(found) if found else None
+
+    @property
+    def tokens(self) -> float:
+        """Tokens generated so far, or, of the sessions that can be seen, all that are known."""
+        counted = self.figure("holdfast_generated_tokens_total")
+        return float(sum(session.tokens_known for session in self.sessions)) if counted is None else counted
+
+    @property
+    def turns(self) -> float:
+        """Turns ended so far, or those of the sessions that can be seen."""
+        counted = self.figure("holdfast_turns_total")
+        return float(sum(session.turns for session in self.sessions)) if counted is None else counted
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What happened between two frames, for each second."""
+
+    tokens: float
+    turns: float
+
+
+def look(client: Client) -> Frame:
+    """Ask a server everything that a frame shows."""
+    try:
+        metrics = client.metrics()
+    except (Forbidden, NotFound):
+        metrics = {}
+    return Frame(time.monotonic(), tuple(client.models()), tuple(client.sessions()), client.memory(), metrics)
+
+
+def compare(before: Frame | None, now: Frame) -> Rates | None:
+    """The rates between two frames; none without a frame before."""
+    if before is None or now.at <= before.at:
+        return None
+    seconds = now.at - before.at
+    return Rates(max(0.0, now.tokens - before.tokens) / seconds, max(0.0, now.turns - before.turns) / seconds)
+
+
+@app.command(help=HELP)
+def top(
+    url: Annotated[str, typer.Option(help="The server's address.", envvar="HOLDFAST_URL")] = DEFAULT_URL,
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="Key for it; the admin key shows everything.", envvar="HOLDFAST_API_KEY"),
+    ] = None,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Watch a server."""
+    console = Console()
+    try:
+        # A look that fails is followed by the next one: there is no use in trying the same one again.
+        with Client(url, api_key, retries=Retries(attempts=1), timeout=30.0) as client:
+            if once or as_json:
+                _print_frames(client, console, interval, once, as_json)
+            else:
+                _watch(client, console, interval)
+    except (HoldfastError, ValueError) as error:
+        typer.echo(f"holdfast top: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        console.print()
+
+
+def _print_frames(client: Client, console: Console, interval: float, once: bool, as_json: bool) -> None:
+    before: Frame | None = None
+    while True:
+        frame = look(client)
+        rates = compare(before, frame)
+        if as_json:
+            for line in figures(client.url, frame, rates):
+                typer.echo(json.dumps(line))
+        else:
+            console.print(draw(client.url, frame, rates))
+        if once:
+            return
+        before = frame
+        time.sleep(interval)
+
+
+def _watch(client: Client, console: Console, interval: float) -> None:
+    """Draw until Ctrl-C; a server that goes away is waited for."""
+    before: Frame | None = look(client)
+    assert before is not None
+    with Live(draw(client.url, before, None), console=console, screen=console.is_terminal) as live:
+        while True:
+            time.sleep(interval)
+            try:
+                frame = look(client)
+            except HoldfastError as error:
+                live.update(Text(f"{client.url}: {error}", style="red"))
+                before = None
+                continue
+            live.update(draw(client.url, frame, compare(before, frame)))
+            before = frame
+
+
+def draw(url: str, frame: Frame, rates: Rates | None) -> Group:
+    """A frame as it is shown."""
+    parts: list[Any] = [_headline(url, frame, rates), memory_table(frame.memory), _sessions(frame)]
+    findings = frame.memory["findings"]
+    parts += [
+        Text(f"finding: {printable(str(finding.get('detail', finding)))}", style="red")
+        for finding in findings[-FINDINGS_SHOWN:]
+    ]
+    return Group(*parts)
+
+
+def _headline(url: str, frame: Frame, rates: Rates | None) -> Text:
+    shown = [f"{url}  {', '.join(frame.models)}  sessions {len(frame.sessions)}"]
+    for name, word in (("holdfast_turns_running", "running"), ("holdfast_turns_queued", "queued")):
+        figure = frame.figure(name)
+        if figure is not None:
+            shown.append(f"{word} {figure:.0f}")
+    if rates is not None:
+        shown.append(f"{rates.tokens:.1f} tokens/s")
+        shown.append(f"{rates.turns:.1f} turns/s")
+    return Text("  ".join(shown), style="bold")
+
+
+def _sessions(frame: Frame) -> Table:
+    """The sessions, those that were busy last first."""
+    recent = sorted(frame.sessions, key=lambda session: (session.state == "IDLE", session.idle_seconds))
+    more = len(recent) - SESSIONS_SHOWN
+    table = Table(caption=f"and {more} more" if more > 0 else None)
+    for heading in ("session", "state", "tier"):
+        table.add_column(heading)
+    for heading in ("turns", "tokens", "computed", "memory", "idle"):
+        table.add_column(heading, justify="right")
+    for session in recent[:SESSIONS_SHOWN]:
+        counts = (session.turns, session.tokens_known, session.tokens_computed)
+        held, idle = plain_bytes(session_bytes(session)), f"{session.idle_seconds:.0f} s"
+        table.add_row(session.id, session.state, session.tier, *map(str, counts), held, idle)
+    return table
+
+
+def session_bytes(session: SessionView) -> int:
+    """What a session holds of its own, over all components."""
+    held = [part for part in session.memory.values() if isinstance(part, dict) and "bytes" in part]
+    return sum(int(part["bytes"]) for part in held)
+
+
+def plain_bytes(count: float) -> str:
+    """A number of bytes as people read it."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def figures(url: str, frame: Frame, rates: Rates | None) -> Iterator[dict[str, object]]:
+    """A frame as figures: name, value, unit, and what they are of."""
+
+    def line(name: str, value: float, unit: str, **more: object) -> dict[str, object]:
+        return {"name": name, "value": value, "unit": unit, "url": url, "step": frame.memory["step"], **more}
+
+    yield line("sessions", len(frame.sessions), "sessions")
+    for name, metric in (("running", "holdfast_turns_running"), ("queued", "holdfast_turns_queued")):
+        figure = frame.figure(metric)
+        if figure is not None:
+            yield line(name, figure, "turns")
+    if rates is not None:
+        yield line("throughput", round(rates.tokens, 2), "tokens/s")
+        yield line("turns", round(rates.turns, 2), "turns/s")
+    for pool in frame.memory["pools"]:
+        for holder, units in pool["holders"].items():
+            place = {"component": pool["component"], "tier": pool["tier"], "holder": holder}
+            yield line("units", units, f"{pool['unit']}s", **place)
+    yield line("findings", len(frame.memory["findings"]), "findings")
