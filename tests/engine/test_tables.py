@@ -3,7 +3,7 @@
 import torch
 
 from holdfast.core.plan import TableChange
-from holdfast.engine.tables import BlockTables
+from holdfast.engine.tables import NOBODY, BlockTables
 
 
 def tables(window: bool = False) -> BlockTables:
@@ -11,7 +11,10 @@ def tables(window: bool = False) -> BlockTables:
 
 
 def full(block: BlockTables, number: int, width: int) -> list[int]:
-    found: list[int] = block.full(torch.tensor([block.row(number)]), width)[0].tolist()
+    block.apply()
+    table = block.step_tables(0, 0).full
+    assert table is not None
+    found: list[int] = table[block.row(number), :width].tolist()
     return found
 
 
@@ -19,6 +22,7 @@ def test_a_change_replaces_from_its_first_page_on() -> None:
     block = tables()
     block.change(7, TableChange(0, [11, 12, 13], 0, []))
     block.change(8, TableChange(0, [21], 0, []))
+    block.apply()
     block.change(7, TableChange(2, [33, 34], 2, []))
     assert full(block, 7, 4) == [11, 12, 33, 34]
     assert full(block, 8, 1) == [21]
@@ -27,14 +31,26 @@ def test_a_change_replaces_from_its_first_page_on() -> None:
 def test_window_pages_stand_at_their_own_numbers() -> None:
     block = tables(window=True)
     block.change(1, TableChange(0, [5, 6, 7], 0, [8, 9, 10]))
+    block.apply()
     block.change(1, TableChange(3, [11], 3, [12]))
-    assert block.window(torch.tensor([block.row(1)]), 4)[0].tolist() == [8, 9, 10, 12]
+    block.apply()
+    window = block.step_tables(0, 0).window
+    assert window is not None
+    assert window[block.row(1), :4].tolist() == [8, 9, 10, 12]
+
+
+def test_a_component_that_is_not_there_has_no_table() -> None:
+    block = tables()
+    assert block.step_tables(4, 5).window is None
+    assert (block.step_tables(4, 5).reserved_full, block.step_tables(4, 5).reserved_window) == (4, 5)
 
 
 def test_rows_and_columns_grow_and_nothing_is_lost() -> None:
     block = tables()
     for number in range(100):
         block.change(number, TableChange(0, list(range(number, number + 40)), 0, []))
+        if number % 7 == 0:
+            block.apply()
     assert all(full(block, number, 40) == list(range(number, number + 40)) for number in range(100))
     assert len({block.row(number) for number in range(100)}) == 100
 
@@ -47,9 +63,7 @@ def test_forgotten_rows_are_used_again() -> None:
     assert len({block.row(number) for number in range(16) if number not in (3, 5)} | {block.row(100)}) == 15
 
 
-def test_the_last_sampled_token_stays_with_its_row() -> None:
+def test_the_place_of_nobodys_tokens_is_no_row() -> None:
     block = tables()
-    rows = torch.tensor([block.row(4), block.row(9)])
-    block.note_sampled(rows, torch.tensor([44, 99]))
-    block.note_sampled(rows[1:], torch.tensor([98]))
-    assert block.sampled(torch.tensor([block.row(9), block.row(4)])).tolist() == [98, 44]
+    assert block.sampled.shape[0] == NOBODY + 1
+    assert all(block.row(number) < NOBODY for number in range(40))

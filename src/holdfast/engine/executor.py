@@ -6,7 +6,8 @@ sampling. It decides nothing about memory. Nothing here works token by token in 
 says: its text and its stops.
 
 `start` launches a step and `finish` waits for its tokens, so that the next plan can be made in between; the
-token a row sampled is kept on the device for a row that was planned before it was known.
+token a row sampled is kept on the device for a row that was planned before it was known. A step is brought to
+the device in one copy; on a GPU a small one is then a single graph.
 """
 
 from __future__ import annotations
@@ -22,24 +23,39 @@ from holdfast.core.layout import Component, Tier
 from holdfast.core.plan import Row, RowResult, StepResult, TierMove
 from holdfast.core.registry import Plan
 from holdfast.core.turn import Turn
+from holdfast.engine.graphs import (
+    TILES_ONLY,
+    Outcome,
+    Progress,
+    Recorder,
+    StepGraphs,
+    record_cuda,
+    run_step,
+    shapes,
+)
+from holdfast.engine.inputs import Nobody, Sample, Shape, StepBuffers, Views, pack, views
 from holdfast.engine.memory_plan import MemoryPlan
 from holdfast.engine.sampler import BatchSampler, Sampled, token_logprobs
+from holdfast.engine.staging import Arrival, Staging, fill
 from holdfast.engine.stream import TokenLogprob, TurnStream
-from holdfast.engine.tables import BlockTables
-from holdfast.kernels import Batch, Pages
-from holdfast.models.memory import Memory
+from holdfast.engine.tables import NOBODY, BlockTables
+from holdfast.kernels import Batch
+from holdfast.models.memory import Memory, UnitCounts
 from holdfast.models.model import Model
 
 NUMERIC_ERROR = "numeric_error"
 
+WAVES = 4
+"""Programs of attention for each multiprocessor that long contexts are shared out among."""
+
 
 @dataclass(slots=True)
 class Flight:
-    """A step that was launched: what it sampled, still on the device."""
+    """A step that was launched: what it sampled, on its way to the host."""
 
     plan: Plan
     sampled: Sampled | None
-    tokens: Tensor | None
+    tokens: Arrival | None
     places: list[tuple[int, int, int]]
     """For each row that samples: its index in the plan, its first and its end place among the samples."""
 
@@ -52,7 +68,12 @@ class Executor:
     ) -> None:
         self.model = model
         self.layout = memory.layout
-        self.memory = model.memory(memory.device, memory.layout.page_size)
+        # One unit more of each: what fills up a graph's batch writes there. The core does not know them.
+        counts = memory.device
+        self.memory = model.memory(
+            UnitCounts(counts.full + 1, counts.window + 1, counts.state + 1), memory.layout.page_size
+        )
+        self._reserved = counts
         self.host = None
         if memory.host.full or memory.host.window or memory.host.state:
             self.host = Memory(
@@ -61,13 +82,67 @@ class Executor:
         self.tables = BlockTables(model.device, memory.layout.full, memory.layout.window > 0)
         self.sampler = BatchSampler(rows_max, model.config.vocabulary, model.device)
         self.stream_of = stream_of
+        self._rows_max = rows_max
+        self._staging = Staging(model.device)
+        self._staging.pin(self.host)
+        self._nobody = Nobody(counts.state, self.sampler.nobody, NOBODY)
+        self._context_max = min(model.context_length, memory.tokens_max)
+        self._extra, self._arrived = self._pieces()
+        self._graphs: StepGraphs | None = None
         self._sampler_rows: dict[int, tuple[int, int]] = {}
         self._free_rows = list(range(rows_max - 1, -1, -1))
         self.tokens_computed = 0
 
+    def _pieces(self) -> tuple[int, Tensor | None]:
+        """How finely attention over long contexts is shared out, and the counters of its merges."""
+        shape, device = self.model.memory_shape.full, self.model.device
+        if shape is None or device.type != "cuda":
+            return 1, None
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        counters = torch.zeros(4 * self._rows_max * shape.kv_heads, dtype=torch.int32, device=device)
+        return -(-processors * WAVES // shape.kv_heads), counters
+
     def run(self, plan: Plan) -> StepResult:
         """Run a step to its end."""
         return self.finish(self.start(plan))
+
+    # --- graphs -----------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def capture(self, progress: Progress | None = None, record: Recorder | None = None) -> None:
+        """Capture the graphs of small steps. Without them, and on a CPU, kernels are launched one by one."""
+        if record is None:
+            record = record_cuda()
+        wanted = shapes(self._rows_max)
+        largest = Shape(
+            max(shape.rows for shape in wanted),
+            max(shape.tokens for shape in wanted),
+            max(shape.samples for shape in wanted),
+            decode=False,
+        )
+        words = torch.zeros(largest.words, dtype=torch.int32, device=self.model.device)
+        buffers = self._buffers(largest, self.layout.pages_for(self._context_max))
+        graphs = StepGraphs(words, record)
+        self.sampler.upload()
+        for done, shape in enumerate(wanted):
+            given = graphs.views(shape)
+            singles = shape.rows if shape.decode else 0 if shape.rows <= TILES_ONLY else 1
+            limits = (1 if shape.decode else shape.tokens, self._context_max, singles)
+            batch = buffers.batch(given, shape, self.layout.page_size, limits, self._extra)
+            self._bring(shape, [], [], [], words)
+            self._prepare(given, batch)
+            graphs.capture(shape, batch, self._step_of(batch, given))
+            if progress is not None:
+                progress("capturing graphs", done + 1, len(wanted))
+        self._graphs = graphs
+
+    def _step_of(self, batch: Batch, given: Views) -> Callable[[], Outcome]:
+        return lambda: run_step(self.model, self.memory, self.sampler, batch, given, self.tables.sampled)
+
+    def _buffers(self, shape: Shape, width: int) -> StepBuffers:
+        components = (self.layout.full, self.layout.window > 0)
+        fits = self._arrived is not None and 4 * self._rows_max >= shape.rows
+        return StepBuffers(self.model.device, shape, width, components, self._arrived if fits else None)
 
     # --- launching --------------------------------------------------------------------------------
 
@@ -78,12 +153,15 @@ class Executor:
         for row in plan.rows:
             if row.table is not None:
                 self.tables.change(row.number, row.table)
+        self.tables.apply()
         self._copy(plan)
         for move in plan.moves:
             self._move(move)
         flight = Flight(plan, None, None, [])
         if plan.rows:
             self._compute(plan, flight)
+        elif plan.moves:
+            flight.tokens = self._staging.fetch(None)
         return flight
 
     def _copy(self, plan: Plan) -> None:
@@ -93,100 +171,105 @@ class Executor:
             sources.append(copy.source)
             destinations.append(copy.destination)
         for component, (sources, destinations) in by_component.items():
+            units = self._integers(sources), self._integers(destinations)
             for storage in self.memory.storage(component.name.lower()):
-                kernels.copy_units(storage, self._integers(sources), self._integers(destinations))
+                kernels.copy_units(storage, *units)
 
     def _move(self, move: TierMove) -> None:
         assert self.host is not None, "a move needs a host pool"
         name = move.component.name.lower()
+        units = self._integers(move.sources), self._integers(move.destinations)
         for here, there in zip(self.memory.storage(name), self.host.storage(name), strict=True):
             source, destination = (here, there) if move.source_tier is Tier.DEVICE else (there, here)
-            destination[move.destinations] = source[move.sources].to(destination.device)
+            kernels.move_units(source, units[0], destination, units[1])
 
     def _compute(self, plan: Plan, flight: Flight) -> None:
         rows = plan.rows
-        counts = [row.count for row in rows]
-        batch, row_index = self._batch(rows, counts)
-        hidden = self.model.forward(batch, self.memory)
-        self.tokens_computed += sum(counts)
-        wanted: list[int] = []
+        tables = [self.tables.row(row.number) for row in rows]
+        samples = self._samples(plan, tables, flight)
+        outcome = self._forward(rows, tables, samples)
+        self.tokens_computed += sum(row.count for row in rows)
         end = 0
-        samplers: list[int] = []
-        positions: list[int] = []
-        for index, row in enumerate(rows):
+        for row in rows:
             end += row.count
-            self._note_prompt(row, hidden, end)
+            self._note_prompt(row, outcome[0], end)
+        if not samples:
+            return
+        hidden, tokens, given = outcome
+        if tokens is None or not self._plain(samples):
+            chosen = hidden.index_select(0, given.sample_place[: len(samples)])
+            flight.sampled = self.sampler.sample(
+                self.model.logits(chosen),
+                [sample.sampler_row for sample in samples],
+                [sample.position for sample in samples],
+            )
+            tokens = flight.sampled.tokens
+            # A row whose logits were not finite has no token; what is planned after it is lost, but must run.
+            kernels.note_sampled(self.tables.sampled, given.note[: len(samples)], tokens)
+        flight.tokens = self._staging.fetch(tokens[: len(samples)])
+
+    def _plain(self, samples: list[Sample]) -> bool:
+        return self.sampler.plain(
+            [sample.sampler_row for sample in samples], [sample.position for sample in samples]
+        )
+
+    def _samples(self, plan: Plan, tables: list[int], flight: Flight) -> list[Sample]:
+        """What a step samples: a row's next token, and before it one for each of its drafts."""
+        samples: list[Sample] = []
+        end = 0
+        for index, row in enumerate(plan.rows):
+            end += row.count
             if not row.sample:
                 continue
-            first = len(wanted)
+            first = len(samples)
             for place in range(end - row.drafts - 1, end):
-                wanted.append(place)
-                positions.append(row.start + row.count - (end - place) + 1)
-                samplers.append(self._sampler_row(plan, row, positions[-1]))
-            flight.places.append((index, first, len(wanted)))
-        if not wanted:
-            return
-        logits = self.model.logits(hidden[wanted])
-        flight.sampled = self.sampler.sample(logits, samplers, positions)
-        flight.tokens = flight.sampled.tokens
-        lasts = [stop - 1 for _, _, stop in flight.places]
-        owners = row_index[[index for index, _, _ in flight.places]]
-        # A row whose logits were not finite has no token; what is planned after it is lost, but must run.
-        self.tables.note_sampled(owners, flight.tokens[lasts].clamp(min=0))
+                position = row.start + row.count - (end - place) + 1
+                note = tables[index] if place == end - 1 else NOBODY
+                samples.append(Sample(place, position, self._sampler_row(plan, row, position), note))
+            flight.places.append((index, first, len(samples)))
+        self.sampler.upload()
+        return samples
 
-    def _batch(self, rows: list[Row[Turn]], counts: list[int]) -> tuple[Batch, Tensor]:
-        """The step's rows as one ragged batch, and the table row of each."""
-        device = self.model.device
-        starts = [row.start for row in rows]
-        contexts = [row.start + row.count for row in rows]
-        row_index = self._integers([self.tables.row(row.number) for row in rows])
-        count = torch.tensor(counts, dtype=torch.int64)
-        row_start = torch.zeros(len(rows) + 1, dtype=torch.int32)
-        row_start[1:] = torch.cumsum(count, 0)
-        shift = torch.tensor(starts, dtype=torch.int64) - row_start[:-1]
-        positions = torch.arange(int(row_start[-1]), dtype=torch.int64) + torch.repeat_interleave(
-            shift, count
-        )
-        tokens: list[int] = []
-        fed: list[tuple[int, int]] = []
-        for index, row in enumerate(rows):
-            tokens += row.tokens
-            if len(row.tokens) < row.count:
-                fed.append((len(tokens), index))
-                tokens.append(0)
-        token_tensor = torch.tensor(tokens, dtype=torch.int64).to(device)
-        if fed:
-            token_tensor[[place for place, _ in fed]] = self.tables.sampled(
-                row_index[[index for _, index in fed]]
-            )
-        owner = torch.repeat_interleave(torch.arange(len(rows)), count).to(device)
-        positions = positions.to(device)
-        width = self.layout.pages_for(max(contexts))
-        states = [row.state if row.state is not None else (None, 0) for row in rows]
-        batch = Batch(
-            tokens=token_tensor,
-            positions=positions,
-            row_start=row_start.to(device),
-            context=torch.tensor(contexts, dtype=torch.int32).to(device),
-            state_source=self._small([-1 if source is None else source for source, _ in states]),
-            state_destination=self._small([destination for _, destination in states]),
-            full=self._pages(self.tables.full(row_index, width), owner, positions)
-            if self.layout.full
-            else None,
-            window=self._pages(self.tables.window(row_index, width), owner, positions)
-            if self.layout.window
-            else None,
-            rows=len(rows),
-            count_max=max(counts),
-            context_max=max(contexts),
-            rows_of_one=counts.count(1),
-        )
-        return batch, row_index
+    def _forward(
+        self, rows: list[Row[Turn]], tables: list[int], samples: list[Sample]
+    ) -> tuple[Tensor, Tensor | None, Views]:
+        """Hidden states, tokens where a graph drew them, and the step's inputs on the device."""
+        counts = [row.count for row in rows]
+        tokens, count_max = sum(counts), max(counts)
+        decode = count_max == 1 and len(samples) <= len(rows)
+        if self._graphs is not None:
+            shape = self._graphs.find(len(rows), tokens, len(samples), decode)
+            if shape is not None:
+                self._bring(shape, rows, tables, samples, self._graphs.words)
+                given = self._graphs.views(shape)
+                self._prepare(given, self._graphs.batch(shape))
+                outcome = self._graphs.replay(shape)
+                return outcome.hidden, outcome.tokens, given
+        shape = Shape(len(rows), tokens, len(samples), decode)
+        given = views(self._bring(shape, rows, tables, samples, None), shape)
+        context_max = max(row.start + row.count for row in rows)
+        buffers = self._buffers(shape, self.layout.pages_for(context_max))
+        limits = (count_max, context_max, counts.count(1))
+        batch = buffers.batch(given, shape, self.layout.page_size, limits, self._extra)
+        self._prepare(given, batch)
+        return self.model.forward(batch, self.memory), None, given
 
-    def _pages(self, table: Tensor, owner: Tensor, positions: Tensor) -> Pages:
-        page_size = self.layout.page_size
-        units = table[owner, positions // page_size].to(torch.int64)
-        return Pages(table, units * page_size + positions % page_size, page_size)
+    def _bring(
+        self,
+        shape: Shape,
+        rows: list[Row[Turn]],
+        tables: list[int],
+        samples: list[Sample],
+        target: Tensor | None,
+    ) -> Tensor:
+        """A step's words on the device."""
+        words = self._staging.words(shape.words)
+        pack(fill(words), shape, rows, tables, samples, self._nobody)
+        return self._staging.send(words, target)
+
+    def _prepare(self, given: Views, batch: Batch) -> None:
+        tables = self.tables.step_tables(self._reserved.full, self._reserved.window)
+        kernels.prepare_step(given.tokens, given.row_table, tables, batch)
 
     def _note_prompt(self, row: Row[Turn], hidden: Tensor, end: int) -> None:
         """Log-probabilities of the prompt's own tokens, where a turn asks for them."""
@@ -217,7 +300,7 @@ class Executor:
         """The sampler row of a turn; taken anew where a lost step has counted tokens that were never said."""
         turn = row.turn
         held = self._sampler_rows.get(turn.number)
-        if held is not None and held[1] < position:
+        if held is not None and (held[1] < position or not self.sampler.counts(held[0])):
             self._sampler_rows[turn.number] = (held[0], position)
             return held[0]
         if held is not None:
@@ -257,9 +340,9 @@ class Executor:
         """Wait for a step's tokens and say what came of each row."""
         plan = flight.plan
         results = [RowResult([]) for _ in plan.rows]
-        if flight.tokens is not None and flight.sampled is not None:
-            tokens = flight.tokens.tolist()
-            logprobs = _logprobs(flight.sampled, tokens)
+        if flight.tokens is not None:
+            tokens = flight.tokens.wait()
+            logprobs = {} if flight.sampled is None else _logprobs(flight.sampled, tokens)
             for index, first, stop in flight.places:
                 results[index] = self._result(plan.rows[index], tokens[first:stop], logprobs, first)
         return StepResult(results, [True] * len(plan.moves))
@@ -287,10 +370,7 @@ class Executor:
         return RowResult(taken, stream.finish)
 
     def _integers(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self.model.device)
-
-    def _small(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32).to(self.model.device)
+        return torch.tensor(values, dtype=torch.int64).to(self.model.device, non_blocking=True)
 
 
 def _logprobs(sampled: Sampled, tokens: list[int]) -> dict[int, TokenLogprob]:

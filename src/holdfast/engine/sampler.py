@@ -3,7 +3,9 @@
 A `BatchSampler` keeps the parameters of every batch row in tensors: the executor admits a row when its turn
 begins, samples it in any steps and any company, and releases it. A row's token is a function of its own
 logits, history, seed and position alone. Nothing here waits for the device: tokens stay tensors, and a row
-whose logits are not finite gets -1. Called by the executor.
+whose logits are not finite gets -1. Rows that need no more than their parameters can be drawn inside a graph
+(`draw`); the others, with penalties, biases or log-probabilities, are sampled by `sample`. Called by the
+executor and by the graphs.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,26 +49,35 @@ class _Row:
     bias_tokens: Tensor | None
     bias_values: Tensor | None
 
+    def special(self, position: int) -> bool:
+        """Whether a token at a position takes more than the row's parameters."""
+        return (
+            self.penalised
+            or self.bias_tokens is not None
+            or self.sampling.logprobs is not None
+            or (self.end_tokens is not None and position < self.free_position)
+        )
+
+
+# Rows of the parameter tables.
+_TEMPERATURE, _TOP_P, _MIN_P, _REPETITION, _FREQUENCY, _PRESENCE = range(6)
+_TOP_K, _SEED = range(2)
+
 
 class BatchSampler:
-    """The sampling state of `rows` batch rows over a vocabulary."""
+    """The sampling state of `rows` batch rows over a vocabulary; row `nobody` is always there and greedy."""
 
     def __init__(self, rows: int, vocabulary: int, device: torch.device) -> None:
         self._vocabulary = vocabulary
         self._device = device
         self._rows: list[_Row | None] = [None] * rows
-
-        def filled(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.full((rows,), value, dtype=dtype, device=device)
-
-        self._temperature = filled(1.0)
-        self._top_k = filled(0, torch.int64)
-        self._top_p = filled(1.0)
-        self._min_p = filled(0.0)
-        self._seeds = filled(0, torch.int64)
-        self._repetition = filled(1.0)
-        self._frequency = filled(0.0)
-        self._presence = filled(0.0)
+        self.nobody = rows
+        # Parameters are set on the host and brought to the device together, before they are next read.
+        self._host_floats = np.zeros((6, rows + 1), dtype=np.float32)
+        self._host_integers = np.zeros((2, rows + 1), dtype=np.int64)
+        self._floats = torch.zeros((6, rows + 1), dtype=torch.float32, device=device)
+        self._integer_table = torch.zeros((2, rows + 1), dtype=torch.int64, device=device)
+        self._changed = True
         self._generated_counts: Tensor | None = None
         self._seen: Tensor | None = None
 
@@ -86,14 +98,16 @@ class BatchSampler:
         assert sampling.temperature is not None and sampling.top_p is not None
         assert sampling.top_k is not None and sampling.min_p is not None
         assert sampling.repetition_penalty is not None and sampling.seed is not None
-        self._temperature[row] = sampling.temperature
-        self._top_k[row] = max(0, sampling.top_k)
-        self._top_p[row] = sampling.top_p
-        self._min_p[row] = sampling.min_p
-        self._seeds[row] = sampling.seed
-        self._repetition[row] = sampling.repetition_penalty
-        self._frequency[row] = sampling.frequency_penalty
-        self._presence[row] = sampling.presence_penalty
+        self._host_floats[:, row] = (
+            sampling.temperature,
+            sampling.top_p,
+            sampling.min_p,
+            sampling.repetition_penalty,
+            sampling.frequency_penalty,
+            sampling.presence_penalty,
+        )
+        self._host_integers[:, row] = (max(0, sampling.top_k), sampling.seed)
+        self._changed = True
         penalised = sampling.repetition_penalty != 1.0 or bool(
             sampling.frequency_penalty or sampling.presence_penalty
         )
@@ -107,13 +121,44 @@ class BatchSampler:
             end_tokens=self._integers(ends) if ends else None,
             free_position=len(prompt) + sampling.min_tokens,
             bias_tokens=self._integers(list(bias)) if bias else None,
-            bias_values=torch.tensor(list(bias.values()), device=self._device) if bias else None,
+            bias_values=torch.tensor(list(bias.values())).to(self._device) if bias else None,
         )
 
     def release(self, row: int) -> None:
         """Gives a row back; its parameters are those of nobody."""
         assert self._rows[row] is not None, f"row {row} is not taken"
         self._rows[row] = None
+
+    def upload(self) -> None:
+        """Bring changed parameters to the device, without waiting for it."""
+        if self._changed:
+            self._floats.copy_(torch.from_numpy(self._host_floats), non_blocking=True)
+            self._integer_table.copy_(torch.from_numpy(self._host_integers), non_blocking=True)
+            self._changed = False
+
+    def plain(self, rows: Sequence[int], positions: Sequence[int]) -> bool:
+        """Whether all rows need no more than their parameters, so that `draw` gives their tokens."""
+        return not any(
+            self._state(row).special(position) for row, position in zip(rows, positions, strict=True)
+        )
+
+    def counts(self, row: int) -> bool:
+        """Whether a row keeps account of its tokens, so that one sampled in vain must be forgotten."""
+        return self._state(row).penalised
+
+    def draw(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        """The next token of each plain row, all inputs on the device; can be captured in a graph."""
+        floats = self._floats.index_select(1, rows)
+        integers = self._integer_table.index_select(1, rows)
+        return sample_tokens(
+            logits,
+            floats[_TEMPERATURE],
+            integers[_TOP_K],
+            floats[_TOP_P],
+            floats[_MIN_P],
+            integers[_SEED],
+            positions.long(),
+        )
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[int], positions: Sequence[int]) -> Sampled:
@@ -126,15 +171,17 @@ class BatchSampler:
         states = [self._state(row) for row in rows]
         asked = tuple(index for index, state in enumerate(states) if state.sampling.logprobs is not None)
         plain = torch.log_softmax(logits[list(asked)], dim=-1) if asked else None
+        self.upload()
         index = self._integers(rows)
         self._adjust(logits, states, index, positions)
+        floats, integers = self._floats.index_select(1, index), self._integer_table.index_select(1, index)
         tokens = sample_tokens(
             logits,
-            self._temperature[index],
-            self._top_k[index],
-            self._top_p[index],
-            self._min_p[index],
-            self._seeds[index],
+            floats[_TEMPERATURE],
+            integers[_TOP_K],
+            floats[_TOP_P],
+            floats[_MIN_P],
+            integers[_SEED],
             self._integers(positions),
             greedy=all(state.sampling.temperature == 0.0 for state in states),
         )
@@ -166,11 +213,11 @@ class BatchSampler:
     def _penalise(self, logits: Tensor, index: Tensor) -> Tensor:
         """Repetition divides or multiplies what was seen, the others subtract for what was generated."""
         assert self._seen is not None and self._generated_counts is not None
-        factor = torch.where(self._seen[index], self._repetition[index, None], 1.0)
+        factor = torch.where(self._seen[index], self._floats[_REPETITION, index, None], 1.0)
         logits = torch.where(logits > 0, logits / factor, logits * factor)
         counts = self._generated_counts[index]
-        logits = logits - self._frequency[index, None] * counts
-        return logits - self._presence[index, None] * (counts > 0)
+        logits = logits - self._floats[_FREQUENCY, index, None] * counts
+        return logits - self._floats[_PRESENCE, index, None] * (counts > 0)
 
     def _remember(self, row: int, prompt: Sequence[int], generated: Sequence[int]) -> None:
         """Counts what a penalised row has seen; the tables exist only once a row needs them."""
@@ -196,7 +243,7 @@ class BatchSampler:
         self._generated_counts.index_put_((rows, said), ones, accumulate=True)
 
     def _integers(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(list(values), dtype=torch.int64, device=self._device)
+        return torch.tensor(list(values), dtype=torch.int64).to(self._device, non_blocking=True)
 
 
 @torch.inference_mode()

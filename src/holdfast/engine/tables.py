@@ -1,33 +1,43 @@
 """Block tables that stay on the device: one row a sequence, changed by what a plan says changed.
 
 A sequence's row lives as long as the sequence, idle or not, so a turn on a long history sends only its new
-entries. Rows and columns grow by doubling. A step's tables are gathered from here in one operation.
+entries. Changes are collected and applied together, in one launch a table. Rows and columns grow by doubling.
+The token that a sequence sampled last is kept here too, for a row that was planned before it was known; that
+tensor never moves, so that graphs may write to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast import kernels
 from holdfast.core.plan import TableChange
+from holdfast.kernels import StepTables
+
+ROWS_MAX = 1 << 17
+NOBODY = ROWS_MAX
+"""The place of sampled tokens that no sequence will ask for."""
+
+_Change = tuple[int, int, list[int]]
 
 
 class BlockTables:
     """The tables of one model's sequences, by the number that plans name them with."""
 
-    __slots__ = ("_device", "_free", "_full", "_rows", "_sampled", "_window", "full_used", "window_used")
+    __slots__ = ("_changes", "_device", "_free", "_rows", "_sampled", "_tables", "_used")
 
     def __init__(self, device: torch.device, full_used: bool, window_used: bool) -> None:
         self._device = device
-        self.full_used = full_used
-        self.window_used = window_used
+        self._used = (full_used, window_used)
         self._rows: dict[int, int] = {}
         self._free = list(range(15, -1, -1))
-        self._full = torch.zeros((16, 16), dtype=torch.int32, device=device)
-        self._window = torch.zeros((16, 16), dtype=torch.int32, device=device)
-        self._sampled = torch.zeros(16, dtype=torch.int64, device=device)
+        self._tables = [torch.zeros((16, 16), dtype=torch.int32, device=device) for _ in range(2)]
+        self._changes: tuple[list[_Change], list[_Change]] = ([], [])
+        self._sampled = torch.zeros(ROWS_MAX + 1, dtype=torch.int64, device=device)
 
     def row(self, number: int) -> int:
         """The row of a sequence, given to it at the first asking."""
@@ -46,44 +56,54 @@ class BlockTables:
                 self._free.append(row)
 
     def change(self, number: int, change: TableChange) -> None:
-        """Apply what a plan says changed in a sequence's tables."""
+        """Note what a plan says changed in a sequence's tables; `apply` carries it out."""
         row = self.row(number)
-        if self.full_used:
-            self._full = self._put(self._full, row, change.first, change.full)
-        if self.window_used:
-            self._window = self._put(self._window, row, change.window_first, change.window)
+        if self._used[0] and change.full:
+            self._changes[0].append((row, change.first, change.full))
+        if self._used[1] and change.window:
+            self._changes[1].append((row, change.window_first, change.window))
 
-    def full(self, rows: Tensor, width: int) -> Tensor:
-        """The full-attention tables of a step's rows, int32 [rows, width]."""
-        return self._full[rows, :width]
+    def apply(self) -> None:
+        """Carry out all changes that were noted."""
+        for component, changes in enumerate(self._changes):
+            if not changes:
+                continue
+            end = max(first + len(units) for _, first, units in changes)
+            if end > self._tables[component].shape[1]:
+                self._widen(component, end)
+            table = self._tables[component]
+            width = table.shape[1]
+            places = [
+                np.arange(row * width + first, row * width + first + len(units))
+                for row, first, units in changes
+            ]
+            units = [unit for change in changes for unit in change[2]]
+            both = np.stack((np.concatenate(places), np.array(units))).astype(np.int32)
+            kernels.change_tables(torch.from_numpy(both).to(self._device, non_blocking=True), table)
+            changes.clear()
 
-    def window(self, rows: Tensor, width: int) -> Tensor:
-        """The sliding-window tables of a step's rows, int32 [rows, width]."""
-        return self._window[rows, :width]
+    def step_tables(self, reserved_full: int, reserved_window: int) -> StepTables:
+        """The tables as the kernels read them, with every change carried out."""
+        assert not self._changes[0] and not self._changes[1], "changes must be applied first"
+        full, window = (table if used else None for table, used in zip(self._tables, self._used, strict=True))
+        return StepTables(self._sampled, full, window, reserved_full, reserved_window)
 
-    def sampled(self, rows: Tensor) -> Tensor:
-        """The token that each row's sequence sampled last."""
-        return self._sampled[rows]
+    @property
+    def sampled(self) -> Tensor:
+        """The token that each row's sequence sampled last, int64; the last place is nobody's."""
+        return self._sampled
 
-    def note_sampled(self, rows: Tensor, tokens: Tensor) -> None:
-        """Keep sampled tokens on the device, for rows planned before they are known."""
-        self._sampled[rows] = tokens
-
-    def _put(self, table: Tensor, row: int, first: int, units: list[int]) -> Tensor:
-        end = first + len(units)
-        if end > table.shape[1]:
-            wider = torch.zeros(
-                (table.shape[0], max(end, 2 * table.shape[1])), dtype=torch.int32, device=self._device
-            )
-            wider[:, : table.shape[1]] = table
-            table = wider
-        if units:
-            table[row, first:end] = torch.tensor(units, dtype=torch.int32)
-        return table
+    def _widen(self, component: int, end: int) -> None:
+        table = self._tables[component]
+        wider = torch.zeros(
+            (table.shape[0], max(end, 2 * table.shape[1])), dtype=torch.int32, device=self._device
+        )
+        wider[:, : table.shape[1]] = table
+        self._tables[component] = wider
 
     def _grow_rows(self) -> None:
-        count = self._full.shape[0]
+        count = self._tables[0].shape[0]
+        if count >= ROWS_MAX:
+            raise RuntimeError(f"more than {ROWS_MAX} sequences are alive")
         self._free = list(range(2 * count - 1, count - 1, -1))
-        self._full = torch.cat((self._full, torch.zeros_like(self._full)))
-        self._window = torch.cat((self._window, torch.zeros_like(self._window)))
-        self._sampled = torch.cat((self._sampled, torch.zeros_like(self._sampled)))
+        self._tables = [torch.cat((table, torch.zeros_like(table))) for table in self._tables]

@@ -4,8 +4,8 @@ CPU tensors take the torch implementations in `kernels/torch`, CUDA tensors the 
 `kernels/triton`; both promise the same results up to rounding. No function waits for the device: whatever
 sizes its work comes from host-side integers (shapes and the counts in `Batch`), so a step can be captured in
 a CUDA graph. Inputs may be strided views unless a function says otherwise. Models and the executor call
-these functions; all else of this package that is for them is `Batch`, `Pages` and their builders, `Rotation`
-and `Mamba2Weights`.
+these functions; all else of this package that is for them is `Batch`, `Pages`, `Splits` and their builders,
+and the bundles `Rotation`, `Mamba2Weights` and `StepTables`.
 
 Conventions, for all functions:
 
@@ -22,9 +22,9 @@ from typing import Literal
 
 import torch
 
-from holdfast.kernels.batch import Batch, Pages, build_batch, build_pages
+from holdfast.kernels.batch import Batch, Pages, Splits, build_batch, build_pages
 from holdfast.kernels.dispatch import implementation
-from holdfast.kernels.parameters import Mamba2Weights, Rotation
+from holdfast.kernels.parameters import Mamba2Weights, Rotation, StepTables
 from holdfast.kernels.torch.activation import Activation
 
 __all__ = [
@@ -33,16 +33,22 @@ __all__ = [
     "Mamba2Weights",
     "Pages",
     "Rotation",
+    "Splits",
+    "StepTables",
     "attend",
     "build_batch",
     "build_pages",
     "causal_conv",
+    "change_tables",
     "copy_units",
     "experts",
     "gated_delta",
     "gather_units",
     "geglu",
     "mamba2_scan",
+    "move_units",
+    "note_sampled",
+    "prepare_step",
     "relu_squared",
     "rms_norm",
     "rms_norm_gated",
@@ -281,6 +287,16 @@ def scatter_units(storage: torch.Tensor, units: torch.Tensor, values: torch.Tens
     implementation(storage).scatter_units(storage, units, values)
 
 
+def move_units(
+    source: torch.Tensor, sources: torch.Tensor, target: torch.Tensor, destinations: torch.Tensor
+) -> None:
+    """Copies unit `sources[i]` of one storage to `destinations[i]` of another, all layers at once.
+
+    One of the storages may be pinned host memory; the indices are on the device of the other.
+    """
+    implementation(sources).move_units(source, sources, target, destinations)
+
+
 def sample_tokens(
     logits: torch.Tensor,
     temperature: torch.Tensor,
@@ -304,3 +320,24 @@ def sample_tokens(
         logits, temperature, top_k, top_p, min_p, seeds, positions, greedy=greedy
     )
     return out
+
+
+def prepare_step(tokens: torch.Tensor, row_table: torch.Tensor, tables: StepTables, batch: Batch) -> None:
+    """Fills in what a batch's `row_start` and `context` leave open, from the tables.
+
+    `tokens` int32 [T] are the inputs, -1 for what the row's sequence sampled last; `row_table` int32 [rows]
+    is each row's row in the tables, -1 for one that only fills up the batch. Writes the batch's tokens and
+    positions, the tables and slots of its pages, and its splits where it has some. Tokens past the last row,
+    and those of rows without a table, are token 0 at position 0 of the reserved unit.
+    """
+    implementation(tokens).prepare_step(tokens, row_table, tables, batch)
+
+
+def change_tables(changes: torch.Tensor, table: torch.Tensor) -> None:
+    """Writes `changes[1]` to the flat places `changes[0]` of a contiguous table, all int32."""
+    implementation(table).change_tables(changes, table)
+
+
+def note_sampled(sampled: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:
+    """Keeps sampled tokens (0 for -1) at `rows` int32 of `sampled`, for rows that are planned before."""
+    implementation(sampled).note_sampled(sampled, rows, tokens)

@@ -33,6 +33,21 @@ class Pages:
 
 
 @dataclass(slots=True)
+class Splits:
+    """How the keys of one-token rows are shared out among programs, worked out on the device.
+
+    Row r has the pieces `[start[r], start[r + 1])`, each of `length[0]` keys. `extra` is the host's promise:
+    all rows together have at most `rows + extra` pieces. `arrived` counts finished pieces by row and key
+    head; it is zero between launches.
+    """
+
+    start: torch.Tensor  # int32 [rows + 1]
+    length: torch.Tensor  # int32 [1]
+    arrived: torch.Tensor  # int32 [rows * kv_heads]
+    extra: int
+
+
+@dataclass(slots=True)
 class Batch:
     """One step's rows. A row of no tokens is allowed (padding) and touches nothing.
 
@@ -52,7 +67,8 @@ class Batch:
     rows: int
     count_max: int  # most new tokens of any row
     context_max: int  # longest context of any row (an upper bound is enough)
-    rows_of_one: int  # how many rows have exactly one new token
+    rows_of_one: int  # how many rows have exactly one new token; of a captured batch, whether all or some may
+    splits: Splits | None = None  # of full attention's keys, where the device has worked them out
 
     @property
     def one_token_rows(self) -> bool:
@@ -60,9 +76,9 @@ class Batch:
         return self.rows_of_one == self.rows
 
     def token_rows(self) -> torch.Tensor:
-        """The row of each token, int64 [tokens]."""
+        """The row of each token, int64 [tokens]; what lies past the last row's end counts as its."""
         tokens = torch.arange(self.positions.shape[0], device=self.row_start.device, dtype=torch.int32)
-        return torch.searchsorted(self.row_start[1:], tokens, right=True)
+        return torch.searchsorted(self.row_start[1:], tokens, right=True).clamp(max=self.rows - 1)
 
 
 def build_pages(

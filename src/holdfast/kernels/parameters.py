@@ -1,6 +1,6 @@
-"""What a layer hands to its kernels unchanged in every step: small bundles of weights and constants.
+"""What is handed to the kernels unchanged in every step: small bundles of weights, constants and tables.
 
-A model builds them once, when its weights are loaded; the kernels only read them.
+A model builds its own once, when its weights are loaded, the executor the tables; the kernels only read them.
 """
 
 from __future__ import annotations
@@ -39,3 +39,18 @@ class Mamba2Weights:
     dt_bias: torch.Tensor | None = None  # [heads]: added to dt before the softplus
     dt_limit: tuple[float, float] = (0.0, math.inf)  # bounds of dt after the softplus
     chunk_size: int = 128
+
+
+@dataclass(frozen=True, slots=True)
+class StepTables:
+    """What outlives a step on the device: block tables, and the token that each sequence sampled last.
+
+    `reserved_full` and `reserved_window` are units that belong to nobody: rows that only fill up a batch
+    write and read there.
+    """
+
+    sampled: torch.Tensor  # int64 [table rows]
+    full: torch.Tensor | None  # int32 [table rows, pages]
+    window: torch.Tensor | None  # int32 [table rows, pages]
+    reserved_full: int
+    reserved_window: int

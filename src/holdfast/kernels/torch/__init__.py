@@ -9,17 +9,22 @@ from holdfast.kernels.torch.mamba2 import mamba2_scan
 from holdfast.kernels.torch.norm import rms_norm, rms_norm_gated, rms_norm_residual
 from holdfast.kernels.torch.rotary import rotate_and_write, write_kv
 from holdfast.kernels.torch.sampling import sample_tokens
-from holdfast.kernels.torch.units import copy_units, gather_units, scatter_units
+from holdfast.kernels.torch.step import change_tables, note_sampled, prepare_step
+from holdfast.kernels.torch.units import copy_units, gather_units, move_units, scatter_units
 
 __all__ = [
     "attend",
     "causal_conv",
+    "change_tables",
     "copy_units",
     "experts",
     "gated_delta",
     "gather_units",
     "geglu",
     "mamba2_scan",
+    "move_units",
+    "note_sampled",
+    "prepare_step",
     "relu_squared",
     "rms_norm",
     "rms_norm_gated",

@@ -64,8 +64,8 @@ def attend(
     out = torch.empty(*query.shape[:-1], value_cache.shape[-1], dtype=query.dtype, device=query.device)
     starts = batch.row_start.tolist()
     contexts = batch.context.tolist()
-    if batch.rows_of_one:
-        rows = [row for row in range(batch.rows) if starts[row + 1] - starts[row] == 1]
+    rows = [row for row in range(batch.rows) if starts[row + 1] - starts[row] == 1]
+    if rows:
         tokens = torch.tensor([starts[row] for row in rows], device=query.device)
         picked = torch.tensor(rows, device=query.device)
         singles = _Singles(pages.table[picked], batch.context[picked], max(contexts[row] for row in rows))

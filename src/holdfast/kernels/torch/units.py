@@ -21,3 +21,9 @@ def gather_units(storage: torch.Tensor, units: torch.Tensor, out: torch.Tensor) 
 
 def scatter_units(storage: torch.Tensor, units: torch.Tensor, values: torch.Tensor) -> None:
     storage.index_copy_(0, units.long(), values.to(storage.device, non_blocking=True))
+
+
+def move_units(
+    source: torch.Tensor, sources: torch.Tensor, target: torch.Tensor, destinations: torch.Tensor
+) -> None:
+    target[destinations] = source[sources]

@@ -9,17 +9,22 @@ from holdfast.kernels.triton.mamba2 import mamba2_scan
 from holdfast.kernels.triton.norm import rms_norm, rms_norm_gated, rms_norm_residual
 from holdfast.kernels.triton.rotary import rotate_and_write, write_kv
 from holdfast.kernels.triton.sampling import sample_tokens
-from holdfast.kernels.triton.units import copy_units, gather_units, scatter_units
+from holdfast.kernels.triton.step import change_tables, note_sampled, prepare_step
+from holdfast.kernels.triton.units import copy_units, gather_units, move_units, scatter_units
 
 __all__ = [
     "attend",
     "causal_conv",
+    "change_tables",
     "copy_units",
     "experts",
     "gated_delta",
     "gather_units",
     "geglu",
     "mamba2_scan",
+    "move_units",
+    "note_sampled",
+    "prepare_step",
     "relu_squared",
     "rms_norm",
     "rms_norm_gated",

@@ -8,7 +8,8 @@ partial results are then merged by a second kernel, which also adds the sinks. H
 follows from host-side counts; what each split covers follows from the row's context, on the device.
 
 One-token rows and longer rows of a mixed batch are two launches, each of which passes over the other's rows,
-so that a long-lived session's decode row is split however many prefill tokens stand beside it.
+so that a long-lived session's decode row is split however many prefill tokens stand beside it. Where all rows
+have one token and the device has shared out their keys (`Batch.splits`), `pieces` has the kernel.
 
 Same function and promises as `kernels/torch/attention.py`. Called through `holdfast.kernels`.
 """
@@ -22,7 +23,9 @@ import triton
 import triton.language as tl
 
 from holdfast.kernels.batch import Batch, Pages
+from holdfast.kernels.triton.attention_block import attend_block
 from holdfast.kernels.triton.launch import ceiling, find_row, power_of_two, precision, processors, tiles
+from holdfast.kernels.triton.pieces import attend_pieces
 
 SPLIT_LEAST = 256  # keys below which a split is not worth its merge
 SPLITS_MOST = 128
@@ -70,87 +73,6 @@ def _tile_of(
         wanted = tl.where((count == 1) == SINGLES, wanted, 0)
     first = tl.load(context + row) - count + local * QUERIES
     return row, start + local * QUERIES, tl.minimum(wanted, QUERIES), first
-
-
-@triton.jit
-def _attend_block(
-    accumulator,
-    weight_sum,
-    peak,
-    query,
-    key,
-    value,
-    table,
-    key_unit,
-    key_token,
-    value_unit,
-    value_token,
-    begin,
-    lowest,
-    end,
-    places,
-    scale,
-    softcap,
-    window,
-    PAGE: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr,
-    WHOLE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """One block of keys and values, folded into the running softmax."""
-    steps = begin + tl.arange(0, BLOCK_N)
-    columns = tl.arange(0, BLOCK_D)
-    inside = (steps >= lowest) & (steps < end)
-    if WHOLE:
-        page = tl.load(table + begin // PAGE).to(tl.int64)
-        offset = (begin % PAGE + tl.arange(0, BLOCK_N)).to(tl.int64)
-        key_rows = key + page * key_unit + offset * key_token
-        value_rows = value + page * value_unit + offset * value_token
-    else:
-        if MASKED:
-            units = tl.load(table + steps // PAGE, mask=inside, other=0).to(tl.int64)
-        else:
-            units = tl.load(table + steps // PAGE).to(tl.int64)
-        offset = (steps % PAGE).to(tl.int64)
-        key_rows = key + units * key_unit + offset * key_token
-        value_rows = value + units * value_unit + offset * value_token
-    if MASKED or DIM != BLOCK_D:
-        loaded = inside[:, None] & (columns < DIM)[None, :]
-        keys = tl.load(key_rows[:, None] + columns[None, :], mask=loaded, other=0.0)
-    else:
-        keys = tl.load(key_rows[:, None] + columns[None, :])
-    scores = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision=PRECISION)
-    # Scores times `unit` are in units of log 2; the product is left to the exponent, where it costs nothing.
-    unit = scale * 1.4426950408889634
-    if CAPPED:
-        # softcap * tanh(s / softcap)
-        scores = 2.0 * tl.sigmoid(2.0 * scores * scale / softcap) - 1.0
-        unit = softcap * 1.4426950408889634
-    if MASKED:
-        seen = inside[None, :] & (steps[None, :] <= places[:, None])
-        if WINDOWED:
-            seen = seen & (steps[None, :] > places[:, None] - window)
-        scores = tl.where(seen, scores, float("-inf"))
-    higher = tl.maximum(peak, tl.max(scores, axis=1) * unit)
-    # A query may have seen nothing yet; any finite peak will do for it.
-    anchor = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
-    weights = tl.exp2(scores * unit - anchor[:, None])
-    shrink = tl.exp2(peak - anchor)
-    weight_sum = weight_sum * shrink + tl.sum(weights, axis=1)
-    if MASKED or DIM != BLOCK_D:
-        values = tl.load(value_rows[:, None] + columns[None, :], mask=loaded, other=0.0)
-    else:
-        values = tl.load(value_rows[:, None] + columns[None, :])
-    accumulator = accumulator * shrink[:, None]
-    accumulator = tl.dot(
-        weights.to(query.dtype), values.to(query.dtype), accumulator, input_precision=PRECISION
-    )
-    return accumulator, weight_sum, higher
 
 
 @triton.jit(do_not_specialize=["rows", "tile_count", "splits", "window", "table_stride"])
@@ -203,13 +125,13 @@ def _attend(
     key += kv_head * key_head
     value += kv_head * value_head
     for start in tl.range(begin, clear, BLOCK_N):
-        accumulator, weight_sum, peak = _attend_block(
+        accumulator, weight_sum, peak = attend_block(
             accumulator, weight_sum, peak, queries, key, value, table, key_unit, key_token, value_unit,
             value_token, start, lowest, finish, places, scale, softcap, window,
             PAGE, DIM, BLOCK_D, BLOCK_N, False, WINDOWED, CAPPED, WHOLE, PRECISION,
         )  # fmt: skip
     for start in tl.range(clear, finish, BLOCK_N):
-        accumulator, weight_sum, peak = _attend_block(
+        accumulator, weight_sum, peak = attend_block(
             accumulator, weight_sum, peak, queries, key, value, table, key_unit, key_token, value_unit,
             value_token, start, lowest, finish, places, scale, softcap, window,
             PAGE, DIM, BLOCK_D, BLOCK_N, True, WINDOWED, CAPPED, WHOLE, PRECISION,
@@ -318,6 +240,8 @@ def attend(
     for tensor in (query, key_cache, value_cache):
         assert tensor.stride(-1) == 1, "the elements of a head must be adjacent"
     assert value_cache.shape[-1] == dim, "keys and values have the same width"
+    if batch.splits is not None and batch.one_token_rows and window is None:
+        return attend_pieces(query, key_cache, value_cache, pages, batch, scale, sinks, softcap)
     out = torch.empty(tokens, heads, dim, dtype=query.dtype, device=query.device)
     rule = _Rule(scale, window, sinks, softcap)
     mixed = 0 < batch.rows_of_one < batch.rows

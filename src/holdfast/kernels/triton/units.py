@@ -85,3 +85,9 @@ def gather_units(storage: torch.Tensor, units: torch.Tensor, out: torch.Tensor) 
 
 def scatter_units(storage: torch.Tensor, units: torch.Tensor, values: torch.Tensor) -> None:
     _run(values, storage, None, units)
+
+
+def move_units(
+    source: torch.Tensor, sources: torch.Tensor, target: torch.Tensor, destinations: torch.Tensor
+) -> None:
+    _run(source, target, sources, destinations)

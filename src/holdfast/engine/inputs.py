@@ -1,0 +1,182 @@
+"""A step's rows as numbers: packed on the host into one run of 32-bit words, unpacked on the device as views.
+
+One copy brings a whole step to the device, whatever it holds. A `Shape` says how many rows, tokens and
+samples the words have room for: exactly those of a step, or more, for a graph that was captured with that
+room. What is left over are rows that belong to nobody. `StepBuffers` are the tensors that the device works
+out from the words. Used by the executor and by `graphs`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from holdfast.core.plan import Row
+from holdfast.core.turn import Turn
+from holdfast.kernels import Batch, Pages, Splits
+
+Words = NDArray[np.int32]
+
+
+class Shape(NamedTuple):
+    """Room for rows, their tokens and their samples; of a decode step each row has one of both."""
+
+    rows: int
+    tokens: int
+    samples: int
+    decode: bool
+
+    @property
+    def words(self) -> int:
+        """How many words a step of this shape takes."""
+        return 5 * self.rows + 1 + self.tokens + 4 * self.samples
+
+
+class Sample(NamedTuple):
+    """A token to sample: where its hidden state lies, where it will stand, its sampler row, and whose it is.
+
+    `note` is the table row that keeps the token for the next step, or the one that nobody reads.
+    """
+
+    place: int
+    position: int
+    sampler_row: int
+    note: int
+
+
+class Nobody(NamedTuple):
+    """What rows and samples have that only fill up a shape."""
+
+    state: int
+    sampler_row: int
+    note: int
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """The words of a step by what they are, each an int32 tensor."""
+
+    row_table: Tensor
+    row_start: Tensor
+    context: Tensor
+    state_source: Tensor
+    state_destination: Tensor
+    sample_place: Tensor
+    sample_position: Tensor
+    sampler_row: Tensor
+    note: Tensor
+    tokens: Tensor
+
+
+def views(words: Tensor, shape: Shape) -> Views:
+    """Where each kind of input lies in a step's words."""
+    rows, samples = shape.rows, shape.samples
+    sizes = [rows, rows + 1, rows, rows, rows, samples, samples, samples, samples, shape.tokens]
+    return Views(*words[: shape.words].split(sizes))
+
+
+def pack(
+    words: Words,
+    shape: Shape,
+    rows: list[Row[Turn]],
+    tables: list[int],
+    samples: list[Sample],
+    nobody: Nobody,
+) -> None:
+    """Write a step into words of a shape that has room for it."""
+    count, spare = len(rows), shape.rows - len(rows)
+    # What fills up a decode step has a token like all its rows; elsewhere it has none.
+    filler = 1 if shape.decode else 0
+    counts = [row.count for row in rows] + [filler] * spare
+    place = 0
+
+    def put(values: list[int]) -> None:
+        nonlocal place
+        words[place : place + len(values)] = values
+        place += len(values)
+
+    put(tables + [-1] * spare)
+    words[place] = 0
+    np.cumsum(counts, out=words[place + 1 : place + 1 + shape.rows])
+    place += shape.rows + 1
+    put([row.start + row.count for row in rows] + [filler] * spare)
+    states = [row.state for row in rows]
+    put([-1 if state is None or state[0] is None else state[0] for state in states] + [-1] * spare)
+    put([nobody.state if state is None else state[1] for state in states] + [nobody.state] * spare)
+    unused = shape.samples - len(samples)
+    for field, idle in enumerate((0, 0, nobody.sampler_row, nobody.note)):
+        put([sample[field] for sample in samples] + [idle] * unused)
+    tokens: list[int] = []
+    for row in rows:
+        tokens += row.tokens
+        if len(row.tokens) < row.count:
+            tokens.append(-1)
+    put(tokens + [0] * (shape.tokens - len(tokens)))
+    assert count <= shape.rows and place == shape.words, "a step must fit its shape"
+
+
+class StepBuffers:
+    """What the device works out from a step's words: tokens, positions, tables and places to write.
+
+    Sized for a largest step; a smaller one takes a part of each. `arrived` outlives every step and is zero
+    between them.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        shape: Shape,
+        width: int,
+        components: tuple[bool, bool],
+        arrived: Tensor | None,
+    ) -> None:
+        """`components`: whether there are full and window pages, whose tables have `width` columns."""
+
+        def integers(*sizes: int, kind: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(sizes, dtype=kind, device=device)
+
+        self._tokens, self._positions = integers(shape.tokens), integers(shape.tokens)
+        self._slots = [integers(shape.tokens) if used else None for used in components]
+        self._tables = [
+            integers(shape.rows, width, kind=torch.int32) if used else None for used in components
+        ]
+        self._arrived = arrived if components[0] else None
+        self._piece_start = integers(shape.rows + 1, kind=torch.int32)
+        self._piece_length = integers(1, kind=torch.int32)
+
+    def batch(
+        self, given: Views, shape: Shape, page_size: int, limits: tuple[int, int, int], extra: int
+    ) -> Batch:
+        """The batch of one shape in these buffers; `limits` are most tokens, longest context, rows of one."""
+        count_max, context_max, rows_of_one = limits
+
+        def pages(component: int) -> Pages | None:
+            table, slots = self._tables[component], self._slots[component]
+            if table is None or slots is None:
+                return None
+            return Pages(table[: shape.rows], slots[: shape.tokens], page_size)
+
+        splits = None
+        if self._arrived is not None and shape.decode:
+            start = self._piece_start[: shape.rows + 1]
+            splits = Splits(start, self._piece_length, self._arrived, extra)
+        return Batch(
+            tokens=self._tokens[: shape.tokens],
+            positions=self._positions[: shape.tokens],
+            row_start=given.row_start,
+            context=given.context,
+            state_source=given.state_source,
+            state_destination=given.state_destination,
+            full=pages(0),
+            window=pages(1),
+            rows=shape.rows,
+            count_max=count_max,
+            context_max=context_max,
+            rows_of_one=rows_of_one,
+            splits=splits,
+        )

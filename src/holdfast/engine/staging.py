@@ -1,0 +1,103 @@
+"""What passes between the host and the device in a step: words on the way in, tokens on the way out.
+
+Neither direction waits. Words lie in pinned memory that is used again once the device has read it; tokens
+arrive in pinned memory and are waited for when somebody needs them. On a CPU there is nothing to carry. Used
+by the executor.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from holdfast.engine.inputs import Words
+from holdfast.models.memory import Memory
+
+
+class Arrival:
+    """Tokens on their way to the host; or nothing, and the end of what was launched before."""
+
+    __slots__ = ("_event", "_tokens")
+
+    def __init__(self, tokens: Tensor | None, event: torch.cuda.Event | None) -> None:
+        self._tokens = tokens
+        self._event = event
+
+    def wait(self) -> list[int]:
+        """The tokens, once they are there."""
+        if self._event is not None:
+            self._event.synchronize()
+        tokens: list[int] = [] if self._tokens is None else self._tokens.tolist()
+        return tokens
+
+
+class _Buffer:
+    """Pinned words, and when the device will have read them."""
+
+    __slots__ = ("read", "words")
+
+    def __init__(self, size: int) -> None:
+        self.words = torch.zeros(size, dtype=torch.int32, pin_memory=True)
+        self.read = torch.cuda.Event()
+
+
+class Staging:
+    """The way to one device and back."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pinned = device.type == "cuda"
+        self._buffers: list[_Buffer] = []
+        self._taken: _Buffer | None = None
+
+    def pin(self, memory: Memory | None) -> None:
+        """Let the device address a host tier, so that moves are launches like any other."""
+        if memory is None or not self._pinned:
+            return
+        for component in ("full", "window", "state"):
+            for storage in memory.storage(component):
+                if storage.numel():
+                    runtime = torch.cuda.cudart()
+                    torch.cuda.check_error(runtime.cudaHostRegister(storage.data_ptr(), storage.nbytes, 0))
+
+    def words(self, size: int) -> Tensor:
+        """Words to fill in for the next `send`, int32 on the host."""
+        if not self._pinned:
+            return torch.zeros(size, dtype=torch.int32)
+        found = next(
+            (each for each in self._buffers if each.words.numel() >= size and each.read.query()), None
+        )
+        if found is None:
+            found = _Buffer(max(4096, 1 << (size - 1).bit_length()))
+            self._buffers.append(found)
+        self._taken = found
+        return found.words[:size]
+
+    def send(self, words: Tensor, target: Tensor | None) -> Tensor:
+        """Bring filled-in words to the device: to the front of `target`, or to a place of their own."""
+        if target is None:
+            target = words.to(self._device, non_blocking=True) if self._pinned else words
+        else:
+            target[: words.numel()].copy_(words, non_blocking=True)
+        if self._taken is not None:
+            self._taken.read.record()
+            self._taken = None
+        return target
+
+    def fetch(self, tokens: Tensor | None) -> Arrival:
+        """Bring tokens to the host, or only note when all that was launched is done."""
+        if not self._pinned:
+            return Arrival(None if tokens is None else tokens.clone(), None)
+        arrived = None
+        if tokens is not None:
+            arrived = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+            arrived.copy_(tokens, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return Arrival(arrived, event)
+
+
+def fill(words: Tensor) -> Words:
+    """The words as an array that Python fills quickly."""
+    array: Words = words.numpy()
+    return array

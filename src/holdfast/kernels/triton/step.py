@@ -1,0 +1,162 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, disable-error-code="possibly-undefined"
+"""A step's inputs in one launch: tokens, positions, places to write, tables, and the pieces of long contexts.
+
+One launch has three kinds of programs: blocks of tokens, blocks of a row's table, and one that shares out the
+keys of all rows. Only pages below a row's context are copied. Same functions and promises as
+`kernels/torch/step.py`. Called through `holdfast.kernels`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from holdfast.kernels.batch import Batch
+from holdfast.kernels.parameters import StepTables
+from holdfast.kernels.triton.launch import ceiling, power_of_two
+from holdfast.kernels.triton.pieces import PIECE_LEAST, PIECE_STEP
+
+TOKENS = 128
+ENTRIES = 1024
+
+
+@triton.jit
+def _slot(table, owner, position, real, stride, reserved, PAGE: tl.constexpr):
+    """Where a token is written: its page's unit, or the reserved one."""
+    unit = tl.load(table + owner * stride + position // PAGE, mask=real, other=0)
+    return tl.where(real, unit, reserved).to(tl.int64) * PAGE + position % PAGE
+
+
+@triton.jit
+def _copy_entries(table, out, owner, pages, reserved, stride, out_stride, row, ENTRIES: tl.constexpr):
+    """One block of one row's table, as far as its context goes."""
+    columns = tl.program_id(1) * ENTRIES + tl.arange(0, ENTRIES)
+    inside = columns < pages
+    known = inside & (owner >= 0)
+    unit = tl.load(table + tl.maximum(owner, 0) * stride + columns, mask=known, other=0)
+    tl.store(out + row * out_stride + columns, tl.where(known, unit, reserved), mask=inside)
+
+
+@triton.jit
+def _share_keys(context, rows, start, length, extra, least, STEP: tl.constexpr, BLOCK: tl.constexpr):
+    """Pieces of equal length, no more than `rows + extra` in all, each row's last one shorter."""
+    row = tl.arange(0, BLOCK)
+    keys = tl.load(context + row, mask=row < rows, other=0)
+    size = tl.maximum(least, tl.cdiv(tl.cdiv(tl.sum(keys, axis=0), extra), STEP) * STEP)
+    pieces = tl.cdiv(keys, size)
+    ends = tl.cumsum(pieces, axis=0)
+    tl.store(start + row, ends - pieces, mask=row < rows)
+    tl.store(start + rows, tl.sum(pieces, axis=0))
+    tl.store(length, size)
+
+
+@triton.jit(do_not_specialize=["rows", "token_count", "token_blocks", "extra"])
+def _prepare(
+    tokens, row_table, row_start, context, sampled, full, window, tokens_out, positions,
+    full_slots, window_slots, full_out, window_out, piece_start, piece_length,
+    rows, token_count, token_blocks, extra, full_stride, window_stride, full_out_stride, window_out_stride,
+    full_reserved, window_reserved,
+    PAGE: tl.constexpr, FULL: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr, ROUNDS: tl.constexpr,
+    LEAST: tl.constexpr, STEP: tl.constexpr, TOKENS: tl.constexpr, ENTRIES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    if program < token_blocks:
+        if tl.program_id(1) == 0:
+            place = program * TOKENS + tl.arange(0, TOKENS)
+            inside = place < token_count
+            # The last row that begins at or before the token; rows of no tokens lie before it.
+            low = tl.zeros([TOKENS], tl.int32)
+            high = tl.zeros([TOKENS], tl.int32) + rows
+            for _ in tl.static_range(ROUNDS):
+                middle = (low + high) // 2
+                begins = tl.load(row_start + middle) <= place
+                low = tl.where(begins & (high - low > 1), middle, low)
+                high = tl.where(begins, high, tl.maximum(middle, low + 1))
+            owner = tl.load(row_table + low)
+            real = inside & (owner >= 0) & (place < tl.load(row_start + rows))
+            owner = tl.maximum(owner, 0).to(tl.int64)
+            position = tl.load(context + low) - tl.load(row_start + low + 1) + place
+            position = tl.where(real, position, 0).to(tl.int64)
+            token = tl.load(tokens + place, mask=inside, other=0).to(tl.int64)
+            fed = tl.load(sampled + owner, mask=real & (token < 0), other=0)
+            token = tl.where(real, tl.where(token < 0, fed, token), 0)
+            tl.store(tokens_out + place, token, mask=inside)
+            tl.store(positions + place, position, mask=inside)
+            if FULL:
+                slot = _slot(full, owner, position, real, full_stride, full_reserved, PAGE)
+                tl.store(full_slots + place, slot, mask=inside)
+            if WINDOW:
+                slot = _slot(window, owner, position, real, window_stride, window_reserved, PAGE)
+                tl.store(window_slots + place, slot, mask=inside)
+    elif program < token_blocks + rows:
+        row = (program - token_blocks).to(tl.int64)
+        owner = tl.load(row_table + row).to(tl.int64)
+        pages = tl.cdiv(tl.load(context + row), PAGE)
+        if FULL:
+            _copy_entries(
+                full, full_out, owner, pages, full_reserved, full_stride, full_out_stride, row, ENTRIES
+            )
+        if WINDOW:
+            _copy_entries(
+                window, window_out, owner, pages, window_reserved, window_stride, window_out_stride, row,
+                ENTRIES,
+            )  # fmt: skip
+    elif SPLIT and tl.program_id(1) == 0:
+        _share_keys(context, rows, piece_start, piece_length, extra, LEAST, STEP, BLOCK_ROWS)
+
+
+def prepare_step(tokens: torch.Tensor, row_table: torch.Tensor, tables: StepTables, batch: Batch) -> None:
+    full, window, splits = batch.full, batch.window, batch.splits
+    pages = full or window
+    page_size = 1 if pages is None else pages.page_size
+    count = batch.tokens.shape[0]
+    blocks = ceiling(count, TOKENS)
+    nothing = batch.tokens
+    full_table = nothing if tables.full is None else tables.full
+    window_table = nothing if tables.window is None else tables.window
+    entries = ceiling(batch.context_max, page_size) if pages is not None else 1
+    _prepare[(blocks + batch.rows + 1, ceiling(max(entries, 1), ENTRIES))](
+        tokens, row_table, batch.row_start, batch.context, tables.sampled, full_table, window_table,
+        batch.tokens, batch.positions,
+        nothing if full is None else full.slots, nothing if window is None else window.slots,
+        nothing if full is None else full.table, nothing if window is None else window.table,
+        nothing if splits is None else splits.start, nothing if splits is None else splits.length,
+        batch.rows, count, blocks, 1 if splits is None else splits.extra,
+        full_table.stride(0), window_table.stride(0),
+        0 if full is None else full.table.stride(0), 0 if window is None else window.table.stride(0),
+        tables.reserved_full, tables.reserved_window,
+        PAGE=page_size, FULL=full is not None, WINDOW=window is not None, SPLIT=splits is not None,
+        ROUNDS=max(1, batch.rows.bit_length()), LEAST=PIECE_LEAST, STEP=PIECE_STEP, TOKENS=TOKENS,
+        ENTRIES=ENTRIES, BLOCK_ROWS=power_of_two(batch.rows), num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _change(changes, table, count, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    at = tl.load(changes + place, mask=inside, other=0)
+    tl.store(table + at, tl.load(changes + count + place, mask=inside, other=0), mask=inside)
+
+
+def change_tables(changes: torch.Tensor, table: torch.Tensor) -> None:
+    assert changes.is_contiguous() and table.is_contiguous()
+    count = changes.shape[1]
+    if count:
+        _change[(ceiling(count, ENTRIES),)](changes, table, count, BLOCK=ENTRIES, num_warps=4)
+
+
+@triton.jit
+def _note(sampled, rows, tokens, count, BLOCK: tl.constexpr):
+    place = tl.arange(0, BLOCK)
+    inside = place < count
+    token = tl.load(tokens + place, mask=inside, other=0)
+    tl.store(sampled + tl.load(rows + place, mask=inside, other=0), tl.maximum(token, 0), mask=inside)
+
+
+def note_sampled(sampled: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:
+    count = tokens.shape[0]
+    if count:
+        _note[(1,)](sampled, rows, tokens, count, BLOCK=power_of_two(count, 16), num_warps=4)

@@ -1,0 +1,89 @@
+"""Steps in shapes with room to spare say what steps of their own size say.
+
+On a CPU a recorded step is run again instead of a graph: the packing, the reserved units and the drawing
+inside the step are those of the GPU.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.engine import graphs
+from holdfast.engine.engine import Engine
+from holdfast.engine.graphs import Outcome, Recorded, decode_rows, shapes
+from holdfast.engine.sampling import Sampling
+
+Make = Callable[..., Engine]
+
+
+class Replayed:
+    """A step that runs anew at each replay and leaves its results where the first run did."""
+
+    def __init__(self, step: Callable[[], Outcome]) -> None:
+        self._step = step
+        self.outcome = step()
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        again = self._step()
+        self.outcome.hidden.copy_(again.hidden)
+        self.outcome.tokens.copy_(again.tokens)
+
+
+def capture(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
+    """Give an engine shapes for few rows and tokens."""
+    made: list[Replayed] = []
+
+    def record(step: Callable[[], Outcome]) -> tuple[Recorded, Outcome]:
+        made.append(Replayed(step))
+        return made[-1], made[-1].outcome
+
+    monkeypatch.setattr(graphs, "MIXED_TOKENS", (8, 32))
+    monkeypatch.setattr(graphs, "MIXED_ROWS", (4, 6))
+    engine.loop.executor.capture(record=record)
+    return made
+
+
+SAMPLINGS = [
+    Sampling(temperature=0, max_tokens=12, ignore_eos=True),
+    Sampling(temperature=0.9, top_k=20, top_p=0.9, seed=7, max_tokens=17, ignore_eos=True),
+    Sampling(temperature=0, max_tokens=12, ignore_eos=True, repetition_penalty=1.3),
+    Sampling(temperature=0.7, seed=3, max_tokens=9, ignore_eos=True, logprobs=2),
+]
+
+
+def talk(engine: Engine) -> list[list[int]]:
+    """Sessions of several turns side by side, each sampled in its own way."""
+    said: list[list[int]] = []
+    sessions = [engine.session() for _ in SAMPLINGS]
+    for turn in range(2):
+        turns = [
+            session.say([5 + turn, 9, 11 + number, *range(20, 20 + 3 * number)], sampling)
+            for number, (session, sampling) in enumerate(zip(sessions, SAMPLINGS, strict=True))
+        ]
+        said += [each.wait().token_ids for each in turns]
+    return said
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_shapes_with_room_to_spare_change_no_token(
+    make: Make, monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    options = {"max_running": 6, "chunk_tokens": 16, "overlap": overlap, "audit": "strict"}
+    expected = talk(make(**options))
+    engine = make(**options)
+    made = capture(engine, monkeypatch)
+    assert talk(engine) == expected
+    assert sum(each.replays for each in made) >= 20
+    assert len([each for each in made if each.replays]) >= 3
+
+
+def test_shapes_cover_every_number_of_rows() -> None:
+    for rows_max in (1, 2, 3, 5, 31, 64, 100, 256, 300, 512):
+        known = decode_rows(rows_max)
+        assert known == sorted(set(known))
+        assert known[-1] == rows_max
+    largest = [shape.tokens for shape in shapes(256)]
+    assert largest == sorted(largest, reverse=True)
+    assert all(shape.rows <= shape.tokens for shape in shapes(256))
