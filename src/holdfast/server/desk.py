@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.core.errors import Refused
+from holdfast.core.layout import Tier
 from holdfast.core.registry import Event
 from holdfast.core.session import Session
 from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
@@ -21,7 +22,6 @@ from holdfast.engine.report import memory_map, memory_report, session_report
 from holdfast.engine.sampling import Sampling, SamplingError
 from holdfast.engine.stream import TokenLogprob, TurnStream
 from holdfast.server import wire
-from holdfast.server.finished import FinishedTurns
 
 log = logging.getLogger("holdfast.engine")
 
@@ -31,13 +31,12 @@ OUTCOMES = {"finished": "finished", "aborted": "aborted", "failed": "failed"}
 class Conversation:
     """One turn in flight, as the API process knows it."""
 
-    __slots__ = ("call", "fingerprint", "said", "sent", "stream", "turn")
+    __slots__ = ("call", "said", "sent", "stream", "turn")
 
-    def __init__(self, call: int, turn: Turn, stream: TurnStream, fingerprint: str | None) -> None:
+    def __init__(self, call: int, turn: Turn, stream: TurnStream) -> None:
         self.call = call
         self.turn = turn
         self.stream = stream
-        self.fingerprint = fingerprint
         self.said = 0
         """Pieces of text that were told."""
         self.sent = 0
@@ -50,10 +49,9 @@ class Desk:
     def __init__(self, loop: EngineLoop) -> None:
         self.loop = loop
         self.turns: dict[int, Conversation] = {}
-        self.finished = FinishedTurns()
         self.findings = 0
-        self._waiting: list[Callable[[], wire.Report | None]] = []
-        self._closing: dict[str, list[int]] = {}
+        self._waiting: list[Callable[[], bool]] = []
+        self._closing: set[str] = set()
         self._reports: list[wire.Report] = []
         self._deltas: list[wire.Delta] = []
         self._ends: list[wire.End] = []
@@ -68,11 +66,11 @@ class Desk:
             case wire.EndTurn():
                 self._end_turn(command)
             case wire.StartTurn():
-                self._answer(command.call, lambda: self._start(command))
+                self._attempt(command.call, lambda: self._start(command))
             case wire.OpenSession():
-                self._answer(command.call, lambda: self._open(command))
+                self._attempt(command.call, lambda: self._open(command))
             case wire.CloseSession():
-                self._answer(command.call, lambda: self._close(command))
+                self._attempt(command.call, lambda: self._close(command))
             case wire.Interrupt():
                 self._when_settled(command, lambda: self._interrupt(command))
             case wire.Rewind():
@@ -82,45 +80,41 @@ class Desk:
             case wire.MoveSession():
                 self._when_settled(command, lambda: self._move(command))
             case wire.Ask():
-                self._answer(command.call, lambda: self._ask(command))
+                self._attempt(command.call, lambda: self._ask(command))
             case wire.Configure() | wire.Stop():
                 raise AssertionError("these are the process's own")
         self.loop.tell(self.loop.scheduler.take_events())
 
-    def _answer(self, call: int, act: Callable[[], wire.Done | None]) -> None:
-        """Carry something out, and report what came of it."""
+    def _attempt(self, call: int, act: Callable[[], None]) -> None:
+        """Carry something out; a refusal is reported, and has changed nothing."""
         try:
-            done = act()
+            act()
         except Refused as refusal:
             self._reports.append(wire.Declined(call, refusal.code, str(refusal), refusal.param))
         except SamplingError as error:
             self._reports.append(wire.Declined(call, "bad_sampling", str(error), error.param))
-        else:
-            if done is not None:
-                self._flush_step()
-                self._reports.append(done)
 
     def _when_settled(
         self,
         command: wire.Interrupt | wire.Rewind | wire.Fork | wire.MoveSession,
-        act: Callable[[], wire.Done],
+        act: Callable[[], None],
     ) -> None:
         """Carry a verb out now, or as soon as no row of an ended turn is in flight on its session."""
 
-        def attempt() -> wire.Report | None:
+        def attempt() -> bool:
             session = self.loop.scheduler.registry.sessions.get(command.session)
             if session is not None and session.turn is None and session.unsettled:
-                return None
-            self._answer(command.call, act)
-            return wire.Done(command.call)
+                return False
+            self._attempt(command.call, act)
+            return True
 
-        if attempt() is None:
+        if not attempt():
             self._waiting.append(attempt)
 
     def settled(self) -> None:
         """A step has settled: try again what waits for that."""
         if self._waiting:
-            self._waiting = [attempt for attempt in self._waiting if attempt() is None]
+            self._waiting = [attempt for attempt in self._waiting if not attempt()]
             self.loop.tell(self.loop.scheduler.take_events())
 
     @property
@@ -130,41 +124,60 @@ class Desk:
 
     # --- sessions ---------------------------------------------------------------------------------
 
-    def _open(self, command: wire.OpenSession) -> wire.Done:
-        scheduler = self.loop.scheduler
-        scheduler.open(command.session, command.tenant, self.loop.now(), command.ttl)
-        return wire.Done(command.call, self._view(command.session))
+    def _open(self, command: wire.OpenSession) -> None:
+        self.loop.open_session(
+            command.session,
+            command.tenant,
+            command.ttl,
+            command.metadata,
+            command.system,
+            done=lambda: self._done(command.call, command.session),
+        )
 
-    def _close(self, command: wire.CloseSession) -> wire.Done | None:
-        """Close; the answer comes with the event, when nothing is in flight any more."""
-        self.loop.scheduler.close(command.session, self.loop.now())
-        self._closing.setdefault(command.session, []).append(command.call)
-        return None
+    def _close(self, command: wire.CloseSession) -> None:
+        """Close; the answer comes when nothing is in flight any more."""
+        self._closing.add(command.session)
+        self.loop.close_session(command.session, done=lambda: self._done(command.call))
 
-    def _interrupt(self, command: wire.Interrupt) -> wire.Done:
-        self.loop.scheduler.interrupt(command.session, self.loop.now(), command.keep, command.turn)
-        self.finished.forget(command.session)
-        return wire.Done(command.call, self._view(command.session))
+    def _interrupt(self, command: wire.Interrupt) -> None:
+        self.loop.interrupt(
+            command.session,
+            command.keep,
+            command.turn,
+            command.request_id,
+            done=lambda: self._done(command.call, command.session),
+        )
 
-    def _rewind(self, command: wire.Rewind) -> wire.Done:
-        self.loop.scheduler.rewind(command.session, command.turns, self.loop.now())
-        self.finished.forget(command.session)
-        return wire.Done(command.call, self._view(command.session))
+    def _rewind(self, command: wire.Rewind) -> None:
+        self.loop.rewind(
+            command.session,
+            command.turns,
+            command.request_id,
+            done=lambda: self._done(command.call, command.session),
+        )
 
-    def _fork(self, command: wire.Fork) -> wire.Done:
-        self.loop.scheduler.fork(command.session, command.child, self.loop.now(), command.turns)
-        return wire.Done(command.call, self._view(command.child))
+    def _fork(self, command: wire.Fork) -> None:
+        # One that is asked for again answers the session that it made the first time.
+        child = self.loop.fork(command.session, command.child, command.turns, command.request_id)
+        self.loop.book.when_durable(lambda: self._done(command.call, child.id, child.id))
 
-    def _move(self, command: wire.MoveSession) -> wire.Done:
-        moved = self.loop.scheduler.spill(command.session, self.loop.now())
-        return wire.Done(command.call, self._view(command.session), moved)
+    def _move(self, command: wire.MoveSession) -> None:
+        if command.to == "device":
+            moved = self.loop.restore(command.session)
+        else:
+            tier = None if command.to is None else Tier[command.to.upper()]
+            moved = self.loop.spill(command.session, tier)
+        self._done(command.call, command.session, moved)
 
-    def _view(self, name: str) -> wire.SessionView:
-        return view(self.loop.scheduler.registry.find(name))
+    def _done(self, call: int, session: str | None = None, answer: object = None) -> None:
+        """A call was carried out: told after everything that came of it."""
+        self._flush_step()
+        found = None if session is None else self.loop.scheduler.registry.sessions.get(session)
+        self._reports.append(wire.Done(call, None if found is None else view(found), answer))
 
     # --- turns ------------------------------------------------------------------------------------
 
-    def _start(self, command: wire.StartTurn) -> wire.Done | None:
+    def _start(self, command: wire.StartTurn) -> None:
         loop = self.loop
         sampling = Sampling(**msgspec.structs.asdict(command.sampling)).with_defaults(loop.defaults)
         sampling.check_vocabulary(loop.model.config.vocabulary)
@@ -173,14 +186,14 @@ class Desk:
             session = loop.scheduler.registry.find(command.session)
             known = session.sequence.known
             if self._replay(command, session):
-                return None
+                return
             if command.known is not None and command.known != known:
                 self._reports.append(
                     wire.Declined(
                         command.call, "history_changed", "the history has changed", view=view(session)
                     )
                 )
-                return None
+                return
         request = self._request(command, sampling, known)
         heard: list[Conversation] = []
 
@@ -191,11 +204,11 @@ class Desk:
         if command.session is None:
             turn, stream = loop.request(command.tenant, request, chosen, hear)
         else:
-            turn, stream = loop.submit(command.session, request, chosen, hear)
-        conversation = Conversation(command.call, turn, stream, command.fingerprint)
+            turn, stream = loop.submit(command.session, request, chosen, hear, command.fingerprint)
+        conversation = Conversation(command.call, turn, stream)
         heard.append(conversation)
         self.turns[command.call] = conversation
-        return wire.Done(command.call, answer=request.max_tokens)
+        self._done(command.call, answer=request.max_tokens)
 
     def _request(self, command: wire.StartTurn, sampling: Sampling, known: int) -> TurnRequest:
         """What the core is asked for. Without a limit, a turn may fill what is left of the context."""
@@ -218,13 +231,28 @@ class Desk:
         """Answer a turn that has been carried out before, word for word."""
         if command.fingerprint is None:
             return False
-        end = self.finished.find(session.id, command.name, command.fingerprint)
-        if end is None:
+        finished = self.loop.replay(session.id, command.name, command.fingerprint)
+        if finished is None:
             return False
-        self._reports.append(wire.Done(command.call))
-        again = msgspec.structs.replace(end, turn=command.call, replayed=True, view=view(session))
-        self._deltas.append(wire.Delta(command.call, 0, again.text, again.tokens, again.logprobs))
-        self._ends.append(again)
+        self._done(command.call)
+        self._deltas.append(wire.Delta(command.call, 0, finished.text, finished.tokens))
+        self._ends.append(
+            wire.End(
+                turn=command.call,
+                outcome=finished.outcome,
+                reason=finished.reason,
+                text=finished.text,
+                tokens=finished.tokens,
+                prompt_tokens=finished.prompt_tokens,
+                cached_tokens=finished.cached_tokens,
+                computed_tokens=finished.computed_tokens,
+                queue_seconds=0.0,
+                first_seconds=0.0,
+                total_seconds=0.0,
+                view=view(session),
+                replayed=True,
+            )
+        )
         return True
 
     def _end_turn(self, command: wire.EndTurn) -> None:
@@ -250,11 +278,9 @@ class Desk:
         if event.kind == "finding":
             self.findings += 1
         elif event.kind == "closed":
-            self.finished.forget(event.session_id)
-            calls = self._closing.pop(event.session_id, [])
-            self._reports += [wire.Done(call) for call in calls]
-            if not calls and event.reason == "expired":
+            if event.session_id not in self._closing and event.reason == "expired":
                 self._gone.append((event.session_id, event.reason))
+            self._closing.discard(event.session_id)
 
     def _hear(self, conversation: Conversation, event: Event) -> None:
         if event.kind == "tokens":
@@ -264,12 +290,7 @@ class Desk:
             if event.kind == "finished":
                 self._speak(conversation)
             del self.turns[conversation.call]
-            end = self._end(conversation, event)
-            self._ends.append(end)
-            if event.kind == "finished" and conversation.fingerprint is not None:
-                self.finished.keep(
-                    event.session_id, conversation.turn.request.turn_id, conversation.fingerprint, end
-                )
+            self._ends.append(self._end(conversation, event))
 
     def _speak(self, conversation: Conversation) -> None:
         """Tell what a turn has said since it was last told."""
@@ -343,7 +364,7 @@ class Desk:
             findings=self.findings,
         )
 
-    def _ask(self, command: wire.Ask) -> wire.Done:
+    def _ask(self, command: wire.Ask) -> None:
         loop = self.loop
         answer: object
         match command.what:
@@ -367,7 +388,7 @@ class Desk:
                 answer = None
             case _:
                 raise AssertionError(f"nobody asks for {command.what}")
-        return wire.Done(command.call, answer=answer)
+        self._done(command.call, answer=answer)
 
 
 def view(session: Session) -> wire.SessionView:

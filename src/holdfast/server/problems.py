@@ -20,6 +20,7 @@ STATUS_OF_CODE = {
     "empty_turn": 400,
     "turn_exists": 409,
     "turn_conflict": 409,
+    "request_conflict": 409,
     "turn_not_found": 404,
     "nothing_to_keep": 400,
     "request_not_found": 400,

@@ -109,20 +109,14 @@ class Service:
 
     def _engine_ready(self, ready: wire.Ready) -> None:
         """An engine serves; sessions that it does not know are lost."""
-        for view in ready.sessions:
-            tenant, _, name = view.name.partition("/")
-            about = ready.about.get(view.name, {})
+        for stored in ready.sessions:
+            name = stored.view.name.partition("/")[2]
             self.table.add(
                 SessionRecord(
-                    tenant,
-                    name,
-                    view,
-                    system=about.get("system"),
-                    metadata=about.get("metadata") or {},
-                    created=about.get("created") or time.time(),
+                    stored.tenant, name, stored.view, stored.system, stored.metadata, stored.created
                 )
             )
-        self.table.lose_all({view.name for view in ready.sessions})
+        self.table.lose_all({stored.view.name for stored in ready.sessions})
 
     async def ask(self, what: str, name: str | None = None) -> Any:
         """A question to the engine."""
@@ -152,7 +146,9 @@ class Service:
             caller.tenant, name, wire.SessionView(key, 0, None, 0), system=system, metadata=metadata or {}
         )
         number = self.link.number()
-        await self.link.call(wire.OpenSession(number, key, caller.tenant, ttl, record.about()), number)
+        await self.link.call(
+            wire.OpenSession(number, key, caller.tenant, ttl, system, record.metadata), number
+        )
         self.table.add(record)
         return record
 
@@ -186,40 +182,45 @@ class Service:
             "metadata": record.metadata,
         }
 
-    async def interrupt(self, record: SessionRecord, turn: str | None, keep: int | None) -> None:
+    async def interrupt(
+        self, record: SessionRecord, turn: str | None, keep: int | None, request_id: str | None = None
+    ) -> None:
         """Cut into a session's turn: `keep` tokens stay, None for none, KEEP_ALL for all."""
         if keep is not None and keep < KEEP_ALL:
             raise bad_field("keep_tokens", "must not be negative")
         number = self.link.number()
         key = engine_name(record.tenant, record.name)
-        await self.link.call(wire.Interrupt(number, key, turn, keep), number)
+        await self.link.call(wire.Interrupt(number, key, turn, keep, request_id), number)
 
-    async def rewind(self, record: SessionRecord, turns: int) -> None:
+    async def rewind(self, record: SessionRecord, turns: int, request_id: str | None = None) -> None:
         """Go back so that `turns` turns remain."""
         number = self.link.number()
-        await self.link.call(wire.Rewind(number, engine_name(record.tenant, record.name), turns), number)
+        key = engine_name(record.tenant, record.name)
+        await self.link.call(wire.Rewind(number, key, turns, request_id), number)
 
-    async def fork(self, record: SessionRecord, name: str | None, turns: int | None) -> SessionRecord:
+    async def move(self, record: SessionRecord, to: str | None) -> bool:
+        """Start moving an idle session's memory to a tier, or back to the device; whether it began."""
+        number = self.link.number()
+        key = engine_name(record.tenant, record.name)
+        return bool((await self.link.call(wire.MoveSession(number, key, to), number)).answer)
+
+    async def fork(
+        self, record: SessionRecord, name: str | None, turns: int | None, request_id: str | None = None
+    ) -> SessionRecord:
         """A second session that shares the first one's history."""
         name = require_name(name, "id") if name is not None else new_name("s")
         if len(self.table.of(record.tenant)) >= self.options.tenant_sessions:
             raise Problem(429, "over_quota", f"{self.options.tenant_sessions} sessions are open for this key")
-        child = engine_name(record.tenant, name)
-        forked = SessionRecord(
-            record.tenant,
-            name,
-            wire.SessionView(child, 0, None, 0),
-            system=record.system,
-            metadata=dict(record.metadata),
-        )
         number = self.link.number()
-        done = await self.link.call(
-            wire.Fork(number, engine_name(record.tenant, record.name), child, turns, forked.about()), number
-        )
-        if done.view is not None:
-            forked.view = done.view
-        self.table.add(forked)
-        return forked
+        parent, child = engine_name(record.tenant, record.name), engine_name(record.tenant, name)
+        done = await self.link.call(wire.Fork(number, parent, child, turns, request_id), number)
+        assert done.view is not None, "the engine has the session that it made"
+        made = done.view.name.partition("/")[2]
+        known = self.table.get(record.tenant, made)
+        if known is None:
+            known = SessionRecord(record.tenant, made, done.view, record.system, dict(record.metadata))
+            self.table.add(known)
+        return known
 
     # --- turns ------------------------------------------------------------------------------------
 

@@ -55,11 +55,6 @@ class SessionRecord:
     system: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     created: float = field(default_factory=time.time)
-    turn_ids: int = 0
-
-    def about(self) -> dict[str, Any]:
-        """What should be found again after a restart."""
-        return {"system": self.system, "metadata": self.metadata, "created": self.created}
 
 
 class SessionTable:

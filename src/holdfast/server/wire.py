@@ -54,8 +54,8 @@ class OpenSession(msgspec.Struct, tag="open", frozen=True):
     session: str
     tenant: str
     ttl: float | None = None
-    about: dict[str, Any] = {}
-    """What the API process wants to find again after a restart."""
+    system: str | None = None
+    metadata: dict[str, Any] = {}
 
 
 class StartTurn(msgspec.Struct, tag="start", frozen=True):
@@ -101,6 +101,7 @@ class Interrupt(msgspec.Struct, tag="interrupt", frozen=True):
     session: str
     turn: str | None
     keep: int | None
+    request_id: str | None = None
 
 
 class Rewind(msgspec.Struct, tag="rewind", frozen=True):
@@ -109,6 +110,7 @@ class Rewind(msgspec.Struct, tag="rewind", frozen=True):
     call: int
     session: str
     turns: int
+    request_id: str | None = None
 
 
 class Fork(msgspec.Struct, tag="fork", frozen=True):
@@ -118,7 +120,7 @@ class Fork(msgspec.Struct, tag="fork", frozen=True):
     session: str
     child: str
     turns: int | None
-    about: dict[str, Any] = {}
+    request_id: str | None = None
 
 
 class CloseSession(msgspec.Struct, tag="close", frozen=True):
@@ -129,7 +131,7 @@ class CloseSession(msgspec.Struct, tag="close", frozen=True):
 
 
 class MoveSession(msgspec.Struct, tag="move", frozen=True):
-    """Spill an idle session to a tier (None: the nearest with room), or bring it back to the device."""
+    """Move an idle session: to `host` or `disk`, to the nearest of them (None), or back to the `device`."""
 
     call: int
     session: str
@@ -197,12 +199,21 @@ class ModelFacts(msgspec.Struct, frozen=True):
     fingerprint: str
 
 
+class StoredSession(msgspec.Struct, frozen=True):
+    """A session that came back from a journal; `created` is the time of day."""
+
+    view: SessionView
+    tenant: str
+    system: str | None
+    metadata: dict[str, Any]
+    created: float
+
+
 class Ready(msgspec.Struct, tag="ready", frozen=True):
-    """The engine serves. `sessions` came back from a journal, with what was said `about` them."""
+    """The engine serves; `sessions` came back from a journal."""
 
     facts: ModelFacts
-    sessions: list[SessionView] = []
-    about: dict[str, dict[str, Any]] = {}
+    sessions: list[StoredSession] = []
 
 
 class Unable(msgspec.Struct, tag="unable", frozen=True):

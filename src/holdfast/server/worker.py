@@ -130,6 +130,17 @@ def model_facts(loop: EngineLoop, path: str) -> wire.ModelFacts:
     )
 
 
+def stored_sessions(loop: EngineLoop) -> list[wire.StoredSession]:
+    """The sessions that a journal brought back."""
+    sessions = loop.scheduler.registry.sessions
+    return [
+        wire.StoredSession(
+            view(sessions[name]), record.tenant, record.system, dict(record.metadata), record.created
+        )
+        for name, record in loop.book.sessions.items()
+    ]
+
+
 def start(socket: zmq.Socket[bytes], configure: wire.Configure) -> EngineLoop | None:
     """Load what was asked for, telling how far it is; None if it cannot be."""
     told = 0.0
@@ -169,9 +180,9 @@ def main(path: str, errors: TextIO = sys.stderr) -> int:
         if loop is None:
             return 2
         desk = Desk(loop)
-        sessions = [view(session) for session in loop.scheduler.registry.sessions.values()]
-        socket.send(wire.encode(wire.Ready(model_facts(loop, configure.model), sessions)))
+        socket.send(wire.encode(wire.Ready(model_facts(loop, configure.model), stored_sessions(loop))))
         Worker(socket, desk).run()
+        loop.shut_down()
         return 0
     finally:
         socket.close()

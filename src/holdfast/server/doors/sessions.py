@@ -104,6 +104,12 @@ class RewindBody(msgspec.Struct, forbid_unknown_fields=True):
     request_id: str | None = None
 
 
+class SpillBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Where to: the nearest tier with room if left out."""
+
+    tier: Literal["host", "disk"] | None = None
+
+
 class ForkBody(msgspec.Struct, forbid_unknown_fields=True):
     """A second session, from the last turn or an older one."""
 
@@ -164,12 +170,31 @@ def kept_tokens(count: int | None, keep: str | None) -> int | None:
     return KEEP_ALL if keep == "all" else None
 
 
+@router.post("/v1/sessions/{session_id}/spill", **documented(SpillBody, "Move a session off the device."))
+async def spill(request: Request, session_id: str) -> Response:
+    service = service_of(request)
+    body = await body_of(request, SpillBody)
+    record = service.table.find(caller_of(request).tenant, session_id)
+    if not await service.move(record, body.tier):
+        raise Problem(409, "cannot_spill", "no such tier has room, or there is nothing to move", "tier")
+    return json_answer(await service.describe(record))
+
+
+@router.post("/v1/sessions/{session_id}/restore", **documented(None, "Bring a session back to the device."))
+async def restore(request: Request, session_id: str) -> Response:
+    service = service_of(request)
+    record = service.table.find(caller_of(request).tenant, session_id)
+    if not await service.move(record, "device"):
+        raise Problem(409, "cannot_restore", "the session is on the device, or there is no room for it")
+    return json_answer(await service.describe(record))
+
+
 @router.post("/v1/sessions/{session_id}/rewind", **documented(RewindBody, "Go back to an earlier turn."))
 async def rewind(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, RewindBody)
     record = service.table.find(caller_of(request).tenant, session_id)
-    await service.rewind(record, body.to_turn)
+    await service.rewind(record, body.to_turn, body.request_id)
     return json_answer(await service.describe(record))
 
 
@@ -180,7 +205,7 @@ async def fork(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, ForkBody)
     record = service.table.find(caller_of(request).tenant, session_id)
-    forked = await service.fork(record, body.id, body.at_turn)
+    forked = await service.fork(record, body.id, body.at_turn, body.request_id)
     return json_answer(await service.describe(forked), 201)
 
 

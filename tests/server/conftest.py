@@ -1,0 +1,57 @@
+"""Servers for the tests: one that all may share, and others made on demand. All count strictly."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.models.small import write_small_model
+from tests.server.serving import Server
+
+Serve = Callable[..., Server]
+
+
+@pytest.fixture(scope="session")
+def shared_echo() -> Iterator[Server]:
+    """A server of the model that says what it was told."""
+    server = Server("echo", "--audit", "strict", "--kv-tokens", "65536", "--context-length", "8192")
+    yield server
+    assert server.stop() == 0
+
+
+@pytest.fixture
+def echo(shared_echo: Server) -> Iterator[Server]:
+    """That server, found as it should be after each test."""
+    yield shared_echo
+    shared_echo.check_clean()
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Start servers of one's own; they end with the test, cleanly."""
+    started: list[Server] = []
+
+    def start(model: str | Path, *arguments: str, environment: dict[str, str] | None = None) -> Server:
+        started.append(Server(model, *arguments, environment=environment))
+        return started[-1]
+
+    yield start
+    for server in started:
+        if server.process.poll() is None:
+            assert server.stop() == 0, "\n".join(server.lines)
+        else:
+            server.http.close()
+
+
+@pytest.fixture(scope="session")
+def small_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Directories of small real models, by family, each written once."""
+    written: dict[str, Path] = {}
+
+    def directory(family: str) -> Path:
+        if family not in written:
+            written[family] = tmp_path_factory.mktemp("small") / family
+            write_small_model(written[family], family)
+        return written[family]
+
+    return directory
