@@ -1,0 +1,124 @@
+"""The official client of OpenAI, unchanged, against a real server."""
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.server.serving import Server
+
+
+@pytest.fixture
+def client(echo: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{echo.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["echo"]
+    assert client.models.retrieve("echo").id == "echo"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+def test_chat(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="echo",
+        messages=[{"role": "system", "content": "x"}, {"role": "user", "content": "Hello!"}],
+        max_completion_tokens=50,
+        seed=7,
+        temperature=0,
+    )
+    assert answer.choices[0].message.content == "Hello!"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert answer.usage.prompt_tokens_details is not None
+
+
+def test_chat_stream_with_usage(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="echo",
+        messages=[{"role": "user", "content": "grüße 🙂"}],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "grüße 🙂"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].choices == [] and chunks[-1].usage is not None
+
+
+def test_choices_and_logprobs(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="echo", messages=[{"role": "user", "content": "ab"}], n=3, logprobs=True, top_logprobs=2
+    )
+    assert [choice.message.content for choice in answer.choices] == ["ab"] * 3
+    for choice in answer.choices:
+        assert choice.logprobs is not None and choice.logprobs.content is not None
+        assert [entry.token for entry in choice.logprobs.content][:2] == ["a", "b"]
+    assert answer.usage is not None and answer.usage.completion_tokens == 9
+
+
+def test_completions(client: openai.OpenAI, echo: Server) -> None:
+    answer = client.completions.create(model="echo", prompt="abc", max_tokens=3, logprobs=1)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("abc", "length")
+    assert answer.choices[0].logprobs is not None and answer.choices[0].logprobs.text_offset == [0, 1, 2]
+    several = client.completions.create(model="echo", prompt=["one", "two"], max_tokens=3, n=2)
+    assert [choice.text for choice in several.choices] == ["one", "one", "two", "two"]
+    tokens = echo.post("/tokenize", {"prompt": "xyz"}).json()["tokens"]
+    streamed = client.completions.create(model="echo", prompt=tokens, max_tokens=2, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed if chunk.choices) == "xy"
+
+
+def test_the_same_prompt_is_cached(client: openai.OpenAI) -> None:
+    words = "a long prompt that fills several pages " * 8
+    cached = []
+    for _ in range(2):
+        usage = client.completions.create(model="echo", prompt=words, max_tokens=1).usage
+        assert usage is not None and usage.prompt_tokens_details is not None
+        cached.append(usage.prompt_tokens_details.cached_tokens)
+    assert cached[1] is not None and cached[1] > 250
+
+
+def test_stop_strings_and_ids(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="echo", prompt="abcdef", max_tokens=20, stop=["de"])
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("abc", "stop")
+
+
+def test_a_session_by_its_id_takes_only_what_is_new(client: openai.OpenAI, echo: Server) -> None:
+    name = echo.open()
+    known = 0
+    for said in ("first", "second", "third"):
+        answer = client.chat.completions.create(
+            model="echo", messages=[{"role": "user", "content": said}], extra_body={"session_id": name}
+        )
+        assert answer.choices[0].message.content == said
+        assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+        assert answer.usage.prompt_tokens_details.cached_tokens == known
+        known = answer.usage.total_tokens
+
+
+@pytest.mark.parametrize("field", ["tools", "response_format", "regex", "json_schema"])
+def test_what_is_not_built_is_refused_in_so_many_words(client: openai.OpenAI, field: str) -> None:
+    with pytest.raises(openai.BadRequestError, match="not supported yet") as caught:
+        client.chat.completions.create(
+            model="echo", messages=[{"role": "user", "content": "x"}], extra_body={field: {"a": 1}}
+        )
+    assert caught.value.param == field
+
+
+def test_errors_are_typed(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="other", messages=[{"role": "user", "content": "x"}])
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="echo", prompt="x", max_tokens=100_000)
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model="echo", messages=[])
+
+
+def test_every_answer_has_an_id(echo: Server) -> None:
+    assert echo.get("/v1/models", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    assert echo.get("/nothing").headers["x-request-id"].startswith("req-")
