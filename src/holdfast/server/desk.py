@@ -294,14 +294,15 @@ class Desk:
 
     def _speak(self, conversation: Conversation) -> None:
         """Tell what a turn has said since it was last told."""
-        stream = conversation.stream
+        stream, turn = conversation.stream, conversation.turn
         text = "".join(stream.pieces[conversation.said :])
         tokens = stream.tokens[conversation.sent :]
         if not text and not tokens:
             return
         wanted = stream.sampling.logprobs is not None
         logprobs = _wire_logprobs(stream.logprobs[conversation.sent :]) if wanted else None
-        self._deltas.append(wire.Delta(conversation.call, conversation.sent, text, tokens, logprobs))
+        prompt = None if conversation.sent else (turn.input_end, turn.cached)
+        self._deltas.append(wire.Delta(conversation.call, conversation.sent, text, tokens, logprobs, prompt))
         conversation.said = len(stream.pieces)
         conversation.sent = len(stream.tokens)
 

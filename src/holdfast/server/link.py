@@ -100,6 +100,7 @@ def join(deltas: list[wire.Delta]) -> wire.Delta:
         "".join(delta.text for delta in deltas),
         [token for delta in deltas for token in delta.tokens],
         logprobs,
+        first.prompt,
     )
 
 
@@ -157,6 +158,11 @@ class EngineLink:
         """Stop a turn; its end comes as for any other."""
         if not feed.over and self.send is not None:
             self.send(wire.EndTurn(feed.call, keep, reason))
+
+    def end_all(self, keep: int | None, reason: str) -> None:
+        """Stop every turn in flight, whoever waits for it."""
+        for feed in list(self._feeds.values()):
+            self.end(feed, keep, reason)
 
     def _send(self, command: wire.Command) -> None:
         if self.send is None:

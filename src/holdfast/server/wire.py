@@ -263,6 +263,9 @@ class Delta(msgspec.Struct, array_like=True, frozen=True):
     text: str
     tokens: list[int]
     logprobs: list[Logprob] | None = None
+    prompt: tuple[int, int] | None = None
+    """With a turn's first delta: how many tokens its prompt has, history included, and how many of them were
+    in memory already."""
 
 
 class End(msgspec.Struct, frozen=True):
