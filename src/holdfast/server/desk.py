@@ -187,7 +187,8 @@ class Desk:
             known = session.sequence.known
             if self._replay(command, session):
                 return
-            if command.known is not None and command.known != known:
+            # A turn in flight has changed the history too; that the session is busy is said below.
+            if command.known not in (None, known) and session.turn is None:
                 self._reports.append(
                     wire.Declined(
                         command.call, "history_changed", "the history has changed", view=view(session)
