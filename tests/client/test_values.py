@@ -96,6 +96,23 @@ def test_a_turn_that_was_cut_says_less_than_was_shown() -> None:
     assert (reader.result.text, reader.result.finish_reason) == ("one", "abort")
 
 
+def test_a_turn_that_was_over_before_it_was_cut() -> None:
+    """The server had finished it; the words were read only in part."""
+    whole = done("one two three", 1, 2, 3)
+    for kept, text in ((0, ""), (1, "one "), (2, "one two ")):
+        reader = TurnReader()
+        read(reader, delta("one ", 1), delta("two ", 2))
+        reader.cut(kept)
+        assert read(reader, delta("three", 3), whole) == "three"
+        assert reader.result is not None
+        assert (reader.result.text, reader.result.token_ids) == (text, (1, 2, 3)[:kept])
+        assert (reader.result.finish_reason, reader.result.usage.completion_tokens) == ("abort", kept)
+        late = TurnReader()
+        read(late, delta("one ", 1), delta("two ", 2), whole)
+        late.cut(kept)
+        assert late.result == reader.result
+
+
 def test_an_error_inside_a_stream() -> None:
     body = json.dumps({"turn_id": "t", "error": {"message": "no", "type": "t", "code": "numeric_error"}})
     with pytest.raises(TurnFailed, match="no") as caught:

@@ -182,6 +182,10 @@ class AsyncTurn:
         """How long the turn took at the server."""
         return self.result.timing
 
+    def cut(self, kept: int) -> None:
+        """The server has kept so many tokens of the turn; called by `AsyncSession.interrupt`."""
+        self._reader.cut(kept)
+
     async def connect(self) -> AsyncTurn:
         """Send the turn; `say` does it."""
         while True:
@@ -259,7 +263,10 @@ class AsyncSession:
         current = self._current
         heard = None if current is None else current.tokens_shown
         turn_id = None if current is None else current.id
-        await self._transport.ask(calls.interrupt_session(self.id, turn_id, keep, heard))
+        call = calls.interrupt_session(self.id, turn_id, keep, heard)
+        await self._transport.ask(call)
+        if current is not None and call.body is not None and call.body.get("keep") != "all":
+            current.cut(call.body.get("keep_tokens", 0))
 
     async def rewind(self, turns: int) -> SessionView:
         """Go back so that only the first `turns` turns remain."""

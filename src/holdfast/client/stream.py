@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.client.errors import AnswerChanged, ProtocolError, error_from_body
@@ -73,10 +73,11 @@ class TurnReader:
     """What a caller has been told of one turn.
 
     `shown` is the text handed out, `tokens_shown` how many tokens it took. A stream that is opened again is
-    read from its beginning: what was shown is skipped, and must be the same.
+    read from its beginning: what was shown is skipped, and must be the same. A turn may be over at the server
+    before its words are read: `cut` then shortens its result to what an interruption has kept.
     """
 
-    __slots__ = ("_again", "_at_text", "_at_tokens", "result", "shown", "token_ids")
+    __slots__ = ("_again", "_at_text", "_at_tokens", "_kept", "_marks", "result", "shown", "token_ids")
 
     def __init__(self) -> None:
         self.shown = ""
@@ -85,6 +86,9 @@ class TurnReader:
         self._again = False
         self._at_text = 0
         self._at_tokens = 0
+        self._kept: int | None = None
+        self._marks = [(0, 0)]
+        """How much text had been said with so many tokens."""
 
     @property
     def tokens_shown(self) -> int:
@@ -109,8 +113,17 @@ class TurnReader:
             raise error_from_body(event.body().get("error") or {})
         return ""
 
+    def cut(self, kept: int) -> None:
+        """An interruption has kept so many tokens of the turn."""
+        self._kept = kept
+        if self.result is not None:
+            self.result = self._shortened(self.result)
+
     def settle(self, result: TurnResult) -> str:
         """The turn has ended so; what the deltas have not said of its text is new."""
+        if self._kept is not None and self._kept < len(result.token_ids):
+            self.result = self._shortened(result)
+            return ""
         self.result = result
         if result.text.startswith(self.shown):
             rest = result.text[len(self.shown) :]
@@ -130,4 +143,19 @@ class TurnReader:
         self.token_ids += tokens[max(0, len(self.token_ids) - self._at_tokens) :]
         self._at_text += len(text)
         self._at_tokens += len(tokens)
+        self._marks.append((len(self.token_ids), len(self.shown)))
         return new
+
+    def _shortened(self, result: TurnResult) -> TurnResult:
+        """The result without the tokens past those kept, and with the text that was said by then."""
+        kept = self._kept
+        if kept is None or kept >= len(result.token_ids):
+            return result
+        characters = max(said for tokens, said in self._marks if tokens <= kept)
+        return replace(
+            result,
+            text=result.text[:characters],
+            token_ids=result.token_ids[:kept],
+            finish_reason="abort",
+            usage=replace(result.usage, completion_tokens=kept),
+        )

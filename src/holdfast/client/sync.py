@@ -143,9 +143,9 @@ class Turn:
             raise ConnectionFailed("the turn was left before its end")
         return self._reader.result
 
-    def settle(self, result: TurnResult) -> None:
-        """The server has said, by another way, how the turn ended."""
-        self._reader.settle(result)
+    def cut(self, kept: int) -> None:
+        """The server has kept so many tokens of the turn; called by `Session.interrupt`."""
+        self._reader.cut(kept)
 
     @property
     def done(self) -> bool:
@@ -257,7 +257,10 @@ class Session:
         current = self._current
         heard = None if current is None else current.tokens_shown
         turn_id = None if current is None else current.id
-        self._transport.ask(calls.interrupt_session(self.id, turn_id, keep, heard))
+        call = calls.interrupt_session(self.id, turn_id, keep, heard)
+        self._transport.ask(call)
+        if current is not None and call.body is not None and call.body.get("keep") != "all":
+            current.cut(call.body.get("keep_tokens", 0))
 
     def rewind(self, turns: int) -> SessionView:
         """Go back so that only the first `turns` turns remain."""
