@@ -15,7 +15,8 @@ from starlette.types import ASGIApp
 
 from holdfast import __version__
 from holdfast.server.answers import json_answer
-from holdfast.server.doors import house, openai, sessions
+from holdfast.server.doors import house, openai, realtime, sessions
+from holdfast.server.doors.realtime_channel import Channels
 from holdfast.server.doors.schema import components
 from holdfast.server.gate import Gate
 from holdfast.server.keys import Keys
@@ -41,7 +42,8 @@ def build_app(service: Service, keys: Keys, draining: Callable[[], bool]) -> ASG
     )
     app.state.service = service
     app.state.draining = draining
-    for door in (openai, sessions, house):
+    app.state.channels = Channels(service)
+    for door in (openai, sessions, realtime, house):
         app.include_router(door.router)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(HTTPException, _http_problem)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +64,7 @@ class SessionTable:
     def __init__(self) -> None:
         self._records: dict[str, SessionRecord] = {}
         self._gone: dict[str, str] = {}
+        self.on_removed: Callable[[str, str], None] = _nobody
 
     def __len__(self) -> int:
         return len(self._records)
@@ -109,6 +111,7 @@ class SessionTable:
             self._gone[key] = why
             while len(self._gone) > GONE_KEPT:
                 del self._gone[next(iter(self._gone))]
+            self.on_removed(key, why)
 
     def lose_all(self, kept: set[str]) -> None:
         """The engine was restarted: what did not come back is lost."""
@@ -119,3 +122,7 @@ class SessionTable:
 def new_name(prefix: str) -> str:
     """A fresh name that nobody can guess."""
     return f"{prefix}-{secrets.token_hex(8)}"
+
+
+def _nobody(_key: str, _why: str) -> None:
+    """Nobody listens."""

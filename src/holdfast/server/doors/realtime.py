@@ -1,0 +1,346 @@
+"""`WS /v1/realtime`: a conversation in full duplex.
+
+The client says `session.open`, `input.append`, `input.commit`, `response.interrupt`, `session.rewind`,
+`session.fork` and `session.close`; the server answers with `session.opened`, `response.started`,
+`response.delta`, `response.done`, `session.rewound`, `session.forked`, `session.closed` and `error`, each
+with a running `seq`. Input may be appended while the model speaks: it is the connection's own until it is
+committed. A commit with mode "after" waits for the turn that speaks; one with mode "interrupt" cuts that turn
+where the client has heard it, and takes back turns that wait. A message that is wrong is answered by an
+`error` that names its field, and the connection stays. `session.opened` carries the number after which the
+messages go on; errors that belong to no session carry no number.
+
+A client whose connection was lost opens the session again with `resume_after_seq`, the last number that it
+heard, and hears what came after; `resumed` says whether all of it was still there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Annotated, Any, Literal, cast
+from urllib.parse import urlsplit
+
+import msgspec
+from fastapi import APIRouter
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from holdfast.server.answers import json_answer
+from holdfast.server.bodies import decode_json
+from holdfast.server.doors.access import caller_of, service_of
+from holdfast.server.doors.realtime_channel import Channel, Channels, Job, encoded
+from holdfast.server.doors.realtime_outbox import Outbox
+from holdfast.server.doors.sessions import (
+    METADATA_BYTES_MAX,
+    Count,
+    SamplingBody,
+    TurnBody,
+    ask_turn,
+    kept_tokens,
+)
+from holdfast.server.keys import Caller
+from holdfast.server.problems import Problem, bad_field
+from holdfast.server.prompts import ChatMessage
+from holdfast.server.service import Service
+from holdfast.server.sessions import require_name
+
+__all__ = ["accept", "router"]
+
+router = APIRouter()
+
+SUBPROTOCOL = "holdfast"
+CLOSE_SECONDS = 10.0
+
+Seq = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+
+
+class Message(msgspec.Struct, tag_field="type", forbid_unknown_fields=True):
+    """Something that a client says."""
+
+
+class OpenMessage(Message, tag="session.open"):
+    """Open a session, or take up one that is open."""
+
+    id: str | None = None
+    ttl: float | None = None
+    metadata: dict[str, Any] | None = None
+    system: str | None = None
+    resume_after_seq: Seq | None = None
+
+
+class AppendMessage(Message, tag="input.append"):
+    """More input of the turn to come."""
+
+    text: str | None = None
+    token_ids: list[int] | None = None
+
+
+class CommitMessage(Message, tag="input.commit"):
+    """What was appended is the input of a turn."""
+
+    turn_id: str | None = None
+    sampling: SamplingBody = msgspec.field(default_factory=SamplingBody)
+    mode: Literal["after", "interrupt"] = "after"
+    on_abort: Literal["rollback", "keep"] = "rollback"
+    timeout: float | None = None
+
+
+class InterruptMessage(Message, tag="response.interrupt"):
+    """Cut into a turn: how many of its tokens stay, or all, or none."""
+
+    turn_id: str
+    keep_tokens: Count | None = None
+    keep: Literal["all", "none"] | None = None
+
+
+class RewindMessage(Message, tag="session.rewind"):
+    """Go back so that `to_turn` turns remain."""
+
+    to_turn: Count
+    request_id: str | None = None
+
+
+class ForkMessage(Message, tag="session.fork"):
+    """A second session, from the last turn or an older one."""
+
+    id: str | None = None
+    at_turn: Count | None = None
+    request_id: str | None = None
+
+
+class CloseMessage(Message, tag="session.close"):
+    """Close the session; the connection may open another."""
+
+
+Said = (
+    OpenMessage
+    | AppendMessage
+    | CommitMessage
+    | InterruptMessage
+    | RewindMessage
+    | ForkMessage
+    | CloseMessage
+)
+
+
+def read_message(text: str) -> Said:
+    """A client's message; what is wrong with it is a problem that names the field."""
+    try:
+        return cast(Said, decode_json(text.encode("utf-8", "surrogatepass"), cast(Any, Said)))
+    except Problem as problem:
+        if problem.param == "type":
+            raise bad_field("type", "there is no such message") from None
+        raise
+
+
+class PendingInput:
+    """What was appended and not committed yet: text, or token ids."""
+
+    def __init__(self, bytes_max: int, tokens_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._tokens_max = tokens_max
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._bytes = 0
+
+    def append(self, message: AppendMessage) -> None:
+        """Add to it, or refuse and leave it as it is."""
+        text, tokens = message.text, message.token_ids
+        if (text is None) == (tokens is None):
+            raise bad_field("text", "give either text or token_ids")
+        if text is not None:
+            if self._tokens:
+                raise bad_field("text", "this turn's input is token ids so far")
+            if self._bytes + len(text.encode()) > self._bytes_max:
+                raise bad_field("text", f"the input may take at most {self._bytes_max} bytes")
+            self._texts.append(text)
+            self._bytes += len(text.encode())
+        elif tokens is not None:
+            if self._bytes:
+                raise bad_field("token_ids", "this turn's input is text so far")
+            if len(self._tokens) + len(tokens) > self._tokens_max:
+                raise bad_field("token_ids", f"the input may hold at most {self._tokens_max} tokens")
+            self._tokens += tokens
+
+    def take(self) -> str | list[int | ChatMessage]:
+        """All of it; then there is none."""
+        text, tokens = "".join(self._texts), list[int | ChatMessage](self._tokens)
+        self._texts, self._tokens, self._bytes = [], [], 0
+        return tokens or text
+
+
+class Conversation:
+    """One connection."""
+
+    def __init__(self, websocket: WebSocket, service: Service, caller: Caller, channels: Channels) -> None:
+        self.websocket = websocket
+        self.service = service
+        self.caller = caller
+        self.channels = channels
+        self.outbox = Outbox()
+        self.channel: Channel | None = None
+        self.pending: PendingInput | None = None
+
+    async def run(self) -> None:
+        """Hear and speak until one side has gone."""
+        writing = asyncio.create_task(self._write())
+        reading = asyncio.create_task(self._read())
+        try:
+            await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._leave()
+            for task in (reading, writing):
+                task.cancel()
+            results = await asyncio.gather(reading, writing, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception) and not isinstance(result, WebSocketDisconnect):
+                raise result
+
+    def _leave(self) -> None:
+        if self.channel is not None:
+            self.channels.detach(self.channel, self.outbox)
+            self.channel = None
+
+    async def _write(self) -> None:
+        while (text := await self.outbox.take()) is not None:
+            await self.websocket.send({"type": "websocket.send", "text": text})
+        assert self.outbox.closing is not None
+        # Whoever is closed is no longer listened to, even if it takes its time to hear of it.
+        self._leave()
+        code, reason = self.outbox.closing
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.websocket.close(code, reason), CLOSE_SECONDS)
+
+    async def _read(self) -> None:
+        while True:
+            message = await self.websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            if self.outbox.closing is not None:
+                continue
+            if self.channel is not None and self.channel.outbox is not self.outbox:
+                self.channel = None  # The session was closed.
+            labels: dict[str, Any] = {}
+            try:
+                text = message.get("text")
+                if text is None:
+                    raise Problem(400, "invalid_message", "messages are JSON text, not binary")
+                await self._hear(read_message(text), labels)
+            except Problem as problem:
+                self._tell(problem, labels)
+
+    def _tell(self, problem: Problem, labels: dict[str, Any]) -> None:
+        if self.channel is not None:
+            self.channel.emit_problem(problem, labels)
+        else:
+            self.outbox.put(encoded("error", None, {**labels, **problem.body()}))
+
+    async def _hear(self, message: Said, labels: dict[str, Any]) -> None:
+        """Carry a message out, or see to it that it will be; nothing here waits for a turn."""
+        if isinstance(message, CommitMessage | InterruptMessage) and message.turn_id is not None:
+            labels["turn_id"] = require_name(message.turn_id, "turn_id")
+        elif isinstance(message, RewindMessage | ForkMessage) and message.request_id is not None:
+            labels["request_id"] = require_name(message.request_id, "request_id")
+        if isinstance(message, OpenMessage):
+            await self._open(message)
+            return
+        channel, pending = self.channel, self.pending
+        if channel is None or pending is None:
+            raise Problem(409, "session_not_open", "open a session first", "type")
+        match message:
+            case AppendMessage():
+                pending.append(message)
+            case CommitMessage():
+                self._commit(channel, pending, message, labels)
+            case InterruptMessage():
+                keep = kept_tokens(message.keep_tokens, message.keep)
+                channel.hurry(lambda: channel.interrupt(message.turn_id, keep), labels)
+            case RewindMessage():
+                channel.submit(Job(labels, act=lambda: self._rewind(channel, message, labels)))
+            case ForkMessage():
+                channel.submit(Job(labels, act=lambda: self._fork(channel, message, labels)))
+            case CloseMessage():
+                channel.hurry(lambda: self.service.close_session(self.caller, channel.name), labels)
+
+    async def _open(self, message: OpenMessage) -> None:
+        if self.channel is not None:
+            raise Problem(409, "session_open", "this connection has a session open", "type")
+        service, tenant = self.service, self.caller.tenant
+        fresh = (message.ttl, message.metadata, message.system) != (None, None, None)
+        record = None
+        if message.id is not None:
+            record = service.table.get(tenant, require_name(message.id, "id"))
+            if record is None and message.resume_after_seq is not None:
+                record = service.table.find(tenant, message.id)  # Says why there is none.
+            if record is not None and fresh:
+                raise Problem(
+                    409,
+                    "session_exists",
+                    "the session is open: ttl, metadata and system are as they are",
+                    "id",
+                )
+        elif message.resume_after_seq is not None:
+            raise bad_field("resume_after_seq", "needs the id of a session")
+        if message.metadata is not None and len(msgspec.json.encode(message.metadata)) > METADATA_BYTES_MAX:
+            raise bad_field("metadata", f"may take at most {METADATA_BYTES_MAX} bytes")
+        if record is None:
+            record = await service.open_session(
+                self.caller, message.id, message.ttl, message.system, message.metadata
+            )
+        shown = await service.describe(record)
+        self.pending = PendingInput(service.options.body_limit, service.facts.context_length)
+        self.channel = self.channels.of(record)
+        self.channel.attach(self.outbox, shown, message.resume_after_seq)
+
+    def _commit(
+        self, channel: Channel, pending: PendingInput, message: CommitMessage, labels: dict[str, Any]
+    ) -> None:
+        if self.websocket.app.state.draining():
+            raise Problem(503, "draining", "the server is shutting down", retry_after=5)
+        said = pending.take()
+        if not said:
+            raise Problem(400, "empty_turn", "nothing was appended", "input")
+        body = TurnBody(
+            said,
+            turn_id=message.turn_id,
+            sampling=message.sampling,
+            on_abort=message.on_abort,
+            timeout=message.timeout,
+        )
+        asked = ask_turn(body)
+        labels["turn_id"] = asked.name
+        if message.mode == "interrupt":
+            channel.cut()
+        channel.submit(Job(labels, asked=asked))
+
+    async def _rewind(self, channel: Channel, message: RewindMessage, labels: dict[str, Any]) -> None:
+        record = channel.record()
+        await self.service.rewind(record, message.to_turn)
+        channel.emit("session.rewound", {**await self.service.describe(record), **labels})
+
+    async def _fork(self, channel: Channel, message: ForkMessage, labels: dict[str, Any]) -> None:
+        forked = await self.service.fork(channel.record(), message.id, message.at_turn)
+        shown = await self.service.describe(forked)
+        channel.emit("session.forked", {**shown, "parent": channel.name, **labels})
+
+
+async def accept(websocket: WebSocket) -> bool:
+    """Let a connection in, unless a page of another site makes it: browsers do not ask before connecting."""
+    origin = websocket.headers.get("origin")
+    if origin is not None:
+        host = websocket.headers.get("host", "")
+        allowed = service_of(websocket).options.cors_origin
+        if urlsplit(origin).netloc != host and origin not in allowed and "*" not in allowed:
+            problem = Problem(403, "origin_not_allowed", "pages of this origin may not connect")
+            await websocket.send_denial_response(json_answer(problem.body(), problem.status))
+            return False
+    offered = cast(list[str], websocket.scope.get("subprotocols", []))
+    await websocket.accept(subprotocol=SUBPROTOCOL if SUBPROTOCOL in offered else None)
+    return True
+
+
+@router.websocket("/v1/realtime")
+async def realtime(websocket: WebSocket) -> None:
+    channels = websocket.app.state.channels
+    assert isinstance(channels, Channels)
+    if await accept(websocket):
+        await Conversation(websocket, service_of(websocket), caller_of(websocket), channels).run()

@@ -1,0 +1,81 @@
+"""What one connection is still to be sent, within bounds.
+
+Who speaks a lot waits for `room`, so that a reader that is slower than the model hears the same words in
+larger pieces. A reader that takes nothing for too long, or lets more pile up than the bound, is closed with
+1008. Nothing here touches a socket: the connection's writer calls `take`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+__all__ = ["Outbox"]
+
+BYTES_MAX = 1 << 20
+BYTES_LOW = 64 << 10
+STALL_SECONDS = 30.0
+
+TOO_SLOW = (1008, "messages are read too slowly")
+
+
+class Outbox:
+    """Messages in order, and why the connection is to be closed, once it is."""
+
+    def __init__(
+        self, *, bytes_max: int = BYTES_MAX, bytes_low: int = BYTES_LOW, stall_seconds: float = STALL_SECONDS
+    ) -> None:
+        self.bytes = 0
+        self.closing: tuple[int, str] | None = None
+        self._bytes_max = bytes_max
+        self._bytes_low = bytes_low
+        self._stall_seconds = stall_seconds
+        self._texts: deque[str] = deque()
+        self._news = asyncio.Event()
+        self._space = asyncio.Event()
+        self._space.set()
+
+    def put(self, text: str) -> None:
+        """Send a message when its turn comes."""
+        if self.closing is not None:
+            return
+        self._texts.append(text)
+        self.bytes += len(text)
+        if self.bytes > self._bytes_max:
+            self.close(*TOO_SLOW)
+        elif self.bytes > self._bytes_low:
+            self._space.clear()
+        self._news.set()
+
+    def close(self, code: int, reason: str) -> None:
+        """Say nothing more, and close; the first reason stands."""
+        if self.closing is None:
+            self.closing = (code, reason)
+            self._texts.clear()
+            self.bytes = 0
+            self._space.set()
+            self._news.set()
+
+    async def room(self) -> None:
+        """Wait until the reader has taken most of what it was sent; one that stands still is closed."""
+        while not self._space.is_set():
+            waiting = self.bytes
+            try:
+                await asyncio.wait_for(self._space.wait(), self._stall_seconds)
+            except TimeoutError:
+                if self.bytes >= waiting:
+                    self.close(*TOO_SLOW)
+
+    async def take(self) -> str | None:
+        """The next message; None when the connection is to be closed."""
+        while True:
+            if self.closing is not None:
+                return None
+            if self._texts:
+                text = self._texts.popleft()
+                self.bytes -= len(text)
+                if self.bytes <= self._bytes_low:
+                    self._space.set()
+                return text
+            self._news.clear()
+            await self._news.wait()
