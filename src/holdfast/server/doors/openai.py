@@ -144,6 +144,7 @@ def _model(service: Service) -> dict[str, Any]:
         "created": service.created,
         "owned_by": "holdfast",
         "max_model_len": facts.context_length,
+        "sampling_defaults": facts.defaults,
     }
 
 
