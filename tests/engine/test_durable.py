@@ -1,0 +1,303 @@
+"""Sessions that outlive their engine: what was acknowledged is there again, and nothing is applied twice."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.core import errors
+from holdfast.core.registry import Event
+from holdfast.core.turn import TurnRequest
+from holdfast.engine.engine import Engine, Session
+from holdfast.engine.journal_reading import read_sessions
+from holdfast.engine.loop import EngineLoop
+from tests.engine.conftest import Make
+from tests.engine.tiny import greedy, word
+
+SAID = [word("the"), word("river"), word("runs")]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "sessions.journal")
+
+
+def history(engine: Engine, session: Session) -> list[int]:
+    tokens = engine.loop.scheduler.registry.find(session.id).sequence.tokens
+    return tokens.slice(0, len(tokens))
+
+
+def submit(loop: EngineLoop, name: str, turn_id: str, fingerprint: str, events: list[Event]) -> None:
+    request = TurnRequest(turn_id, tuple(SAID), 5)
+    loop.submit(name, request, greedy(5).with_defaults(loop.defaults), events.append, fingerprint)
+
+
+def run(loop: EngineLoop) -> None:
+    while loop.busy:
+        loop.step()
+
+
+def break_journal(engine: Engine, broken: bool) -> None:
+    """Let nothing be written to the journal's file, or everything again."""
+    journal = engine.loop.book.journal
+    assert journal is not None
+    journal._connection.execute(f"PRAGMA query_only = {'ON' if broken else 'OFF'}")
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+def test_a_conversation_goes_on_with_another_engine(make: Make, path: str, overlap: bool) -> None:
+    plain = make().session()
+    expected = [plain.say([word(name)] * 9, greedy(7)).token_ids for name in ("cold", "deep", "old", "today")]
+    engine = make(journal=path, overlap=overlap)
+    session = engine.session(id="mine", system="Be brief.")
+    for name, said in zip(("cold", "deep"), expected[:2], strict=True):
+        assert session.say([word(name)] * 9, greedy(7)).token_ids == said
+    known = history(engine, session)
+    engine.close()
+
+    engine = make(journal=path, overlap=overlap)
+    assert engine.sessions() == ["mine"]
+    session = engine.resume("mine")
+    assert session.system == "Be brief."
+    assert history(engine, session) == known
+    assert session.turns == 2
+    assert session.say([word("old")] * 9, greedy(7)).token_ids == expected[2]
+    engine.close()
+    engine = make(journal=path)
+    assert engine.resume("mine").say([word("today")] * 9, greedy(7)).token_ids == expected[3]
+
+
+def test_cuts_and_forks_are_remembered(make: Make, path: str) -> None:
+    engine = make(journal=path)
+    session = engine.session(id="s")
+    ends: list[list[int]] = [[]]
+    for name in ("cold", "deep", "old"):
+        session.say([word(name)] * 3, greedy(6)).wait()
+        ends.append(history(engine, session))
+    fork, early = session.fork(), session.fork(1)
+    session.interrupt(keep=2)
+    cut = history(engine, session)
+    assert cut == ends[3][: len(ends[2]) + 3 + 2]
+    fork.rewind(2)
+    engine.close()
+    engine = make(journal=path)
+    assert sorted(engine.sessions()) == sorted(["s", fork.id, early.id])
+    assert history(engine, engine.resume("s")) == cut
+    assert history(engine, engine.resume(fork.id)) == ends[2]
+    assert history(engine, engine.resume(early.id)) == ends[1]
+    engine.resume("s").interrupt(keep="none")
+    assert history(engine, engine.resume("s")) == ends[2], "the last turn can still be cut after a restart"
+    engine.resume(early.id).close()
+    engine.close()
+    engine = make(journal=path)
+    assert sorted(engine.sessions()) == sorted(["s", fork.id])
+    assert history(engine, engine.resume("s")) == ends[2]
+
+
+def test_an_interrupted_turn_is_kept_and_one_rolled_back_never_was(make: Make, path: str) -> None:
+    engine = make(journal=path)
+    kept, gone = engine.session(id="kept"), engine.session(id="gone")
+    for session, keep in ((kept, 4), (gone, "none")):
+        turn = session.say(SAID, greedy(40))
+        while len(turn._bound()[1].tokens) < 9:
+            engine.drive()
+        session.interrupt(keep=keep)
+    known = history(engine, kept)
+    assert len(known) == len(SAID) + 4
+    engine.close()
+    engine = make(journal=path)
+    assert history(engine, engine.resume("kept")) == known
+    assert engine.resume("kept").turns == 1
+    assert history(engine, engine.resume("gone")) == []
+
+
+def test_sessions_that_expire_are_gone_for_good(make: Make, path: str) -> None:
+    engine = make(journal=path)
+    engine.loop.open_session("brief", "local", ttl=5.0)
+    engine.loop.open_session("long", "local", ttl=500.0)
+    run(engine.loop)
+    engine.loop.scheduler.tick(engine.loop.now() + 10.0)
+    engine.loop.step()
+    assert [stored.id for stored in read_sessions(Path(path))] == ["long"]
+
+
+# --- idempotency ---
+
+
+@pytest.mark.parametrize("journal", [False, True], ids=["", "journal"])
+def test_a_finished_turn_is_answered_again(make: Make, path: str, journal: bool) -> None:
+    engine = make(journal=path if journal else None)
+    loop = engine.loop
+    loop.open_session("s", "local", metadata={"caller": 7})
+    events: list[Event] = []
+    assert loop.replay("s", "t1", "body") is None
+    submit(loop, "s", "t1", "body", events)
+    assert loop.replay("s", "t1", "body") is None, "it has not finished"
+    run(loop)
+    again = loop.replay("s", "t1", "body")
+    assert again is not None
+    assert (again.outcome, again.reason, again.prompt_tokens) == ("finished", "length", 3)
+    assert again.tokens == [token for event in events for token in event.tokens]
+    assert again.text == loop.tokenizer.decode(again.tokens)
+    with pytest.raises(errors.TurnConflict):
+        loop.replay("s", "t1", "another body")
+    with pytest.raises(errors.TurnExists):
+        submit(loop, "s", "t1", "body", events)
+    assert loop.replay("nobody", "t1", "body") is None
+    if journal:
+        engine.close()
+        loop = make(journal=path).loop
+        assert loop.replay("s", "t1", "body") == again
+        assert loop.book.sessions["s"].metadata == {"caller": 7}
+
+
+def test_verbs_with_an_id_are_carried_out_once(make: Make, path: str) -> None:
+    engine = make(journal=path)
+    loop = engine.loop
+    session = engine.session(id="s")
+    for _ in range(3):
+        session.say(SAID, greedy(4)).wait()
+    engine.settle_seal("s")
+    done: list[str] = []
+    loop.rewind("s", 2, request_id="q1", done=lambda: done.append("rewind"))
+    loop.rewind("s", 2, request_id="q1", done=lambda: done.append("again"))
+    child = loop.fork("s", "c", 1, request_id="q2")
+    assert loop.fork("s", "another name", 1, request_id="q2") is child
+    assert done == [], "nothing is durable yet"
+    run(loop)
+    assert done == ["rewind", "again"]
+    for _ in range(2):
+        session.say(SAID, greedy(4)).wait()
+        engine.settle_seal("s")
+        loop.interrupt("s", 1, request_id="q3")
+    ends = loop.scheduler.registry.sessions["s"].boundaries
+    assert (ends[2] - ends[1], ends[3] - ends[2]) == (4, 7), "the second one did not cut the new turn"
+    with pytest.raises(errors.RequestConflict):
+        loop.rewind("s", 1, request_id="q1")
+    engine.close()
+    loop = make(journal=path).loop
+    loop.rewind("s", 2, request_id="q1")
+    assert loop.scheduler.registry.sessions["s"].boundaries == ends
+    assert loop.fork("s", "yet another", 1, request_id="q2").id == "c"
+    assert sorted(loop.book.sessions) == ["c", "s"]
+
+
+# --- answers wait for the file ---
+
+
+def test_without_a_journal_verbs_are_acknowledged_at_once(make: Make) -> None:
+    loop = make().loop
+    done: list[str] = []
+    loop.open_session("s", "local", done=lambda: done.append("open"))
+    loop.fork("s", "c", done=lambda: done.append("fork"))
+    loop.rewind("s", 0, done=lambda: done.append("rewind"))
+    loop.close_session("c", done=lambda: done.append("close"))
+    assert done == ["open", "fork", "rewind", "close"]
+
+
+def test_the_end_of_a_turn_is_told_when_it_is_written(make: Make, path: str) -> None:
+    engine = make(journal=path)
+    loop = engine.loop
+    loop.open_session("s", "local")
+    run(loop)
+    heard: list[tuple[str, int]] = []
+
+    def listener(event: Event) -> None:
+        heard.append((event.kind, len(read_sessions(Path(path))[0].turns)))
+
+    loop.submit("s", TurnRequest("t1", tuple(SAID), 5), greedy(5).with_defaults(loop.defaults), listener)
+    run(loop)
+    assert heard == [("tokens", 0)] * 5 + [("finished", 1)]
+
+
+Verb = Callable[[EngineLoop], object]
+
+
+@pytest.mark.parametrize("interrupted", [False, True], ids=["", "interrupted"])
+def test_a_fault_holds_answers_back_and_refuses_what_is_new(make: Make, path: str, interrupted: bool) -> None:
+    engine = make(journal=path)
+    loop = engine.loop
+    for name in ("s", "other"):
+        loop.open_session(name, "local")
+    run(loop)
+    break_journal(engine, True)
+    events: list[Event] = []
+    done: list[str] = []
+    long = tuple(SAID) * 200
+    sampling = greedy(40).with_defaults(loop.defaults)
+    loop.submit("s", TurnRequest("t1", long, 40), sampling, events.append, "body")
+    if interrupted:
+        for _ in range(10):
+            loop.step()
+        assert len(events) >= 6
+        loop.interrupt("s", 4, done=lambda: done.append("interrupt"))
+    for _ in range(60):
+        loop.step()
+    assert loop.book.fault is not None
+    assert {event.kind for event in events} == {"tokens"}, "the end is not told"
+    assert done == []
+    verbs: list[Verb] = [
+        lambda loop: submit(loop, "other", "t2", "x", []),
+        lambda loop: loop.open_session("new", "local"),
+        lambda loop: loop.rewind("other", 0),
+        lambda loop: loop.fork("other", "new"),
+        lambda loop: loop.interrupt("other"),
+        lambda loop: loop.replay("s", "t1", "body"),
+    ]
+    for verb in verbs:
+        with pytest.raises(errors.JournalUnavailable):
+            verb(loop)
+    assert sorted(loop.scheduler.registry.sessions) == ["other", "s"]
+    assert engine.generate([SAID], greedy(3))[0].token_ids, "requests of their own need no journal"
+    break_journal(engine, False)
+    run(loop)
+    assert loop.book.fault is None
+    assert events[-1].kind == ("aborted" if interrupted else "finished")
+    assert done == (["interrupt"] if interrupted else [])
+    again = loop.replay("s", "t1", "body")
+    assert again is not None and len(again.tokens) == (4 if interrupted else 40)
+    submit(loop, "other", "t2", "x", [])
+    run(loop)
+    stored = {session.id: session.tokens for session in read_sessions(Path(path))}
+    assert stored == {"s": len(long) + len(again.tokens), "other": len(SAID) + 5}
+
+
+def test_with_durability_off_nothing_waits_and_nothing_is_refused(make: Make, path: str) -> None:
+    engine = make(journal=path, durability="off")
+    session = engine.session(id="s")
+    break_journal(engine, True)
+    assert session.say(SAID * 200, greedy(5)).finish_reason == "length"
+    assert engine.loop.book.fault is not None
+    assert session.say(SAID * 100, greedy(5)).finish_reason == "length"
+    break_journal(engine, False)
+    engine.close()
+    assert len(read_sessions(Path(path))[0].turns) == 2
+
+
+def test_a_mark_is_let_go_when_its_turn_is_durable(make: Make, path: str) -> None:
+    engine = make(journal=path, checkpoints=0)
+    session = engine.session(id="s")
+    for _ in range(3):
+        session.say(SAID * 4, greedy(5)).wait()
+    run(engine.loop)
+    assert engine.loop.scheduler.registry.find("s").sequence.points == []
+    break_journal(engine, True)
+    events: list[Event] = []
+    sampling = greedy(5).with_defaults(engine.loop.defaults)
+    engine.loop.submit("s", TurnRequest("t", tuple(SAID) * 200, 5), sampling, events.append)
+    for _ in range(20):
+        engine.loop.step()
+    pinned = [point.pinned for point in engine.loop.scheduler.registry.find("s").sequence.points]
+    assert pinned == ([] if engine.loop.plan.layout.cuts_anywhere else [True, True])
+    break_journal(engine, False)
+    run(engine.loop)
+    assert engine.loop.scheduler.registry.find("s").sequence.points == []
+
+
+def test_caps_of_a_tenant(make: Make, path: str) -> None:
+    loop = make(max_tenant_sessions=2, max_sessions=5).loop
+    loop.open_session("a", "red")
+    loop.open_session("b", "red")
+    with pytest.raises(errors.TooManySessions):
+        loop.open_session("c", "red")
+    loop.open_session("c", "blue")

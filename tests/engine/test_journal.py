@@ -1,0 +1,262 @@
+"""The journal's file: what is written comes back whole, in every life that a session may have."""
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from holdfast.engine import journal as journal_module
+from holdfast.engine.journal import Journal, JournalError
+from holdfast.engine.journal_reading import read_log, read_sessions
+from holdfast.engine.records import (
+    TURNS_KEPT,
+    Closed,
+    CutBack,
+    Ended,
+    FinishedTurn,
+    Forked,
+    Opened,
+    Record,
+    Requested,
+    Snapped,
+    StoredSession,
+    Unsnapped,
+)
+
+
+def opened(name: str = "s") -> Opened:
+    return Opened(name, "red", 60.0, '{"caller": 7}', "Be brief.", 1000.0)
+
+
+def ended(name: str, number: int, said: tuple[int, ...] = (1, 2, 3), heard: int = 4) -> Ended:
+    tokens = [100 * number + place for place in range(heard)]
+    turn = FinishedTurn(f"t{number}", f"body {number}", "finished", "stop", "words", tokens, 3, 0, 3)
+    return Ended(name, said, turn)
+
+
+def write(path: Path, *records: Record) -> list[StoredSession]:
+    with Journal(path, "commit", "v") as journal:
+        for record in records:
+            journal.append(record)
+        assert journal.flush()
+        return journal.load()
+
+
+def history(session: StoredSession) -> list[int]:
+    return [token for turn in session.turns for token in (*turn.input, *turn.output)]
+
+
+def rows(path: Path, table: str) -> int:
+    connection = sqlite3.connect(path)
+    try:
+        return int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kept" / "sessions.journal"
+
+
+def test_a_session_comes_back_as_it_was(path: Path) -> None:
+    write(path, opened(), ended("s", 1), ended("s", 2, (), 2), Requested("s", "q", "rewind 1", ""))
+    (session,) = read_sessions(path)
+    described = (session.id, session.tenant, session.ttl, session.metadata, session.system, session.created)
+    assert described == ("s", "red", 60.0, '{"caller": 7}', "Be brief.", 1000.0)
+    assert [(turn.turn_id, turn.input, turn.output) for turn in session.turns] == [
+        ("t1", [1, 2, 3], [100, 101, 102, 103]),
+        ("t2", [], [200, 201]),
+    ]
+    assert session.tokens == 9
+    assert session.finished == [ended("s", 1).turn, ended("s", 2, (), 2).turn]
+    assert session.requests == {"q": ("rewind 1", "")}
+    assert path.stat().st_mode & 0o077 == 0, "conversations are their owner's alone"
+
+
+def test_a_file_of_a_session_is_known_until_it_is_not(path: Path) -> None:
+    kept = Snapped("s", "a.safetensors", 7, 4096)
+    (session,) = write(path, opened(), ended("s", 1), kept)
+    assert session.snapshot == kept
+    (session,) = write(path, Unsnapped("s"))
+    assert session.snapshot is None
+
+
+def test_cuts_forks_and_closes(path: Path) -> None:
+    turns = [ended("s", number) for number in (1, 2, 3)]
+    sessions = write(
+        path,
+        opened(),
+        *turns,
+        Forked("f", "s", 2, 1001.0),
+        CutBack("s", 3, 1),
+        Forked("g", "s", 3, 1002.0),
+        CutBack("s", 1, None),
+        ended("f", 4),
+        Forked("h", "f", 0, 1003.0),
+    )
+    by_name = {session.id: [len(turn.output) for turn in session.turns] for session in sessions}
+    assert by_name == {"s": [4], "f": [4, 4, 4], "g": [4, 4, 1], "h": []}
+    ends = {session.id: history(session)[-1:] for session in sessions}
+    assert ends == {"s": [103], "f": [403], "g": [300], "h": []}
+    assert {session.parent for session in sessions} == {None, "s", "f"}
+    remaining = write(path, Closed("s", "closed"), Closed("h", "closed"))
+    assert {session.id: history(session)[-1:] for session in remaining} == {"f": [403], "g": [300]}
+
+
+def test_a_fork_writes_no_history_again_and_orphans_are_swept_away(path: Path) -> None:
+    write(path, opened(), *(ended("s", number) for number in range(20)))
+    write(path, *(Forked(f"f{number}", "s", 20, 1.0) for number in range(100)))
+    assert rows(path, "turns") == 20
+    write(path, CutBack("s", 3, None), *(Closed(f"f{number}", "closed") for number in range(99)))
+    assert rows(path, "turns") == 20, "one fork still leans on all of them"
+    write(path, Closed("f99", "closed"))
+    write(path)
+    assert rows(path, "turns") == 3
+
+
+def test_what_a_client_may_ask_for_again_is_bounded(path: Path) -> None:
+    many = [ended("s", number) for number in range(3 * TURNS_KEPT)]
+    asked = [Requested("s", f"q{number}", "rewind 0", "") for number in range(3 * TURNS_KEPT)]
+    (session,) = write(path, opened(), *many, *asked)
+    assert [turn.turn_id for turn in session.finished] == [each.turn.turn_id for each in many[-TURNS_KEPT:]]
+    assert list(session.requests) == [each.request_id for each in asked[-TURNS_KEPT:]]
+    assert len(session.turns) == len(many), "history is not"
+
+
+def test_the_log_says_what_happened_and_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "LOG_KEPT", 5)
+    write(path, opened("o"), opened(), ended("s", 1), CutBack("s", 1, 2), Forked("f", "s", 1, 1.0))
+    write(path, Snapped("s", "a", 5, 9), Requested("s", "q", "rewind 1", ""), Closed("s", "expired"))
+    assert read_log(path, "s") == [
+        ("cutback", "1 turns remain, 2 tokens of the last kept"),
+        ("snapped", "5 tokens, 9 bytes in a"),
+        ("requested", "rewind 1 (q)"),
+        ("closed", "expired"),
+    ]
+    assert read_log(path, "o") == []
+
+
+# --- faults ---
+
+
+def test_a_full_disk_keeps_everything_until_there_is_room(path: Path) -> None:
+    with Journal(path, "commit", "v") as journal:
+        journal.append(opened())
+        assert journal.flush()
+        size = journal._connection.execute("PRAGMA page_count").fetchone()[0]
+        journal._connection.execute(f"PRAGMA max_page_count = {size}")
+        for number in range(40):
+            journal.append(ended("s", number, tuple(range(500))))
+        assert not journal.flush()
+        assert journal.fault is not None and "full" in journal.fault
+        assert journal.waits
+        assert read_sessions(path)[0].turns == [], "all of it or nothing"
+        journal.append(ended("s", 40))
+        assert not journal.flush()
+        journal._connection.execute("PRAGMA max_page_count = 1000000")
+        assert journal.flush()
+        assert journal.fault is None and not journal.waits
+    assert [turn.turn_id for turn in read_sessions(path)[0].turns] == [f"t{number}" for number in range(41)]
+
+
+def crash(path: Path, *records: Record, point: str) -> None:
+    """Write records and die at a point, without any of the goodbyes."""
+    child = os.fork()
+    if child == 0:
+        journal = Journal(path, "commit", "v", probe=lambda here: os._exit(9) if here == point else None)
+        for record in records:
+            journal.append(record)
+        journal.flush()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+@pytest.mark.parametrize(
+    ("point", "there"),
+    [("before append", 1), ("mid-record", 1), ("after write", 1), ("after fsync", 3)],
+)
+def test_a_death_leaves_whole_transactions(path: Path, point: str, there: int) -> None:
+    write(path, opened(), ended("s", 1))
+    crash(path, ended("s", 2), ended("s", 3), point=point)
+    (session,) = write(path)
+    assert len(session.turns) == there
+    assert len(session.finished) == there
+
+
+def test_a_torn_write_costs_what_was_never_acknowledged(path: Path) -> None:
+    """The last bytes of the log are missing, or are not what was written: its last whole transaction counts."""
+    write(path, opened(), ended("s", 1))
+    crash(path, ended("s", 2), point="after fsync")
+    log = path.with_name(path.name + "-wal")
+    whole = log.read_bytes()
+    for torn in (whole[:-100], whole[:-1] + bytes([whole[-1] ^ 1])):
+        log.write_bytes(torn)
+        path.with_name(path.name + "-shm").unlink(missing_ok=True)
+        saved = path.read_bytes()
+        (session,) = write(path)
+        assert [turn.turn_id for turn in session.turns] == ["t1"]
+        path.write_bytes(saved)
+
+
+def test_a_row_that_was_changed_is_never_believed(path: Path) -> None:
+    write(path, opened(), *(ended("s", number) for number in (1, 2, 3)), Forked("f", "s", 1, 1.0))
+    connection = sqlite3.connect(path)
+    packed = connection.execute("SELECT output FROM turns WHERE turn_id = 't2'").fetchone()[0]
+    flipped = bytes([packed[0] ^ 4]) + packed[1:]
+    connection.execute("UPDATE turns SET output = ? WHERE turn_id = 't2'", (flipped,))
+    connection.commit()
+    connection.close()
+    sessions = {session.id: session for session in write(path)}
+    assert [turn.turn_id for turn in sessions["s"].turns] == ["t1"]
+    assert sessions["s"].damaged and not sessions["f"].damaged
+
+
+def test_a_journal_of_other_words_is_refused(path: Path) -> None:
+    write(path, opened())
+    with pytest.raises(JournalError, match="another vocabulary"):
+        Journal(path, "commit", "w")
+    assert len(write(path)) == 1, "the refused one let go of it"
+
+
+def test_one_writer_at_a_time(path: Path) -> None:
+    with Journal(path, "commit", "v"), pytest.raises(JournalError, match="in use"):
+        Journal(path, "commit", "v")
+    write(path)
+
+
+# --- versions ---
+
+
+def test_a_newer_journal_is_refused(path: Path) -> None:
+    write(path, opened())
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(JournalError, match="version 99"):
+        Journal(path, "commit", "v")
+
+
+def test_an_older_journal_is_brought_up_step_by_step(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(path, opened(), ended("s", 1))
+    steps = {
+        1: "ALTER TABLE facts ADD COLUMN since TEXT;",
+        2: "UPDATE facts SET since = 'then';",
+    }
+    monkeypatch.setattr(journal_module, "SCHEMA", 3)
+    monkeypatch.setattr(journal_module, "UPGRADES", steps)
+    (session,) = write(path)
+    assert history(session) == [1, 2, 3, 100, 101, 102, 103]
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+    assert connection.execute("SELECT since FROM facts").fetchall() == [("then",)]
+    connection.close()
+
+
+@pytest.mark.parametrize("durability", ["off", "commit", "fsync"])
+def test_every_setting_writes_the_same(path: Path, durability: str) -> None:
+    with Journal(path, durability, "v") as journal:  # type: ignore[arg-type]
+        journal.append(opened())
+        journal.append(ended("s", 1))
+    assert len(read_sessions(path)[0].turns) == 1
