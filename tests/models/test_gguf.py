@@ -66,9 +66,15 @@ def spread(ours: torch.Tensor, expected: torch.Tensor) -> float:
     return float((ours - expected).norm() / expected.norm())
 
 
+@pytest.fixture
+def torch_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without a C compiler."""
+    monkeypatch.setattr("holdfast.models.linear.available", lambda: False)
+
+
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_formats(tmp_path: Path, kind: Kind, tied: bool) -> None:
+def test_formats(tmp_path: Path, kind: Kind, tied: bool, torch_kernels: None) -> None:
     """Dequantised: exact. Kept quantised: close, for few tokens (its kernels) and many (dense copies)."""
     model = build(LlamaConfig, LlamaForCausalLM, tie_word_embeddings=tied)
     path = tmp_path / "model.gguf"
@@ -100,7 +106,9 @@ def test_formats(tmp_path: Path, kind: Kind, tied: bool) -> None:
     ],
     ids=lambda value: value.name if isinstance(value, Kind) else value.__name__,
 )
-def test_quantised_projections_stay_small(tmp_path: Path, kind: Kind, form: type) -> None:
+def test_quantised_projections_stay_small(
+    tmp_path: Path, kind: Kind, form: type, torch_kernels: None
+) -> None:
     model = build(LlamaConfig, LlamaForCausalLM, tie_word_embeddings=False)
     write_gguf(model, tmp_path / "model.gguf", kind)
     checkpoint = open_checkpoint(tmp_path / "model.gguf")

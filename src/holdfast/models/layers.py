@@ -46,7 +46,7 @@ class Attention:
         epsilon: float,
         norm_offset: float,
     ) -> None:
-        self._config = config
+        self.config = self._config = config
         self._layer = layer
         self._epsilon = epsilon
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -68,7 +68,7 @@ class Attention:
                 reader.norm(f"{prefix}k_norm", sizes[1], norm_offset),
             )
         self._projection_norms = norms if config.projection_norm else None
-        self._rotation = (
+        self.rotation = self._rotation = (
             Rotation(rotary, *norms, eps=epsilon)
             if norms is not None and config.head_norm
             else Rotation(rotary)
@@ -76,6 +76,11 @@ class Attention:
         self._sinks = (
             reader.tensor(f"{prefix}sinks", (config.heads,), torch.float32) if config.sinks else None
         )
+
+    @property
+    def projections(self) -> tuple[Linear, Linear]:
+        """Into queries, keys and values, and back."""
+        return self._input, self._output
 
     def __call__(self, x: Tensor, batch: Batch, memory: Memory) -> Tensor:
         config = self._config
@@ -127,7 +132,7 @@ class Mlp:
     """A feed-forward part: `down(activation(gate) * up)`, or `down(activation(up))` without a gate."""
 
     def __init__(self, config: MlpConfig, inputs: Linear, output: Linear) -> None:
-        self._config = config
+        self.config = self._config = config
         self._input = inputs
         self._output = output
         self._activation = {
@@ -147,6 +152,11 @@ class Mlp:
             ),
             reader.linear([f"{prefix}down_proj"], config.width, [width], bias=config.bias),
         )
+
+    @property
+    def projections(self) -> tuple[Linear, Linear]:
+        """Into the inner width, and back."""
+        return self._input, self._output
 
     def __call__(self, x: Tensor, batch: Batch, memory: Memory) -> Tensor:  # noqa: ARG002
         config = self._config

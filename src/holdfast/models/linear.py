@@ -1,9 +1,10 @@
 """Linear projections behind one call, whatever form their weights are kept in.
 
 A layer calls `linear(x)` and gets `x @ weight.T + bias` in x's dtype. `DenseLinear` keeps the weight in
-the model's dtype. `Int4Linear` and `Int8Linear` keep it quantised in the layout of torch's CPU kernels,
-which read bfloat16 activations (with float32 ones they fall into a scalar path) and win for few tokens;
-from `dense_from` tokens on a dense copy wins, where one is kept. Built by `weights`.
+the model's dtype. `PackedLinear` keeps it quantised for our own C kernels, which serve every batch size.
+Where a machine lacks those, `Int4Linear` and `Int8Linear` keep it in the layout of torch's CPU kernels, which
+read bfloat16 activations (with float32 ones they fall into a scalar path) and win for few tokens; from
+`..._DENSE_FROM` tokens on a dense copy wins, where one is kept. Built by `weights`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 from torch.nn.functional import linear as dense_product
+
+from holdfast.kernels.cpu.matrix import PackedMatrix, available, pack_eight_bit, pack_four_bit
 
 GROUP = 32
 """Elements that share a scale and a zero point in the 4-bit form; the block of Q4_0 and Q4_1."""
@@ -68,6 +71,38 @@ class DenseLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return dense_product(x, self.weight, self.bias)
+
+
+def packed_kernels(inputs: int) -> bool:
+    """Whether a quantised weight of so many inputs can be packed for the C kernels."""
+    return inputs % GROUP == 0 and available()
+
+
+class PackedLinear:
+    """A weight in 4 or 8 bits for the C kernels, its biases included."""
+
+    __slots__ = ("matrix",)
+
+    def __init__(self, matrix: PackedMatrix) -> None:
+        self.matrix = matrix
+
+    @classmethod
+    def of(cls, dense: Tensor, four_bit: FourBitWeight | None, bias: Tensor | None = None) -> PackedLinear:
+        """The 4-bit form where a weight has one, else the dense values in 8 bits."""
+        if four_bit is None:
+            return cls(pack_eight_bit(dense, bias))
+        return cls(pack_four_bit(four_bit.codes, four_bit.scale, four_bit.zero, bias))
+
+    @property
+    def out_features(self) -> int:
+        return self.matrix.outputs
+
+    @property
+    def bytes(self) -> int:
+        return self.matrix.bytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.matrix(x)
 
 
 class Int4Linear:
@@ -179,17 +214,21 @@ def quantise_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Embedding:
-    """The rows of the token table. The 8-bit form reads the codes that the output head already keeps."""
+    """The rows of the token table. Quantised forms read what the output head already keeps."""
 
     __slots__ = ("_multiplier", "_scales", "_table", "dtype")
 
-    def __init__(self, table: Tensor, scales: Tensor | None, dtype: torch.dtype, multiplier: float) -> None:
+    def __init__(
+        self, table: Tensor | PackedMatrix, scales: Tensor | None, dtype: torch.dtype, multiplier: float
+    ) -> None:
         self._table = table
         self._scales = scales
         self._multiplier = multiplier
         self.dtype = dtype
 
     def __call__(self, tokens: Tensor) -> Tensor:
+        if isinstance(self._table, PackedMatrix):
+            return self._table.rows(tokens, self._multiplier).to(self.dtype)
         rows = torch.nn.functional.embedding(tokens, self._table).to(self.dtype)
         if self._scales is not None:
             rows = rows * self._scales[tokens].to(self.dtype)[:, None]

@@ -14,6 +14,7 @@ from holdfast import kernels
 from holdfast.kernels import Batch
 from holdfast.models.blocks import Builder, Family
 from holdfast.models.config import ModelConfig
+from holdfast.models.fused import fuse
 from holdfast.models.layout import MemoryShape, memory_shape
 from holdfast.models.memory import Memory, UnitCounts
 from holdfast.models.weights import WeightReader
@@ -39,6 +40,7 @@ class Model:
         self._norm = builder.norm(family.norm)
         reader.finish()
         assert self._blocks, "a model has at least one block"
+        self._fused = fuse(self._blocks, self._norm, config)
 
     def memory(self, counts: UnitCounts, page_size: int) -> Memory:
         """Storage for this model's sequences, in its dtype and on its device."""
@@ -49,6 +51,8 @@ class Model:
         """The normed hidden state of every token of the batch, [tokens, width]."""
         epsilon, multiplier = self.config.norm_epsilon, self.config.residual_multiplier
         residual = self._embedding(batch.tokens)
+        if self._fused is not None:
+            return self._fused(residual, batch, memory)
         change: Tensor | None = None
         for block in self._blocks:
             if change is None:

@@ -28,7 +28,9 @@ from holdfast.models.linear import (
     Int4Linear,
     Int8Linear,
     Linear,
+    PackedLinear,
     RefinedHead,
+    packed_kernels,
     quantise_int8,
 )
 
@@ -194,6 +196,9 @@ class WeightReader:
             return Embedding(table, None, placement.dtype, multiplier), None
         if not quantised:
             return Embedding(table, None, placement.dtype, multiplier), DenseLinear(table)
+        if packed_kernels(width):
+            packed = PackedLinear.of(table, self._four_bit([weight], None))
+            return Embedding(packed.matrix, None, placement.dtype, multiplier), packed
         codes, scale = quantise_int8(table)
         kept = table if placement.dense_copies else None
         head = RefinedHead(Int8Linear(codes, scale, None, kept))
@@ -275,16 +280,25 @@ class WeightReader:
         kept = dense if self.placement.dense_copies else None
         if self._missing or self._wrong:
             return DenseLinear(dense, bias)
+        if packed_kernels(inputs):
+            return PackedLinear.of(dense, self._four_bit(names, order), bias)
         if Int4Linear.fits(sum(outputs), inputs):
-            four_bit = [part for name in names if (part := self._source.four_bit(name)) is not None]
-            if len(four_bit) == len(names):
-                joined = FourBitWeight(
-                    codes=_reordered(torch.cat([part.codes for part in four_bit]), order),
-                    scale=_reordered(torch.cat([part.scale for part in four_bit]), order),
-                    zero=_reordered(torch.cat([part.zero for part in four_bit]), order),
-                )
-                return Int4Linear(joined, bias, kept)
+            four_bit = self._four_bit(names, order)
+            if four_bit is not None:
+                return Int4Linear(four_bit, bias, kept)
         return Int8Linear(*quantise_int8(dense), bias, kept)
+
+    def _four_bit(self, names: list[str], order: Tensor | None) -> FourBitWeight | None:
+        """The 4-bit codes of some weights, their outputs one after another; None unless all have them."""
+        assert self._source is not None
+        parts = [part for name in names if (part := self._source.four_bit(name)) is not None]
+        if len(parts) != len(names):
+            return None
+        return FourBitWeight(
+            codes=_reordered(torch.cat([part.codes for part in parts]), order),
+            scale=_reordered(torch.cat([part.scale for part in parts]), order),
+            zero=_reordered(torch.cat([part.zero for part in parts]), order),
+        )
 
 
 def _reordered(tensor: Tensor, order: Tensor | None) -> Tensor:

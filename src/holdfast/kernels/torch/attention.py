@@ -1,5 +1,6 @@
 """Causal attention over paged KV for ragged, mixed batches, in torch.
 
+Float32 tensors on a CPU go to the C kernel where there is one. What follows is for all others.
 One-token rows are computed together: their pages are gathered into one padded tensor and everything outside
 a row's view is zeroed (a page may hold garbage past its last token) and masked. Rows of several tokens are
 computed one by one over exactly the keys that they can see. Scores and sums are float32. Called through
@@ -14,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from holdfast.kernels.batch import Batch, Pages
+from holdfast.kernels.cpu.attention import attend_pages
 
 QUERY_BLOCK = 256  # queries of a long row that the explicit path scores at once
 
@@ -58,6 +60,9 @@ def attend(
     softcap: float | None = None,
 ) -> torch.Tensor:
     rule = _Rule(scale, window, sinks, softcap)
+    found = attend_pages(query, key_cache, value_cache, pages, batch, rule)
+    if found is not None:
+        return found
     if batch.one_token_rows:
         everything = _Singles(pages.table, batch.context, batch.context_max)
         return _attend_single(query, key_cache, value_cache, everything, rule)

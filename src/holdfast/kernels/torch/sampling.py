@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import torch
 
+from holdfast.kernels.cpu.attention import argmax
+
 CANDIDATES = (128, 2048)  # how many of the most likely tokens are looked at before a full sort is needed
 NO_TOKEN = -1
 
@@ -58,7 +60,8 @@ def sample_tokens(
     greedy: bool = False,
 ) -> torch.Tensor:
     values = logits.float()
-    peak, best = values.max(dim=-1)
+    found = argmax(values)
+    peak, best = values.max(dim=-1) if found is None else found
     if not greedy:
         rows = (temperature > 0).nonzero().squeeze(1)
         if rows.numel():

@@ -1,0 +1,125 @@
+"""The C kernels of `source/`: compiled for this processor when first needed, kept in the user's cache.
+
+`library()` answers the loaded library, or None where there is no compiler, the processor lacks the vector
+instructions, or `HOLDFAST_CPU_KERNELS=off`; the torch kernels serve then. A compiled file is named by all
+that went into it (sources, flags, compiler, processor), so a cache that machines share holds one for each.
+Called by the rest of this package alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+log = logging.getLogger("holdfast.kernels")
+
+SOURCES = Path(__file__).parent / "source"
+COMPILE_SECONDS_MAX = 300.0
+
+# No -ffast-math: NaN must stay NaN, and sums keep their order, whatever else is in a batch.
+FLAGS = (
+    "-std=gnu11", "-O3", "-fPIC", "-shared", "-pthread", "-w", "-fno-math-errno", "-fno-trapping-math",
+    "-ffp-contract=fast",
+)  # fmt: skip
+NEEDED_FEATURES = frozenset({"avx2", "fma", "f16c"})
+NATIVE = {"x86_64": "-march=native", "aarch64": "-mcpu=native", "arm64": "-mcpu=native"}
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The kernels, or None where they cannot be had; the reason is logged once."""
+    if os.environ.get("HOLDFAST_CPU_KERNELS", "on") == "off":
+        return None
+    machine = platform.machine()
+    features = processor_features()
+    if machine not in NATIVE or (machine == "x86_64" and not features >= NEEDED_FEATURES):
+        log.info("no CPU kernels for this processor; the torch ones serve")
+        return None
+    try:
+        loaded = load(compiled((NATIVE[machine],)))
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("the CPU kernels could not be compiled; the torch ones serve: %s", error)
+        return None
+    loaded.hf_threads(torch.get_num_threads())
+    return loaded
+
+
+def processor_features() -> frozenset[str]:
+    """The features that the system says this processor has; empty where it does not say."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return frozenset()
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def compiled(flags: tuple[str, ...]) -> Path:
+    """The compiled file for these flags, made if the cache lacks it."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        raise OSError("there is no C compiler")
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    files = sorted(SOURCES.glob("*.[ch]"))
+    digest = hashlib.sha256(repr((FLAGS, flags, version, sorted(processor_features()))).encode())
+    for file in files:
+        digest.update(file.read_bytes())
+    folder = _cache_directory() / "kernels"
+    target = folder / f"cpu-{digest.hexdigest()[:24]}.so"
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = [str(file) for file in files if file.suffix == ".c"]
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        made = Path(place) / target.name
+        subprocess.run(
+            [compiler, *FLAGS, *flags, *sources, "-lm", "-o", str(made)],
+            capture_output=True,
+            timeout=COMPILE_SECONDS_MAX,
+            check=True,
+        )
+        made.replace(target)
+    return target
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """A compiled file with its functions declared. Calls leave the interpreter free for other threads."""
+    loaded = ctypes.CDLL(str(path))
+    pointer, whole, long, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+    for name, answer, arguments in (
+        ("hf_threads", whole, (whole,)),
+        ("hf_pack", None, (pointer, pointer, pointer, pointer, whole, whole, whole)),
+        ("hf_rows", None, (pointer, pointer, whole, real, pointer)),
+        ("hf_linear", whole, (pointer, pointer, long, whole, pointer, long)),
+        ("hf_argmax", None, (pointer, long, whole, whole, pointer, pointer)),
+        ("hf_attend", None, (pointer, pointer, pointer, long, pointer, long)),
+        ("hf_decode", whole, (pointer, pointer, pointer, pointer)),
+    ):
+        function = getattr(loaded, name)
+        function.restype = answer
+        function.argtypes = arguments
+    return loaded
+
+
+def _cache_directory() -> Path:
+    """$HOLDFAST_CACHE, or `holdfast` in the user's cache directory; the one that models are fetched to."""
+    chosen = os.environ.get("HOLDFAST_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "holdfast"

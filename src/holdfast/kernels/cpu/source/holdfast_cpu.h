@@ -1,0 +1,118 @@
+/* What the CPU kernels share: types, the thread pool, and the functions that Python calls.
+ *
+ * Plain C on raw pointers: no torch, no Python. `library.py` compiles these files with the system's
+ * compiler for the processor at hand and calls them with ctypes; the structures here are mirrored there.
+ * All floats are float32. Nothing here allocates for the caller or keeps a pointer after it returns. */
+
+#ifndef HOLDFAST_CPU_H
+#define HOLDFAST_CPU_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    GROUP = 32, /* elements of a row that share a scale, in weights and in activations */
+    PANEL = 16, /* outputs of a matrix that are stored interleaved */
+};
+
+/* A quantised matrix [outputs, inputs]: `w = code * scale + minimum` in groups of 32 inputs.
+ *
+ * Panels of 16 outputs follow each other (the last one padded with zeros); a panel is a block for each
+ * group; a block is its codes, then 16 scales and 16 minima in half precision. Codes go in runs of four
+ * inputs: 64 bytes hold four inputs of 16 outputs (8 bits), or eight (4 bits: low halves, then high). */
+typedef struct {
+    const uint8_t *blocks;
+    const float *bias; /* [outputs], or NULL */
+    int32_t outputs, inputs, bits, padding;
+} Matrix;
+
+/* One decoder layer: attention, then a gated feed-forward part, each after a norm. */
+typedef struct {
+    const float *attention_norm, *mlp_norm;
+    const float *query_norm, *key_norm; /* [head_dim] each, or NULL */
+    Matrix qkv, output, gate_up, down;
+} Layer;
+
+typedef struct {
+    const Layer *layers;
+    const float *norm;
+    const float *cos_sin; /* [positions, rotary_dim]: cosines, then sines */
+    int32_t layer_count, width, inner, heads, kv_heads, head_dim, rotary_dim, window; /* 0: no window */
+    float epsilon, scale, residual_multiplier;
+    int32_t padding;
+} Decoder;
+
+/* The rows of one step and where their keys and values lie. Strides count floats. */
+typedef struct {
+    const int64_t *positions; /* [tokens] */
+    const int64_t *slots;     /* [tokens]: unit * page_size + offset */
+    const int32_t *row_start; /* [rows + 1] */
+    const int32_t *context;   /* [rows] */
+    const int32_t *table;     /* [rows, table_stride] */
+    float *keys, *values;     /* unit 0 of the first layer */
+    int64_t table_stride, unit_stride, layer_stride, token_stride;
+    int32_t rows, tokens, page_size, padding;
+} Pages;
+
+/* Rules of one attention call. */
+typedef struct {
+    const float *sinks; /* [heads], or NULL */
+    float scale, softcap; /* softcap 0: none */
+    int32_t heads, kv_heads, head_dim, window;
+} Attention;
+
+/* Activations in 8 bits: `x = code * scale` in groups of 32; `sums` are scale times the sum of the codes. */
+typedef struct {
+    int8_t *codes;
+    float *scales, *sums;
+    int32_t rows, inputs;
+} Activations;
+
+typedef enum { STORE, ADD, SWIGLU } Finish;
+
+/* --- threads.c --- */
+void parallel(void (*work)(void *context, int index), void *context, int count);
+int hf_threads(int wanted);
+
+/* --- matrix.c --- */
+size_t activation_bytes(int rows, int inputs);
+Activations activations_in(void *memory, int rows, int inputs);
+void quantise_row(const Activations *to, int row, const float *x);
+void multiply(const Matrix *matrix, const Activations *x, float *out, int64_t out_stride, Finish finish,
+              float multiplier);
+
+void hf_pack(uint8_t *blocks, const uint8_t *codes, const float *scales, const float *minima, int outputs,
+             int inputs, int bits);
+void hf_rows(const Matrix *matrix, const int64_t *rows, int count, float multiplier, float *out);
+int hf_linear(const Matrix *matrix, const float *x, int64_t x_stride, int rows, float *out,
+              int64_t out_stride);
+void hf_argmax(const float *values, int64_t stride, int rows, int columns, float *peaks, int64_t *places);
+
+/* --- attention.c --- */
+void attend(const Attention *rules, const Pages *pages, int layer, const float *query, int64_t query_stride,
+            float *out, int64_t out_stride);
+void hf_attend(const Attention *rules, const Pages *pages, const float *query, int64_t query_stride,
+               float *out, int64_t out_stride);
+
+/* --- decoder.c --- */
+int hf_decode(const Decoder *decoder, const Pages *pages, float *x, float *hidden);
+
+/* Answers e^x to within two units in the last place; 0 far below, and infinity far above. Loops over it
+ * become vector code. */
+static inline float exponential(float x) {
+    float clamped = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
+    float whole = __builtin_rintf(clamped * 1.44269504f);
+    float rest = clamped - whole * 0.693359375f + whole * 2.12194440e-4f;
+    float sum = 1.9875691500e-4f;
+    sum = sum * rest + 1.3981999507e-3f;
+    sum = sum * rest + 8.3334519073e-3f;
+    sum = sum * rest + 4.1665795894e-2f;
+    sum = sum * rest + 1.6666665459e-1f;
+    sum = sum * rest + 5.0000001201e-1f;
+    sum = sum * rest * rest + rest + 1.0f;
+    union { int32_t bits; float value; } power = {((int32_t)whole + 127) << 23};
+    float value = sum * power.value;
+    return x < -87.0f ? 0.0f : x == x ? value : x;
+}
+
+#endif

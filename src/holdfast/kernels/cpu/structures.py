@@ -1,0 +1,93 @@
+"""The structures of `source/holdfast_cpu.h` as ctypes sees them; field for field the same."""
+
+from __future__ import annotations
+
+import ctypes
+
+_WHOLE, _LONG, _REAL, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+
+class MatrixStructure(ctypes.Structure):
+    """A quantised matrix."""
+
+    _fields_ = (
+        ("blocks", _POINTER),
+        ("bias", _POINTER),
+        ("outputs", _WHOLE),
+        ("inputs", _WHOLE),
+        ("bits", _WHOLE),
+        ("padding", _WHOLE),
+    )
+
+
+class LayerStructure(ctypes.Structure):
+    """One decoder layer."""
+
+    _fields_ = (
+        ("attention_norm", _POINTER),
+        ("mlp_norm", _POINTER),
+        ("query_norm", _POINTER),
+        ("key_norm", _POINTER),
+        ("qkv", MatrixStructure),
+        ("output", MatrixStructure),
+        ("gate_up", MatrixStructure),
+        ("down", MatrixStructure),
+    )
+
+
+class DecoderStructure(ctypes.Structure):
+    """All layers of a model and its last norm."""
+
+    _fields_ = (
+        ("layers", _POINTER),
+        ("norm", _POINTER),
+        ("cos_sin", _POINTER),
+        ("layer_count", _WHOLE),
+        ("width", _WHOLE),
+        ("inner", _WHOLE),
+        ("heads", _WHOLE),
+        ("kv_heads", _WHOLE),
+        ("head_dim", _WHOLE),
+        ("rotary_dim", _WHOLE),
+        ("window", _WHOLE),
+        ("epsilon", _REAL),
+        ("scale", _REAL),
+        ("residual_multiplier", _REAL),
+        ("padding", _WHOLE),
+    )
+
+
+class PagesStructure(ctypes.Structure):
+    """The rows of a step and where their keys and values lie."""
+
+    _fields_ = (
+        ("positions", _POINTER),
+        ("slots", _POINTER),
+        ("row_start", _POINTER),
+        ("context", _POINTER),
+        ("table", _POINTER),
+        ("keys", _POINTER),
+        ("values", _POINTER),
+        ("table_stride", _LONG),
+        ("unit_stride", _LONG),
+        ("layer_stride", _LONG),
+        ("token_stride", _LONG),
+        ("rows", _WHOLE),
+        ("tokens", _WHOLE),
+        ("page_size", _WHOLE),
+        ("padding", _WHOLE),
+    )
+
+
+class AttentionStructure(ctypes.Structure):
+    """The rules of one attention call."""
+
+    _fields_ = (
+        ("sinks", _POINTER),
+        ("scale", _REAL),
+        ("softcap", _REAL),
+        ("heads", _WHOLE),
+        ("kv_heads", _WHOLE),
+        ("head_dim", _WHOLE),
+        ("window", _WHOLE),
+    )

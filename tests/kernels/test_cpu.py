@@ -1,0 +1,199 @@
+"""The C kernels against plain arithmetic, as each kind of processor would run them."""
+
+import ctypes
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.kernels import attend, build_batch
+from holdfast.kernels.cpu import attention, library, matrix
+from holdfast.kernels.torch import attention as torch_attention
+
+if library.library() is None:
+    pytest.skip("this machine has no C kernels", allow_module_level=True)
+
+FLAGS = {
+    "native": (),
+    "avx512": ("-march=skylake-avx512",),
+    "avx2": ("-march=haswell",),
+    "portable": ("-DHOLDFAST_PORTABLE",),
+}
+FEATURES = {"avx512": {"avx512bw", "avx512vl"}, "avx2": {"avx2"}}
+
+
+@pytest.fixture(params=FLAGS)
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+    """The kernels as compiled for one kind of processor."""
+    name = request.param
+    if not library.processor_features() >= FEATURES.get(name, set()):
+        pytest.skip(f"this processor cannot run {name}")
+    loaded = library.library() if name == "native" else library.load(library.compiled(FLAGS[name]))
+    assert loaded is not None
+    loaded.hf_threads(2)
+    monkeypatch.setattr(matrix, "library", lambda: loaded)
+    monkeypatch.setattr(attention, "library", lambda: loaded)
+    return loaded
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Activations as the kernels see them: 8 bits in groups of 32."""
+    grouped = x.unflatten(-1, (-1, 32))
+    scale = grouped.abs().amax(dim=-1, keepdim=True) / 127
+    return torch.where(scale > 0, (grouped / scale).round() * scale, 0.0).flatten(-2)
+
+
+def random_matrix(bits: int, outputs: int, inputs: int) -> tuple[matrix.PackedMatrix, torch.Tensor]:
+    """A packed matrix and the weight that it stands for."""
+    generator = torch.Generator().manual_seed(outputs + inputs)
+    bias = torch.randn(outputs, generator=generator)
+    if bits == 8:
+        weight = torch.randn(outputs, inputs, generator=generator)
+        packed = matrix.pack_eight_bit(weight, bias)
+        scale = (weight.unflatten(1, (-1, 32)).abs().amax(dim=-1) / 127).repeat_interleave(32, dim=1)
+        assert ((packed.rows(torch.arange(outputs)) - weight).abs() <= 0.52 * scale).all()
+    else:
+        codes = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, generator=generator)
+        groups = (outputs, inputs // 32)
+        scale, least = (torch.randn(groups, generator=generator).half().float() for _ in range(2))
+        weight = codes.unflatten(1, (-1, 32)) * scale[..., None] + least[..., None]
+        weight = weight.flatten(1)
+        packed = matrix.PackedMatrix(codes, scale, least, bias, 4)
+        assert torch.allclose(packed.rows(torch.arange(outputs)), weight, rtol=1e-6, atol=1e-6)
+    return packed, bias
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("outputs", "inputs"), [(16, 32), (100, 96), (48, 1536)])
+def test_products(kernels: ctypes.CDLL, bits: int, outputs: int, inputs: int) -> None:
+    packed, bias = random_matrix(bits, outputs, inputs)
+    weight = packed.rows(torch.arange(outputs)).double()
+    for rows in (1, 2, 3, 8, 13):
+        x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(rows))
+        x[-1, :32] = 0.0
+        expected = rounded(x).double() @ weight.T + bias
+        # A value exactly between two codes may go either way.
+        assert ((packed(x) - expected).abs().max() / expected.abs().max()) < 2e-3
+        exact = x.double() @ weight.T + bias
+        assert (packed(x) - exact).norm() / exact.norm() < 0.02
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_row_does_not_depend_on_its_company(kernels: ctypes.CDLL, bits: int) -> None:
+    packed, _ = random_matrix(bits, 80, 576)
+    x = torch.randn(19, 576, generator=torch.Generator().manual_seed(0))
+    together = packed(x)
+    for threads in (1, 2):
+        kernels.hf_threads(threads)
+        for row in range(19):
+            assert torch.equal(packed(x[row : row + 1])[0], together[row])
+        assert torch.equal(packed(x[3:14]), together[3:14])
+
+
+def test_largest_codes_do_not_overflow(kernels: ctypes.CDLL) -> None:
+    codes = torch.full((16, 64), 255, dtype=torch.uint8)
+    ones = torch.ones(16, 2)
+    packed = matrix.PackedMatrix(codes, ones, -128 * ones, None, 8)
+    for sign in (1.0, -1.0):
+        assert packed(torch.full((1, 64), sign)).tolist() == [[pytest.approx(64 * 127 * sign)] * 16]
+
+
+def test_what_is_not_finite_stays_so(kernels: ctypes.CDLL) -> None:
+    packed, _ = random_matrix(4, 32, 128)
+    for poison in (torch.nan, torch.inf, -torch.inf):
+        x = torch.ones(3, 128)
+        x[1, 77] = poison
+        out = packed(x)
+        assert out[[0, 2]].isfinite().all()
+        assert not out[1].isfinite().any()
+    tiny = torch.full((1, 128), 1e-44)
+    assert packed(tiny).isfinite().all()
+
+
+def test_greatest_values(kernels: ctypes.CDLL) -> None:
+    values = torch.randn(5, 1003, generator=torch.Generator().manual_seed(2))
+    values[1, [7, 900]] = 9.0
+    values[2, 1002] = 10.0
+    values[3, 500] = torch.nan
+    values[4] = -torch.inf
+    found = attention.argmax(values)
+    assert found is not None
+    peaks, places = found
+    assert places[:3].tolist() == values[:3].argmax(dim=-1).tolist()
+    assert places[1] == 7
+    assert torch.equal(peaks[:3], values[:3].amax(dim=-1))
+    assert not peaks[3].isfinite() and not peaks[4].isfinite()
+
+
+CASES = {
+    "decode": ([1, 1, 1], [0, 70, 5]),
+    "prompt": ([65], [0]),
+    "mixed": ([1, 20, 7, 1], [130, 64, 0, 3]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("window", "sinks", "softcap"),
+    [(None, False, None), (37, False, None), (16, True, None), (None, True, 8.0)],
+)
+def test_attention(
+    kernels: ctypes.CDLL,
+    monkeypatch: pytest.MonkeyPatch,
+    case: str,
+    window: int | None,
+    sinks: bool,
+    softcap: float | None,
+) -> None:
+    counts, starts = CASES[case]
+    heads, kv_heads, dim, page_size = 6, 2, 48, 16
+    pages = [-(-(start + count) // page_size) for start, count in zip(starts, counts, strict=True)]
+    order = torch.randperm(sum(pages), generator=torch.Generator().manual_seed(1)).tolist()
+    units = [[order.pop() for _ in range(count)] for count in pages]
+    batch = build_batch([[0] * count for count in counts], starts, full_units=units, full_page_size=page_size)
+    assert batch.full is not None
+    generator = torch.Generator().manual_seed(3)
+    storage = torch.full((sum(pages), 2, page_size, kv_heads, dim), torch.nan)
+    for row, start, count in zip(units, starts, counts, strict=True):
+        lowest = 0 if window is None else max(0, start - window + 1)
+        for token in range(lowest, start + count):
+            storage[row[token // page_size], :, token % page_size] = torch.randn(
+                2, kv_heads, dim, generator=generator
+            )
+    query = torch.randn(sum(counts), heads, dim, generator=generator)
+    weights = torch.randn(heads, generator=generator) if sinks else None
+    key, value = storage[:, 0], storage[:, 1]
+    rules = {"scale": 0.3, "window": window, "sinks": weights, "softcap": softcap}
+    found = attend(query, key, value, batch.full, batch, **rules)
+    monkeypatch.setattr(torch_attention, "attend_pages", lambda *_: None)
+    expected = attend(query, key, value, batch.full, batch, **rules)
+    assert expected.isfinite().all()
+    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path))
+    library.library.cache_clear()
+    yield tmp_path
+    library.library.cache_clear()
+
+
+def test_without_a_compiler_there_are_no_kernels(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert library.library() is None
+    assert not list(cache.rglob("*.so"))
+
+
+def test_kernels_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    monkeypatch.setenv("HOLDFAST_CPU_KERNELS", "off")
+    assert not matrix.available()
+
+
+def test_a_failed_compilation_leaves_nothing_behind(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, "-no-such-flag"))
+    assert library.library() is None
+    assert [path for path in cache.rglob("*") if path.is_file()] == []
+    assert os.environ["HOLDFAST_CACHE"] == str(cache)
