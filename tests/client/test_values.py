@@ -243,8 +243,8 @@ def said(kind: str, seq: int, **fields: object) -> str:
 def test_a_dialogue_remembers_what_to_say_again() -> None:
     dialogue = Dialogue("s-1")
     assert dialogue.opening() == {"type": "session.open", "id": "s-1"}
-    append, commit = dialogue.append("hello"), dialogue.commit("t-1", "after", {"max_tokens": 3})
-    assert commit["sampling"] == {"max_tokens": 3}
+    append, commit = dialogue.append("hello"), dialogue.commit("t-1", "after", "keep", {"max_tokens": 3})
+    assert (commit["sampling"], commit["on_abort"]) == ({"max_tokens": 3}, "keep")
     more = dialogue.append([4, 5])
     assert more == {"type": "input.append", "token_ids": [4, 5]}
     assert dialogue.pending == [append, commit, more]

@@ -105,7 +105,7 @@ def _at_server(url: str, api_key: str | None, system: str | None, stated: dict[s
         raise _refusal(str(error)) from error
     remote = import_module("holdfast.cli.chat_remote")
     try:
-        remote.run(address, api_key, system, {**PLEASANT, **stated})
+        remote.run(address, api_key, system, stated, PLEASANT)
     except HoldfastError as error:
         raise _refusal(f"{error}; is a server running there? `holdfast serve` starts one") from error
 

@@ -11,11 +11,12 @@ import threading
 from typing import Any
 
 from holdfast.cli.terminal import Chat, Cost, Speech, Talk
-from holdfast.client import Client, HoldfastError, Sampling, Session, Turn
+from holdfast.client import Client, HoldfastError, Sampling, Session, Turn, calls
 
 __all__ = ["run"]
 
 POLL_SECONDS = 0.05
+SUGGESTIONS = ("temperature", "top_p", "top_k", "min_p")
 
 
 class RemoteSpeech:
@@ -118,10 +119,15 @@ class RemoteHost:
             session.close()
 
 
-def run(url: str, api_key: str | None, system: str | None, sampling: Sampling) -> None:
-    """Talk to a server; raises `HoldfastError` if it cannot be reached or lets nobody in."""
+def run(url: str, api_key: str | None, system: str | None, stated: Sampling, pleasant: Sampling) -> None:
+    """Talk to a server; raises `HoldfastError` if it cannot be reached or lets nobody in.
+
+    `stated` is the sampling asked for, `pleasant` that of a model which suggests none itself.
+    """
     with Client(url, api_key) as client:
-        host = RemoteHost(client, system, sampling)
+        suggested = client.ask(calls.models())["data"][0].get("sampling_defaults")
+        silent = suggested is not None and all(suggested.get(name) is None for name in SUGGESTIONS)
+        host = RemoteHost(client, system, {**pleasant, **stated} if silent else stated)
         try:
             Chat(host).run()
         finally:

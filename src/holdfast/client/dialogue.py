@@ -82,9 +82,16 @@ class Dialogue:
         self.pending.append(message)
         return message
 
-    def commit(self, turn_id: str | None, mode: Literal["after", "interrupt"], sampling: Sampling) -> Body:
+    def commit(
+        self,
+        turn_id: str | None,
+        mode: Literal["after", "interrupt"],
+        on_abort: Literal["rollback", "keep"],
+        sampling: Sampling,
+    ) -> Body:
         """What was appended is the input of a turn; a turn that still speaks is waited for, or cut off."""
         message: Body = {"type": "input.commit", "turn_id": turn_id or calls.new_id("t"), "mode": mode}
+        message["on_abort"] = on_abort
         if sampling:
             message["sampling"] = calls.sampling_fields(sampling)
         self.pending.append(message)

@@ -121,10 +121,14 @@ class Realtime(_Verbs):
         *,
         turn_id: str | None = None,
         mode: Literal["after", "interrupt"] = "after",
+        on_abort: Literal["rollback", "keep"] = "rollback",
         **sampling: Unpack[Sampling],
     ) -> str:
-        """Start a turn with what was appended, after the one that speaks or in its place; its id."""
-        message = self.dialogue.commit(turn_id, mode, sampling)
+        """Start a turn with what was appended, after the one that speaks or in its place; its id.
+
+        `on_abort` is what becomes of it if the connection breaks while it speaks.
+        """
+        message = self.dialogue.commit(turn_id, mode, on_abort, sampling)
         self._send(message)
         return str(message["turn_id"])
 
@@ -151,11 +155,6 @@ class Realtime(_Verbs):
         self._ended = True
         if self._connection is not None:
             self._connection.close()
-
-    def drop(self) -> None:
-        """Break the connection as a network would: without a word, and without an end of the iteration."""
-        if self._connection is not None:
-            self._connection.socket.close()
 
     def __iter__(self) -> Iterator[RealtimeEvent]:
         attempts = Attempts(self._retries)
@@ -198,9 +197,10 @@ class Realtime(_Verbs):
         with self._lock:
             while self._connection is broken:
                 try:
+                    # Entered, because newer versions of the library want that; `close` leaves it.
                     connection = connect(
                         self._url, additional_headers=self._headers, max_size=MESSAGE_BYTES_MAX
-                    )
+                    ).__enter__()
                     for message in (self.dialogue.opening(), *self.dialogue.pending):
                         connection.send(json.dumps(message))
                     self._connection = connection
@@ -238,10 +238,14 @@ class AsyncRealtime(_Verbs):
         *,
         turn_id: str | None = None,
         mode: Literal["after", "interrupt"] = "after",
+        on_abort: Literal["rollback", "keep"] = "rollback",
         **sampling: Unpack[Sampling],
     ) -> str:
-        """Start a turn with what was appended, after the one that speaks or in its place; its id."""
-        message = self.dialogue.commit(turn_id, mode, sampling)
+        """Start a turn with what was appended, after the one that speaks or in its place; its id.
+
+        `on_abort` is what becomes of it if the connection breaks while it speaks.
+        """
+        message = self.dialogue.commit(turn_id, mode, on_abort, sampling)
         await self._send(message)
         return str(message["turn_id"])
 
@@ -268,11 +272,6 @@ class AsyncRealtime(_Verbs):
         self._ended = True
         if self._connection is not None:
             await self._connection.close()
-
-    def drop(self) -> None:
-        """Break the connection as a network would: without a word, and without an end of the iteration."""
-        if self._connection is not None:
-            self._connection.transport.abort()
 
     async def __aiter__(self) -> AsyncIterator[RealtimeEvent]:
         attempts = Attempts(self._retries)
