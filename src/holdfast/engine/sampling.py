@@ -17,6 +17,7 @@ from types import MappingProxyType
 from holdfast.models.generation import GenerationDefaults
 
 SEED_MAX = (1 << 63) - 1
+INTEGER_MAX = 1 << 31
 STOPS_MAX = 64
 STOP_CHARACTERS_MAX = 4096
 BIASED_TOKENS_MAX = 4096
@@ -79,7 +80,7 @@ class Sampling:
         _whole("max_tokens", self.max_tokens, 1)
         _whole("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise SamplingError("min_tokens", f"is {self.min_tokens}, more than max_tokens {self.max_tokens}")
+            raise SamplingError("min_tokens", "is more than max_tokens")
         _number("temperature", self.temperature, 0.0, 100.0)
         _number("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
@@ -97,7 +98,7 @@ class Sampling:
     def _check_lists(self) -> None:
         stops: tuple[object, ...] = self.stop_strings
         if len(stops) > STOPS_MAX:
-            raise SamplingError("stop", f"has {len(stops)} strings, at most {STOPS_MAX} are allowed")
+            raise SamplingError("stop", f"may have at most {STOPS_MAX} strings")
         for text in stops:
             if not isinstance(text, str) or not 1 <= len(text) <= STOP_CHARACTERS_MAX:
                 raise SamplingError("stop", f"needs strings of 1 to {STOP_CHARACTERS_MAX} characters")
@@ -114,7 +115,7 @@ class Sampling:
         for name, tokens in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
             outside = [token for token in tokens if token >= vocabulary]
             if outside:
-                raise SamplingError(name, f"names token {outside[0]}; the vocabulary has {vocabulary}")
+                raise SamplingError(name, f"names a token past the vocabulary of {vocabulary}")
 
     def with_defaults(self, defaults: GenerationDefaults) -> Sampling:
         """Everything that was left open, filled in: first by the checkpoint, then by plain sampling.
@@ -146,26 +147,22 @@ class Sampling:
         return replace(self, n=1, seed=seed)
 
 
-def _whole(name: str, value: object, low: int, high: int | None = None) -> None:
+def _whole(name: str, value: object, low: int, high: int = INTEGER_MAX) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
-        raise SamplingError(name, f"must be a whole number, not {value!r:.40}")
-    if value < low or (high is not None and value > high):
-        raise SamplingError(name, f"is {value}, {_range(low, high)}")
+        raise SamplingError(name, "must be a whole number")
+    if not low <= value <= high:
+        raise SamplingError(name, f"must be between {low} and {high}")
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise SamplingError(name, f"must be a finite number, not {value!r:.40}")
+        raise SamplingError(name, "must be a finite number")
     if not low <= value <= high:
-        raise SamplingError(name, f"is {value}, {_range(low, high)}")
-
-
-def _range(low: float, high: float | None) -> str:
-    return f"it must be at least {low}" if high is None else f"it must be between {low} and {high}"
+        raise SamplingError(name, f"must be between {low} and {high}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from starlette.types import ASGIApp
 
 from holdfast import __version__
 from holdfast.server.answers import json_answer
-from holdfast.server.doors import house, openai, realtime, sessions
+from holdfast.server.doors import house, native, openai, realtime, sessions
+from holdfast.server.doors.native_sessions import Native
 from holdfast.server.doors.realtime_channel import Channels
 from holdfast.server.doors.schema import components
 from holdfast.server.gate import Gate
@@ -39,11 +40,13 @@ def build_app(service: Service, keys: Keys, draining: Callable[[], bool]) -> ASG
         redoc_url=None,
         openapi_url="/openapi.json",
         separate_input_output_schemas=False,
+        redirect_slashes=False,
     )
     app.state.service = service
     app.state.draining = draining
     app.state.channels = Channels(service)
-    for door in (openai, sessions, realtime, house):
+    app.state.native = Native(service)
+    for door in (openai, sessions, realtime, native, house):
         app.include_router(door.router)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(HTTPException, _http_problem)
