@@ -1,0 +1,144 @@
+"""The commands that talk to a server, as real processes: `chat --url` in a terminal, and `top`."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.client import Client
+from tests.client.serving import assert_nothing_is_held, serving
+from tests.engine.terminal import Terminal
+from tests.engine.tiny import write_model
+
+PROMPT = r"\d?> $"
+COST = r"\[computed (\d+), cached (\d+), first token [\d.]+ s(?:, [\d.]+ tokens/s)?\]"
+CUT = r"\[computed (\d+), cached (\d+), .*interrupted, (\d+) tokens kept\]"
+
+
+def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "holdfast.cli", *arguments],
+        capture_output=True, text=True, check=False, timeout=60,
+        env={**os.environ, "COLUMNS": "200", **variables},
+    )  # fmt: skip
+
+
+def numbers(pattern: str, text: str) -> list[int]:
+    found = re.search(pattern, text)
+    assert found is not None, text
+    return [int(group) for group in found.groups()]
+
+
+def test_chat_with_a_server(client: Client, url: str) -> None:
+    with Terminal("chat", "--url", url, "--max-tokens", "2000") as terminal:
+        terminal.until(PROMPT)
+        terminal.type("hello there\n")
+        shown = terminal.until(COST)
+        assert shown.count("hello there") == 2, "what was typed, and what was answered"
+        computed, cached = numbers(COST, shown)
+        assert (cached, computed > 0) == (0, True)
+        terminal.until(PROMPT)
+        terminal.type("again\n")
+        assert numbers(COST, terminal.until(COST))[1] > computed
+        terminal.until(PROMPT)
+        terminal.type("/memory\n")
+        assert "0 findings" in terminal.until(PROMPT)
+        terminal.type("/rewind\n")
+        terminal.until("1 turns remain")
+        terminal.until(PROMPT)
+        terminal.type("/fork\n")
+        terminal.until("conversation 2, 1 turns")
+        terminal.until("2> $")
+        assert len(client.sessions()) == 2
+        terminal.type("/rewind 9\n")
+        terminal.until("there are 1 turns to take back")
+        terminal.until("2> $")
+        terminal.type("/quit\n")
+        assert terminal.end()[0] == 0
+    assert client.sessions() == [], "whoever leaves closes what was opened"
+
+
+def test_a_server_is_interrupted(tmp_path: Path) -> None:
+    """A model that speaks for long: only its context, or an interruption, ends an answer."""
+    config = tmp_path / "holdfast.toml"
+    model = str(write_model(tmp_path / "tiny", "llama"))
+    sizes = ("--context-length", "20000", "--kv-tokens", "40000", "--load-format", "dummy")
+    with serving(tmp_path / "log", model, *sizes, "--audit", "strict") as address:
+        config.write_text(f'[chat]\nurl = "{address}"\nsystem = "Be brief."\ntemperature = 0\n')
+        with Terminal("chat", "--config", str(config)) as terminal:
+            terminal.until(PROMPT)
+            terminal.type("hello there\n")
+            terminal.until(r"hello there\n[^\n]{3,}")
+            terminal.interrupt()
+            computed, cached, kept = numbers(CUT, terminal.until(CUT))
+            assert (cached, computed > 0, kept > 0) == (0, True, True)
+            terminal.until(PROMPT)
+            terminal.type("and now?\n")
+            terminal.until(r"now\?\n[^\n]{2,}")
+            terminal.interrupt()
+            assert numbers(CUT, terminal.until(CUT))[1] >= computed + kept - 1
+            terminal.until(PROMPT)
+            terminal.type("\x04")
+            assert terminal.end()[0] == 0
+        with Client(address) as client:
+            assert_nothing_is_held(client)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["chat", "--url", "ftp://x"], "holdfast chat: the address of a server begins with http"),
+        (["top", "--url", "ftp://x"], "holdfast top: the address of a server begins with http"),
+        (["top", "--url", "http://127.0.0.1:1"], "holdfast top: http://127.0.0.1:1: "),
+    ],
+)
+def test_errors_are_one_clear_line(arguments: list[str], said: str) -> None:
+    done = command(*arguments)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_top_once(client: Client, url: str) -> None:
+    with client.session(id="watched") as session:
+        session.say("hello", max_tokens=50).wait()
+        done = command("top", "--url", url, "--once")
+        assert done.returncode == 0, done.stderr
+        assert f"{url}  echo  sessions 1  running 0  queued 0" in done.stdout
+        assert "0 findings" in done.stdout
+        assert re.search(r"watched\s+│\s+IDLE\s+│\s+device\s+│\s+1 ", done.stdout)
+        assert re.search(r"full\s+│\s+device\s+│\s+65536 pages", done.stdout)
+
+
+def test_top_as_json(client: Client, url: str) -> None:
+    with client.session() as session:
+        session.say("hello", max_tokens=50).wait()
+        lines = [
+            json.loads(line)
+            for line in command("top", "--json", "--once", HOLDFAST_URL=url).stdout.splitlines()
+        ]
+        assert all({"name", "value", "unit", "url", "step"} <= line.keys() for line in lines)
+        values = {line["name"]: line["value"] for line in lines}
+        assert (values["sessions"], values["running"], values["findings"]) == (1, 0, 0)
+        pages = {
+            line["holder"]: line["value"]
+            for line in lines
+            if (line["name"], line.get("component"), line.get("tier")) == ("units", "full", "device")
+        }
+        assert sum(pages.values()) == 65536
+        assert pages["SESSION"] >= 1
+
+
+def test_top_watches_until_it_is_interrupted(client: Client, url: str) -> None:
+    with Terminal("top", "--url", url, "--interval", "0.1") as terminal:
+        terminal.until("sessions 0")
+        with client.session(id="new"):
+            terminal.until("sessions 1")
+            terminal.until("new")
+            terminal.until(r"tokens/s")
+        terminal.interrupt()
+        assert terminal.end()[0] == 0
