@@ -16,6 +16,7 @@ from holdfast.core.ledger import Kind, Ledger, Pool
 from holdfast.core.plan import StepResult
 from holdfast.core.planner import Proposer
 from holdfast.core.policy import Policy
+from holdfast.core.pressure import OnDisk
 from holdfast.core.registry import Event, Plan
 from holdfast.core.scheduler import FLIGHTS_MAX, Scheduler
 from holdfast.core.session import Session
@@ -45,6 +46,8 @@ class Driver:
         pages: int = 400,
         slots: int = 60,
         host: int = 0,
+        disk: int = 0,
+        on_disk: OnDisk | None = None,
         budget: int = 4096,
         overlap: bool = False,
         propose: Proposer | None = None,
@@ -58,9 +61,11 @@ class Driver:
             sizes[component, Tier.DEVICE] = units
             if host:
                 sizes[component, Tier.HOST] = host
+            if disk:
+                sizes[component, Tier.DISK] = disk
         self.ledger = Ledger(self.layout, sizes)
         chosen = {"vocabulary": VOCABULARY, "context_length": 100_000} | policy
-        self.scheduler = Scheduler(self.ledger, Policy(**chosen), propose, strict=strict)
+        self.scheduler = Scheduler(self.ledger, Policy(**chosen), propose, strict=strict, on_disk=on_disk)
         self.registry = self.scheduler.registry
         self.device = SimDevice(self.layout, VOCABULARY, self._log)
         self.budget = budget

@@ -20,7 +20,7 @@ LIVES = {
     "CLOSED": {},
 }
 PLACES = {
-    "HOME": {"spill": "LEAVING"},
+    "HOME": {"spill": "LEAVING", "adopt": "AWAY"},
     "LEAVING": {"settle": "AWAY", "drop": "HOME"},
     "AWAY": {"restore": "RETURNING", "drop": "HOME"},
     "RETURNING": {"settle": "HOME", "drop": "HOME"},

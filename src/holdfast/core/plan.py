@@ -7,6 +7,7 @@ attribute. An executor runs plans in the order of their steps: copies and moves 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from holdfast.core.layout import Component, Tier
@@ -124,13 +125,16 @@ class RowResult:
 
 
 class StepResult:
-    """What a step gave: one result for each row, one flag for each move; `error` if the whole step failed."""
+    """What a step gave: one result for each row, one flag for each move; `error` if the whole step failed.
+
+    A move whose flag is None is still under way: `Scheduler.arrive` says later what came of it.
+    """
 
     __slots__ = ("error", "moved", "rows")
 
     def __init__(
-        self, rows: list[RowResult], moved: list[bool] | None = None, error: str | None = None
+        self, rows: list[RowResult], moved: Sequence[bool | None] | None = None, error: str | None = None
     ) -> None:
         self.rows = rows
-        self.moved = moved if moved is not None else []
+        self.moved: Sequence[bool | None] = moved if moved is not None else []
         self.error = error

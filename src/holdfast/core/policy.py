@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from holdfast.core.session import Session
 from holdfast.core.turn import Turn
 
+COMPARED_MAX = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -65,3 +67,19 @@ def retraction_victim(running: list[Session]) -> Session | None:
         if best is None or (loss, -turn.number) < best:
             best, victim = (loss, -turn.number), session
     return victim
+
+
+def spill_order(resting: Iterable[Session], now: float) -> list[Session]:
+    """Sessions at rest in the order in which to take their memory: longest idle first.
+
+    Idle times count by powers of two: of sessions that have been idle about as long, those come first that
+    are cheapest to bring back. Only as many are compared as can matter at once, longest resting first.
+    """
+
+    def value(session: Session) -> tuple[int, int]:
+        sequence = session.sequence
+        leased = sequence.lease.length if sequence.lease is not None else 0
+        return -int(now - session.idle_since + 1).bit_length(), sequence.computed - leased
+
+    listed = list(resting)
+    return sorted(listed[:COMPARED_MAX], key=value) + listed[COMPARED_MAX:]

@@ -2,7 +2,8 @@
 
     the prefix tree's unleased leaves, least recently used
     checkpoints of sessions
-    sessions at rest, longest resting first: spilled to another tier, or dropped to recomputation
+    sessions at rest, longest idle first, of equals the cheapest: spilled to another tier, or dropped to
+    recomputation; what is on disk as well leaves the host first
     running turns: the one that loses least is retracted; never the oldest
 
 What is freed may still be named by a step in flight, and a spill takes a step: `make_room` then says that it
@@ -11,23 +12,31 @@ is on its way, and the asker tries again in a later plan. Nothing more is given 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from holdfast.core.fallback import retract
 from holdfast.core.layout import Tier
 from holdfast.core.ledger import Kind, OutOfUnits, Pool
-from holdfast.core.policy import retraction_victim
+from holdfast.core.policy import retraction_victim, spill_order
 from holdfast.core.registry import SPILL_TIERS, Registry
 from holdfast.core.session import Life, Place, Session
-from holdfast.core.tiers import start_spill
+from holdfast.core.tiers import sink, start_spill
 from holdfast.core.turn import Ending
+
+OnDisk = Callable[[Session], bool]
 
 
 class Pressure:
-    """Makes room for whoever asks, at the cost of who can best spare it."""
+    """Makes room for whoever asks, at the cost of who can best spare it.
 
-    __slots__ = ("registry",)
+    `on_disk` says whether a session's memory, wherever it lies, is in a file as well.
+    """
 
-    def __init__(self, registry: Registry) -> None:
+    __slots__ = ("on_disk", "registry")
+
+    def __init__(self, registry: Registry, on_disk: OnDisk | None = None) -> None:
         self.registry = registry
+        self.on_disk = on_disk
 
     def make_room(self, shortfall: OutOfUnits, asker: Session, may_retract: bool) -> bool:
         """True if the asker should try again at once; False if room is on its way, or cannot be had now."""
@@ -65,9 +74,9 @@ class Pressure:
             session.sequence.drop_spare_points()
 
     def _empty_sessions(self, pool: Pool, need: int, asker: Session) -> None:
-        """Take the memory of sessions at rest, longest resting first; evict what they alone leased."""
+        """Take the memory of sessions at rest, in the order of the policy; evict what they alone leased."""
         registry = self.registry
-        for session in list(registry.resting):
+        for session in spill_order(registry.resting, registry.now):
             if self._enough(pool, need):
                 return
             if session is asker or session.place is not Place.HOME or not session.at_rest:
@@ -94,9 +103,12 @@ class Pressure:
                 registry.tree.evict(pool.component, max(0, need - len(pool.free)))
 
     def spill(self, session: Session, tier: Tier | None = None) -> bool:
-        """Start moving a resting session's memory to another tier; False if none, or not that one, has room."""
+        """Start moving a resting session's memory to another tier, or to that one; False without room."""
         registry = self.registry
-        tier = registry.spill_tier(session, SPILL_TIERS if tier is None else (tier,))
+        tiers = SPILL_TIERS if tier is None else (tier,)
+        if Tier.HOST in tiers:
+            self._clear_host(session)
+        tier = registry.spill_tier(session, tiers)
         if tier is None or any(owner is session for _, owner in registry.copies):
             return False
         transit = registry.ledger.holder(Kind.TRANSIT, session.id)
@@ -116,6 +128,24 @@ class Pressure:
         registry.moves += moves
         registry.counters.spills += 1
         return True
+
+    def _clear_host(self, session: Session) -> None:
+        """Make room on the host for a session: parcels that are on disk as well stay there alone."""
+        registry = self.registry
+        if self.on_disk is None:
+            return
+        for older in list(registry.resting):
+            if registry.spill_tier(session, (Tier.HOST,)) is not None:
+                return
+            parcel = older.parcel
+            if older.place is not Place.AWAY or parcel is None or parcel.tier is not Tier.HOST:
+                continue
+            if self.on_disk(older):
+                registry.ledger.purpose = "sink"
+                try:
+                    sink(older.sequence, parcel)
+                except OutOfUnits:
+                    return
 
     def _retract(self, pool: Pool, need: int, asker: Session) -> None:
         """Take back turns until enough is free or on its way; a turn with rows in flight ends after them."""

@@ -22,11 +22,12 @@ from holdfast.core.plan import StepResult
 from holdfast.core.planner import Planner, Proposer
 from holdfast.core.policy import Policy
 from holdfast.core.prefix import PrefixTree
-from holdfast.core.pressure import Pressure
+from holdfast.core.pressure import OnDisk, Pressure
 from holdfast.core.registry import EXPIRED_KEPT, Event, Plan, Registry
 from holdfast.core.session import Life, Place, Session
 from holdfast.core.settler import Settler
 from holdfast.core.sharing import fork
+from holdfast.core.tiers import adopt
 from holdfast.core.turn import KEEP_ALL, Ending, Turn, TurnRequest, TurnState
 
 FLIGHTS_MAX = 2
@@ -44,9 +45,10 @@ class Scheduler:
         propose: Proposer | None = None,
         strict: bool = False,
         state_budget: int = 1 << 30,
+        on_disk: OnDisk | None = None,
     ) -> None:
         self.registry = Registry(ledger, PrefixTree(ledger, state_budget), policy)
-        self.pressure = Pressure(self.registry)
+        self.pressure = Pressure(self.registry, on_disk)
         self.planner = Planner(self.registry, self.pressure, propose)
         self.settler = Settler(self.registry)
         self.audit = Audit(ledger, self.registry.tree, self._owners)
@@ -99,6 +101,22 @@ class Scheduler:
             session.boundaries.append(len(tokens))
             session.last = turn
         return session
+
+    def adopt(self, session_id: str, length: int) -> bool:
+        """The first `length` tokens of a revived session lie in a file; False if there is no room for it."""
+        registry = self.registry
+        session = registry.find(session_id)
+        lease = registry.tree.lease(registry.tree.match(session.tenant, b"", 0), session_id)
+        transit = registry.ledger.holder(Kind.TRANSIT, session_id)
+        registry.ledger.purpose = "adopt"
+        try:
+            session.parcel = adopt(session.sequence, lease, length, transit, registry.number())
+        except OutOfUnits:
+            lease.release()
+            return False
+        session.moved("adopt")
+        registry.rest(session)
+        return True
 
     def close(self, session_id: str, now: float) -> None:
         """Close a session. A turn in flight is rolled back first, as soon as its rows have settled."""
@@ -342,18 +360,23 @@ class Scheduler:
         sequence.tokens.cut(known)
 
     def spill(self, session_id: str, now: float, tier: Tier | None = None) -> bool:
-        """Move an idle session's memory to another tier by hand; False if no tier, or not that one, has room."""
+        """Move an idle session's memory to another tier by hand, or to that one; False without room."""
         self.tick(now)
         session = self.registry.find(session_id)
         self._require_idle(session)
         return session.place is Place.HOME and self.pressure.spill(session, tier)
 
     def restore(self, session_id: str, now: float) -> bool:
-        """Bring an idle session's memory back by hand; False if it is here, or there is no room for it now."""
+        """Bring an idle session's memory back by hand; False if it is not away, or there is no room now."""
         self.tick(now)
         session = self.registry.find(session_id)
         self._require_idle(session)
         return session.place is Place.AWAY and self.planner.restore(session)
+
+    def arrive(self, number: int, arrived: bool, now: float) -> None:
+        """What came of a move that was still under way when its step settled."""
+        self.tick(now)
+        self.settler.arrive(number, arrived)
 
     def durable(self, session_id: str) -> None:
         """The last turn of a session is durable: its mark may go."""
@@ -376,7 +399,8 @@ class Scheduler:
         registry.ledger.step += 1
         plan: Plan = Plan(registry.ledger.step)
         self.planner.fill(plan, budget)
-        if not plan and not registry.flights and (registry.running or registry.queue):
+        stuck = not plan and not registry.flights and not registry.transits
+        if stuck and (registry.running or registry.queue):
             self._unblock()
             self.planner.fill(plan, budget)
         registry.flights.append(plan)

@@ -57,6 +57,7 @@ class Place(Enum):
 
 PLACE_TABLE: dict[tuple[Place, str], Place] = {
     (Place.HOME, "spill"): Place.LEAVING,
+    (Place.HOME, "adopt"): Place.AWAY,
     (Place.LEAVING, "settle"): Place.AWAY,
     (Place.LEAVING, "drop"): Place.HOME,
     (Place.AWAY, "restore"): Place.RETURNING,
@@ -76,7 +77,7 @@ SHOWN = {
 class Session:
     """A conversation. A one-shot request is a session of one turn that is never named.
 
-    `durable` says whether what its last turn said would survive the process; `parcel` is its memory elsewhere.
+    `durable`: what its last turn said would survive the process. `parcel`: its memory on another tier.
     """
 
     __slots__ = (

@@ -7,6 +7,8 @@ once; the turns of a second failure fail. Nothing here lets an executor's fault 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from holdfast.core.fallback import fall_back, forget_rows, keep, rollback
 from holdfast.core.ledger import OutOfUnits
 from holdfast.core.plan import Row, RowResult, StepResult
@@ -298,16 +300,22 @@ class Settler:
 
     # --- moves between tiers ----------------------------------------------------------------------
 
-    def _settle_moves(self, plan: Plan, moved: list[bool]) -> None:
-        """Parcels have arrived, or not; those that were cancelled meanwhile are nobody's any more."""
-        outcome: dict[int, bool] = {}
+    def _settle_moves(self, plan: Plan, moved: Sequence[bool | None]) -> None:
+        """Parcels have arrived, or not, or are still under way, all components of one together."""
+        outcome: dict[int, bool | None] = {}
         for index, move in enumerate(plan.moves):
-            arrived = index < len(moved) and moved[index]
-            outcome[move.number] = outcome.get(move.number, True) and arrived
+            arrived = moved[index] if index < len(moved) else False
+            before = outcome.get(move.number, True)
+            outcome[move.number] = False if before is False or arrived is False else before and arrived
         for number, arrived in outcome.items():
-            session = self.registry.transits.get(number)
-            if session is not None:
-                self._settle_parcel(session, arrived)
+            if arrived is not None:
+                self.arrive(number, arrived)
+
+    def arrive(self, number: int, arrived: bool) -> None:
+        """A parcel has arrived, or not; one that was cancelled meanwhile is nobody's any more."""
+        session = self.registry.transits.get(number)
+        if session is not None:
+            self._settle_parcel(session, arrived)
 
     def _lose_moves(self, plan: Plan) -> None:
         self._settle_moves(plan, [])

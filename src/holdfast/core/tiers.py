@@ -55,6 +55,31 @@ def own_holds(sequence: Sequence) -> dict[Component, Hold]:
     return {component: hold for component, hold in holds if hold is not None and len(hold)}
 
 
+def whole_units(sequence: Sequence, parcel: Parcel | None) -> dict[Component, tuple[list[int], list[int]]]:
+    """Where everything computed lies, by component: units of the tree, then the sequence's own, in order.
+
+    The own ones are on the device, or where the parcel is. A window begins with the first page that is read.
+    """
+    assert sequence.mark is None and sequence.lease is not None, "only a sequence at rest"
+    layout, lease = sequence.ledger.layout, sequence.lease
+    holds = parcel.away if parcel is not None and sequence.away else own_holds(sequence)
+    found: dict[Component, tuple[list[int], list[int]]] = {}
+    for component in layout.components:
+        leased: list[int] = []
+        if component is Component.FULL:
+            leased = lease.full_units(0)
+        elif component is Component.WINDOW and sequence.window is not None:
+            first = layout.window_first_page(sequence.computed)
+            if first < sequence.window.first:
+                leased = lease.window_units(first)[: sequence.window.first - first]
+        elif component not in holds:
+            unit = lease.state_unit(sequence.computed)
+            assert unit is not None, "a sequence at rest has its state or leases it"
+            leased = [unit]
+        found[component] = (leased, list(holds[component].units) if component in holds else [])
+    return found
+
+
 def start_spill(
     sequence: Sequence, tier: Tier, transit: Holder, number: int
 ) -> tuple[Parcel, list[TierMove]]:
@@ -120,6 +145,36 @@ def finish_restore(sequence: Sequence, parcel: Parcel) -> None:
     if sequence.window is not None:
         own_first = min(own_first, sequence.window.first)
     sequence.changed = min(sequence.changed, own_first)
+
+
+def sink(sequence: Sequence, parcel: Parcel) -> None:
+    """A parcel's content is on disk as well: account for it there, or raise and change nothing."""
+    assert sequence.away and not parcel.home and parcel.tier is Tier.HOST, (
+        "only a parcel that lies on the host"
+    )
+    sizes = {component: len(hold) for component, hold in parcel.away.items()}
+    taken = _take_all(sequence.ledger, Tier.DISK, sizes, sequence.holder)
+    parcel.discard(sequence.fence)
+    parcel.away, parcel.tier = taken, Tier.DISK
+
+
+def adopt(sequence: Sequence, lease: Lease, length: int, transit: Holder, number: int) -> Parcel:
+    """An empty sequence whose first `length` tokens lie in a file: take room for it there, or raise.
+
+    Its memory is away from the first moment, nothing of it leased. A failure leaves the lease to the caller.
+    """
+    layout = sequence.ledger.layout
+    assert sequence.lease is None and 0 < length <= sequence.known, "only what was never computed here"
+    pages, first = layout.pages_for(length), layout.window_first_page(length)
+    sizes = {Component.FULL: pages, Component.WINDOW: pages - first, Component.STATE: 1}
+    wanted = {component: sizes[component] for component in layout.components}
+    taken = _take_all(sequence.ledger, Tier.DISK, wanted, sequence.holder)
+    sequence.lease = lease
+    sequence.stand_at(length)
+    sequence.away = True
+    if sequence.window is not None:
+        sequence.window.first = first
+    return Parcel(Tier.DISK, transit, taken, number)
 
 
 def _take_all(
