@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from holdfast.cli import bench_url
 from holdfast.core.layout import PAGE_SIZE_MAX
 from holdfast.sim.bench.registry import MEASUREMENTS
 from holdfast.sim.bench.report import OURS, Check, Figure, Settings, plain
@@ -29,6 +30,9 @@ app = typer.Typer(
 @app.callback()
 def _no_common_options() -> None:
     """Measure, and show each figure beside its baseline."""
+
+
+app.command("sessions", help=bench_url.HELP)(bench_url.sessions)
 
 
 @app.command("core")
