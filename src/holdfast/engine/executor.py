@@ -156,7 +156,9 @@ class Executor:
         self.tables.apply()
         self._copy(plan)
         for move in plan.moves:
-            self._move(move)
+            # Files are written and read by the disk tier, between steps.
+            if Tier.DISK not in (move.source_tier, move.destination_tier):
+                self._move(move)
         flight = Flight(plan, None, None, [])
         if plan.rows:
             self._compute(plan, flight)
