@@ -4,7 +4,8 @@ Weights are drawn wide (`initializer_range` of 0.2 and more) and vectors are mov
 so that norms, biases and decays matter and a wrong layer shows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -135,6 +136,15 @@ VARIANTS: dict[str, Variant] = {
     "qwen3": _variant(
         "Qwen3Config", "Qwen3ForCausalLM", head_dim=16, num_attention_heads=5, num_key_value_heads=1
     ),
+    "qwen3-tied-biased": _variant(
+        "Qwen3Config",
+        "Qwen3ForCausalLM",
+        head_dim=10,
+        num_attention_heads=7,
+        num_key_value_heads=7,
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
     "mistral": _variant("MistralConfig", "MistralForCausalLM", sliding_window=23, head_dim=12),
     "mistral-full": _variant("MistralConfig", "MistralForCausalLM", sliding_window=None),
     "bamba": _variant(
@@ -206,6 +216,19 @@ VARIANTS: dict[str, Variant] = {
         num_experts_per_tok=2,
         sliding_window=17,
         num_hidden_layers=4,
+    ),
+    "gpt-oss-odd": _variant(
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        initializer_range=0.2,
+        head_dim=12,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        num_local_experts=7,
+        num_experts_per_tok=3,
+        sliding_window=11,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        tie_word_embeddings=True,
     ),
     "olmo3": _variant("Olmo3Config", "Olmo3ForCausalLM", sliding_window=15, num_hidden_layers=4),
     "olmo3-yarn": _variant(
@@ -381,7 +404,43 @@ VARIANTS: dict[str, Variant] = {
         layer_types=["linear_attention", "full_attention", "linear_attention"],
         **_DELTA,
     ),
+    "qwen3.5-tied-biased": _variant(
+        "Qwen3_5TextConfig",
+        "Qwen3_5ForCausalLM",
+        **_CALM,
+        head_dim=8,
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        layer_types=["full_attention", "linear_attention", "linear_attention"],
+        linear_conv_kernel_dim=3,
+        **{**_DELTA, "linear_num_key_heads": 3, "linear_num_value_heads": 3},
+    ),
 }
+
+
+@contextmanager
+def in_double() -> Iterator[None]:
+    """Makes what the models of transformers compute in float32, whatever their weights, float64 instead."""
+    single, widen = torch.float32, torch.Tensor.float
+    torch.float32 = torch.float = torch.float64  # type: ignore[misc]
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.float32 = torch.float = single  # type: ignore[misc]
+        torch.Tensor.float = widen  # type: ignore[method-assign]
+
+
+def double_logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
+    """The logits of every position, computed in float64 throughout; changes the model."""
+    model = model.double()
+    model.set_experts_implementation("eager")  # the grouped product has no float64 form
+    with in_double(), torch.inference_mode():
+        answer: torch.Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0]
+    assert answer.dtype == torch.float64
+    return answer
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,12 @@ from holdfast.models.checkpoint import load_model, open_checkpoint
 from holdfast.models.model import Model
 from holdfast.models.weights import Placement
 from tests.models.paged import PagedRunner, Sequence, generate
-from tests.models.reference import GENERATED, VARIANTS, Reference
+from tests.models.reference import GENERATED, VARIANTS, VOCABULARY, Reference, double_logits
 
-SETTINGS = ((1, 7), (1, 64), (16, 1), (16, 7), (16, 64), (64, 1), (64, 7))
+USUAL_SETTINGS = ((1, 7), (16, 64), (64, 1))
+OTHER_SETTINGS = ((1, 1), (1, 64), (16, 1), (16, 7), (64, 7), (64, 64))
+LONG = 500
+RECURRENT = ("bamba", "mamba2", "qwen3-next", "qwen3.5")
 CPU = Placement(torch.device("cpu"), torch.float32)
 
 
@@ -26,6 +29,7 @@ def load(reference: Reference) -> Model:
     return load_model(open_checkpoint(reference.path), CPU)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("name", VARIANTS)
 def test_reference_is_not_trivial(reference_of: Callable[[str], Reference], name: str) -> None:
     """A model that repeats one token would agree with almost anything."""
@@ -34,12 +38,25 @@ def test_reference_is_not_trivial(reference_of: Callable[[str], Reference], name
         assert len(set(generated)) >= 20
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_parity(reference_of: Callable[[str], Reference], name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        pytest.param(name, settings, marks=mark, id=f"{name}-{word}")
+        for settings, mark, word in (
+            (USUAL_SETTINGS, pytest.mark.parity, "usual"),
+            (OTHER_SETTINGS, pytest.mark.soak, "others"),
+        )
+        for name in VARIANTS
+    ],
+)
+def test_parity(
+    reference_of: Callable[[str], Reference], name: str, settings: tuple[tuple[int, int], ...]
+) -> None:
     """A ragged batch of prompts, decoding while others prefill, for all page and chunk sizes."""
     reference = reference_of(name)
+    assert (reference.path / "model.safetensors.index.json").exists(), "the checkpoint is in shards"
     model = load(reference)
-    for page_size, chunk in SETTINGS:
+    for page_size, chunk in settings:
         logits, generated = generate(
             model, reference.prompts, page_size=page_size, chunk=chunk, count=GENERATED
         )
@@ -47,6 +64,27 @@ def test_parity(reference_of: Callable[[str], Reference], name: str) -> None:
             error = (ours - theirs).abs().max() / theirs.abs().max()
             assert error <= 1e-4, f"page size {page_size}, chunk {chunk}: {error:.2e}"
         assert generated == reference.generated, f"page size {page_size}, chunk {chunk}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.parity if name in RECURRENT else pytest.mark.soak)
+        for name in VARIANTS
+    ],
+)
+def test_distance_from_float64(name: str, tmp_path: Path) -> None:
+    """Over a long prompt, whatever its chunks, float32 stays near float64: no sum loses digits on the way."""
+    theirs = VARIANTS[name].build()
+    theirs.save_pretrained(tmp_path)
+    model = load_model(open_checkpoint(tmp_path), CPU)
+    tokens = torch.randint(VOCABULARY, (LONG,), generator=torch.Generator().manual_seed(5)).tolist()
+    expected = double_logits(theirs, tokens)
+    for chunk in (LONG, 100, 7):
+        runner, sequence = PagedRunner(model, 16), Sequence()
+        pieces = [runner.run([(sequence, tokens[at : at + chunk])])[0] for at in range(0, LONG, chunk)]
+        error = ((torch.cat(pieces) - expected).abs().max() / expected.abs().max()).item()
+        assert error <= 1e-4, f"chunk {chunk}: {error:.2e}"
 
 
 TEXT_SIZES = {
@@ -102,6 +140,7 @@ MULTIMODAL = {
 }
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("name", MULTIMODAL)
 def test_text_part_of_multimodal_checkpoints(tmp_path: Path, name: str) -> None:
     torch.manual_seed(0)

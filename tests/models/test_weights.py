@@ -76,6 +76,7 @@ def test_a_missing_shard_is_named(reference_of: Callable[[str], Reference], tmp_
         load_model(open_checkpoint(path), CPU)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("name", VARIANTS)
 def test_dummy_weights_run(reference_of: Callable[[str], Reference], tmp_path: Path, name: str) -> None:
     """With no weights on the disk: finite, the same each time, and not all alike."""
@@ -101,6 +102,7 @@ def test_half_precision_is_close(reference_of: Callable[[str], Reference], name:
     assert (logits - expected).abs().max() / expected.abs().max() <= 0.15
 
 
+@pytest.mark.parity
 def test_unsupported_architectures_are_named_with_what_is_supported(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"]}))
     with pytest.raises(ConfigurationError) as caught:

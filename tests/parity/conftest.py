@@ -38,6 +38,10 @@ def subject_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subj
 
 
 @pytest.fixture
-def subject(request: pytest.FixtureRequest, subject_of: Callable[[str], Subject]) -> Subject:
-    """The subject that a test is parametrised with, by name."""
-    return subject_of(request.param)
+def subject(request: pytest.FixtureRequest, subject_of: Callable[[str], Subject]) -> Iterator[Subject]:
+    """The subject that a test is parametrised with, by name; reports (`--junitxml`) get its largest error."""
+    chosen = subject_of(request.param)
+    chosen.errors.clear()
+    yield chosen
+    if chosen.errors:
+        request.node.user_properties.append(("error", f"{max(chosen.errors):.1e}"))

@@ -8,7 +8,7 @@ most likely one (of two that agree within the tolerance, either), which by induc
 greedy decoding gives.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 
 import torch
@@ -38,6 +38,8 @@ class Subject:
     theirs: PreTrainedModel
     ours: Model
     reference: Reference
+    errors: list[float] = field(default_factory=list)
+    """The largest difference of each turn that was compared, of the largest logit."""
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
         """Logits of every position, computed at once and without a cache."""
@@ -136,5 +138,17 @@ class Watched:
         assert ((expected.amax(dim=-1) - chosen) <= 2 * TOLERANCE * scale).all(), "not the most likely token"
         found = torch.stack([self.seen[core.number, len(before) + place] for place in range(len(tokens))])
         error = ((found - expected).abs().max() / scale).item()
+        self.subject.errors.append(error)
         assert error <= TOLERANCE, f"{self.subject.name}: {error:.2e}"
         return transcript
+
+    def check_count(self, turn: Turn, *, new: int, again: int = 0) -> None:
+        """A turn of `new` tokens computed those and what it said; with a state also `again` at most."""
+        if self.subject.ours.memory_shape.state is None:
+            again = 0
+        usage = turn.usage
+        history = usage.prompt_tokens - new
+        # The last token of the turn before may be computed with this one.
+        assert history - again - bool(again) <= usage.cached_tokens <= history
+        assert new + usage.completion_tokens - 1 <= usage.computed_tokens
+        assert usage.computed_tokens <= new + usage.completion_tokens + again

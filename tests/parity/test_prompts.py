@@ -1,9 +1,7 @@
 """Prompts through the whole engine give the logits and the 64 greedy tokens of transformers."""
 
-import pytest
-
 from tests.models.reference import GENERATED
-from tests.parity.families import every, first, first_then_soak
+from tests.parity.families import every, overlapped, sized
 from tests.parity.subject import Subject, Watched, greedy
 
 
@@ -35,32 +33,14 @@ def test_one_prompt(subject: Subject) -> None:
         assert usage.computed_tokens == watched.computed == len(prompt) + GENERATED - 1
 
 
-@every
-@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+@overlapped
 def test_ragged_batch(subject: Subject, overlap: bool) -> None:
     with Watched(subject, overlap=overlap) as watched:
         check_batch(watched, subject)
 
 
-@first_then_soak
-@pytest.mark.parametrize("chunk", [1, 7, 64])
-def test_chunk_sizes(subject: Subject, chunk: int) -> None:
-    with Watched(subject, chunk_tokens=chunk, step_tokens=max(chunk, 16)) as watched:
-        check_batch(watched, subject)
-
-
-@first_then_soak
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_page_sizes(subject: Subject, page_size: int) -> None:
-    with Watched(subject, page_size=page_size, chunk_tokens=29) as watched:
-        check_batch(watched, subject)
-
-
-@first
-@pytest.mark.soak
-@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize("chunk", [1, 7, 64])
-def test_every_combination(subject: Subject, chunk: int, page_size: int, overlap: bool) -> None:
-    with Watched(subject, page_size=page_size, chunk_tokens=chunk, overlap=overlap) as watched:
+@sized
+def test_page_and_chunk_sizes(subject: Subject, page_size: int, chunk: int, overlap: bool) -> None:
+    sizes = {"page_size": page_size, "chunk_tokens": chunk, "step_tokens": max(chunk, 16)}
+    with Watched(subject, overlap=overlap, **sizes) as watched:
         check_batch(watched, subject)

@@ -4,19 +4,14 @@ Each story talks to a session, does something to it, goes on, and compares every
 the whole transcript as one prompt. Counts say what was computed: a turn computes what is new, no more.
 """
 
-import pytest
-
 from holdfast.core.ledger import OutOfUnits
-from tests.parity.families import each_layout, every, first, first_then_soak
+from tests.parity.families import first, kept, overlapped
 from tests.parity.subject import Subject, Watched, greedy, prompt
 
 INPUTS = (41, 3, 17, 1, 26, 9, 2, 31, 5, 12)
 SAID = 7
 
-overlapped = pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 
-
-@every
 @overlapped
 def test_ten_turns_equal_one_long_prompt(subject: Subject, overlap: bool) -> None:
     """Seventy tokens in ten turns; each turn computes its input and what it says, and nothing twice."""
@@ -36,20 +31,6 @@ def test_ten_turns_equal_one_long_prompt(subject: Subject, overlap: bool) -> Non
         assert watched.computed == len(transcript)
 
 
-@first_then_soak
-@pytest.mark.parametrize("page_size", [1, 64])
-def test_turns_with_other_pages(subject: Subject, page_size: int) -> None:
-    with Watched(subject, page_size=page_size, chunk_tokens=13) as watched:
-        session = watched.engine.session()
-        transcript: list[int] = []
-        for number, length in enumerate(INPUTS[:5]):
-            transcript += prompt(length, number)
-            transcript = watched.check(session.say(prompt(length, number), greedy(SAID)), transcript)
-        watched.rest()
-        assert watched.computed == len(transcript)
-
-
-@each_layout
 @overlapped
 def test_retract_in_the_middle(subject: Subject, overlap: bool) -> None:
     """Three turns of which memory holds no two at their ends: some are taken back, and all say the same."""
@@ -78,7 +59,6 @@ def retract(watched: Watched) -> None:
     scheduler.pressure.make_room(shortfall, running[0], may_retract=True)
 
 
-@each_layout
 @overlapped
 def test_abort_and_rollback_then_another_turn(subject: Subject, overlap: bool) -> None:
     with Watched(subject, overlap=overlap) as watched, watched.engine.session() as session:
@@ -91,15 +71,15 @@ def test_abort_and_rollback_then_another_turn(subject: Subject, overlap: bool) -
         assert watched.history(session) == transcript
         turn = session.say(prompt(11, 3), greedy(64))
         watched.check(turn, transcript + prompt(11, 3))
-        assert turn.usage.cached_tokens == len(transcript), "a rollback recomputes no history"
-        assert turn.usage.computed_tokens <= 11 + 64
+        watched.check_count(turn, new=11)
 
 
-@each_layout
-@overlapped
-@pytest.mark.parametrize("keep", [0, 1, 6])
-def test_keep_then_another_turn(subject: Subject, overlap: bool, keep: int) -> None:
-    """Barge-in: what was heard stays, what was not is gone, in the middle of a turn and after its end."""
+@kept
+def test_keep_then_another_turn(subject: Subject, keep: int, overlap: bool) -> None:
+    """Barge-in: what was heard stays, what was not is gone, in the middle of a turn and after its end.
+
+    A model with a state has none in the middle of a turn: what stays of that turn is computed again.
+    """
     with Watched(subject, overlap=overlap) as watched, watched.engine.session() as session:
         transcript = watched.check(session.say(prompt(21, 1), greedy(10)), prompt(21, 1))
         cut = session.say(prompt(14, 2), greedy(50))
@@ -114,14 +94,16 @@ def test_keep_then_another_turn(subject: Subject, overlap: bool, keep: int) -> N
         done = session.say(prompt(8, 3), greedy(12))
         transcript += prompt(8, 3)
         watched.check(done, transcript)
+        watched.check_count(done, new=8, again=14 + keep)
         session.interrupt(keep=keep)
         transcript += done.token_ids
         assert len(done.token_ids) == keep
         assert watched.history(session) == transcript
-        watched.check(session.say(prompt(5, 4), greedy(64)), transcript + prompt(5, 4))
+        turn = session.say(prompt(5, 4), greedy(64))
+        watched.check(turn, transcript + prompt(5, 4))
+        watched.check_count(turn, new=5, again=8 + keep)
 
 
-@each_layout
 @overlapped
 def test_fork_and_rewind(subject: Subject, overlap: bool) -> None:
     """Two children and their parent go different ways; a rewound session goes a fourth."""
@@ -140,13 +122,15 @@ def test_fork_and_rewind(subject: Subject, overlap: bool) -> None:
             turns.append((session.say(said, greedy(24)), before + said))
         for turn, before in turns:
             watched.check(turn, before)
+            watched.check_count(turn, new=9)
         parent.rewind(1)
         assert parent.turns == 1
         assert watched.history(parent) == ends[1]
-        watched.check(parent.say(prompt(6, 30), greedy(24)), ends[1] + prompt(6, 30))
+        turn = parent.say(prompt(6, 30), greedy(24))
+        watched.check(turn, ends[1] + prompt(6, 30))
+        watched.check_count(turn, new=6)
 
 
-@each_layout
 @overlapped
 def test_spill_to_the_host_and_restore(subject: Subject, overlap: bool) -> None:
     """A session's memory leaves and comes back; nothing of it is computed again."""

@@ -1,16 +1,13 @@
 """Prefixes are computed once: counted in tokens that went through the model."""
 
-import pytest
-
-from tests.parity.families import each_layout, every
+from tests.parity.families import every, overlapped
 from tests.parity.subject import Subject, Watched, greedy, prompt
 
 PREFIX = 512
 REQUESTS = 8
 
 
-@each_layout
-@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+@overlapped
 def test_eight_requests_share_a_prefix(subject: Subject, overlap: bool) -> None:
     """All at once: the first computes the prefix, the others wait for it, whatever the layout."""
     shared = prompt(PREFIX, 50)
