@@ -29,58 +29,83 @@ typedef struct {
     float peak, sum;
 } Running;
 
-static inline float sum_of(Vector v) {
-    float total = 0.0f;
-    for (int lane = 0; lane < LANE; lane++) total += v[lane];
-    return total;
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 4")
+
+INLINE float sum_of(const float *v) {
+    float eight[8], four[4];
+    for (int lane = 0; lane < 8; lane++) eight[lane] = v[lane] + v[lane + 8];
+    for (int lane = 0; lane < 4; lane++) four[lane] = eight[lane] + eight[lane + 4];
+    return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
-/* Scores of one query against up to 64 keys, one dot product each. */
+/* Scores of one query against some keys, one dot product each: 16 partial sums a key, then their sums. */
 static void score_each(const float *query, const float *const *keys, int count, int dim, float *scores) {
+    float parts[TILE][LANE];
     for (int key = 0; key < count; key++) {
         Vector total = {0};
-        for (int d = 0; d < dim; d += LANE) total += *(const Vector *)(query + d) * *(const Vector *)(keys[key] + d);
-        scores[key] = sum_of(total);
+        for (int d = 0; d < dim; d += LANE) {
+            total += *(const Vector *)(query + d) * *(const Vector *)(keys[key] + d);
+        }
+        memcpy(parts[key], &total, sizeof total);
     }
+    for (int key = 0; key < count; key++) scores[key] = sum_of(parts[key]);
 }
 
-/* The same against keys that stand in columns: [dim, 64]. */
-static void score_columns(const float *query, const float *columns, int dim, float *scores) {
-    Vector total[TILE / LANE] = {{0}};
+/* Scores of `count` queries against 64 keys that stand in columns [dim, 64]. */
+INLINE void score_columns(const float *const *queries, int count, const float *columns, int dim,
+                          float scores[][TILE]) {
+    Vector total[4][TILE / LANE] = {{{0}}};
     for (int d = 0; d < dim; d++) {
         const float *at = columns + d * TILE;
-        for (int part = 0; part < TILE / LANE; part++) {
-            total[part] += query[d] * *(const Vector *)(at + part * LANE);
-        }
-    }
-    memcpy(scores, total, sizeof total);
-}
-
-/* mix = mix * keep + the weighted values, 64 dimensions at a time. */
-static void add_values(float *mix, float keep, const float *weights, const float *const *values, int count,
-                       int dim) {
-    int d = 0;
-    for (; d + 4 * LANE <= dim; d += 4 * LANE) {
-        Vector total[4];
-        for (int part = 0; part < 4; part++) total[part] = *(const Vector *)(mix + d + part * LANE) * keep;
-        for (int key = 0; key < count; key++) {
-            for (int part = 0; part < 4; part++) {
-                total[part] += weights[key] * *(const Vector *)(values[key] + d + part * LANE);
+        UNROLL for (int query = 0; query < count; query++) {
+            UNROLL for (int part = 0; part < TILE / LANE; part++) {
+                total[query][part] += queries[query][d] * *(const Vector *)(at + part * LANE);
             }
         }
-        for (int part = 0; part < 4; part++) *(Vector *)(mix + d + part * LANE) = total[part];
     }
-    for (; d < dim; d += LANE) {
-        Vector total = *(const Vector *)(mix + d) * keep;
-        for (int key = 0; key < count; key++) total += weights[key] * *(const Vector *)(values[key] + d);
-        *(Vector *)(mix + d) = total;
+    UNROLL for (int query = 0; query < count; query++) memcpy(scores[query], total[query], sizeof total[query]);
+}
+
+/* mix = mix * keep + the weighted values, for `count` queries and 64 dimensions. */
+INLINE void add_values(float *const *mixes, const float *keep, int count, float weights[][TILE],
+                       const float *const *values, int low, int high, int parts) {
+    Vector total[4][4];
+    UNROLL for (int query = 0; query < count; query++) {
+        UNROLL for (int part = 0; part < parts; part++) {
+            total[query][part] = *(const Vector *)(mixes[query] + part * LANE) * keep[query];
+        }
+    }
+    for (int key = low; key < high; key++) {
+        UNROLL for (int query = 0; query < count; query++) {
+            UNROLL for (int part = 0; part < parts; part++) {
+                total[query][part] += weights[query][key] * *(const Vector *)(values[key] + part * LANE);
+            }
+        }
+    }
+    UNROLL for (int query = 0; query < count; query++) {
+        UNROLL for (int part = 0; part < parts; part++) {
+            *(Vector *)(mixes[query] + part * LANE) = total[query][part];
+        }
     }
 }
 
-/* Takes the scores of keys [low, high) of a tile into one query's softmax and mix. */
-static void take_scores(const Work *work, Running *running, float *scores, int low, int high, float *mix,
-                        const float *const *values) {
-    const Attention *rules = work->rules;
+/* The same for all dimensions: 64 at a time, then 16. */
+INLINE void add_all_values(float *const *mixes, const float *keep, int count, float weights[][TILE],
+                           const float *const *values, int low, int high, int dim) {
+    const float *shifted[TILE];
+    float *places[4];
+    for (int d = 0; d < dim; d += dim - d >= 4 * LANE ? 4 * LANE : LANE) {
+        for (int key = low; key < high; key++) shifted[key] = values[key] + d;
+        for (int query = 0; query < count; query++) places[query] = mixes[query] + d;
+        if (dim - d >= 4 * LANE) add_values(places, keep, count, weights, shifted, low, high, 4);
+        else add_values(places, keep, count, weights, shifted, low, high, 1);
+    }
+}
+
+/* Turns the scores of keys [low, high) of a tile into weights, all others into zero, and takes them into a
+ * query's softmax. Answers what the mix so far is to be multiplied with. */
+static float take_scores(const Attention *rules, Running *running, float *scores, int low, int high) {
     float peaks[LANE], sums[LANE] = {0}, peak = running->peak, sum = 0.0f;
     for (int key = 0; key < low; key++) scores[key] = -__builtin_inff();
     for (int key = high; key < TILE; key++) scores[key] = -__builtin_inff();
@@ -109,7 +134,7 @@ static void take_scores(const Work *work, Running *running, float *scores, int l
     for (int lane = 0; lane < LANE; lane++) sum += sums[lane];
     running->peak = peak;
     running->sum = running->sum * keep + sum;
-    add_values(mix, keep, scores + low, values + low, high - low, rules->head_dim);
+    return keep;
 }
 
 /* Where the keys and values of tokens [begin, begin + count) of a row lie. */
@@ -125,45 +150,76 @@ static void find_tokens(const Work *work, int row, int head, int64_t begin, int 
     }
 }
 
-static void attend_block(const Work *work, int row, int head, int first, int count) {
+/* One tile of keys of one row and key head. */
+typedef struct {
+    const float *keys[TILE], *values[TILE];
+    float columns[HEAD_DIM_MAX * TILE];
+    int64_t first;       /* the token that key 0 would be */
+    int lowest, highest; /* keys that are there */
+} Tile;
+
+/* Up to four queries of a piece, from number `query` on, look at a tile. */
+INLINE void look(const Work *work, const Tile *tile, int query, int count, int by_columns, int64_t position,
+                 const float *const *queries, Running *running, float *mixes) {
     const Attention *rules = work->rules;
     int dim = rules->head_dim, shared = rules->heads / rules->kv_heads;
+    float scores[4][TILE], keep[4], *places[4];
+    if (by_columns) {
+        score_columns(queries + query, count, tile->columns, dim, scores);
+    } else {
+        for (int q = 0; q < count; q++) {
+            score_each(queries[query + q], tile->keys + tile->lowest, tile->highest - tile->lowest, dim,
+                       scores[q] + tile->lowest);
+        }
+    }
+    for (int q = 0; q < count; q++) {
+        int64_t place = position + (query + q) / shared - tile->first; /* the last key that it may see */
+        int low = tile->lowest, high = place + 1 < tile->highest ? (int)(place + 1) : tile->highest;
+        if (rules->window && place + 1 - rules->window > low) low = (int)(place + 1 - rules->window);
+        places[q] = mixes + (query + q) * dim;
+        if (low < high) {
+            keep[q] = take_scores(rules, &running[query + q], scores[q], low, high);
+        } else {
+            memset(scores[q], 0, sizeof scores[q]);
+            keep[q] = 1.0f;
+        }
+    }
+    add_all_values(places, keep, count, scores, tile->values, tile->lowest, tile->highest, dim);
+}
+
+static void attend_block(const Work *work, int row, int head, int first, int count) {
+    const Attention *rules = work->rules;
+    int dim = rules->head_dim, shared = rules->heads / rules->kv_heads, all = count * shared;
     int64_t position = work->pages->context[row] - (work->pages->row_start[row + 1] - first);
     int64_t end = position + count;
     int64_t begin = rules->window && position + 1 > rules->window ? position + 1 - rules->window : 0;
+    int by_columns = all >= 6;
     Running running[QUERIES_MAX];
-    float mixes[QUERIES_MAX * HEAD_DIM_MAX / 4], columns[HEAD_DIM_MAX * TILE], scores[TILE];
-    const float *keys[TILE], *values[TILE];
-    int by_columns = count * shared >= 6;
-    for (int query = 0; query < count * shared; query++) {
-        running[query] = (Running){-__builtin_inff(), 0.0f};
-        if (rules->sinks) running[query] = (Running){rules->sinks[head * shared + query % shared], 1.0f};
+    float mixes[QUERIES_MAX * HEAD_DIM_MAX / 4];
+    const float *queries[QUERIES_MAX];
+    Tile tile;
+    for (int query = 0; query < all; query++) {
+        int of = head * shared + query % shared;
+        queries[query] = work->query + (first + query / shared) * work->query_stride + (int64_t)of * dim;
+        running[query] = rules->sinks ? (Running){rules->sinks[of], 1.0f} : (Running){-__builtin_inff(), 0.0f};
     }
-    memset(mixes, 0, sizeof(float) * count * shared * dim);
-    for (int64_t tile = begin / TILE * TILE; tile < end; tile += TILE) {
-        int lowest = tile < begin ? (int)(begin - tile) : 0;
-        int highest = end - tile < TILE ? (int)(end - tile) : TILE;
-        find_tokens(work, row, head, tile + lowest, highest - lowest, keys + lowest, values + lowest);
-        if (by_columns) {
-            for (int key = lowest; key < highest; key++) {
-                for (int d = 0; d < dim; d++) columns[d * TILE + key] = keys[key][d];
-            }
+    memset(mixes, 0, sizeof(float) * all * dim);
+    for (tile.first = begin / TILE * TILE; tile.first < end; tile.first += TILE) {
+        int low = tile.first < begin ? (int)(begin - tile.first) : 0;
+        int high = end - tile.first < TILE ? (int)(end - tile.first) : TILE, query = 0;
+        tile.lowest = low, tile.highest = high;
+        find_tokens(work, row, head, tile.first + low, high - low, tile.keys + low, tile.values + low);
+        for (int key = low; by_columns && key < high; key++) {
+            for (int d = 0; d < dim; d++) tile.columns[d * TILE + key] = tile.keys[key][d];
         }
-        for (int query = 0; query < count * shared; query++) {
-            int64_t place = position + query / shared;
-            int low = lowest, high = place + 1 - tile < highest ? (int)(place + 1 - tile) : highest;
-            if (rules->window && place + 1 - rules->window > tile + low) low = (int)(place + 1 - rules->window - tile);
-            if (low >= high) continue;
-            const float *at = work->query + (first + query / shared) * work->query_stride +
-                              (int64_t)(head * shared + query % shared) * dim;
-            if (by_columns) score_columns(at, columns, dim, scores);
-            else score_each(at, keys + low, high - low, dim, scores + low);
-            take_scores(work, &running[query], scores, low, high, mixes + query * dim, values);
+        for (; query + 4 <= all; query += 4) {
+            look(work, &tile, query, 4, by_columns, position, queries, running, mixes);
         }
+        for (; query < all; query++) look(work, &tile, query, 1, by_columns, position, queries, running, mixes);
     }
-    for (int query = 0; query < count * shared; query++) {
-        float *to = work->out + (first + query / shared) * work->out_stride +
-                    (int64_t)(head * shared + query % shared) * dim;
+    for (int query = 0; query < all; query++) {
+        int of = head * shared + query % shared;
+        float *to = work->out + (first + query / shared) * work->out_stride + (int64_t)of * dim;
         float share = 1.0f / running[query].sum;
         for (int d = 0; d < dim; d++) to[d] = mixes[query * dim + d] * share;
     }

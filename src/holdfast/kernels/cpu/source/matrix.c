@@ -20,6 +20,9 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+/* Loops over the rows of a piece are written out, so that their sums stay in registers. */
+#define UNROLL _Pragma("GCC unroll 8")
+
 static size_t block_bytes(int bits) { return (size_t)PANEL * GROUP * bits / 8 + 2 * PANEL * 2; }
 
 /* --- half precision, one number at a time --- */
@@ -203,21 +206,21 @@ INLINE void panel_part(const uint8_t *block, int bits, const Activations *x, int
     const int8_t *codes_of_x = x->codes + (size_t)row * x->inputs;
     const float *scales_of_x = x->scales + (size_t)row * groups, *sums = x->sums + (size_t)row * groups;
     Real total[8];
-    for (int r = 0; r < count; r++) total[r] = REAL_ZERO();
+    UNROLL for (int r = 0; r < count; r++) total[r] = REAL_ZERO();
     for (int group = 0; group < groups; group++, block += bytes) {
         const uint8_t *at = block + part * LANES * 4;
         Whole codes[8];
-        for (int run = 0; run < 8; run++) {
+        UNROLL for (int run = 0; run < 8; run++) {
             if (bits == 8) codes[run] = LOAD(at + run * 64);
             else if (run % 2 == 0) codes[run] = LOW_HALVES(LOAD(at + run / 2 * 64));
             else codes[run] = HIGH_HALVES(LOAD(at + run / 2 * 64));
         }
         const uint16_t *factors = (const uint16_t *)(block + code_bytes) + part * LANES;
         Real scale = HALVES(factors), minimum = HALVES(factors + PANEL);
-        for (int r = 0; r < count; r++) {
+        UNROLL for (int r = 0; r < count; r++) {
             const int8_t *q = codes_of_x + (size_t)r * x->inputs + group * GROUP;
             Whole sum = ZERO();
-            for (int run = 0; run < 8; run++) {
+            UNROLL for (int run = 0; run < 8; run++) {
                 sum = FOUR_PRODUCTS(sum, codes[run], REPEAT(q + run * 4), bits == 8);
             }
             Real scaled = MULTIPLY(TO_REAL(sum), scale);
@@ -225,7 +228,7 @@ INLINE void panel_part(const uint8_t *block, int bits, const Activations *x, int
             total[r] = MULTIPLY_ADD(minimum, REPEAT_REAL(sums + r * groups + group), total[r]);
         }
     }
-    for (int r = 0; r < count; r++) WRITE(out[r] + part * LANES, total[r]);
+    UNROLL for (int r = 0; r < count; r++) WRITE(out[r] + part * LANES, total[r]);
 }
 #else
 INLINE void panel_part(const uint8_t *block, int bits, const Activations *x, int row, int count, int part,
