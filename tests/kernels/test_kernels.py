@@ -326,3 +326,22 @@ def test_unit_copies(ops: ModuleType, generator: torch.Generator) -> None:
     ops.scatter_units(storage, torch.tensor([7, 0]), out)
     expected[7], expected[0] = out[0], out[1]
     assert torch.equal(storage, expected)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 17])
+@pytest.mark.parametrize("activation", [None, "swiglu", "geglu", "relu_squared"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_linear(
+    ops: ModuleType, generator: torch.Generator, tokens: int, activation: str | None, biased: bool
+) -> None:
+    """Odd sizes, in the type that the kernels of few tokens take."""
+    x, weight = normal(generator, tokens, 700).half(), normal(generator, 74, 700).half()
+    bias = normal(generator, 74).half() if biased else None
+    expected = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
+    if activation is None:
+        actual = ops.linear(x, weight, bias)
+    else:
+        actual = ops.linear_gated(x, weight, bias, activation)
+        expected = naive.activate(expected, activation)
+    assert actual.dtype == torch.float16
+    assert relative_error(actual, expected) < 2e-3

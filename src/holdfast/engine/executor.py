@@ -33,7 +33,7 @@ from holdfast.engine.graphs import (
     run_step,
     shapes,
 )
-from holdfast.engine.inputs import Nobody, Sample, Shape, StepBuffers, Views, pack, views
+from holdfast.engine.inputs import Limits, Nobody, Sample, Shape, StepBuffers, Views, pack, views
 from holdfast.engine.memory_plan import MemoryPlan
 from holdfast.engine.sampler import BatchSampler, Sampled, token_logprobs
 from holdfast.engine.staging import Arrival, Staging, fill
@@ -127,7 +127,9 @@ class Executor:
         for done, shape in enumerate(wanted):
             given = graphs.views(shape)
             singles = shape.rows if shape.decode else 0 if shape.rows <= TILES_ONLY else 1
-            limits = (1 if shape.decode else shape.tokens, self._context_max, singles)
+            limits = Limits(
+                1 if shape.decode else shape.tokens, self._context_max, singles, graphs.least(shape)
+            )
             batch = buffers.batch(given, shape, self.layout.page_size, limits, self._extra)
             self._bring(shape, [], [], [], words)
             self._prepare(given, batch)
@@ -251,7 +253,7 @@ class Executor:
         given = views(self._bring(shape, rows, tables, samples, None), shape)
         context_max = max(row.start + row.count for row in rows)
         buffers = self._buffers(shape, self.layout.pages_for(context_max))
-        limits = (count_max, context_max, counts.count(1))
+        limits = Limits(count_max, context_max, counts.count(1))
         batch = buffers.batch(given, shape, self.layout.page_size, limits, self._extra)
         self._prepare(given, batch)
         return self.model.forward(batch, self.memory), None, given

@@ -122,6 +122,12 @@ class StepGraphs:
         else:
             self._mixed = sorted([*self._mixed, shape], key=lambda known: (known.tokens, known.rows))
 
+    def least(self, shape: Shape) -> tuple[int, int]:
+        """The fewest tokens and rows of a step that takes a shape, smaller shapes being there for others."""
+        smaller = [tokens for tokens in MIXED_TOKENS if tokens < shape.tokens]
+        fewer = [rows for rows in MIXED_ROWS if rows < shape.rows]
+        return max(smaller, default=0) + 1, max(fewer, default=0) + 1
+
     def find(self, rows: int, tokens: int, samples: int, decode: bool) -> Shape | None:
         """The smallest captured shape that has room for a step, or None."""
         if decode:

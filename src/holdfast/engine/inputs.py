@@ -37,6 +37,18 @@ class Shape(NamedTuple):
         return 5 * self.rows + 1 + self.tokens + 4 * self.samples
 
 
+class Limits(NamedTuple):
+    """What sizes the work of a batch: most tokens of a row, longest context, rows of one token (see `Batch`).
+
+    `least` are the fewest tokens and rows that a captured batch may hold.
+    """
+
+    count_max: int
+    context_max: int
+    rows_of_one: int
+    least: tuple[int, int] = (0, 0)
+
+
 class Sample(NamedTuple):
     """A token to sample: where its hidden state lies, where it will stand, its sampler row, and whose it is.
 
@@ -149,11 +161,8 @@ class StepBuffers:
         self._piece_start = integers(shape.rows + 1, kind=torch.int32)
         self._piece_length = integers(1, kind=torch.int32)
 
-    def batch(
-        self, given: Views, shape: Shape, page_size: int, limits: tuple[int, int, int], extra: int
-    ) -> Batch:
-        """The batch of one shape in these buffers; `limits` are most tokens, longest context, rows of one."""
-        count_max, context_max, rows_of_one = limits
+    def batch(self, given: Views, shape: Shape, page_size: int, limits: Limits, extra: int) -> Batch:
+        """The batch of one shape in these buffers."""
 
         def pages(component: int) -> Pages | None:
             table, slots = self._tables[component], self._slots[component]
@@ -175,8 +184,9 @@ class StepBuffers:
             full=pages(0),
             window=pages(1),
             rows=shape.rows,
-            count_max=count_max,
-            context_max=context_max,
-            rows_of_one=rows_of_one,
+            count_max=limits.count_max,
+            context_max=limits.context_max,
+            rows_of_one=limits.rows_of_one,
+            least=limits.least,
             splits=splits,
         )

@@ -45,6 +45,8 @@ __all__ = [
     "gated_delta",
     "gather_units",
     "geglu",
+    "linear",
+    "linear_gated",
     "mamba2_scan",
     "move_units",
     "note_sampled",
@@ -127,6 +129,20 @@ def swiglu_clamped(gate_up: torch.Tensor, *, alpha: float = 1.702, limit: float 
 def relu_squared(x: torch.Tensor) -> torch.Tensor:
     """`max(x, 0) ** 2` (Nemotron-H)."""
     out: torch.Tensor = implementation(x).relu_squared(x)
+    return out
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`x @ weight.T + bias` for x [T, in] and weight [out, in]."""
+    out: torch.Tensor = implementation(x).linear(x, weight, bias)
+    return out
+
+
+def linear_gated(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation
+) -> torch.Tensor:
+    """The activation of `linear`: its outputs are gate, then up (`relu_squared`: one half alone)."""
+    out: torch.Tensor = implementation(x).linear_gated(x, weight, bias, activation)
     return out
 
 

@@ -68,6 +68,7 @@ class Batch:
     count_max: int  # most new tokens of any row
     context_max: int  # longest context of any row (an upper bound is enough)
     rows_of_one: int  # how many rows have exactly one new token; of a captured batch, whether all or some may
+    least: tuple[int, int] = (0, 0)  # of a captured batch: the fewest tokens and rows that it may hold
     splits: Splits | None = None  # of full attention's keys, where the device has worked them out
 
     @property

@@ -16,7 +16,7 @@ from torch import Tensor
 from holdfast import kernels
 from holdfast.kernels import Batch, Rotation
 from holdfast.models.config import AttentionConfig, MlpConfig
-from holdfast.models.linear import Linear
+from holdfast.models.linear import DenseLinear, Linear
 from holdfast.models.memory import Memory
 from holdfast.models.weights import WeightReader
 
@@ -128,6 +128,14 @@ def _queries_before_gates(config: AttentionConfig, keys: int) -> Tensor:
     return torch.cat((pairs.transpose(0, 1).reshape(-1), rest))
 
 
+_ACTIVATIONS = {"swiglu": kernels.swiglu, "geglu": kernels.geglu, "relu_squared": kernels.relu_squared}
+_NAMES: dict[tuple[str, bool], kernels.Activation] = {
+    ("silu", True): "swiglu",
+    ("gelu_tanh", True): "geglu",
+    ("relu_squared", False): "relu_squared",
+}
+
+
 class Mlp:
     """A feed-forward part: `down(activation(gate) * up)`, or `down(activation(up))` without a gate."""
 
@@ -135,11 +143,7 @@ class Mlp:
         self.config = self._config = config
         self._input = inputs
         self._output = output
-        self._activation = {
-            ("silu", True): kernels.swiglu,
-            ("gelu_tanh", True): kernels.geglu,
-            ("relu_squared", False): kernels.relu_squared,
-        }[config.activation, config.gated]
+        self._activation = _NAMES[config.activation, config.gated]
 
     @classmethod
     def read(cls, config: MlpConfig, reader: WeightReader, prefix: str, width: int) -> Mlp:
@@ -160,10 +164,14 @@ class Mlp:
 
     def __call__(self, x: Tensor, batch: Batch, memory: Memory) -> Tensor:  # noqa: ARG002
         config = self._config
-        inner = self._input(x)
-        if config.gate_multiplier != 1.0:
-            inner[:, : config.width] *= config.gate_multiplier
-        out = self._output(self._activation(inner))
+        if isinstance(self._input, DenseLinear) and config.gate_multiplier == 1.0:
+            inner = kernels.linear_gated(x, self._input.weight, self._input.bias, self._activation)
+        else:
+            inner = self._input(x)
+            if config.gate_multiplier != 1.0:
+                inner[:, : config.width] *= config.gate_multiplier
+            inner = _ACTIVATIONS[self._activation](inner)
+        out = self._output(inner)
         return out if config.output_multiplier == 1.0 else out * config.output_multiplier
 
 

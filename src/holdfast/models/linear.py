@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear as dense_product
 
+from holdfast import kernels
 from holdfast.kernels.cpu.matrix import PackedMatrix, available, pack_eight_bit, pack_four_bit
 
 GROUP = 32
@@ -70,7 +71,7 @@ class DenseLinear:
         return self.weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
-        return dense_product(x, self.weight, self.bias)
+        return kernels.linear(x, self.weight, self.bias)
 
 
 def packed_kernels(inputs: int) -> bool:

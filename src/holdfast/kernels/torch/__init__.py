@@ -5,6 +5,7 @@ from holdfast.kernels.torch.attention import attend
 from holdfast.kernels.torch.conv import causal_conv
 from holdfast.kernels.torch.experts import experts
 from holdfast.kernels.torch.gated_delta import gated_delta
+from holdfast.kernels.torch.linear import linear, linear_gated
 from holdfast.kernels.torch.mamba2 import mamba2_scan
 from holdfast.kernels.torch.norm import rms_norm, rms_norm_gated, rms_norm_residual
 from holdfast.kernels.torch.rotary import rotate_and_write, write_kv
@@ -21,6 +22,8 @@ __all__ = [
     "gated_delta",
     "gather_units",
     "geglu",
+    "linear",
+    "linear_gated",
     "mamba2_scan",
     "move_units",
     "note_sampled",

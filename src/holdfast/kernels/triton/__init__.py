@@ -5,6 +5,7 @@ from holdfast.kernels.triton.attention import attend
 from holdfast.kernels.triton.conv import causal_conv
 from holdfast.kernels.triton.experts import experts
 from holdfast.kernels.triton.gated_delta import gated_delta
+from holdfast.kernels.triton.linear import linear, linear_gated
 from holdfast.kernels.triton.mamba2 import mamba2_scan
 from holdfast.kernels.triton.norm import rms_norm, rms_norm_gated, rms_norm_residual
 from holdfast.kernels.triton.rotary import rotate_and_write, write_kv
@@ -21,6 +22,8 @@ __all__ = [
     "gated_delta",
     "gather_units",
     "geglu",
+    "linear",
+    "linear_gated",
     "mamba2_scan",
     "move_units",
     "note_sampled",

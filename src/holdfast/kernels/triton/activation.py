@@ -11,7 +11,14 @@ import triton
 import triton.language as tl
 
 from holdfast.kernels.torch.activation import CLAMP_ALPHA, CLAMP_LIMIT, Activation
-from holdfast.kernels.triton.launch import as_rows, ceiling, power_of_two
+from holdfast.kernels.triton.launch import (
+    as_rows,
+    ceiling,
+    launch_next,
+    overlap,
+    power_of_two,
+    wait_for_inputs,
+)
 
 
 @triton.jit
@@ -35,8 +42,11 @@ def activation_value(gate, up, alpha, limit, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def _activate(
-    x, out, x_stride, width, alpha, limit, ACTIVATION: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr
-):
+    x, out, x_stride, width, alpha, limit,
+    ACTIVATION: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    launch_next(OVERLAP)
+    wait_for_inputs(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -48,7 +58,7 @@ def _activate(
     tl.store(out + row * width + columns, result.to(out.dtype.element_ty), mask=inside)
 
 
-def _run(
+def activate(
     x: torch.Tensor, activation: Activation, alpha: float = CLAMP_ALPHA, limit: float = CLAMP_LIMIT
 ) -> torch.Tensor:
     flat = as_rows(x)
@@ -59,24 +69,24 @@ def _run(
         block = min(2048, power_of_two(width))
         _activate[(flat.shape[0], ceiling(width, block))](
             flat, out, flat.stride(0), width, alpha, limit, ACTIVATION=activation, GATED=gated, BLOCK=block,
-            num_warps=max(1, min(8, block // 256)),
+            num_warps=max(1, min(8, block // 256)), **overlap(x),
         )  # fmt: skip
     return out
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    return _run(gate_up, "swiglu")
+    return activate(gate_up, "swiglu")
 
 
 def geglu(gate_up: torch.Tensor) -> torch.Tensor:
-    return _run(gate_up, "geglu")
+    return activate(gate_up, "geglu")
 
 
 def swiglu_clamped(
     gate_up: torch.Tensor, *, alpha: float = CLAMP_ALPHA, limit: float = CLAMP_LIMIT
 ) -> torch.Tensor:
-    return _run(gate_up, "swiglu_clamped", alpha, limit)
+    return activate(gate_up, "swiglu_clamped", alpha, limit)
 
 
 def relu_squared(x: torch.Tensor) -> torch.Tensor:
-    return _run(x, "relu_squared")
+    return activate(x, "relu_squared")

@@ -114,6 +114,10 @@ def _attend(
     length = tl.cdiv(tl.cdiv(end - base, splits), BLOCK_N) * BLOCK_N
     begin = base + split * length
     finish = tl.minimum(begin + length, end)
+    if SPLIT and begin >= finish:
+        at = ((tile.to(tl.int64) * KV_HEADS + kv_head) * splits + split) * BLOCK_M + packed
+        tl.store(logs + at, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=real)
+        return
     # Blocks that every query of the tile sees whole need no mask.
     clear = begin
     if not WINDOWED:
@@ -208,8 +212,12 @@ def shape_for(batch: Batch, query: torch.Tensor, kv_heads: int, window: int | No
 
     def plan(tallest: int) -> tuple[int, int]:
         block_m = max(least, min(tallest, power_of_two(batch.count_max * group, 16)))
-        programs = tiles(query.shape[0], batch.rows, block_m // group) * kv_heads
-        return block_m, _splits(programs, keys, query.device, 2)
+        if batch.least[0]:
+            # Few of the tiles that a captured batch has room for need hold anything.
+            filled = max(batch.least[1], ceiling(batch.least[0], block_m // group))
+        else:
+            filled = tiles(query.shape[0], batch.rows, block_m // group)
+        return block_m, _splits(filled * kv_heads, keys, query.device, 2)
 
     block_m, splits = plan(32 if exact else 128)
     if exact:

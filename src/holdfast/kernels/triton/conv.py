@@ -16,7 +16,15 @@ import triton
 import triton.language as tl
 
 from holdfast.kernels.batch import Batch
-from holdfast.kernels.triton.launch import ceiling, find_row, power_of_two, tiles
+from holdfast.kernels.triton.launch import (
+    ceiling,
+    find_row,
+    launch_next,
+    overlap,
+    power_of_two,
+    tiles,
+    wait_for_inputs,
+)
 
 # Tokens and channels of a tile, as measured on an H200 for short and for long rows.
 SHORT_TILE = (8, 256)
@@ -37,8 +45,11 @@ def _finish(value, bias, channels, inside, HAS_BIAS: tl.constexpr, SILU: tl.cons
 def _conv_step(
     x, weight, bias, state, source, destination, out, x_stride, state_slot, state_channel, channel_count,
     TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One token of one row; the state moves one place."""
+    launch_next(OVERLAP)
+    wait_for_inputs(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channels < channel_count
@@ -162,7 +173,7 @@ def causal_conv(
     if batch.one_token_rows:
         _conv_step[(tokens, blocks)](
             x, weight, offset, conv_state, batch.state_source, batch.state_destination, out, *states,
-            **flags, BLOCK=block, num_warps=2,
+            **flags, BLOCK=block, num_warps=2, **overlap(x),
         )  # fmt: skip
         return out
     height, width = LONG_TILE if batch.count_max >= LONG else SHORT_TILE

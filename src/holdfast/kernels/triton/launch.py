@@ -61,6 +61,36 @@ def precision(dtype: torch.dtype) -> str:
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
+def overlap(x: torch.Tensor) -> dict[str, bool]:
+    """Launch flags of a kernel that may begin before the one before it has ended (Hopper and later).
+
+    Such a kernel calls `launch_next`, and `wait_for_inputs` before it reads anything that a kernel wrote, or
+    writes anything at all.
+    """
+    if x.is_cuda and _overlaps(x.device.index):
+        return {"OVERLAP": True, "launch_pdl": True}
+    return {"OVERLAP": False}
+
+
+@cache
+def _overlaps(index: int | None) -> bool:
+    return torch.cuda.get_device_capability(index)[0] >= 9
+
+
+@triton.jit
+def launch_next(OVERLAP: tl.constexpr):
+    """The next kernel may begin, as far as it does not need this one."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_inputs(OVERLAP: tl.constexpr):
+    """Wait for all that the kernels before have written."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+
+
 @triton.jit
 def find_row(row_start, rows, tile, BLOCK: tl.constexpr):
     """The row that owns a tile; for a tile that no row owns, any row in which it lies past the end."""

@@ -16,7 +16,15 @@ import triton.language as tl
 
 from holdfast.kernels.batch import Batch
 from holdfast.kernels.parameters import Mamba2Weights
-from holdfast.kernels.triton.launch import Blocks, ceiling, power_of_two, precision
+from holdfast.kernels.triton.launch import (
+    Blocks,
+    ceiling,
+    launch_next,
+    overlap,
+    power_of_two,
+    precision,
+    wait_for_inputs,
+)
 
 STEP = Blocks(chunk=1, elements=8192, warps=4, stages=1)
 SCAN = Blocks(chunk=32, elements=8192, warps=4, stages=3)
@@ -40,9 +48,11 @@ def _scan_step(
     x_token, x_head, dt_token, B_token, B_group, C_token, C_group, state_slot, state_head, state_dim,
     least, most, HEADS: tl.constexpr, REPEAT: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
     HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SKIP: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One token of one row."""
+    launch_next(OVERLAP)
+    wait_for_inputs(OVERLAP)
     row = tl.program_id(0)
     head = tl.program_id(1)
     token = row.to(tl.int64)
@@ -179,7 +189,7 @@ def mamba2_scan(
     if batch.rows_of_one:
         block_dim = min(power_of_two(dim), max(1, STEP.elements // block_size))
         _scan_step[(batch.rows, heads, ceiling(dim, block_dim))](
-            *arguments, **flags, BLOCK_DIM=block_dim, num_warps=STEP.warps
+            *arguments, **flags, BLOCK_DIM=block_dim, num_warps=STEP.warps, **overlap(x)
         )
     if not batch.one_token_rows:
         block_dim = min(power_of_two(dim, 16), max(16, SCAN.elements // block_size))

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from holdfast.kernels.triton.launch import as_rows, power_of_two
+from holdfast.kernels.triton.launch import as_rows, launch_next, overlap, power_of_two, wait_for_inputs
 
 
 def _warps(block: int) -> int:
@@ -32,10 +32,14 @@ def _rms_norm(
     multiplier,
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    launch_next(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
+    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32) + offset
+    wait_for_inputs(OVERLAP)
     value = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         before = tl.load(residual + row * residual_stride + columns, mask=inside, other=0.0).to(tl.float32)
@@ -44,7 +48,6 @@ def _rms_norm(
         tl.store(total + row * width + columns, rounded, mask=inside)
         value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, axis=0) / width + eps)
-    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32) + offset
     tl.store(out + row * width + columns, (value * scale * gain).to(out.dtype.element_ty), mask=inside)
 
 
@@ -56,7 +59,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, offset: float
         block = power_of_two(width)
         _rms_norm[(rows,)](
             flat, flat, weight, out, out, flat.stride(0), 0, width, eps, offset, 1.0,
-            HAS_RESIDUAL=False, BLOCK=block, num_warps=_warps(block),
+            HAS_RESIDUAL=False, BLOCK=block, num_warps=_warps(block), **overlap(x),
         )  # fmt: skip
     return out
 
@@ -78,7 +81,7 @@ def rms_norm_residual(
         block = power_of_two(width)
         _rms_norm[(rows,)](
             flat, before, weight, out, total, flat.stride(0), before.stride(0), width, eps, offset,
-            multiplier, HAS_RESIDUAL=True, BLOCK=block, num_warps=_warps(block),
+            multiplier, HAS_RESIDUAL=True, BLOCK=block, num_warps=_warps(block), **overlap(x),
         )  # fmt: skip
     return out, total
 
@@ -96,7 +99,10 @@ def _rms_norm_gated(
     GROUP: tl.constexpr,
     NORM_FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    launch_next(OVERLAP)
+    wait_for_inputs(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     steps = tl.arange(0, BLOCK)
     inside = steps < GROUP
@@ -131,6 +137,6 @@ def rms_norm_gated(
         block = power_of_two(group)
         _rms_norm_gated[(rows, width // group)](
             flat, lever, weight, out, flat.stride(0), lever.stride(0), width, eps,
-            GROUP=group, NORM_FIRST=norm_before_gate, BLOCK=block, num_warps=_warps(block),
+            GROUP=group, NORM_FIRST=norm_before_gate, BLOCK=block, num_warps=_warps(block), **overlap(x),
         )  # fmt: skip
     return out

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from holdfast.kernels.batch import Batch, Pages
 from holdfast.kernels.triton.attention_block import attend_block
-from holdfast.kernels.triton.launch import power_of_two, precision
+from holdfast.kernels.triton.launch import launch_next, overlap, power_of_two, precision, wait_for_inputs
 
 PIECE_LEAST = 256  # keys below which a piece is not worth its merge
 PIECE_STEP = 128  # pieces are whole blocks, whatever the block
@@ -66,9 +66,10 @@ def _attend_pieces(
     rows, scale, softcap,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr,
     CAPPED: tl.constexpr, SUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, MERGED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_D: tl.constexpr, MERGED: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One piece of one row's keys, for the query heads of one key head."""
+    launch_next(OVERLAP)
     work = tl.program_id(0)
     kv_head = tl.program_id(1)
     if work >= tl.load(piece_start + rows):
@@ -91,6 +92,8 @@ def _attend_pieces(
     real = packed < GROUP
     columns = tl.arange(0, BLOCK_D)
     stored = real[:, None] & (columns < DIM)[None, :]
+    # Contexts and pieces were there before the model began; queries and keys come from the kernel before.
+    wait_for_inputs(OVERLAP)
     query_rows = query + row.to(tl.int64) * query_token + head * query_head
     queries = tl.load(query_rows[:, None] + columns[None, :], mask=stored, other=0.0)
     places = tl.zeros([BLOCK_M], tl.int32) + end
@@ -167,6 +170,6 @@ def attend_pieces(
         GROUP=group, KV_HEADS=kv_heads, PAGE=pages.page_size, DIM=dim, CAPPED=softcap is not None,
         SUNK=sinks is not None, BLOCK_M=power_of_two(group, 16), BLOCK_N=block_n,
         BLOCK_D=power_of_two(dim, 16), MERGED=MERGED, PRECISION=precision(query.dtype),
-        num_warps=warps, num_stages=stages,
+        num_warps=warps, num_stages=stages, **overlap(query),
     )  # fmt: skip
     return out

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from holdfast.kernels.parameters import Rotation
-from holdfast.kernels.triton.launch import ceiling, power_of_two
+from holdfast.kernels.triton.launch import ceiling, launch_next, overlap, power_of_two, wait_for_inputs
 
 
 @triton.jit
@@ -122,7 +122,10 @@ def _rotate_and_write(
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    launch_next(OVERLAP)
+    wait_for_inputs(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     query_blocks: tl.constexpr = (HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
@@ -188,7 +191,7 @@ def rotate_and_write(
         HEADS=heads, KV_HEADS=kv_heads, PAGE=key_cache.shape[1], DIM=dim, VALUE_DIM=value_dim, HALF=half,
         QUERY_NORM=rotation.query_norm is not None, KEY_NORM=rotation.key_norm is not None,
         BLOCK_HEADS=block_heads, BLOCK_HALF=power_of_two(half), BLOCK_REST=power_of_two(dim - 2 * half),
-        BLOCK_VALUE=power_of_two(value_dim), num_warps=4 if block_heads * dim >= 512 else 1,
+        BLOCK_VALUE=power_of_two(value_dim), num_warps=4 if block_heads * dim >= 512 else 1, **overlap(query),
     )  # fmt: skip
     return out
 

@@ -1,0 +1,27 @@
+"""Linear projections with a dense weight, in torch.
+
+Called through `holdfast.kernels`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from holdfast.kernels.torch.activation import Activation, geglu, relu_squared, swiglu, swiglu_clamped
+
+_ACTIVATIONS = {
+    "swiglu": swiglu,
+    "geglu": geglu,
+    "swiglu_clamped": swiglu_clamped,
+    "relu_squared": relu_squared,
+}
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+def linear_gated(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation
+) -> torch.Tensor:
+    return _ACTIVATIONS[activation](linear(x, weight, bias))
