@@ -10,7 +10,7 @@ import typer
 
 from holdfast.cli.config import SECTIONS, ConfigError, find_config, read_config
 from holdfast.cli.options import ENGINE_OPTIONS, SERVER_OPTIONS, option_kinds, takes_options
-from holdfast.cli.serve import make_server_options
+from holdfast.cli.serve import COMPANIONS, make_server_options, require_companions
 from holdfast.engine.options import EngineOptions, OptionError
 from holdfast.server.options import ServerOptions
 
@@ -165,6 +165,14 @@ def test_options_that_cannot_be_meant(stated: dict[str, object], option: str) ->
     with pytest.raises(OptionError) as caught:
         make_server_options(stated)
     assert caught.value.option == option
+
+
+@pytest.mark.parametrize(("name", "companion"), sorted(COMPANIONS.items()))
+def test_an_option_without_its_companion_is_refused(name: str, companion: str) -> None:
+    with pytest.raises(OptionError, match=f"means nothing without --{companion}"):
+        require_companions({name: 1})
+    require_companions({name: 1, companion: "here"})
+    require_companions({})
 
 
 def test_options_that_can(monkeypatch: pytest.MonkeyPatch) -> None:

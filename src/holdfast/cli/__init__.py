@@ -2,16 +2,36 @@
 
 Owns the names of the sub-commands and nothing of what they do. A module is imported only when its command
 runs, so `holdfast --help`, `holdfast sim` and `holdfast bench core` start without torch. Each module exposes
-a `typer.Typer` named `app`; adding a command is one line in COMMANDS. Called by the console script and by
-`python -m holdfast.cli`.
+a `typer.Typer` named `app`; adding a command is one line in COMMANDS. While a shell completes a line, the
+command that the line names takes the place of its entry, so that its own options are known. Called by the
+console script and by `python -m holdfast.cli`.
 """
 
+import os
 from importlib import import_module
 from typing import NamedTuple
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 __all__ = ["COMMANDS", "Command", "build", "main"]
+
+
+PROGRAM = "holdfast"
+
+HELP = (
+    "An LLM inference server for long-lived streaming sessions.\n\n"
+    "\b\n"
+    "holdfast chat                        talk to a small model, fetched once\n"
+    "holdfast serve                       serve it on http://127.0.0.1:8000\n"
+    "holdfast chat --url 127.0.0.1:8000   talk to that server\n"
+    "holdfast top                         watch it\n\n"
+    "holdfast COMMAND --help explains a command."
+)
+
+COMPLETION_VARIABLE = "_HOLDFAST_COMPLETE"
+"""Set by the shells' completion scripts, which `holdfast --show-completion` prints."""
 
 
 class Command(NamedTuple):
@@ -46,9 +66,8 @@ def build(commands: tuple[Command, ...] = COMMANDS) -> typer.Typer:
     assert len({command.name for command in commands}) == len(commands), "two commands share a name"
     app = typer.Typer(
         name="holdfast",
-        help="An LLM inference server for long-lived streaming sessions.",
+        help=HELP,
         no_args_is_help=True,
-        add_completion=False,
     )
     # Without a callback an application of a single command would take that command's place.
     app.callback()(_no_common_options)
@@ -68,6 +87,21 @@ def _no_common_options() -> None:
     """There are no options in front of the sub-command."""
 
 
+def completing(line: str) -> TyperGroup:
+    """The application for a shell that completes `line`: the command that it names brings its options."""
+    group = get_command(build())
+    assert isinstance(group, TyperGroup)
+    words = line.split()
+    for command in COMMANDS:
+        if command.name in words:
+            group.commands[command.name] = get_command(import_module(command.module).app)
+    return group
+
+
 def main() -> None:
     """Run the sub-command that the process arguments name; always leaves by SystemExit."""
-    build()()
+    if COMPLETION_VARIABLE in os.environ:
+        # Bash leaves the line in the first of these, other shells in the second.
+        line = " ".join(os.environ.get(name, "") for name in ("COMP_WORDS", "_TYPER_COMPLETE_ARGS"))
+        completing(line)(prog_name=PROGRAM)
+    build()(prog_name=PROGRAM)

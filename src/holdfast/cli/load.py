@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from holdfast.client import AsyncClient, AsyncSession, Conflict, HoldfastError, Retries, Sampling
+from holdfast.client import AsyncClient, AsyncSession, AsyncTurn, Conflict, HoldfastError, Retries, Sampling
 from holdfast.client.calls import base_url
 from holdfast.client.errors import error_from_response, lost_connection
 from holdfast.client.stream import EventDecoder
@@ -129,20 +129,7 @@ class _SessionTalk:
 
     async def turn(self, ask: Ask, sample: Sample) -> None:
         began = time.perf_counter()
-        sampling: Sampling = {
-            "max_tokens": ask.output_tokens,
-            "temperature": 0.0,
-            "ignore_eos": ask.ignore_eos,
-        }
-        while True:
-            try:
-                turn = await self.session.say(ask.words, on_abort="keep", **sampling)
-                break
-            except Conflict as conflict:
-                # The server may not have seen yet that this client has left the turn before.
-                if conflict.code != "session_busy":
-                    raise
-                await asyncio.sleep(BUSY_POLL_SECONDS)
+        turn = await self._begin(ask)
         async with turn:
             async for _ in turn:
                 sample.pieces.append(time.perf_counter() - began)
@@ -155,6 +142,21 @@ class _SessionTalk:
         sample.tokens = turn.usage.completion_tokens
         sample.prompt_tokens = turn.usage.prompt_tokens
         sample.cached_tokens = turn.usage.cached_tokens
+
+    async def _begin(self, ask: Ask) -> AsyncTurn:
+        """Say it; a server may not have seen yet that this client has left the turn before."""
+        sampling: Sampling = {
+            "max_tokens": ask.output_tokens,
+            "temperature": 0.0,
+            "ignore_eos": ask.ignore_eos,
+        }
+        while True:
+            try:
+                return await self.session.say(ask.words, on_abort="keep", **sampling)
+            except Conflict as conflict:
+                if conflict.code != "session_busy":
+                    raise
+                await asyncio.sleep(BUSY_POLL_SECONDS)
 
     async def close(self) -> None:
         await self.session.close()

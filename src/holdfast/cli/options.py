@@ -47,7 +47,8 @@ def parse_bytes(text: str | int) -> int:
 class Option:
     """One option: the field that it fills, the type that is parsed, and its help.
 
-    `variable` is the environment variable where that is not HOLDFAST_ and the name.
+    `variable` is the environment variable where that is not HOLDFAST_ and the name. `choices` are what a
+    shell offers; the engine or the server is who refuses what is none of them.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Option:
     parser: Callable[[str], Any] | None = None
     flags: tuple[str, ...] = ()
     variable: str | None = None
+    choices: tuple[str, ...] = ()
 
     def annotation(self, panel: str, default: object) -> Any:
         """What the parser of the command line reads it from."""
@@ -68,15 +70,21 @@ class Option:
             metavar="SIZE" if self.parser is parse_bytes else None,
             show_default=shown,
             show_envvar=False,
+            autocompletion=(lambda: list(self.choices)) if self.choices else None,
             rich_help_panel=panel,
         )
         return Annotated[self.kind | None, option]
 
 
 ENGINE_OPTIONS: tuple[Option, ...] = (
-    Option("device", str, "auto, cpu or cuda."),
-    Option("dtype", str, "auto, float32, bfloat16 or float16."),
-    Option("load_format", str, "auto, or dummy for random weights."),
+    Option("device", str, "auto, cpu or cuda.", choices=("auto", "cpu", "cuda")),
+    Option(
+        "dtype",
+        str,
+        "auto, float32, bfloat16 or float16.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    ),
+    Option("load_format", str, "auto, or dummy for random weights.", choices=("auto", "dummy")),
     Option("context_length", int, "Most tokens of a session; the model's own if left out."),
     Option("page_size", int, "Tokens in a page of memory."),
     Option("kv_tokens", int, "Tokens of full-attention memory; from the free memory if left out."),
@@ -100,10 +108,16 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
     ),
     Option("journal", str, "File that sessions are written to, so that they outlive the process."),
     Option(
-        "durability", str, "What an answer waits for: off, commit (survives a crash) or fsync (a power cut)."
+        "durability",
+        str,
+        "What an answer waits for: off, commit (survives a crash) or fsync (a power cut).",
+        choices=("off", "commit", "fsync"),
     ),
+    Option("disk", str, "Directory for the memory of sessions at rest."),
+    Option("disk_limit", str, "Most that may lie there, such as 100GiB.", parse_bytes),
+    Option("snapshot_seconds", float, "How long a session rests before its memory is written there."),
     Option("overlap", bool, "Plan a step while the one before runs.", flags=("--overlap/--no-overlap",)),
-    Option("audit", str, "on, or strict: recount all memory after every step."),
+    Option("audit", str, "on, or strict: recount all memory after every step.", choices=("on", "strict")),
 )
 
 SERVER_OPTIONS: tuple[Option, ...] = (
@@ -125,8 +139,8 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     ),
     Option("served_model_name", str, "What /v1/models calls the model."),
     Option("cors_origin", list[str], "Origin of web pages that may call the server; may be repeated."),
-    Option("log_level", str, f"{', '.join(LOG_LEVELS[:-1])} or {LOG_LEVELS[-1]}."),
-    Option("log_format", str, "text, or json: one object a line."),
+    Option("log_level", str, f"{', '.join(LOG_LEVELS[:-1])} or {LOG_LEVELS[-1]}.", choices=LOG_LEVELS),
+    Option("log_format", str, "text, or json: one object a line.", choices=("text", "json")),
     Option("body_limit", str, "Largest body of a request.", parse_bytes),
     Option("message_limit", str, "Largest message over a WebSocket.", parse_bytes),
     Option("drain_seconds", float, "How long a stopping server waits for the turns in flight."),

@@ -55,6 +55,7 @@ def serve(
     engine = engine_options or {}
     try:
         server = make_server_options(server_options or {})
+        require_companions(engine)
         make_options(**engine)
     except OptionError as error:
         raise _refusal(
@@ -105,6 +106,17 @@ class LoadProgress:
         if self._shown is not None:
             self._shown.__exit__(None, None, None)
             self._shown = None
+
+
+COMPANIONS = {"durability": "journal", "disk_limit": "disk", "snapshot_seconds": "disk"}
+"""Options that mean nothing without another one."""
+
+
+def require_companions(stated: dict[str, Any]) -> None:
+    """Refuse an option whose companion is missing: whoever states it expects something of it."""
+    for name, companion in COMPANIONS.items():
+        if name in stated and companion not in stated:
+            raise OptionError(name, f"means nothing without --{companion.replace('_', '-')}")
 
 
 def make_server_options(stated: dict[str, Any]) -> ServerOptions:
