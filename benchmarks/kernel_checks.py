@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 
 from holdfast import kernels
-from holdfast.kernels import Batch, Mamba2Weights, Rotation, build_batch
+from holdfast.kernels import Batch, Mamba2Weights, Pages, Rotation, Splits, StepTables, build_batch
 from holdfast.kernels import torch as reference
 from tests.kernels import naive
 from tests.kernels.batches import NAN, fill_cache, paged_batch, relative_error
@@ -226,6 +226,62 @@ def check_gated_delta(dtype: torch.dtype) -> Errors:
             yield 0.0 if bool(state[5].isnan().all()) else math.inf
 
 
+def check_pieces(dtype: torch.dtype) -> Errors:
+    """Contexts that the device shares out, from one key to many pieces, twice over the same counters."""
+    generator = torch.Generator().manual_seed(random.randrange(1 << 30))
+    for heads, kv_heads, dim, page_size in (
+        (32, 8, 128, 64),
+        (14, 2, 64, 1),
+        (8, 1, 256, 16),
+        (64, 8, 64, 5),
+    ):
+        for contexts in ([1, 255, 256, 257, 9000, 64], [20_000], [300] * 70):
+            batch, total = paged_batch(
+                [1] * len(contexts), [c - 1 for c in contexts], page_size, device="cuda"
+            )
+            storage, keys, values = fill_cache(batch, total, kv_heads, dim, dtype=dtype, generator=generator)
+            assert batch.full is not None
+            rows = len(contexts)
+            integers = torch.zeros(2 * rows + 2 + rows * kv_heads, dtype=torch.int32, device="cuda")
+            start, length, arrived, _ = integers.split([rows + 1, 1, rows * kv_heads, rows])
+            batch.splits = Splits(start, length, arrived, 66)
+            sinks = normal(torch.float32, heads) if dim == 64 else None
+            tables = StepTables(
+                torch.zeros(rows, dtype=torch.int64, device="cuda"), batch.full.table, None, 0, 0
+            )
+            order = torch.arange(rows, dtype=torch.int32, device="cuda")
+            slots = batch.full.slots.clone()
+            batch.full = Pages(batch.full.table.clone(), torch.zeros_like(slots), page_size)
+            kernels.prepare_step(torch.zeros_like(order), order, tables, batch)
+            yield 0.0 if torch.equal(batch.full.slots, slots) else math.inf
+            query = normal(dtype, rows, heads, dim)
+            for _ in range(2):
+                actual = kernels.attend(
+                    query, storage[:, 1, 0], storage[:, 1, 1], batch.full, batch, scale=dim**-0.5, sinks=sinks
+                )
+                for row in range(rows):
+                    expected = naive.attend_row(
+                        query[row : row + 1], keys[row], values[row], dim**-0.5, None, sinks
+                    )
+                    yield error(actual[row : row + 1], expected)
+            yield float(arrived.abs().sum())
+
+
+def check_linear(dtype: torch.dtype) -> Errors:
+    for tokens in (1, 2, 16, 40):
+        for outputs, inputs in ((6144, 4096), (4096, 12288), (2880, 2880), (100, 704), (24576, 4096)):
+            x, weight, bias = (
+                normal(dtype, tokens, inputs),
+                normal(dtype, outputs, inputs) * inputs**-0.5,
+                normal(dtype, outputs),
+            )
+            expected = x.double() @ weight.double().T + bias.double()
+            yield error(kernels.linear(x, weight, bias), expected)
+            for activation in ("swiglu", "relu_squared"):
+                actual = kernels.linear_gated(x, weight, bias, activation)
+                yield error(actual, naive.activate(expected, activation))
+
+
 def check_experts(dtype: torch.dtype) -> Errors:
     for tokens, hidden, inner, count, picks, activation in (
         (3, 256, 96, 16, 4, "swiglu"),
@@ -257,6 +313,12 @@ def check_units(dtype: torch.dtype) -> Errors:
     yield 0.0 if torch.equal(host.cuda(), before[[5, 39, 30]]) else math.inf
     kernels.scatter_units(storage, units.flip(0), host)
     before[[30, 39, 5]] = host.cuda()
+    yield 0.0 if torch.equal(storage, before) else math.inf
+    tier = torch.full_like(storage, NAN, device="cpu").pin_memory()
+    down, up = torch.tensor([7, 1], device="cuda"), torch.tensor([3, 8], device="cuda")
+    kernels.move_units(storage, down, tier, up)
+    storage[[7, 1]] = NAN
+    kernels.move_units(tier, up, storage, down)
     yield 0.0 if torch.equal(storage, before) else math.inf
 
 
@@ -290,6 +352,8 @@ CHECKS: dict[str, Callable[[torch.dtype], Errors]] = {
     "conv": check_conv,
     "mamba2": check_mamba2,
     "gated_delta": check_gated_delta,
+    "linear": check_linear,
+    "pieces": check_pieces,
     "experts": check_experts,
     "units": check_units,
     "sampling": check_sampling,

@@ -1,0 +1,230 @@
+"""Everything that is claimed about the GPU: first that it computes the right thing, then how fast.
+
+    PYTHONPATH=src python3 benchmarks/gpu.py                      # all of it
+    PYTHONPATH=src python3 benchmarks/gpu.py --checks             # kernels and tokens alone
+    PYTHONPATH=src python3 benchmarks/gpu.py --model qwen3-8b     # one model's figures
+    PYTHONPATH=src python3 benchmarks/gpu.py --model qwen3-8b --profile 1 64
+
+Needs torch, triton, transformers, safetensors and numpy alone, and one NVIDIA GPU. Every kernel is checked
+against float64 formulas (`gpu_kernels.py` also times them beside their rooflines), and small models of each
+layout must say the same tokens on the CPU, on the GPU and from graphs. Then models with real shapes and dummy
+weights are timed. One JSON object a line: the figure, what SGLang 0.5.12.post1 does on the same GPU with the
+same shapes and lengths (`anchor`, on an H200), their ratio, and the aim. Exit status 1: a check failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import gpu_timings as timings
+from benchmarks.gpu_kernels import ceilings, run_checks
+from benchmarks.gpu_models import SHAPES
+from benchmarks.gpu_sessions import check_tokens, open_loop, shaped_model
+from holdfast.engine.loop import EngineLoop
+from holdfast.models.model import Model
+
+# (model, measure): SGLang's figure and the aim. Milliseconds where less is better, else tokens a second.
+ANCHORS: dict[tuple[str, str], tuple[float | None, float | None]] = {
+    ("qwen3-8b", "decode 1"): (5.09, 4.7),
+    ("qwen3-8b", "decode 16"): (5.34, 4.9),
+    ("qwen3-8b", "decode 64"): (6.34, 5.8),
+    ("qwen3-8b", "decode 256"): (12.0, 11.0),
+    ("qwen3-8b", "turn 1024"): (20.5, 7.0),
+    ("qwen3-8b", "turn 8192"): (21.2, 7.0),
+    ("qwen3-8b", "turn 32768"): (22.9, 9.0),
+    ("qwen3-8b", "turn after abort 1024"): (37.5, None),
+    ("qwen3-8b", "turn after abort 8192"): (224.0, None),
+    ("qwen3-8b", "turn after abort 32768"): (1279.0, 9.9),
+    ("qwen3-8b", "64 sessions tokens/s"): (5816.0, 7500.0),
+    ("qwen3-8b", "64 sessions first token median"): (66.5, None),
+    ("qwen3-8b", "64 sessions first token p90"): (85.6, None),
+    ("qwen3-8b", "prefill 1 x 8192"): (37287.0, 33558.0),
+    ("qwen3-8b", "prefill 16 x 2048"): (41752.0, 37577.0),
+    ("nemotron-h-8b", "decode 1"): (5.82, 4.8),
+    ("nemotron-h-8b", "decode 16"): (7.54, 5.8),
+    ("nemotron-h-8b", "decode 64"): (11.4, 9.0),
+    ("nemotron-h-8b", "decode 256"): (35.4, 25.0),
+    ("nemotron-h-8b", "turn 1024"): (37.1, 9.0),
+    ("nemotron-h-8b", "turn 8192"): (35.6, 9.0),
+    ("nemotron-h-8b", "turn 32768"): (44.1, 10.0),
+    ("nemotron-h-8b", "turn after abort 1024"): (96.0, None),
+    ("nemotron-h-8b", "turn after abort 8192"): (352.0, None),
+    ("nemotron-h-8b", "turn after abort 32768"): (1394.0, 11.0),
+    ("nemotron-h-8b", "64 sessions tokens/s"): (2813.0, 5600.0),
+    ("nemotron-h-8b", "64 sessions first token median"): (235.0, None),
+    ("nemotron-h-8b", "64 sessions first token p90"): (931.0, None),
+    ("nemotron-h-8b", "prefill 1 x 8192"): (25900.0, 25900.0),
+    ("nemotron-h-8b", "prefill 16 x 2048"): (25822.0, 25822.0),
+}
+
+OPTIONS: dict[str, object] = {
+    "page_size": 64,
+    "kv_tokens": 400_000,
+    "window_tokens": 100_000,
+    "overlap": True,
+    "max_running": 256,
+    "chunk_tokens": 8192,
+    "step_tokens": 8192,
+    "checkpoints": 1,
+}
+STATE_SLOTS = 700
+ROUNDS = 10
+
+
+def report(**figure: object) -> None:
+    print(json.dumps(figure), flush=True)
+
+
+def note(model: str, measure: str, value: float, unit: str, floor: float | None = None) -> None:
+    anchor, aim = ANCHORS.get((model, measure), (None, None))
+    figure: dict[str, object] = {"model": model, "measure": measure, "value": round(value, 3), "unit": unit}
+    if floor is not None:
+        figure["roofline"] = round(floor, 3)
+    if anchor is not None:
+        # Above one is better, whatever is measured.
+        figure |= {"anchor": anchor, "ratio": round(anchor / value if unit == "ms" else value / anchor, 2)}
+    if aim is not None:
+        figure |= {"aim": aim, "reached": value <= aim if unit == "ms" else value >= aim}
+    report(**figure)
+
+
+def checks() -> bool:
+    """Kernels, then tokens."""
+    failed = run_checks("")
+    report(check="kernels against float64 formulas", failed=failed)
+    wrong = 0
+    for name, same in check_tokens():
+        wrong += not same
+        if not same:
+            report(check="tokens", case=name, same=same)
+    report(check="tokens: CPU, GPU, graphs", different=wrong)
+    return not failed and not wrong
+
+
+def step_bytes(model: Model, batch: int, context: int) -> float:
+    """Bytes that a decode step must move: weights, keys and values once, states read and written."""
+    shape = model.memory_shape
+    moved = float(weight_bytes(model))
+    for pages in (shape.full, shape.window):
+        if pages is not None:
+            seen = context if pages is shape.full else min(context, shape.window_tokens)
+            moved += batch * pages.bytes_per_page(seen, 2)
+    if shape.state is not None:
+        moved += 2 * batch * shape.state.bytes_per_slot(2)
+    return moved
+
+
+def weight_bytes(model: Model) -> int:
+    """Bytes of all tensors that were there before any memory of sequences, less the table of embeddings."""
+    return LOADED[id(model)] - model.config.vocabulary * model.config.width * 2
+
+
+LOADED: dict[int, int] = {}
+
+
+def measure_decode(name: str, loop: EngineLoop, bandwidth: float) -> None:
+    for batch in (1, 16, 64, 256):
+        timings.decode_step(loop, batch, 8)
+        floor = step_bytes(loop.model, batch, 256) / bandwidth * 1e3
+        note(name, f"decode {batch}", timings.decode_step(loop, batch), "ms", floor)
+
+
+def measure_turns(name: str, loop: EngineLoop) -> None:
+    for history in (1024, 8192, 32768):
+        for measure, value in timings.turns(loop, history).items():
+            note(name, f"{measure} {history}", value, "ms")
+
+
+def measure_prefill(name: str, loop: EngineLoop) -> None:
+    for prompts, length in ((1, 8192), (16, 2048), (1, 2048), (1, 512), (1, 32)):
+        note(name, f"prefill {prompts} x {length}", timings.prefill(loop, prompts, length), "tokens/s")
+
+
+def measure_sessions(name: str, loop: EngineLoop) -> None:
+    for measure, value in timings.sessions(loop, 64, ROUNDS, 1024).items():
+        unit = measure if measure == "tokens/s" else "ms"
+        note(name, f"64 sessions {measure}", value, unit)
+    note(name, "audit, share of a decode step of 64", timings.share_of_audit(loop, 64), "of the time")
+
+
+def measure_tiers(name: str, model: Model) -> None:
+    """Sessions of 32k where two fit: every turn finds its session on the host."""
+    small = {**OPTIONS, "kv_tokens": 80_000, "window_tokens": 8192, "state_slots": 8, "checkpoints": 0}
+    loop = open_loop(model, False, **small, host_memory=24 << 30, session_tokens=34_000, leave_history=False)
+    note(name, "turn after a spill 32768", timings.spill_and_restore(loop, 32768), "ms")
+
+
+def measure(name: str, parts: list[str], profiled: list[int], bandwidth: float) -> None:
+    begun = time.perf_counter()
+    before = torch.cuda.memory_allocated()
+    model = shaped_model(SHAPES[name])
+    LOADED[id(model)] = torch.cuda.memory_allocated() - before
+    options = dict(OPTIONS)
+    if model.memory_shape.state is not None:
+        options |= {"state_slots": STATE_SLOTS, "kv_tokens": 200_000}
+    loop = open_loop(model, False, **options)
+    loaded = time.perf_counter()
+    loop.executor.capture()
+    report(model=name, loaded_s=round(loaded - begun, 1), captured_s=round(time.perf_counter() - loaded, 1))
+    if "decode" in parts:
+        measure_decode(name, loop, bandwidth)
+    if "turns" in parts:
+        measure_turns(name, loop)
+    if "prefill" in parts:
+        measure_prefill(name, loop)
+    if "sessions" in parts:
+        measure_sessions(name, loop)
+    for batch in profiled:
+        for kernel, took, count in timings.kernel_times(loop, batch)[:24]:
+            report(model=name, profile=batch, kernel=kernel, us=round(took, 1), launches=count)
+    del loop
+    gc.collect()
+    torch.cuda.empty_cache()
+    if "tiers" in parts:
+        measure_tiers(name, model)
+
+
+PARTS = ["decode", "turns", "prefill", "sessions", "tiers"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--checks", action="store_true", help="no timings")
+    parser.add_argument("--timings", action="store_true", help="no checks")
+    parser.add_argument("--model", choices=SHAPES, action="append", help="only this model")
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this part")
+    parser.add_argument(
+        "--profile", type=int, nargs="*", default=[], help="batch sizes whose kernels to list"
+    )
+    arguments = parser.parse_args()
+    torch.manual_seed(1)
+    report(
+        device=torch.cuda.get_device_name(),
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        date=time.strftime("%Y-%m-%d"),
+    )
+    good = arguments.timings or checks()
+    if not arguments.checks:
+        bandwidth, rate = ceilings()
+        report(copy_tb_s=round(bandwidth / 1e12, 2), product_tflop_s=round(rate / 1e12))
+        for name in arguments.model or SHAPES:
+            measure(name, arguments.part or PARTS, arguments.profile, bandwidth)
+            gc.collect()
+            torch.cuda.empty_cache()
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

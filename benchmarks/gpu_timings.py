@@ -1,0 +1,217 @@
+"""What a model's steps and sessions cost on the GPU: the measurements of `gpu.py`, as they are.
+
+Each answers numbers in milliseconds or tokens a second. Decode steps overlap planning with the device, as the
+server does; a turn's first token is timed from its submission to the moment its listener hears it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+
+import torch
+
+from benchmarks.gpu_sessions import Talk
+from holdfast.engine.loop import EngineLoop
+
+
+def words(count: int, seed: int) -> list[int]:
+    return [(seed * 7919 + 31 * place) % 50_000 for place in range(count)]
+
+
+def settle(loop: EngineLoop) -> None:
+    """Step until nothing is left to do."""
+    while loop.busy:
+        loop.step()
+    torch.cuda.synchronize()
+
+
+def close(loop: EngineLoop, talks: list[Talk]) -> None:
+    for talk in talks:
+        loop.scheduler.close(talk.name, loop.now())
+    settle(loop)
+
+
+def decode_step(loop: EngineLoop, batch: int, steps: int = 128) -> float:
+    """Milliseconds of one decode step: inputs of 128 tokens, the mean over the steps after the first few."""
+    talks = [Talk(loop, f"decode {batch} {number}") for number in range(batch)]
+    for number, talk in enumerate(talks):
+        talk.begin(words(128, number), steps + 16)
+    while not all(len(talk.said) >= 4 for talk in talks):
+        loop.step()
+    before = sum(len(talk.said) for talk in talks)
+    begun = time.perf_counter()
+    for _ in range(steps):
+        if any(talk.over for talk in talks):
+            break
+        loop.step()
+    took = time.perf_counter() - begun
+    tokens = sum(len(talk.said) for talk in talks) - before
+    for talk in talks:
+        talk.finish()
+    close(loop, talks)
+    return took / tokens * batch * 1e3
+
+
+def first_token(loop: EngineLoop, talk: Talk, seed: int, count: int = 32) -> float:
+    """Milliseconds from a turn's submission to its first token."""
+    begun = time.perf_counter()
+    talk.begin(words(32, seed), count)
+    talk.finish()
+    assert talk.first is not None
+    took = talk.first - begun
+    settle(loop)
+    return took * 1e3
+
+
+def turns(loop: EngineLoop, history: int) -> dict[str, float]:
+    """First tokens of turns on one history: as usual, after an aborted turn, and on a fork."""
+    talk = Talk(loop, f"history {history}")
+    talk.begin(words(history, 3), 8)
+    talk.finish()
+    settle(loop)
+    first_token(loop, talk, 5)
+    usual = [first_token(loop, talk, seed) for seed in range(7)]
+    after: list[float] = []
+    for seed in range(5):
+        talk.begin(words(32, 40 + seed), 64)
+        while len(talk.said) < 8:
+            loop.step()
+        loop.scheduler.interrupt(talk.name, loop.now(), None)
+        talk.finish()
+        settle(loop)
+        after.append(first_token(loop, talk, 60 + seed))
+    forks: list[float] = []
+    forked: list[Talk] = []
+    for seed in range(3):
+        begun = time.perf_counter()
+        name = f"fork {history} {seed}"
+        loop.scheduler.fork(talk.name, name, loop.now())
+        fork = Talk(loop, name, opened=True)
+        made = (time.perf_counter() - begun) * 1e3
+        forks.append(made + first_token(loop, fork, 80 + seed))
+        forked.append(fork)
+    close(loop, [talk, *forked])
+    return {
+        "turn": statistics.median(usual),
+        "turn after abort": statistics.median(after),
+        "turn on a fork": statistics.median(forks),
+    }
+
+
+def prefill(loop: EngineLoop, prompts: int, length: int) -> float:
+    """Tokens a second of new prompts, until all have their first token."""
+    rates = []
+    for trial in range(3):
+        torch.cuda.synchronize()
+        talks = [Talk(loop, f"prefill {length} {trial} {number}") for number in range(prompts)]
+        begun = time.perf_counter()
+        for number, talk in enumerate(talks):
+            talk.begin(words(length, 1000 + 17 * trial + number), 1)
+        while not all(talk.first for talk in talks):
+            loop.step()
+        rates.append(prompts * length / (max(talk.first or 0.0 for talk in talks) - begun))
+        for talk in talks:
+            talk.finish()
+        close(loop, talks)
+    return statistics.median(rates)
+
+
+def sessions(loop: EngineLoop, count: int, rounds: int, history: int) -> dict[str, float]:
+    """Sessions that each begin their next turn as soon as the last has ended."""
+    talks = [Talk(loop, f"session {number}") for number in range(count)]
+    for number, talk in enumerate(talks):
+        talk.begin(words(history, number), 8)
+    for talk in talks:
+        talk.finish()
+    settle(loop)
+    left = {talk.name: rounds for talk in talks}
+    begun_at: dict[str, float] = {}
+    firsts: list[float] = []
+    begun = time.perf_counter()
+
+    def begin(talk: Talk) -> None:
+        begun_at[talk.name] = time.perf_counter()
+        left[talk.name] -= 1
+        talk.begin(words(32, left[talk.name]), 32)
+
+    for talk in talks:
+        begin(talk)
+    going = list(talks)
+    while going:
+        loop.step()
+        for talk in [each for each in going if each.over]:
+            assert talk.first is not None
+            firsts.append((talk.first - begun_at[talk.name]) * 1e3)
+            if left[talk.name]:
+                begin(talk)
+            else:
+                going.remove(talk)
+    took = time.perf_counter() - begun
+    close(loop, talks)
+    firsts.sort()
+    return {
+        "tokens/s": count * rounds * 32 / took,
+        "first token median": statistics.median(firsts),
+        "first token p90": firsts[int(0.9 * len(firsts))],
+    }
+
+
+def spill_and_restore(loop: EngineLoop, history: int) -> float:
+    """First token of a turn whose session was spilled to the host, since not all of them fit at once."""
+    talks = [Talk(loop, f"spilled {number}") for number in range(3)]
+    for number, talk in enumerate(talks):
+        talk.begin(words(history, 500 + number), 8)
+        talk.finish()
+        settle(loop)
+    times = [first_token(loop, talk, 7) for talk in (*talks, *talks)]
+    assert loop.scheduler.registry.counters.spills >= 3, "the pool is too large for this measurement"
+    close(loop, talks)
+    return statistics.median(times)
+
+
+def share_of_audit(loop: EngineLoop, batch: int) -> float:
+    """The part of a decode step's time that the host spends in the always-on audit."""
+    audit = loop.scheduler.audit
+    spent = 0.0
+    tick = audit.tick
+
+    def timed(*given: object) -> object:
+        nonlocal spent
+        begun = time.perf_counter()
+        answer = tick(*given)  # type: ignore[arg-type]
+        spent += time.perf_counter() - begun
+        return answer
+
+    audit.tick = timed  # type: ignore[method-assign,assignment]
+    steps = 128
+    took = decode_step(loop, batch, steps) * steps / 1e3
+    audit.tick = tick  # type: ignore[method-assign]
+    return spent / took
+
+
+def kernel_times(loop: EngineLoop, batch: int) -> list[tuple[str, float, int]]:
+    """Microseconds and launches of each kernel in one decode step, longest first."""
+    talks = [Talk(loop, f"profile {batch} {number}") for number in range(batch)]
+    for number, talk in enumerate(talks):
+        talk.begin(words(128, number), 40)
+    while not all(len(talk.said) >= 4 for talk in talks):
+        loop.step()
+    steps = 8
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(steps):
+            loop.step()
+        torch.cuda.synchronize()
+    for talk in talks:
+        talk.finish()
+    close(loop, talks)
+    times: dict[str, float] = defaultdict(float)
+    counts: dict[str, int] = defaultdict(int)
+    for event in profile.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            times[event.name[:70]] += event.device_time
+            counts[event.name[:70]] += 1
+    return sorted(
+        ((name, times[name] / steps, counts[name] // steps) for name in times), key=lambda row: -row[1]
+    )
