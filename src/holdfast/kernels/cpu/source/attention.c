@@ -32,24 +32,46 @@ typedef struct {
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 4")
 
-INLINE float sum_of(const float *v) {
-    float eight[8], four[4];
-    for (int lane = 0; lane < 8; lane++) eight[lane] = v[lane] + v[lane + 8];
-    for (int lane = 0; lane < 4; lane++) four[lane] = eight[lane] + eight[lane + 4];
-    return (four[0] + four[2]) + (four[1] + four[3]);
-}
-
-/* Scores of one query against some keys, one dot product each: 16 partial sums a key, then their sums. */
-static void score_each(const float *query, const float *const *keys, int count, int dim, float *scores) {
-    float parts[TILE][LANE];
-    for (int key = 0; key < count; key++) {
-        Vector total = {0};
-        for (int d = 0; d < dim; d += LANE) {
-            total += *(const Vector *)(query + d) * *(const Vector *)(keys[key] + d);
-        }
-        memcpy(parts[key], &total, sizeof total);
+#if defined(__AVX512F__) && defined(__GNUC__) && (defined(__clang__) || __GNUC__ >= 12)
+/* Lanes of `a` and `b` change places where their numbers differ by `far`: one stage of a transposition. */
+#define FIRST(far, l) ((l) & (far) ? 16 + (l) - (far) : (l))
+#define SECOND(far, l) ((l) & (far) ? 16 + (l) : (l) + (far))
+#define LANES_OF(which, far)                                                                             \
+    which(far, 0), which(far, 1), which(far, 2), which(far, 3), which(far, 4), which(far, 5), which(far, 6), \
+    which(far, 7), which(far, 8), which(far, 9), which(far, 10), which(far, 11), which(far, 12),         \
+    which(far, 13), which(far, 14), which(far, 15)
+#define STAGE(far)                                                                                       \
+    _Pragma("GCC unroll 16") for (int i = 0; i < LANE; i++) {                                            \
+        if (i & (far)) continue;                                                                         \
+        Vector a = block[i], b = block[i + (far)];                                                       \
+        block[i] = __builtin_shufflevector(a, b, LANES_OF(FIRST, far));                                  \
+        block[i + (far)] = __builtin_shufflevector(a, b, LANES_OF(SECOND, far));                         \
     }
-    for (int key = 0; key < count; key++) scores[key] = sum_of(parts[key]);
+
+/* 16 dimensions of 16 keys into columns. */
+INLINE void turn_block(const float *const *keys, int d, float *columns) {
+    Vector block[LANE];
+    _Pragma("GCC unroll 16") for (int i = 0; i < LANE; i++) block[i] = *(const Vector *)(keys[i] + d);
+    STAGE(8)
+    STAGE(4)
+    STAGE(2)
+    STAGE(1)
+    _Pragma("GCC unroll 16") for (int i = 0; i < LANE; i++) *(Vector *)(columns + (d + i) * TILE) = block[i];
+}
+#else
+INLINE void turn_block(const float *const *keys, int d, float *columns) {
+    for (int i = 0; i < LANE; i++) {
+        for (int key = 0; key < LANE; key++) columns[(d + i) * TILE + key] = keys[key][d + i];
+    }
+}
+#endif
+
+/* The keys of a tile in columns [dim, 64]. Scores are always made from these, in one order of additions: a
+ * query's result does not depend on the queries beside it. */
+static void turn_keys(const float *const *keys, int dim, float *columns) {
+    for (int first = 0; first < TILE; first += LANE) {
+        for (int d = 0; d < dim; d += LANE) turn_block(keys + first, d, columns + first);
+    }
 }
 
 /* Scores of `count` queries against 64 keys that stand in columns [dim, 64]. */
@@ -159,19 +181,12 @@ typedef struct {
 } Tile;
 
 /* Up to four queries of a piece, from number `query` on, look at a tile. */
-INLINE void look(const Work *work, const Tile *tile, int query, int count, int by_columns, int64_t position,
+INLINE void look(const Work *work, const Tile *tile, int query, int count, int64_t position,
                  const float *const *queries, Running *running, float *mixes) {
     const Attention *rules = work->rules;
     int dim = rules->head_dim, shared = rules->heads / rules->kv_heads;
     float scores[4][TILE], keep[4], *places[4];
-    if (by_columns) {
-        score_columns(queries + query, count, tile->columns, dim, scores);
-    } else {
-        for (int q = 0; q < count; q++) {
-            score_each(queries[query + q], tile->keys + tile->lowest, tile->highest - tile->lowest, dim,
-                       scores[q] + tile->lowest);
-        }
-    }
+    score_columns(queries + query, count, tile->columns, dim, scores);
     for (int q = 0; q < count; q++) {
         int64_t place = position + (query + q) / shared - tile->first; /* the last key that it may see */
         int low = tile->lowest, high = place + 1 < tile->highest ? (int)(place + 1) : tile->highest;
@@ -193,10 +208,10 @@ static void attend_block(const Work *work, int row, int head, int first, int cou
     int64_t position = work->pages->context[row] - (work->pages->row_start[row + 1] - first);
     int64_t end = position + count;
     int64_t begin = rules->window && position + 1 > rules->window ? position + 1 - rules->window : 0;
-    int by_columns = all >= 6;
     Running running[QUERIES_MAX];
     float mixes[QUERIES_MAX * HEAD_DIM_MAX / 4];
     const float *queries[QUERIES_MAX];
+    static const float nothing[HEAD_DIM_MAX];
     Tile tile;
     for (int query = 0; query < all; query++) {
         int of = head * shared + query % shared;
@@ -209,13 +224,13 @@ static void attend_block(const Work *work, int row, int head, int first, int cou
         int high = end - tile.first < TILE ? (int)(end - tile.first) : TILE, query = 0;
         tile.lowest = low, tile.highest = high;
         find_tokens(work, row, head, tile.first + low, high - low, tile.keys + low, tile.values + low);
-        for (int key = low; by_columns && key < high; key++) {
-            for (int d = 0; d < dim; d++) tile.columns[d * TILE + key] = tile.keys[key][d];
-        }
+        for (int key = 0; key < low; key++) tile.keys[key] = nothing;
+        for (int key = high; key < TILE; key++) tile.keys[key] = nothing;
+        turn_keys(tile.keys, dim, tile.columns);
         for (; query + 4 <= all; query += 4) {
-            look(work, &tile, query, 4, by_columns, position, queries, running, mixes);
+            look(work, &tile, query, 4, position, queries, running, mixes);
         }
-        for (; query < all; query++) look(work, &tile, query, 1, by_columns, position, queries, running, mixes);
+        for (; query < all; query++) look(work, &tile, query, 1, position, queries, running, mixes);
     }
     for (int query = 0; query < all; query++) {
         int of = head * shared + query % shared;
