@@ -33,6 +33,7 @@ from holdfast.engine.memory_plan import MemoryPlan, plan_memory
 from holdfast.engine.options import EngineOptions
 from holdfast.engine.records import FinishedTurn
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.speculation import Speculator
 from holdfast.engine.stream import TurnStream
 from holdfast.engine.tokenizer import Tokenizer
 from holdfast.models.generation import GenerationDefaults
@@ -86,7 +87,9 @@ class EngineLoop:
             durable_turns=options.journal is not None,
         )
         ledger = Ledger(self.plan.layout, self.plan.sizes())
-        self.scheduler = Scheduler(ledger, policy, strict=options.audit == "strict")
+        guesses = options.speculate == "ngram"
+        self.speculator = Speculator(lambda turn: self.stream_of(turn).sampling) if guesses else None
+        self.scheduler = Scheduler(ledger, policy, self.speculator, strict=options.audit == "strict")
         self.streams: dict[int, TurnStream] = {}
         self.listeners: dict[int, Listener] = {}
         self.observer: Listener = _unobserved

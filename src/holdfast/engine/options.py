@@ -52,6 +52,7 @@ class EngineOptions:
     journal: str | None = None
     durability: Literal["off", "commit", "fsync"] = "commit"
     overlap: bool = False
+    speculate: Literal["none", "ngram"] = "none"
     audit: Literal["on", "strict"] = "on"
 
     def __post_init__(self) -> None:
@@ -90,6 +91,7 @@ class EngineOptions:
         choices = (
             ("load_format", ("auto", "dummy")),
             ("audit", ("on", "strict")),
+            ("speculate", ("none", "ngram")),
             ("durability", ("off", "commit", "fsync")),
         )
         for name, allowed in choices:

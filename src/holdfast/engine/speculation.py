@@ -1,0 +1,136 @@
+"""Guesses for a turn's next tokens, from what it has read and said before.
+
+Text that repeats itself (code that is edited, passages that are quoted) is guessed by looking for the last
+few tokens further up and proposing what followed them there. The executor computes the guesses with the
+token that is due and keeps those that the model says itself; since what is sampled is a function of logits,
+seed and position, a turn says the very tokens that it would have said without guesses.
+
+A guess that fails costs a part of a step. So a turn that guesses badly pauses, twice as long each time, and
+one that guesses well guesses further. The loop makes a `Speculator` and the core's planner calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.core.session import Session
+from holdfast.core.tokens import TokenLog
+from holdfast.core.turn import Turn
+from holdfast.engine.sampling import Sampling
+
+GRAM = 3
+"""Tokens that must be equal before what followed them is proposed."""
+
+LENGTH_FIRST, LENGTH_MAX = 3, 12
+PAUSE_MAX = 64
+TRACES_MAX = 1024
+HISTORY_MAX = 32_768
+"""Tokens of a history that are looked through; what lies further back is not worth the time."""
+
+Gram = tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class Trace:
+    """What a turn's guesses have come to, and where its history can be looked up.
+
+    `places` leads from three tokens to the place after them, where they were seen last. It covers the
+    history up to `seen`. `pending` are the guesses made last, for the places from `asked` on.
+    """
+
+    places: dict[Gram, int] = field(default_factory=dict)
+    seen: int = 0
+    length: int = LENGTH_FIRST
+    pause: int = 0
+    next_pause: int = 1
+    asked: int = 0
+    pending: list[int] = field(default_factory=list)
+
+
+class Speculator:
+    """Proposes tokens for the turns of one engine; a `core.planner.Proposer`."""
+
+    __slots__ = ("_sampling_of", "_traces", "accepted", "proposed")
+
+    def __init__(self, sampling_of: Callable[[Turn], Sampling]) -> None:
+        self._sampling_of = sampling_of
+        self._traces: dict[int, Trace] = {}
+        self.proposed = 0
+        self.accepted = 0
+
+    def __call__(self, session: Session, turn: Turn) -> list[int]:
+        """Guesses for the tokens after those that the session knows; empty where none are worth it."""
+        trace = self._traces.get(turn.number)
+        if trace is None:
+            if _penalised(self._sampling_of(turn)):
+                return []
+            trace = self._trace(turn)
+        tokens = session.sequence.tokens
+        self._learn(trace, tokens)
+        self._read(trace, tokens)
+        if trace.pause:
+            trace.pause -= 1
+            return []
+        guesses = self._guess(trace, tokens)
+        trace.asked, trace.pending = len(tokens), guesses
+        return guesses
+
+    def _trace(self, turn: Turn) -> Trace:
+        """A trace for a new turn; those of the oldest turns are let go."""
+        while len(self._traces) >= TRACES_MAX:
+            del self._traces[next(iter(self._traces))]
+        trace = self._traces[turn.number] = Trace()
+        return trace
+
+    def _learn(self, trace: Trace, tokens: TokenLog) -> None:
+        """See how the last guesses fared: guess further, or less, or pause."""
+        if not trace.pending:
+            return
+        made, trace.pending = trace.pending, []
+        said = tokens.slice(trace.asked, trace.asked + len(made))
+        right = 0
+        while right < len(said) and said[right] == made[right]:
+            right += 1
+        self.proposed += len(made)
+        self.accepted += right
+        if right == len(made):
+            trace.length = min(LENGTH_MAX, 2 * trace.length)
+        else:
+            trace.length = max(2, min(trace.length, right + 1))
+        if 2 * right >= len(made):
+            trace.next_pause = 1
+        elif not right:
+            trace.pause = trace.next_pause
+            trace.next_pause = min(PAUSE_MAX, 2 * trace.next_pause)
+
+    def _read(self, trace: Trace, tokens: TokenLog) -> None:
+        """Take what is new in the history into the index; what follows the last tokens is not known yet."""
+        length = len(tokens)
+        # After a retraction the history may be shorter: places past its end are never followed.
+        first = max(min(trace.seen, length), GRAM, length - HISTORY_MAX)
+        if first >= length:
+            return
+        window = tokens.slice(first - GRAM, length)
+        places = trace.places
+        for index in range(length - first):
+            places[window[index], window[index + 1], window[index + 2]] = first + index
+        trace.seen = length
+
+    def _guess(self, trace: Trace, tokens: TokenLog) -> list[int]:
+        length = len(tokens)
+        if length < GRAM:
+            return []
+        one, two, three = tokens.slice(length - GRAM, length)
+        place = trace.places.get((one, two, three))
+        if place is None or place >= length:
+            return []
+        found = tokens.slice(place, min(length, place + trace.length))
+        # Where the text goes round in a circle, what was found goes on as it began.
+        return [found[index % len(found)] for index in range(trace.length)]
+
+
+def _penalised(sampling: Sampling) -> bool:
+    """Whether a token's chance depends on the tokens just before it, in ways that guesses would disturb."""
+    repeated = sampling.repetition_penalty not in (None, 1.0)
+    return repeated or bool(sampling.frequency_penalty or sampling.presence_penalty)
