@@ -1,9 +1,12 @@
 """A realtime client for the tests: says messages, and waits for those that it expects."""
 
+import contextlib
 import json
 from types import TracebackType
 from typing import Any
 
+import pytest
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from tests.server.serving import Server
@@ -19,7 +22,8 @@ class Talk:
 
     def __init__(self, server: Server, **options: Any) -> None:
         url = server.url.replace("http://", "ws://") + "/v1/realtime"
-        self.connection: ClientConnection = connect(url, **options)
+        self._stack = contextlib.ExitStack()
+        self.connection: ClientConnection = self._stack.enter_context(connect(url, **options))
         self.heard: list[Body] = []
 
     def __enter__(self) -> "Talk":
@@ -28,7 +32,7 @@ class Talk:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.connection.close()
+        self._stack.close()
 
     def say(self, kind: str, **fields: Any) -> None:
         self.connection.send(json.dumps({"type": kind, **fields}))
@@ -60,6 +64,13 @@ class Talk:
         assert message["type"] == "error", message
         error: Body = message["error"]
         return error
+
+    def closed_with(self) -> int:
+        """The code that the server closes the connection with."""
+        with pytest.raises(ConnectionClosed) as closed:
+            self.hear("nothing that is ever said")
+        assert closed.value.rcvd is not None
+        return int(closed.value.rcvd.code)
 
     def drop(self) -> None:
         """Break the connection without a word."""

@@ -16,7 +16,7 @@ heard, and hears what came after; `resumed` says whether all of it was still the
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 from typing import Annotated, Any, Literal, cast
 from urllib.parse import urlsplit
 
@@ -41,9 +41,11 @@ from holdfast.server.keys import Caller
 from holdfast.server.problems import Problem, bad_field
 from holdfast.server.prompts import ChatMessage
 from holdfast.server.service import Service
-from holdfast.server.sessions import require_name
+from holdfast.server.sessions import SessionRecord, require_name
 
 __all__ = ["accept", "router"]
+
+log = logging.getLogger("holdfast.server")
 
 router = APIRouter()
 
@@ -192,7 +194,7 @@ class Conversation:
                 task.cancel()
             results = await asyncio.gather(reading, writing, return_exceptions=True)
         for result in results:
-            if isinstance(result, Exception) and not isinstance(result, WebSocketDisconnect):
+            if isinstance(result, Exception):
                 raise result
 
     def _leave(self) -> None:
@@ -201,14 +203,17 @@ class Conversation:
             self.channel = None
 
     async def _write(self) -> None:
-        while (text := await self.outbox.take()) is not None:
-            await self.websocket.send({"type": "websocket.send", "text": text})
-        assert self.outbox.closing is not None
-        # Whoever is closed is no longer listened to, even if it takes its time to hear of it.
-        self._leave()
-        code, reason = self.outbox.closing
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.websocket.close(code, reason), CLOSE_SECONDS)
+        """Send what is to be sent. After a fault in the frames the connection is closed beneath us: the send
+        is refused then, and the reader hears why."""
+        try:
+            while (text := await self.outbox.take()) is not None:
+                await self.websocket.send({"type": "websocket.send", "text": text})
+            assert self.outbox.closing is not None
+            # Whoever is closed is no longer listened to, even if it takes its time to hear of it.
+            self._leave()
+            await asyncio.wait_for(self.websocket.close(*self.outbox.closing), CLOSE_SECONDS)
+        except (WebSocketDisconnect, RuntimeError, TimeoutError) as error:
+            log.debug("nothing more can be sent: %s", type(error).__name__)
 
     async def _read(self) -> None:
         while True:
@@ -283,13 +288,23 @@ class Conversation:
         if message.metadata is not None and len(msgspec.json.encode(message.metadata)) > METADATA_BYTES_MAX:
             raise bad_field("metadata", f"may take at most {METADATA_BYTES_MAX} bytes")
         if record is None:
-            record = await service.open_session(
-                self.caller, message.id, message.ttl, message.system, message.metadata
-            )
+            record = await self._new_session(message)
         shown = await service.describe(record)
         self.pending = PendingInput(service.options.body_limit, service.facts.context_length)
         self.channel = self.channels.of(record)
         self.channel.attach(self.outbox, shown, message.resume_after_seq)
+
+    async def _new_session(self, message: OpenMessage) -> SessionRecord:
+        """Open a session; one that another connection of this client was just opening is taken up."""
+        try:
+            return await self.service.open_session(
+                self.caller, message.id, message.ttl, message.system, message.metadata
+            )
+        except Problem as problem:
+            record = None if message.id is None else self.service.table.get(self.caller.tenant, message.id)
+            if problem.code != "session_exists" or record is None:
+                raise
+            return record
 
     def _commit(
         self, channel: Channel, pending: PendingInput, message: CommitMessage, labels: dict[str, Any]

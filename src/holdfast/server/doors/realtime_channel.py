@@ -245,7 +245,7 @@ class Channel:
             assert feed.end is not None
             if feed.end.outcome == "failed":
                 raise turn_failure(feed.end)
-            self.emit("response.done", shown_turn(asked.name, feed.end))
+            self.emit("response.done", shown_turn(asked.name, _standing(feed.end)))
         finally:
             self.running = None
             running.begun.set()
@@ -297,6 +297,13 @@ class Channel:
             if end is None or end.outcome != "finished":
                 return
         self.emit("session.rewound", {**await self.service.describe(record), "turn_id": turn_id})
+
+
+def _standing(end: wire.End) -> wire.End:
+    """An end with the words that stand: none of a turn whose input is not in the history any more."""
+    if end.outcome == "aborted" and end.view is not None and end.view.known < end.prompt_tokens:
+        return msgspec.structs.replace(end, text="", tokens=[], logprobs=None)
+    return end
 
 
 def _cancelled() -> Problem:
