@@ -109,13 +109,13 @@ class Speculator:
         length = len(tokens)
         # After a retraction the history may be shorter: places past its end are never followed.
         first = max(min(trace.seen, length), GRAM, length - HISTORY_MAX)
+        trace.seen = length
         if first >= length:
             return
         window = tokens.slice(first - GRAM, length)
         places = trace.places
         for index in range(length - first):
             places[window[index], window[index + 1], window[index + 2]] = first + index
-        trace.seen = length
 
     def _guess(self, trace: Trace, tokens: TokenLog) -> list[int]:
         length = len(tokens)
