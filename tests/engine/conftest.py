@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from holdfast.engine.engine import Engine
-from tests.engine.tiny import CONFIGURATIONS, tiny_engine, write_model
+from tests.engine.tiny import CONFIGURATIONS, WINDOWED, tiny_engine, write_model
 
 Make = Callable[..., Engine]
 
@@ -24,16 +24,27 @@ def few_threads() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A model directory for each tiny family."""
-    return {name: write_model(tmp_path_factory.mktemp("tiny") / name, name) for name in CONFIGURATIONS}
+    families = (*CONFIGURATIONS, *WINDOWED)
+    return {name: write_model(tmp_path_factory.mktemp("tiny") / name, name) for name in families}
 
 
 @pytest.fixture(params=sorted(CONFIGURATIONS))
 def make(request: pytest.FixtureRequest, directories: dict[str, Path]) -> Iterator[Make]:
-    """Engines of each family in turn; at the end each is closed, audited and found empty."""
+    """Engines of a dense and a hybrid family in turn; at the end each is closed, audited and found empty."""
+    yield from _maker(directories[request.param])
+
+
+@pytest.fixture(params=sorted(CONFIGURATIONS | WINDOWED))
+def make_any(request: pytest.FixtureRequest, directories: dict[str, Path]) -> Iterator[Make]:
+    """As `make`, with families of every layout of memory."""
+    yield from _maker(directories[request.param])
+
+
+def _maker(directory: Path) -> Iterator[Make]:
     made: list[Engine] = []
 
     def engine(**options: object) -> Engine:
-        made.append(tiny_engine(directories[request.param], **options))
+        made.append(tiny_engine(directory, **options))
         return made[-1]
 
     yield engine

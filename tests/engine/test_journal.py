@@ -186,7 +186,7 @@ def test_a_death_leaves_whole_transactions(path: Path, point: str, there: int) -
 
 
 def test_a_torn_write_costs_what_was_never_acknowledged(path: Path) -> None:
-    """The last bytes of the log are missing, or are not what was written: its last whole transaction counts."""
+    """The last bytes are missing, or are not what was written: the last whole transaction counts."""
     write(path, opened(), ended("s", 1))
     crash(path, ended("s", 2), point="after fsync")
     log = path.with_name(path.name + "-wal")

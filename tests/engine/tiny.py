@@ -52,7 +52,23 @@ CONFIGURATIONS: dict[str, dict[str, object]] = {
         "mamba_expand": 2,
     },
 }
-SIZES = {"kv_tokens": 4096, "state_slots": 64, "max_running": 16, "audit": "strict"}
+# Families whose memory has a sliding window, for the tests of what happens to memory.
+WINDOWED: dict[str, dict[str, object]] = {
+    "mistral": {
+        **_COMMON,
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+        "sliding_window": 24,
+    },
+    "olmo3": {
+        **_COMMON,
+        "model_type": "olmo3",
+        "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+}
+SIZES = {"kv_tokens": 4096, "window_tokens": 4096, "state_slots": 64, "max_running": 16, "audit": "strict"}
 
 
 def encoder() -> Encoder:
@@ -89,7 +105,7 @@ def byte_tokens(text: str) -> list[int]:
 def write_model(directory: Path, family: str = "llama") -> Path:
     """A model directory without weights, to be loaded with dummy ones."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(CONFIGURATIONS[family]))
+    (directory / "config.json").write_text(json.dumps((CONFIGURATIONS | WINDOWED)[family]))
     encoder().save(str(directory / "tokenizer.json"))
     described = {"eos_token": MARKS[END], "chat_template": TEMPLATE}
     (directory / "tokenizer_config.json").write_text(json.dumps(described))

@@ -29,6 +29,7 @@ from holdfast.engine.options import EngineOptions, make_options
 from holdfast.engine.pull import resolve_model
 from holdfast.engine.report import memory_report
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.spill_files import weights_identity
 from holdfast.engine.stream import TokenLogprob, TurnStream
 from holdfast.engine.tokenizer import open_tokenizer
 from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
@@ -369,7 +370,8 @@ def open_loop(name: str, options: EngineOptions, progress: Progress | None = Non
             context_length=options.context_length,
             progress=_stage(progress, "load"),
         )
-    return EngineLoop(loaded, open_tokenizer(checkpoint), checkpoint.generation, options)
+    identity = weights_identity(path) if options.disk is not None else ""
+    return EngineLoop(loaded, open_tokenizer(checkpoint), checkpoint.generation, options, identity=identity)
 
 
 @contextmanager

@@ -28,12 +28,14 @@ from holdfast.core.session import Session
 from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
 from holdfast.engine.book import Act, Book
 from holdfast.engine.executor import Executor, Flight
-from holdfast.engine.journal import Journal
-from holdfast.engine.memory_plan import MemoryPlan, plan_memory
-from holdfast.engine.options import EngineOptions
+from holdfast.engine.journal import Journal, JournalError
+from holdfast.engine.memory_plan import MemoryPlan, disk_bytes, plan_memory
+from holdfast.engine.options import EngineOptions, OptionError
 from holdfast.engine.records import FinishedTurn
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.speculation import Speculator
+from holdfast.engine.spill import DiskTier
+from holdfast.engine.spill_files import Files
 from holdfast.engine.stream import TurnStream
 from holdfast.engine.tokenizer import Tokenizer
 from holdfast.models.generation import GenerationDefaults
@@ -42,6 +44,12 @@ from holdfast.models.model import Model
 log = logging.getLogger("holdfast.engine")
 
 ENDS = frozenset({"finished", "aborted", "failed"})
+
+SEALING_STEPS = 4
+"""Steps in which the last tokens of finished turns are computed before the loop ends."""
+
+DISK_SECONDS = 0.005
+"""How long a step without work waits for the disk."""
 
 RETRY_SECONDS = 0.02
 """How long an idle step waits before it tries again to write a journal that is at fault."""
@@ -67,7 +75,9 @@ class EngineLoop:
         defaults: GenerationDefaults,
         options: EngineOptions,
         make_executor: Callable[[EngineLoop], Executor] | None = None,
+        identity: str = "",
     ) -> None:
+        """`identity` names the model's weights: memory that lies in files is good for the same ones only."""
         self.model = model
         self.tokenizer = tokenizer
         self.defaults = defaults
@@ -87,9 +97,12 @@ class EngineLoop:
             durable_turns=options.journal is not None,
         )
         ledger = Ledger(self.plan.layout, self.plan.sizes())
+        self.disk: DiskTier | None = None
         guesses = options.speculate == "ngram"
         self.speculator = Speculator(lambda turn: self.stream_of(turn).sampling) if guesses else None
-        self.scheduler = Scheduler(ledger, policy, self.speculator, strict=options.audit == "strict")
+        self.scheduler = Scheduler(
+            ledger, policy, self.speculator, strict=options.audit == "strict", on_disk=self._on_disk
+        )
         self.streams: dict[int, TurnStream] = {}
         self.listeners: dict[int, Listener] = {}
         self.observer: Listener = _unobserved
@@ -101,8 +114,12 @@ class EngineLoop:
             self.executor = make_executor(self)
         else:
             self.executor = Executor(model, self.plan, options.max_running, self.stream_of)
+            if options.disk is not None:
+                self.disk = self._open_disk(options.disk, identity)
         if self.book.journal is not None:
             self._revive(self.book.journal)
+        if self.disk is not None:
+            self.disk.sweep()
 
     def _revive(self, journal: Journal) -> None:
         """Bring back every session of the journal, with its tokens; its memory comes with its next turn."""
@@ -117,6 +134,22 @@ class EngineLoop:
                 log.error("session %s stays in the journal: %s", stored.id, refusal)
                 continue
             self.book.revived(stored)
+            if self.disk is not None:
+                self.disk.welcome(stored)
+
+    def _open_disk(self, directory: str, identity: str) -> DiskTier:
+        form = (self.options.page_size, self.plan.layout, self.model.memory_shape, self.model.dtype)
+        return DiskTier(
+            Files(Path(directory)),
+            disk_bytes(self.options),
+            self.options.snapshot_seconds,
+            (self.scheduler, self.executor, self.book),
+            (identity, hashlib.sha256(repr(form).encode()).hexdigest()),
+            self.now,
+        )
+
+    def _on_disk(self, session: Session) -> bool:
+        return self.disk is not None and self.disk.current(session)
 
     def stream_of(self, turn: Turn) -> TurnStream:
         """What a turn in flight says."""
@@ -292,6 +325,7 @@ class EngineLoop:
             or registry.transits
             or registry.seals
             or self.book.waits
+            or (self.disk is not None and self.disk.busy)
         )
 
     def step(self) -> None:
@@ -300,9 +334,12 @@ class EngineLoop:
         With overlap the plan launched before is settled now, while this one runs; without, this one is.
         """
         scheduler = self.scheduler
+        if self.disk is not None:
+            self.disk.collect()
         plan = scheduler.plan(self.options.step_tokens, self.now())
-        if not plan and self.book.fault is not None:
-            time.sleep(RETRY_SECONDS)
+        if self.disk is not None:
+            self.disk.launch(plan)
+        self._rest(plan)
         launched = self._launch(plan)
         if self._pending is not None:
             self._settle(self._pending)
@@ -312,6 +349,17 @@ class EngineLoop:
             self._pending = None
         self.tell(scheduler.take_events())
         self.book.flush()
+        if self.disk is not None:
+            self.disk.tend()
+
+    def _rest(self, plan: Plan) -> None:
+        """A step without work waits a moment for the disk or the journal, rather than to spin."""
+        if plan or self._pending is not None:
+            return
+        if self.disk is not None:
+            self.disk.wait(DISK_SECONDS)
+        if self.book.fault is not None:
+            time.sleep(RETRY_SECONDS)
 
     def _launch(self, plan: Plan) -> Flight | StepResult:
         """Start a step on the executor; whatever it raises is a failed step, never a dead engine."""
@@ -332,6 +380,8 @@ class EngineLoop:
                 result = self.executor.finish(launched)
             except Exception as error:  # noqa: BLE001
                 result = self._failure(plan, error)
+        if self.disk is not None and plan.moves:
+            result.moved = self.disk.moved(plan)
         self.tell(self.scheduler.settle(plan, result, self.now()))
 
     def _failure(self, plan: Plan, error: Exception) -> StepResult:
@@ -360,6 +410,8 @@ class EngineLoop:
             self.book.closed(event.session_id, event.reason)
 
         def told() -> None:
+            if self.disk is not None:
+                self.disk.forget(event.session_id)
             self.observer(event)
             for done in self._after_close.pop(event.session_id, []):
                 done()
@@ -391,16 +443,32 @@ class EngineLoop:
         self.book.ended(session.id, turn.request.tokens, _finished(event, session, turn, stream))
         self.book.when_durable(told)
 
-    def shut_down(self) -> None:
-        """Write what is left and let go of the journal; its sessions come back with the next loop."""
-        self.book.flush()
+    def shut_down(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Write every session's memory to disk and what is left to the journal, and let go of both.
+
+        The sessions come back with the next loop. Turns in flight should be over: one that is not, never was.
+        """
+        for _ in range(SEALING_STEPS):
+            if self.scheduler.registry.seals or self.scheduler.registry.flights:
+                self.step()
+        if self.disk is not None:
+            if self.book.journal is not None:
+                self.disk.write_all(progress if progress is not None else _unwatched)
+            self.book.flush()
+            self.disk.close()
+            self.disk = None
         if self.book.journal is not None:
+            self.book.flush()
             self.book.journal.close()
             self.book.journal = None
 
     def now(self) -> float:
         """Seconds on a clock that never jumps."""
         return time.monotonic()
+
+
+def _unwatched(done: int, total: int) -> None:
+    """Nobody watches."""
 
 
 def _finished(event: Event, session: Session, turn: Turn, stream: TurnStream | None) -> FinishedTurn:
@@ -423,7 +491,10 @@ def open_journal(options: EngineOptions, tokenizer: Tokenizer) -> Journal | None
     """The journal that the options name, if they name one."""
     if options.journal is None:
         return None
-    return Journal(Path(options.journal), options.durability, vocabulary_of(tokenizer))
+    try:
+        return Journal(Path(options.journal), options.durability, vocabulary_of(tokenizer))
+    except JournalError as error:
+        raise OptionError("journal", f"cannot be used: {error}") from error
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> str:

@@ -8,7 +8,9 @@ runs out long before the others.
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -19,12 +21,14 @@ from holdfast.models.memory import UnitCounts
 from holdfast.models.model import Model
 
 SESSIONS_PLANNED_MAX = 4096
+DISK_SHARE = 0.8
+DISK_UNITS_MAX = 1 << 17
 SLOTS_PER_SESSION = 3  # At rest one; while a turn runs two; a checkpoint.
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Units on the device and on the host, and what a unit weighs."""
+    """Units on the device, on the host and on disk, and what a unit weighs."""
 
     layout: MemoryLayout
     device: UnitCounts
@@ -32,11 +36,13 @@ class MemoryPlan:
     page_bytes: dict[Component, int]
     session_tokens: int
     sessions: int
+    disk: UnitCounts
 
     def sizes(self) -> dict[tuple[Component, Tier], int]:
         """The pools that the core is to manage."""
         sizes: dict[tuple[Component, Tier], int] = {}
-        for tier, counts in ((Tier.DEVICE, self.device), (Tier.HOST, self.host)):
+        tiers = ((Tier.DEVICE, self.device), (Tier.HOST, self.host), (Tier.DISK, self.disk))
+        for tier, counts in tiers:
             for component in self.layout.components:
                 units = _units(counts, component)
                 if units or tier is Tier.DEVICE:
@@ -98,6 +104,7 @@ def plan_memory(model: Model, options: EngineOptions) -> MemoryPlan:
             )
     sessions = min(units[component] // max(1, needs[component]) for component in layout.components)
     host_sessions = options.host_memory // each
+    disk_sessions = min(disk_bytes(options) // each, DISK_UNITS_MAX // max(needs.values()))
     return MemoryPlan(
         layout,
         UnitCounts(*(units.get(component, 0) for component in Component)),
@@ -105,6 +112,7 @@ def plan_memory(model: Model, options: EngineOptions) -> MemoryPlan:
         weights,
         session_tokens,
         sessions,
+        UnitCounts(*(needs.get(component, 0) * disk_sessions for component in Component)),
     )
 
 
@@ -126,6 +134,17 @@ def unit_bytes(shape: MemoryShape, page_size: int, element_bytes: int) -> dict[C
     if shape.state is not None:
         weights[Component.STATE] = shape.state.bytes_per_slot(element_bytes)
     return weights
+
+
+def disk_bytes(options: EngineOptions) -> int:
+    """What files of sessions may take: what was stated, or a good part of what is free."""
+    if options.disk is None:
+        return 0
+    if options.disk_limit is not None:
+        return options.disk_limit
+    directory = Path(options.disk)
+    directory.mkdir(parents=True, exist_ok=True)
+    return int(shutil.disk_usage(directory).free * DISK_SHARE)
 
 
 def free_bytes(device: torch.device) -> int:

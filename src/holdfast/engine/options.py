@@ -26,7 +26,8 @@ class EngineOptions:
 
     `kv_tokens`, `window_tokens` and `state_slots` size the pools; without them memory is shared out for
     sessions of `session_tokens` tokens. `host_memory` is in bytes. With a `journal` (a file) sessions outlive
-    the process; `durability` says what their answers wait for.
+    the process; `durability` says what their answers wait for. `disk` is a directory for the memory of
+    sessions at rest, of at most `disk_limit` bytes; one that is idle for `snapshot_seconds` is written there.
     """
 
     device: str = "auto"
@@ -51,6 +52,9 @@ class EngineOptions:
     leave_history: bool = True
     journal: str | None = None
     durability: Literal["off", "commit", "fsync"] = "commit"
+    disk: str | None = None
+    disk_limit: int | None = None
+    snapshot_seconds: float = 2.0
     overlap: bool = False
     speculate: Literal["none", "ngram"] = "none"
     audit: Literal["on", "strict"] = "on"
@@ -72,6 +76,7 @@ class EngineOptions:
             "state_slots",
             "max_queue",
             "max_tenant_sessions",
+            "disk_limit",
         ):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -88,6 +93,8 @@ class EngineOptions:
             )
         if self.session_ttl <= 0:
             raise OptionError("session_ttl", f"must be a positive number of seconds, not {self.session_ttl}")
+        if self.snapshot_seconds < 0:
+            raise OptionError("snapshot_seconds", f"must not be negative, not {self.snapshot_seconds}")
         choices = (
             ("load_format", ("auto", "dummy")),
             ("audit", ("on", "strict")),

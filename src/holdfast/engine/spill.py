@@ -1,0 +1,410 @@
+"""The disk tier: sessions' memory in files, written and read by a thread of its own.
+
+The core decides who moves; this carries it out. A file holds everything that a session has computed, what it
+leases from the prefix tree included, so it is good for a restart as well:
+
+    to disk      copy of the units ──> file ──> synced ──> row in the journal ──> the core gives the units up
+    from disk    file ──> checked ──> copied into the units that the core has taken ──> the core is told
+    at rest      a session that has been idle for a while is written as well, in the background
+
+Steps of other sessions go on meanwhile: `launch` and `collect` are called between steps, and only copies to
+and from memory happen there. A file that fails any check is forgotten with a warning, and the session is
+computed again from its tokens. Called by the engine's loop alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from holdfast.core.layout import Tier
+from holdfast.core.ledger import Pool
+from holdfast.core.plan import TierMove
+from holdfast.core.registry import Plan
+from holdfast.core.scheduler import Scheduler
+from holdfast.core.session import Life, Place, Session
+from holdfast.core.tiers import whole_units
+from holdfast.engine.book import Book
+from holdfast.engine.executor import Executor
+from holdfast.engine.records import Snapped, StoredSession, Unsnapped
+from holdfast.engine.spill_files import SUFFIX, BadFile, Files, Header, check_header, decode, digest, encode
+
+log = logging.getLogger("holdfast.disk")
+
+FAULT_SECONDS = 5.0  # How long the disk is left alone after it could not be written.
+LOOK_SECONDS = 0.5  # How often idle sessions are looked at.
+NEWS_MIN = 128  # A file is written anew in the background when as many tokens, and a sixteenth, are new.
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A session's file that is whole: what it holds, and how large it is."""
+
+    file: str
+    length: int
+    tokens: str
+    bytes: int
+
+
+@dataclass(slots=True)
+class Job:
+    """Something for the thread. `numbers` are the core's moves that wait for it."""
+
+    session: str
+    file: str
+    header: Header
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    numbers: list[int] = field(default_factory=list)
+    writes: bool = True
+    bytes: int = 0
+    error: str | None = None
+
+
+class DiskTier:
+    """Files of sessions, and the moves to and from them."""
+
+    def __init__(
+        self,
+        files: Files,
+        limit: int,
+        idle_seconds: float,
+        parts: tuple[Scheduler, Executor, Book],
+        identity: tuple[str, str],
+        clock: Callable[[], float],
+    ) -> None:
+        """`identity` names the model's weights and the form of its memory."""
+        self.files = files
+        self.limit = limit
+        self.idle_seconds = idle_seconds
+        self.scheduler, self.executor, self.book = parts
+        self.model, self.layout = identity
+        self.clock = clock
+        self.snapshots: dict[str, Snapshot] = {}
+        self.outcomes: dict[int, dict[int, bool | None]] = {}
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._writing: dict[str, Job] = {}
+        self._under_way = 0
+        self._serial = 0
+        self._fault_until = 0.0
+        self._look_at = 0.0
+        for pool in self.scheduler.registry.ledger.pools.values():
+            if pool.tier is Tier.DISK:
+                pool.gate = self._open
+        self._thread = threading.Thread(target=self._work, name="holdfast-disk", daemon=True)
+        self._thread.start()
+
+    def _open(self, pool: Pool, count: int) -> bool:
+        """Whether the disk takes anything: not for a while after it could not be written."""
+        return len(pool.free) >= count and self.clock() >= self._fault_until
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._carry_out(job)
+            except (OSError, BadFile, RuntimeError) as error:
+                job.error = str(error) or type(error).__name__
+            self._done.put(job)
+
+    def _carry_out(self, job: Job) -> None:
+        if job.writes:
+            content = encode(job.header, {name: tensor.cpu() for name, tensor in job.tensors.items()})
+            job.tensors = {}
+            self.files.write(job.file, content)
+            job.bytes = len(content)
+        else:
+            job.tensors = decode(self.files.read(job.file), job.header)
+
+    def _give(self, job: Job) -> None:
+        self._under_way += 1
+        self._jobs.put(job)
+
+    # --- between steps ----------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether a file is being written or read, or one should be."""
+        return self._under_way > 0 or self._next_to_write() is not None
+
+    def launch(self, plan: Plan) -> None:
+        """Begin the moves of a plan that the disk takes part in."""
+        moves: dict[int, list[TierMove]] = {}
+        for move in plan.moves:
+            if Tier.DISK in (move.source_tier, move.destination_tier):
+                moves.setdefault(move.number, []).append(move)
+        if moves:
+            self.outcomes[plan.step] = {
+                number: self._begin(number, each[0]) for number, each in moves.items()
+            }
+
+    def moved(self, plan: Plan) -> list[bool | None]:
+        """What came of a plan's moves so far."""
+        outcomes = self.outcomes.pop(plan.step, {})
+        return [outcomes.get(move.number, True) for move in plan.moves]
+
+    def _begin(self, number: int, move: TierMove) -> bool | None:
+        session = self.scheduler.registry.transits[number]
+        if move.source_tier is Tier.DISK:
+            snapshot = self.snapshots[session.id]
+            self._give(Job(session.id, snapshot.file, self._header(snapshot), numbers=[number], writes=False))
+            return None
+        if self.current(session):
+            return True
+        job = self._write(session)
+        if job is None:
+            return False
+        job.numbers.append(number)
+        return None
+
+    def collect(self) -> None:
+        """Take what the thread has done."""
+        while not self._done.empty():
+            job = self._done.get()
+            self._under_way -= 1
+            if job.writes:
+                self._written(job)
+            else:
+                self._was_read(job)
+
+    def wait(self, seconds: float) -> None:
+        """Let the thread get on, until it has done something or time is up."""
+        if self._under_way:
+            try:
+                self._done.put(self._done.get(timeout=seconds))
+            except queue.Empty:
+                log.debug("the disk is still at work")
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def current(self, session: Session) -> bool:
+        """Whether a session's file holds exactly what it has computed."""
+        snapshot, sequence = self.snapshots.get(session.id), session.sequence
+        if snapshot is None or snapshot.length != sequence.computed:
+            return False
+        return snapshot.tokens == digest(sequence.tokens.packed(0, snapshot.length))
+
+    def _header(self, snapshot: Snapshot) -> Header:
+        return Header(self.model, self.layout, snapshot.length, snapshot.tokens)
+
+    def _write(self, session: Session, precaution: bool = False) -> Job | None:
+        """Copy a session's memory and have it written; None if there is no room for it.
+
+        Room is made by letting go of files that are only a precaution, but not for another such file.
+        """
+        sequence = session.sequence
+        tokens = digest(sequence.tokens.packed(0, sequence.computed))
+        header = Header(self.model, self.layout, sequence.computed, tokens)
+        before = self._writing.get(session.id)
+        if before is not None and before.header == header:
+            return before
+        tensors = self._gather(session)
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        if self.used + size > self.limit and (precaution or not self._make_room(size, session.id)):
+            log.warning("no room on disk for %d bytes of session %s", size, session.id)
+            return None
+        self._serial += 1
+        name = hashlib.sha256(session.id.encode()).hexdigest()[:20]
+        job = Job(session.id, f"{name}-{self._serial}{SUFFIX}", header, tensors, bytes=size)
+        self._writing[session.id] = job
+        self._give(job)
+        return job
+
+    @torch.inference_mode()
+    def _gather(self, session: Session) -> dict[str, Tensor]:
+        """Copies of all units that hold what a session has computed, by the name of their storage."""
+        parcel = session.parcel
+        away = session.sequence.away and parcel is not None
+        memory = self.executor.host if away and self.executor.host is not None else self.executor.memory
+        tensors: dict[str, Tensor] = {}
+        for component, (leased, own) in whole_units(session.sequence, parcel).items():
+            name = component.name.lower()
+            for index, (device, there) in enumerate(
+                zip(self.executor.memory.storage(name), memory.storage(name), strict=True)
+            ):
+                parts = [
+                    _rows(storage, units) for storage, units in ((device, leased), (there, own)) if units
+                ]
+                tensors[f"{name}.{index}"] = (
+                    parts[0] if len(parts) == 1 else torch.cat([part.to(parts[0].device) for part in parts])
+                )
+        return tensors
+
+    @property
+    def used(self) -> int:
+        """Bytes in files, and in those that are being written."""
+        written = sum(snapshot.bytes for snapshot in self.snapshots.values())
+        return written + sum(job.bytes for job in self._writing.values())
+
+    def _make_room(self, size: int, asker: str) -> bool:
+        """Let files go that are only a precaution, oldest first, until `size` bytes fit."""
+        for name in list(self.snapshots):
+            if self.used + size <= self.limit:
+                break
+            session = self.scheduler.registry.sessions.get(name)
+            precious = session is not None and session.parcel is not None and session.parcel.tier is Tier.DISK
+            if name != asker and not precious:
+                self.forget(name)
+                self.book.write(Unsnapped(name))
+        return self.used + size <= self.limit
+
+    def _written(self, job: Job) -> None:
+        """A file is there, synced: its row comes next, and then the units may be given up."""
+        if self._writing.get(job.session) is job:
+            del self._writing[job.session]
+        if job.error is not None:
+            log.warning("session %s could not be written to disk: %s", job.session, job.error)
+            self._fault_until = self.clock() + FAULT_SECONDS
+            for number in job.numbers:
+                self.scheduler.arrive(number, False, self.clock())
+            return
+        snapshot = Snapshot(job.file, job.header.length, job.header.tokens, job.bytes)
+        self.book.write(Snapped(job.session, job.file, snapshot.length, job.bytes))
+
+        def durable() -> None:
+            if job.session not in self.book.sessions:
+                self.files.remove(job.file)
+                return
+            self.forget(job.session)
+            self.snapshots[job.session] = snapshot
+            for number in job.numbers:
+                self.scheduler.arrive(number, True, self.clock())
+
+        self.book.when_durable(durable)
+
+    def forget(self, session_id: str) -> None:
+        """A session's file is of no use any more."""
+        snapshot = self.snapshots.pop(session_id, None)
+        if snapshot is not None:
+            self.files.remove(snapshot.file)
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def _was_read(self, job: Job) -> None:
+        """A file's content is here: put it where the core wants it, unless that was cancelled meanwhile."""
+        (number,) = job.numbers
+        session = self.scheduler.registry.transits.get(number)
+        if session is None:
+            return
+        if job.error is not None:
+            log.warning("session %s is computed again: its file cannot be used: %s", job.session, job.error)
+            self.forget(job.session)
+            self.book.write(Unsnapped(job.session))
+            self.scheduler.arrive(number, False, self.clock())
+            return
+        assert session.parcel is not None
+        for component, hold in session.parcel.home.items():
+            name = component.name.lower()
+            for index, storage in enumerate(self.executor.memory.storage(name)):
+                _put(storage, list(hold.units), job.tensors[f"{name}.{index}"])
+        self.scheduler.arrive(number, True, self.clock())
+
+    # --- idle sessions ----------------------------------------------------------------------------
+
+    def _next_to_write(self) -> Session | None:
+        """A session that has been idle for a while and has no file, or an old one; the longest idle."""
+        now = self.clock()
+        if self._writing or now < self._look_at or now < self._fault_until:
+            return None
+        registry = self.scheduler.registry
+        for session in registry.resting:
+            if now - session.idle_since >= self.idle_seconds and self._worth_writing(session, NEWS_MIN):
+                return session
+        self._look_at = now + LOOK_SECONDS
+        return None
+
+    def _worth_writing(self, session: Session, news_min: int) -> bool:
+        """Whether a session can be written now, and has enough that its file has not."""
+        computed, snapshot = session.sequence.computed, self.snapshots.get(session.id)
+        covered = snapshot.length if snapshot is not None and snapshot.length <= computed else 0
+        parcel = session.parcel
+        on_host = session.place is Place.AWAY and parcel is not None and parcel.tier is Tier.HOST
+        return (
+            computed - covered >= min(computed, max(news_min, covered // 16))
+            and computed > 0
+            and session.life is Life.IDLE
+            and session.at_rest
+            and (session.place is Place.HOME or on_host)
+            and session.id in self.book.sessions
+            and not self.scheduler.registry.copying(session)
+        )
+
+    def tend(self) -> None:
+        """Have one idle session written, if there is one to write."""
+        session = self._next_to_write()
+        if session is not None and self._write(session, precaution=True) is None:
+            self._look_at = self.clock() + FAULT_SECONDS
+
+    def write_all(self, progress: Callable[[int, int], None]) -> None:
+        """Have every session written that is not, exactly as it is now; returns when that is done."""
+        sessions = [
+            session
+            for name in self.book.sessions
+            if (session := self.scheduler.registry.sessions.get(name)) is not None
+            and self._worth_writing(session, 1)
+            and not self.current(session)
+        ]
+        for done, session in enumerate(sessions):
+            self._write(session)
+            while self._under_way:
+                self.wait(1.0)
+                self.collect()
+            self.book.flush()
+            progress(done + 1, len(sessions))
+
+    # --- restarts ---------------------------------------------------------------------------------
+
+    def welcome(self, stored: StoredSession) -> None:
+        """A session of the journal has a file: take it up if it is what it should be."""
+        row = stored.snapshot
+        if row is None:
+            return
+        session = self.scheduler.registry.sessions[stored.id]
+        tokens = session.sequence.tokens
+        try:
+            if not 0 < row.length <= len(tokens):
+                raise BadFile("it is of a history that was cut since")
+            snapshot = Snapshot(row.file, row.length, digest(tokens.packed(0, row.length)), row.bytes)
+            check_header(self.files.read_head(row.file), self._header(snapshot))
+        except (OSError, BadFile) as error:
+            log.warning("session %s will be computed again: its file cannot be used: %s", stored.id, error)
+            self.book.write(Unsnapped(stored.id))
+            return
+        if self.scheduler.adopt(stored.id, row.length):
+            self.snapshots[stored.id] = snapshot
+
+    def sweep(self) -> None:
+        """Remove files that no session has: what a death left behind."""
+        known = {snapshot.file for snapshot in self.snapshots.values()}
+        for name in self.files.names():
+            if name not in known:
+                self.files.remove(name)
+        numbers = [int(name.removesuffix(SUFFIX).rpartition("-")[2]) for name in known]
+        self._serial = max([self._serial, *numbers])
+
+    def close(self) -> None:
+        """Let the thread end. Without a journal nobody could know whose the files are: they go."""
+        self._jobs.put(None)
+        self._thread.join()
+        if self.book.journal is None:
+            for name in list(self.snapshots):
+                self.forget(name)
+
+
+def _rows(storage: Tensor, units: list[int]) -> Tensor:
+    return storage.index_select(0, torch.tensor(units, dtype=torch.int64, device=storage.device))
+
+
+@torch.inference_mode()
+def _put(storage: Tensor, units: list[int], content: Tensor) -> None:
+    """The last units of a file's content into units of the storage: those before them are leased."""
+    index = torch.tensor(units, dtype=torch.int64, device=storage.device)
+    storage.index_copy_(0, index, content[len(content) - len(units) :].to(storage.device))

@@ -1,0 +1,401 @@
+"""Memory in files: it comes back as it went, and is never believed when it is damaged."""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.layout import Tier
+from holdfast.core.session import Place
+from holdfast.engine import spill
+from holdfast.engine.engine import Engine, Session
+from holdfast.engine.spill import FAULT_SECONDS
+from holdfast.engine.spill_files import Files
+from tests.engine.conftest import Make
+from tests.engine.tiny import WORDS, greedy, word
+
+LIMIT = 32 << 20
+
+
+@pytest.fixture(autouse=True)
+def look_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle sessions are looked at in every step."""
+    monkeypatch.setattr(spill, "LOOK_SECONDS", 0.0)
+
+
+def said(turn: int, count: int = 21) -> list[int]:
+    return [word(WORDS[(turn * 3 + place) % len(WORDS)]) for place in range(count)]
+
+
+def options(path: Path, **more: object) -> dict[str, object]:
+    """A journal and a disk; nothing is written in the background unless it is asked for."""
+    return {
+        "journal": str(path / "sessions.journal"),
+        "disk": str(path / "disk"),
+        "disk_limit": LIMIT,
+        "snapshot_seconds": 1e9,
+        **more,
+    }
+
+
+def state(engine: Engine, name: str = "s") -> str:
+    return engine.loop.scheduler.registry.find(name).state
+
+
+def run(engine: Engine) -> None:
+    while engine.loop.busy:
+        engine.drive()
+
+
+def to_disk(engine: Engine, name: str = "s") -> None:
+    run(engine)
+    assert engine.loop.spill(name, Tier.DISK)
+    run(engine)
+    assert state(engine, name) == "SPILLED"
+    parcel = engine.loop.scheduler.registry.find(name).parcel
+    assert parcel is not None and parcel.tier is Tier.DISK
+
+
+def files(path: Path) -> list[Path]:
+    return sorted((path / "disk").iterdir())
+
+
+def talk(session: Session, turns: range) -> list[list[int]]:
+    return [session.say(said(turn), greedy(9)).token_ids for turn in turns]
+
+
+def costs_only_itself(session: Session, turn: int, expected: list[int]) -> None:
+    """A turn says what it should, and computes nothing of the history."""
+    engine = session._engine
+    known = engine.known_tokens(session.id)
+    answer = session.say(said(turn), greedy(9))
+    assert answer.token_ids == expected
+    assert answer.usage.cached_tokens == known
+    assert answer.usage.computed_tokens <= 21 + 9
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+def test_there_and_back_by_hand(make_any: Make, tmp_path: Path, overlap: bool) -> None:
+    expected = talk(make_any().session(), range(6))
+    engine = make_any(**options(tmp_path, overlap=overlap, host_memory=8 << 20))
+    session = engine.session(id="s")
+    assert talk(session, range(2)) == expected[:2]
+    to_disk(engine)
+    assert len(files(tmp_path)) == 1
+    costs_only_itself(session, 2, expected[2])
+    to_disk(engine)
+    assert len(files(tmp_path)) == 1, "the old file is gone"
+    assert engine.loop.restore("s")
+    run(engine)
+    assert state(engine) == "IDLE"
+    costs_only_itself(session, 3, expected[3])
+    run(engine)
+    assert engine.loop.spill("s", Tier.HOST)
+    run(engine)
+    assert state(engine) == "SPILLED"
+    costs_only_itself(session, 4, expected[4])
+    session.close()
+    assert files(tmp_path) == []
+
+
+def test_a_restart_computes_only_what_is_new(make_any: Make, tmp_path: Path) -> None:
+    """A hybrid session that is restored reuses everything, as does every other."""
+    plain = make_any().session()
+    expected = talk(plain, range(5))
+    engine = make_any(**options(tmp_path))
+    session, other = engine.session(id="s"), engine.session(id="other")
+    talk(session, range(2))
+    talk(other, range(3))
+    to_disk(engine, "other")
+    shown: list[tuple[int, int]] = []
+    engine.loop.shut_down(lambda done, total: shown.append((done, total)))
+    assert shown == [(1, 1)], "the other one is on disk already"
+    engine = make_any(**options(tmp_path))
+    assert (state(engine, "s"), state(engine, "other")) == ("SPILLED", "SPILLED")
+    costs_only_itself(engine.resume("s"), 2, expected[2])
+    costs_only_itself(engine.resume("other"), 3, expected[3])
+    engine.resume("s").rewind(1)
+    assert engine.resume("s").say(said(1), greedy(9)).token_ids == expected[1]
+
+
+def test_a_fork_that_leans_on_the_tree_survives_alone(make_any: Make, tmp_path: Path) -> None:
+    engine = make_any(**options(tmp_path))
+    parent = engine.session(id="parent")
+    talk(parent, range(2))
+    child = parent.fork()
+    run(engine)
+    assert engine.loop.spill(child.id, Tier.DISK)
+    run(engine)
+    engine.loop.shut_down()
+    engine = make_any(**options(tmp_path))
+    expected = talk(make_any().session(), range(3))
+    costs_only_itself(engine.resume(child.id), 2, expected[2])
+    costs_only_itself(engine.resume("parent"), 2, expected[2])
+
+
+def test_idle_sessions_are_written_in_the_background(make_any: Make, tmp_path: Path) -> None:
+    """So a death costs only what came after."""
+    expected = talk(make_any().session(), range(3))
+    engine = make_any(**options(tmp_path))
+    session = engine.session(id="s")
+    talk(session, range(2))
+    run(engine)
+    assert files(tmp_path) == [], "it has not been idle for long"
+    assert engine.loop.disk is not None
+    engine.loop.disk.idle_seconds = 0.0
+    run(engine)
+    assert len(files(tmp_path)) == 1
+    assert state(engine) == "IDLE", "its memory stays where it is"
+    before = files(tmp_path)
+    session.say(said(2, 3), greedy(2)).wait()
+    run(engine)
+    assert files(tmp_path) == before, "a few more tokens are not worth another file"
+    session.rewind(2)
+    session.say(said(2), greedy(9)).wait()
+    journal = engine.loop.book.journal
+    assert journal is not None
+    journal._connection.close()  # The process is gone: nothing is written any more.
+    os.close(journal._lock)
+    engine.loop.book.journal = None
+    copy = tmp_path / "copy"
+    (tmp_path / "disk").rename(copy)
+    engine.close()
+    copy.rename(tmp_path / "disk")
+    engine = make_any(**options(tmp_path))
+    known = engine.known_tokens("s")
+    turn = engine.resume("s").say(said(3), greedy(9))
+    assert turn.usage.prompt_tokens == known + 21
+    assert turn.usage.cached_tokens == 60
+    other = make_any().session()
+    assert talk(other, range(3)) == expected
+    assert other.say(said(3), greedy(9)).token_ids == turn.token_ids
+
+
+# --- pressure ---
+
+
+def test_pressure_moves_sessions_down_and_every_one_answers(make_any: Make, tmp_path: Path) -> None:
+    """Many more sessions than fit on the device, a host that holds a few, and a disk for the rest."""
+    pages = {"kv_tokens": 256, "window_tokens": 256, "state_slots": 8, "session_tokens": 128}
+    engine = make_any(**options(tmp_path, snapshot_seconds=0.0, host_memory=48 << 10, max_running=2, **pages))
+    expected = talk(make_any().session(), range(3))
+    sessions = [engine.session(id=f"s{number}") for number in range(20)]
+    computed = 0
+    for turn in range(3):
+        for session in sessions:
+            answer = session.say(said(turn), greedy(9))
+            assert answer.token_ids == expected[turn]
+            computed += answer.usage.computed_tokens
+            run(engine)
+    registry = engine.loop.scheduler.registry
+    assert registry.counters.dropped == 0, "nothing was ever computed again"
+    assert computed <= 20 * 3 * 30
+    tiers = [session.parcel.tier for session in registry.sessions.values() if session.parcel is not None]
+    assert Tier.DISK in tiers and Tier.HOST in tiers
+    report = engine.memory()["pools"]
+    assert isinstance(report, list)
+    assert {pool["tier"] for pool in report} == {"device", "host", "disk"}
+    assert all(sum(pool["holders"].values()) == pool["units"] for pool in report)
+
+
+def test_the_limit_is_kept(make: Make, tmp_path: Path) -> None:
+    engine = make(**options(tmp_path, snapshot_seconds=0.0))
+    disk = engine.loop.disk
+    assert disk is not None
+    sessions = [engine.session(id=f"s{number}") for number in range(6)]
+    for session in sessions:
+        talk(session, range(2))
+        run(engine)
+    assert len(files(tmp_path)) == 6
+    to_disk(engine, "s0")
+    each = disk.snapshots["s0"].bytes
+    disk.limit = disk.used
+    talk(engine.session(id="new"), range(2))
+    run(engine)
+    assert "new" not in disk.snapshots and len(disk.snapshots) == 6, "a precaution pushes nothing out"
+    disk.limit = 2 * each
+    to_disk(engine, "new")
+    assert set(disk.snapshots) == {"s0", "new"} and len(files(tmp_path)) == 2
+    disk.limit = each
+    assert engine.loop.spill("s5", Tier.DISK)
+    run(engine)
+    assert state(engine, "s5") == "IDLE", "there is no room for it"
+    assert set(disk.snapshots) == {"s0", "new"}, "what is nowhere else stays"
+    assert len(files(tmp_path)) == 2
+    expected = talk(make().session(), range(3))
+    costs_only_itself(engine.resume("s0"), 2, expected[2])
+
+
+# --- faults ---
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(place: float) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[int(place * (len(content) - 1))] ^= 16
+        path.write_bytes(bytes(content))
+
+    return damage
+
+
+def forge(path: Path) -> None:
+    """Another session's history, of the same length."""
+    content = path.read_bytes()
+    start = content.index(b'"tokens":"') + 10
+    path.write_bytes(content[:start] + b"0" * 64 + content[start + 64 :])
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "missing": Path.unlink,
+    "empty": lambda path: path.write_bytes(b""),
+    "torn": truncate,
+    "header": flip(0.0),
+    "facts": flip(0.002),
+    "first bit": flip(0.5),
+    "last bit": flip(1.0),
+    "stale": forge,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "restarted"])
+def test_a_damaged_file_is_computed_again(
+    make: Make, tmp_path: Path, damage: str, restarted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = talk(make().session(), range(4))
+    engine = make(**options(tmp_path))
+    session = engine.session(id="s")
+    talk(session, range(2))
+    to_disk(engine)
+    if restarted:
+        engine.close()
+    (file,) = files(tmp_path)
+    DAMAGES[damage](file)
+    if restarted:
+        engine = make(**options(tmp_path))
+        session = engine.resume("s")
+    with caplog.at_level(logging.WARNING, "holdfast.disk"):
+        turn = session.say(said(2), greedy(9))
+        assert turn.token_ids == expected[2]
+    assert turn.usage.cached_tokens < 60 and turn.usage.computed_tokens > 30
+    assert "again" in caplog.text and "cannot be used" in caplog.text
+    run(engine)
+    assert files(tmp_path) == [], "it is of no use to anybody"
+    to_disk(engine)
+    costs_only_itself(session, 3, expected[3])
+
+
+def test_a_file_of_another_model_or_another_form_is_not_used(
+    directories: dict[str, Path], make: Make, tmp_path: Path
+) -> None:
+    expected = talk(make().session(), range(3))
+    engine = make(**options(tmp_path))
+    talk(engine.session(id="s"), range(2))
+    engine.close()
+    engine = make(**options(tmp_path, page_size=32))
+    assert state(engine) == "IDLE"
+    turn = engine.resume("s").say(said(2), greedy(9))
+    assert turn.token_ids == expected[2] and turn.usage.cached_tokens == 0
+    engine.close()
+    for directory in directories.values():  # The same words, other weights.
+        path = directory / "config.json"
+        path.write_text(path.read_text() + "\n")
+    engine = make(**options(tmp_path, page_size=32))
+    assert state(engine) == "IDLE"
+    assert engine.resume("s").turns == 3
+
+
+class FaultyFiles(Files):
+    """A disk that is full, or tears what it writes, when it is told to."""
+
+    fault = ""
+
+    def put(self, descriptor: int, content: bytes) -> None:
+        if self.fault == "full":
+            os.write(descriptor, content[: len(content) // 3])
+            raise OSError(28, "No space left on device")
+        if self.fault == "torn":
+            content = content[: len(content) // 3]
+        super().put(descriptor, content)
+
+
+@pytest.mark.parametrize("fault", ["full", "torn"])
+def test_a_disk_that_cannot_be_written_costs_nothing_but_work(
+    make_any: Make, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = {"kv_tokens": 256, "window_tokens": 256, "state_slots": 8, "max_running": 2}
+    engine = make_any(**options(tmp_path, **pages))
+    expected = talk(make_any().session(), range(3))
+    disk = engine.loop.disk
+    assert disk is not None
+    disk.files = FaultyFiles(tmp_path / "disk")
+    now = [0.0]
+    monkeypatch.setattr(disk, "clock", lambda: engine.loop.now() + now[0])
+    disk.files.fault = fault
+    sessions = [engine.session(id=f"s{number}") for number in range(8)]
+    for turn in range(2):
+        for session in sessions:
+            assert session.say(said(turn), greedy(9)).token_ids == expected[turn]
+    run(engine)
+    if fault == "full":
+        assert files(tmp_path) == [], "half a file is none"
+    disk.files.fault = ""
+    now[0] += 2 * FAULT_SECONDS
+    for session in sessions:
+        assert session.say(said(2), greedy(9)).token_ids == expected[2]
+        run(engine)
+        if engine.loop.scheduler.registry.find(session.id).place is Place.HOME:
+            to_disk(engine, session.id)
+    other = talk(make_any().session(), range(4))
+    for session in sessions[-2:]:
+        costs_only_itself(session, 3, other[3])
+
+
+def test_closing_while_a_file_is_written_or_read_leaves_nothing(make: Make, tmp_path: Path) -> None:
+    engine = make(**options(tmp_path))
+    for name in ("a", "b"):
+        talk(engine.session(id=name), range(2))
+    run(engine)
+    engine.loop.spill("a", Tier.DISK)
+    engine.drive()
+    engine.resume("a").close()
+    to_disk(engine, "b")
+    engine.loop.restore("b")
+    engine.drive()
+    engine.resume("b").close()
+    run(engine)
+    engine.drive()
+    assert files(tmp_path) == []
+
+
+def test_what_a_death_left_behind_is_swept_away(make: Make, tmp_path: Path) -> None:
+    engine = make(**options(tmp_path))
+    talk(engine.session(id="s"), range(2))
+    engine.close()
+    (kept,) = files(tmp_path)
+    for name in ("aa-7.session.safetensors", "bb-9.session.safetensors.partial"):
+        (tmp_path / "disk" / name).write_bytes(b"left")
+    (tmp_path / "disk" / "notes.txt").write_text("of somebody else")
+    engine = make(**options(tmp_path))
+    assert files(tmp_path) == sorted([kept, tmp_path / "disk" / "notes.txt"])
+    assert state(engine) == "SPILLED"
+    talk(engine.resume("s"), range(2, 3))
+    to_disk(engine)
+    assert kept not in files(tmp_path), "the old one is gone, under whatever name the new one has"
+
+
+def test_without_a_journal_files_last_as_long_as_the_engine(make: Make, tmp_path: Path) -> None:
+    expected = talk(make().session(), range(3))
+    engine = make(disk=str(tmp_path / "disk"), disk_limit=LIMIT)
+    session = engine.session(id="s")
+    talk(session, range(2))
+    to_disk(engine)
+    costs_only_itself(session, 2, expected[2])
+    engine.close()
+    assert files(tmp_path) == []
