@@ -1,7 +1,11 @@
 """Both clients against a real server process: sessions, turns, interruptions, rewinds, forks, errors."""
 
 import asyncio
+import contextlib
+import os
+import signal
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -126,6 +130,21 @@ def test_rewind_and_fork(client: Client) -> None:
             assert len(client.sessions()) == 3
 
 
+def test_spill_and_restore(client: Client) -> None:
+    with client.session() as session:
+        first = session.say("to be kept for long " * 8, max_tokens=50)
+        first.wait()
+        assert session.spill("host").tier == "host"
+        with pytest.raises(Conflict) as there:
+            session.spill("disk")
+        assert there.value.code == "cannot_spill"
+        assert session.restore().tier == "device"
+        second = session.say("and?", max_tokens=50)
+        assert second.usage.cached_tokens == first.usage.prompt_tokens + first.usage.completion_tokens
+        session.spill()
+        assert session.say("comes back by itself", max_tokens=50).usage.cached_tokens > 0
+
+
 def test_turn_ids_are_applied_once(client: Client) -> None:
     with client.session() as session:
         first = session.say("only once", turn_id="t-a", max_tokens=50)
@@ -213,6 +232,39 @@ def test_asynchronous(client: Client, url: str) -> None:
             return list(answers)
 
     assert asyncio.run(run()) == [f"hello {number}" for number in range(16)]
+
+
+def test_the_engine_dies_in_the_middle_of_a_turn(tmp_path: Path) -> None:
+    """The client asks again until the engine is back: the turn is said once, and counts once."""
+    words = "all that is said comes back " * 100
+    with (
+        serving(
+            tmp_path / "log", "echo", "--journal", str(tmp_path / "journal"), "--audit", "strict"
+        ) as address,
+        Client(address, retries=Retries(attempts=60, first_seconds=0.25, longest_seconds=1.0)) as client,
+        client.session() as session,
+    ):
+        assert session.say("before", max_tokens=50).text == "before"
+        turn = session.say(words, max_tokens=5000)
+        heard = next(turn)
+        os.kill(_engine_process(), signal.SIGKILL)
+        heard += "".join(turn)
+        assert heard == turn.text == words
+        assert session.turns == 2
+        assert session.say("after", max_tokens=50).text == "after"
+        assert client.memory()["findings"] == []
+        assert client.metrics()["holdfast_engine_restarts_total"] == 1.0
+
+
+def _engine_process() -> int:
+    """The process that computes, of the newest server that this one has started."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            number, _, rest = path.read_text().partition(" (")
+            parents[int(number)] = int(rest.rpartition(")")[2].split()[1])
+    servers = [number for number, parent in parents.items() if parent == os.getpid()]
+    return max(number for number, parent in parents.items() if parent == max(servers))
 
 
 def test_keys(tmp_path_factory: pytest.TempPathFactory) -> None:

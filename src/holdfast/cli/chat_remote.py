@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 from holdfast.cli.terminal import Chat, Cost, Speech, Talk
-from holdfast.client import Client, HoldfastError, Sampling, Session, Turn, calls
+from holdfast.client import Client, HoldfastError, Retries, Sampling, Session, Turn, calls
 
 __all__ = ["run"]
 
@@ -124,8 +124,10 @@ def run(url: str, api_key: str | None, system: str | None, stated: Sampling, ple
 
     `stated` is the sampling asked for, `pleasant` that of a model which suggests none itself.
     """
-    with Client(url, api_key) as client:
+    # A server that is not there is said to be so at once; one that goes away later is waited for.
+    with Client(url, api_key, retries=Retries(attempts=1)) as client:
         suggested = client.ask(calls.models())["data"][0].get("sampling_defaults")
+    with Client(url, api_key) as client:
         silent = suggested is not None and all(suggested.get(name) is None for name in SUGGESTIONS)
         host = RemoteHost(client, system, {**pleasant, **stated} if silent else stated)
         try:

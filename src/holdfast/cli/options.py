@@ -117,6 +117,12 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
     Option("disk_limit", str, "Most that may lie there, such as 100GiB.", parse_bytes),
     Option("snapshot_seconds", float, "How long a session rests before its memory is written there."),
     Option("overlap", bool, "Plan a step while the one before runs.", flags=("--overlap/--no-overlap",)),
+    Option(
+        "speculate",
+        str,
+        "none, or ngram: guess what repeats earlier text, and check it.",
+        choices=("none", "ngram"),
+    ),
     Option("audit", str, "on, or strict: recount all memory after every step.", choices=("on", "strict")),
 )
 

@@ -271,8 +271,7 @@ class AsyncSession:
     async def rewind(self, turns: int) -> SessionView:
         """Go back so that only the first `turns` turns remain."""
         self._current = None
-        await self._transport.ask(calls.rewind_session(self.id, turns))
-        return await self.view()
+        return await self._changed(calls.rewind_session(self.id, turns))
 
     async def fork(self, at_turn: int | None = None, id: str | None = None) -> AsyncSession:  # noqa: A002
         """A second session that goes on from here, or from the end of an earlier turn; memory is shared."""
@@ -281,15 +280,18 @@ class AsyncSession:
         await self._transport.ask(call)
         return AsyncSession(self._transport, call.body["id"], self.system)
 
-    async def spill(self) -> SessionView:
-        """Move the session's memory off the device."""
-        await self._transport.ask(calls.move_session(self.id, "spill"))
-        return await self.view()
+    async def spill(self, tier: Literal["host", "disk"] | None = None) -> SessionView:
+        """Move the session's memory off the device, to the nearest tier with room if none is named."""
+        return await self._changed(calls.spill_session(self.id, tier))
 
     async def restore(self) -> SessionView:
         """Bring the session's memory back to the device."""
-        await self._transport.ask(calls.move_session(self.id, "restore"))
-        return await self.view()
+        return await self._changed(calls.restore_session(self.id))
+
+    async def _changed(self, call: Call) -> SessionView:
+        """Send a call that is answered with the session as it is then."""
+        body = await self._transport.ask(call)
+        return SessionView.from_body(body) if body else await self.view()
 
     async def view(self) -> SessionView:
         """The session as the server describes it now."""

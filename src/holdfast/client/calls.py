@@ -29,14 +29,15 @@ __all__ = [
     "memory",
     "metrics",
     "models",
-    "move_session",
     "new_id",
     "open_session",
     "parse_answer",
     "parse_metrics",
+    "restore_session",
     "rewind_session",
     "sampling_fields",
     "show_session",
+    "spill_session",
     "start_turn",
 ]
 
@@ -144,9 +145,12 @@ def fork_session(session_id: str, child_id: str | None, at_turn: int | None) -> 
     return Call("POST", _session(session_id, "fork"), _stated(body), ("session_exists",))
 
 
-def move_session(session_id: str, verb: str) -> Call:
-    """`spill` or `restore`."""
-    return Call("POST", _session(session_id, verb), {})
+def spill_session(session_id: str, tier: str | None) -> Call:
+    return Call("POST", _session(session_id, "spill"), _stated({"tier": tier}), ("cannot_spill",))
+
+
+def restore_session(session_id: str) -> Call:
+    return Call("POST", _session(session_id, "restore"), {}, ("cannot_restore",))
 
 
 def generate(

@@ -29,7 +29,7 @@ BUSY = frozenset({"session_busy", "turn_exists"})
 class Retries:
     """How patient a client is: attempts in all, the first wait, and the longest one."""
 
-    attempts: int = 5
+    attempts: int = 8
     first_seconds: float = 0.25
     longest_seconds: float = 10.0
 

@@ -265,8 +265,7 @@ class Session:
     def rewind(self, turns: int) -> SessionView:
         """Go back so that only the first `turns` turns remain."""
         self._current = None
-        self._transport.ask(calls.rewind_session(self.id, turns))
-        return self.view()
+        return self._changed(calls.rewind_session(self.id, turns))
 
     def fork(self, at_turn: int | None = None, id: str | None = None) -> Session:  # noqa: A002
         """A second session that goes on from here, or from the end of an earlier turn; memory is shared."""
@@ -275,15 +274,18 @@ class Session:
         self._transport.ask(call)
         return Session(self._transport, call.body["id"], self.system)
 
-    def spill(self) -> SessionView:
-        """Move the session's memory off the device."""
-        self._transport.ask(calls.move_session(self.id, "spill"))
-        return self.view()
+    def spill(self, tier: Literal["host", "disk"] | None = None) -> SessionView:
+        """Move the session's memory off the device, to the nearest tier with room if none is named."""
+        return self._changed(calls.spill_session(self.id, tier))
 
     def restore(self) -> SessionView:
         """Bring the session's memory back to the device."""
-        self._transport.ask(calls.move_session(self.id, "restore"))
-        return self.view()
+        return self._changed(calls.restore_session(self.id))
+
+    def _changed(self, call: Call) -> SessionView:
+        """Send a call that is answered with the session as it is then."""
+        body = self._transport.ask(call)
+        return SessionView.from_body(body) if body else self.view()
 
     def view(self) -> SessionView:
         """The session as the server describes it now."""
