@@ -16,7 +16,7 @@ from holdfast.core.registry import Plan
 from holdfast.core.session import Place, Session
 from holdfast.core.tiers import whole_units
 from holdfast.core.turn import TurnRequest
-from tests.core.driver import LAYOUTS, PAGE_SIZES, Driver, prompt
+from tests.core.driver import LAYOUTS, PAGE_SIZES, STATEFUL, Driver, prompt
 
 
 def slow(plan: Plan, result: StepResult) -> StepResult:
@@ -288,6 +288,25 @@ def test_a_session_that_leases_its_state_is_whole_as_well(layout: str) -> None:
     other = reborn(driver, "b", lines(driver, "b"))
     turn = other.turn("b", 3, 4, 9)
     assert (turn.cached, turn.computed) == (16, 6)
+
+
+@pytest.mark.parametrize("layout", STATEFUL)
+def test_a_state_that_is_leased_is_part_of_the_whole(layout: str) -> None:
+    """A first turn that began at a prefix of the tree and was cut back to its input leases the state."""
+    driver = Driver(layout, 4)
+    driver.request(prompt(13), 2)
+    driver.run()
+    driver.open("b")
+    turn = driver.submit("b", prompt(14), 9)
+    driver.until(lambda: turn.generated == 2)
+    driver.scheduler.interrupt("b", driver.now, keep=0)
+    driver.run()
+    sequence = driver.session("b").sequence
+    assert (sequence.known, sequence.computed, sequence.state) == (14, 12, None)
+    other = reborn(driver, "b", lines(driver, "b"))
+    turn = other.turn("b", 3, 4, 9)
+    assert (turn.cached, turn.computed) == (12, 2 + 6)
+    assert other.tokens("b")[-4:] == other.says(other.tokens("b")[:-4], 4)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
