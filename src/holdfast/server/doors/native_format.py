@@ -101,7 +101,7 @@ class NativeSampling(msgspec.Struct):
             frequency_penalty=self.frequency_penalty or 0.0,
             presence_penalty=self.presence_penalty or 0.0,
             repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
-            stop=self.stop or (),
+            stop=() if self.stop is None else self.stop,
             stop_token_ids=self.stop_token_ids or (),
             ignore_eos=self.ignore_eos or False,
             skip_special_tokens=self.skip_special_tokens is not False,

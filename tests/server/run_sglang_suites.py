@@ -1,0 +1,58 @@
+"""Runs SGLang's own suites of sessions against Holdfast, from a checkout of SGLang.
+
+    python tests/server/run_sglang_suites.py CHECKOUT [--model MODEL] [-k PATTERN]
+
+The suites are run as they are; what they import of SGLang's is stood in for by `sglang_shim`, which starts
+`holdfast serve` with a strict audit and looks at the ledger before each server ends. They need aiohttp,
+requests and tabulate, which Holdfast does not: `pip install --target DIR aiohttp requests tabulate`, then
+`PYTHONPATH=DIR`.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SUITES = (
+    "test_session_control",
+    "test_streaming_session",
+    "test_streaming_session_extra",
+    "test_session_latency",
+)
+
+
+def main() -> int:
+    """Run the suites one after another; 0 if all that apply pass."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkout", type=Path, help="where SGLang is checked out")
+    parser.add_argument("-k", action="append", default=[], help="only tests whose names match")
+    parser.add_argument("--model", default="smollm2", help="what is served")
+    parser.add_argument("--suite", action="append", choices=SUITES, help="only these suites")
+    arguments = parser.parse_args()
+    sessions = arguments.checkout.resolve() / "test" / "registered" / "sessions"
+    if not sessions.is_dir():
+        parser.error(f"there are no suites of sessions in {arguments.checkout}")
+    paths = [str(HERE / "sglang_shim"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "SGLANG_CHECKOUT": str(arguments.checkout.resolve()),
+        "HOLDFAST_SUITE_MODEL": arguments.model,
+    }
+    chosen = [each for pattern in arguments.k for each in ("-k", pattern)]
+    failed = []
+    for suite in arguments.suite or SUITES:
+        print(f"=== {suite}", flush=True)
+        command = [sys.executable, "-m", "unittest", "-v", *chosen, suite]
+        if subprocess.run(command, cwd=sessions, env=environment, check=False).returncode:
+            failed.append(suite)
+    print(f"failed: {', '.join(failed)}" if failed else "all passed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,23 @@
+"""The served model's own tokenizer, with the names that the suites use."""
+
+from holdfast.engine.pull import resolve_model
+from holdfast.engine.tokenizer import Tokenizer
+from holdfast.server.serve import open_model_tokenizer
+
+
+class SuiteTokenizer:
+    """Encodes text as the server does."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        bos = tokenizer.names.get("bos_token")
+        self.bos_token_id = None if bos is None else tokenizer.token_of(bos)
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a prompt."""
+        return self._tokenizer.encode(text)
+
+
+def get_tokenizer(model: str) -> SuiteTokenizer:
+    """The tokenizer of a model that the server knows by this name."""
+    return SuiteTokenizer(open_model_tokenizer(str(resolve_model(model))))
