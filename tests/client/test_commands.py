@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli.chat import PLEASANT
+from holdfast.cli.chat_local import pleasantly
 from holdfast.client import Client
+from holdfast.engine.sampling import Sampling
+from holdfast.models.generation import GenerationDefaults
+from tests.client.scripted import Scripted, answer, delta, done, stream
 from tests.client.serving import assert_nothing_is_held, serving
 from tests.engine.terminal import Terminal
 from tests.engine.tiny import write_model
@@ -86,6 +91,45 @@ def test_a_server_is_interrupted(tmp_path: Path) -> None:
             assert terminal.end()[0] == 0
         with Client(address) as client:
             assert_nothing_is_held(client)
+
+
+SILENT = {"temperature": None, "top_p": None, "top_k": None, "min_p": None, "repetition_penalty": 1.1}
+
+
+@pytest.mark.parametrize(
+    ("suggested", "arguments", "sampling"),
+    [
+        (SILENT, [], {"temperature": 0.2, "top_p": 0.9}),
+        (SILENT, ["--temperature", "0"], {"temperature": 0.0, "top_p": 0.9}),
+        ({**SILENT, "temperature": 0.7}, [], {}),
+        ({**SILENT, "top_k": 20}, ["--top-p", "0.5"], {"top_p": 0.5}),
+        (None, [], {}),
+    ],
+)
+def test_sampling_is_pleasant_where_the_model_suggests_none(
+    suggested: dict[str, float | None] | None, arguments: list[str], sampling: dict[str, float]
+) -> None:
+    model: dict[str, object] = (
+        {"id": "m"} if suggested is None else {"id": "m", "sampling_defaults": suggested}
+    )
+    spoken = stream(delta("hi", 1), done("hi", 1))
+    answers = (answer({"data": [model]}), answer({"id": "s"}), spoken, answer({"id": "s"}))
+    with Scripted(*answers) as server, Terminal("chat", "--url", server.url, *arguments) as terminal:
+        terminal.until(PROMPT)
+        terminal.type("hello\n")
+        terminal.until(COST)
+        terminal.until(PROMPT)
+        terminal.type("/quit\n")
+        assert terminal.end()[0] == 0
+    assert server.asked[2].body["sampling"] == sampling
+
+
+def test_sampling_is_pleasant_in_this_process_too() -> None:
+    silent = GenerationDefaults((2,), repetition_penalty=1.1)
+    chosen = pleasantly(Sampling(top_p=0.5), silent, PLEASANT)
+    assert (chosen.temperature, chosen.top_p) == (0.2, 0.5)
+    told = pleasantly(Sampling(), GenerationDefaults((2,), top_k=5), PLEASANT)
+    assert (told.temperature, told.top_p) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def complete(line: str) -> list[str]:
 
 def test_commands() -> None:
     assert complete("holdfast ") == [command.name for command in COMMANDS]
-    assert complete("holdfast se") == ["serve"]
+    assert complete("holdfast ser") == ["serve"]
 
 
 @pytest.mark.parametrize(

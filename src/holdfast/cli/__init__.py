@@ -46,6 +46,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("serve", "holdfast.cli.serve", "Serve a model over HTTP."),
     Command("chat", "holdfast.cli.chat", "Talk to a model in the terminal, here or at a server."),
     Command("top", "holdfast.cli.top", "Watch a server: sessions, turns, who holds the memory."),
+    Command("sessions", "holdfast.cli.sessions", "Look into a journal: sessions that outlive a server."),
     Command("pull", "holdfast.cli.pull", "Fetch a model into the cache."),
     Command("bench", "holdfast.cli.bench", "Measure, and show each figure beside its baseline."),
     Command("sim", "holdfast.cli.sim", "Simulate a server that is being broken, on the real core."),

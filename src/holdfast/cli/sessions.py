@@ -1,0 +1,170 @@
+"""`holdfast sessions`: look into a journal, without a server and without torch.
+
+`ls` and `show` only read, and may do so beside a server that writes. `rm` closes a session for good and needs
+the journal to itself. What was said is shown only where `--text` asks for it. A session is named as the
+journal names it, `tenant/name`, or by its name alone where only one tenant has it.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.cli.terminal import printable
+from holdfast.engine.journal import Journal, JournalError
+from holdfast.engine.journal_reading import read_log, read_sessions
+from holdfast.engine.records import Closed, StoredSession
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Look into a journal: the sessions that outlive a server.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+JOURNAL = Annotated[
+    Path,
+    typer.Option(
+        "--journal",
+        envvar="HOLDFAST_JOURNAL",
+        metavar="FILE",
+        help="The file that `serve --journal` writes.",
+    ),
+]
+NAME = Annotated[str, typer.Argument(help="The session: tenant/name, or the name where it is the only one.")]
+AS_JSON = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """What a journal is wrong with, in one line."""
+    try:
+        yield
+    except (JournalError, sqlite3.Error, OSError) as error:
+        typer.echo(f"holdfast sessions: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+def _read(journal: Path) -> list[StoredSession]:
+    if not journal.is_file():
+        raise JournalError(f"{journal} is not there")
+    return read_sessions(journal)
+
+
+def _find(journal: Path, name: str) -> StoredSession:
+    sessions = _read(journal)
+    exact = [session for session in sessions if session.id == name]
+    found = exact or [session for session in sessions if session.id.partition("/")[2] == name]
+    if not found:
+        raise JournalError(f"{journal} has no session {printable(name)}; `holdfast sessions ls` lists them")
+    if len(found) > 1:
+        raise JournalError("several tenants have it: " + ", ".join(session.id for session in found))
+    return found[0]
+
+
+def _described(session: StoredSession) -> dict[str, Any]:
+    return {
+        "name": "session",
+        "value": session.tokens,
+        "unit": "tokens",
+        "id": session.id,
+        "tenant": session.tenant,
+        "turns": len(session.turns),
+        "created": session.created,
+        "ttl": session.ttl,
+        "parent": session.parent,
+        "snapshot_bytes": session.snapshot.bytes if session.snapshot is not None else 0,
+        "damaged": session.damaged,
+    }
+
+
+@app.command("ls")
+def list_sessions(journal: JOURNAL, as_json: AS_JSON = False) -> None:
+    """The sessions of a journal."""
+    with _explained():
+        sessions = _read(journal)
+    if as_json:
+        for session in sessions:
+            typer.echo(json.dumps(_described(session)))
+        return
+    table = Table(caption=f"{len(sessions)} sessions in {journal}")
+    for heading in ("session", "created", "from"):
+        table.add_column(heading)
+    for heading in ("turns", "tokens", "on disk"):
+        table.add_column(heading, justify="right")
+    for session in sessions:
+        created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(session.created))
+        held = f"{session.snapshot.length} tokens" if session.snapshot is not None else ""
+        shown = f"{session.id} (damaged)" if session.damaged else session.id
+        table.add_row(
+            shown, created, session.parent or "", str(len(session.turns)), str(session.tokens), held
+        )
+    Console().print(table)
+
+
+@app.command("show")
+def show(
+    name: NAME,
+    journal: JOURNAL,
+    text: Annotated[bool, typer.Option("--text", help="Show what the last turns said, too.")] = False,
+    as_json: AS_JSON = False,
+) -> None:
+    """One session: its turns, and what happened to it lately."""
+    with _explained():
+        session = _find(journal, name)
+        happened = read_log(journal, session.id)
+    said = {turn.turn_id: turn.text for turn in session.finished} if text else {}
+    if as_json:
+        typer.echo(json.dumps(_described(session)))
+        for turn in session.turns:
+            line: dict[str, Any] = {"name": "turn", "value": len(turn.output), "unit": "tokens"}
+            line |= {"turn_id": turn.turn_id, "input_tokens": len(turn.input), "finish_reason": turn.finish}
+            if turn.turn_id in said:
+                line["text"] = said[turn.turn_id]
+            typer.echo(json.dumps(line))
+        return
+    console = Console(highlight=False)
+    table = Table(title=session.id)
+    for heading in ("turn", "tokens in", "tokens out", "ended by"):
+        table.add_column(heading, justify="right" if "tokens" in heading else "left")
+    for turn in session.turns:
+        table.add_row(turn.turn_id, str(len(turn.input)), str(len(turn.output)), turn.finish)
+    console.print(table)
+    for turn_id, words in said.items():
+        console.print(f"{turn_id}: {printable(words)}", markup=False)
+    for kind, detail in happened:
+        console.print(f"{kind.lower()} {detail}".rstrip(), style="dim", markup=False)
+
+
+@app.command("rm")
+def remove(name: NAME, journal: JOURNAL) -> None:
+    """Close a session for good; no server may be using the journal."""
+    with _explained():
+        session = _find(journal, name)
+        with Journal(journal, "fsync", _vocabulary(journal)) as opened:
+            opened.append(Closed(session.id, "removed"))
+            if not opened.flush():
+                raise JournalError(f"{journal} cannot be written: {opened.fault}")
+    typer.echo(f"{session.id} is gone")
+
+
+def _vocabulary(journal: Path) -> str:
+    """What the tokens of a journal mean, as its writer has noted it."""
+    connection = sqlite3.connect(f"{journal.absolute().as_uri()}?mode=ro", uri=True)
+    try:
+        found = connection.execute("SELECT value FROM facts WHERE name = 'vocabulary'").fetchone()
+    finally:
+        connection.close()
+    if found is None:
+        raise JournalError(f"{journal} is no journal")
+    return str(found[0])

@@ -1,0 +1,79 @@
+"""`holdfast sessions`: what a real server has left in a journal is listed, shown and removed."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from holdfast.client import Client
+from tests.client.serving import serving
+from tests.client.test_commands import command
+
+
+def look(journal: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return command("sessions", *arguments, HOLDFAST_JOURNAL=str(journal))
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two sessions of one tenant, a third with a name that another tenant has, too."""
+    folder = tmp_path_factory.mktemp("journal")
+    path = folder / "journal.db"
+    keys = {"HOLDFAST_API_KEYS": "ann:a,bob:b"}
+    with (
+        serving(folder / "log", "echo", "--journal", str(path), environment=keys) as address,
+        Client(address, "a") as ann,
+        Client(address, "b") as bob,
+    ):
+        talk = ann.session(id="talk")
+        talk.say("a secret", max_tokens=50).wait()
+        talk.say("more", max_tokens=50).wait()
+        talk.fork(id="child", at_turn=1)
+        bob.session(id="same")
+        ann.session(id="same")
+        busy = look(path, "rm", "talk")
+        assert busy.returncode == 1
+        assert "is in use by another process" in busy.stderr
+        assert "ann/talk" in look(path, "ls").stdout, "reading beside a server is allowed"
+    return path
+
+
+def test_list(journal: Path) -> None:
+    lines = [json.loads(line) for line in look(journal, "ls", "--json").stdout.splitlines()]
+    assert {line["id"]: line["turns"] for line in lines} == {
+        "ann/talk": 2, "ann/child": 1, "ann/same": 0, "bob/same": 0,
+    }  # fmt: skip
+    assert next(line["parent"] for line in lines if line["id"] == "ann/child") == "ann/talk"
+    assert "4 sessions in" in look(journal, "ls").stdout
+
+
+def test_show(journal: Path) -> None:
+    plain = look(journal, "show", "talk")
+    assert plain.returncode == 0
+    assert "ann/talk" in plain.stdout
+    assert "secret" not in plain.stdout, "what was said is private"
+    assert "a secret" in look(journal, "show", "talk", "--text").stdout
+    lines = [
+        json.loads(line) for line in look(journal, "show", "ann/talk", "--json", "--text").stdout.splitlines()
+    ]
+    assert [line["name"] for line in lines] == ["session", "turn", "turn"]
+    assert [line["text"] for line in lines[1:]] == ["a secret", "more"]
+
+
+def test_names_that_are_not_clear(journal: Path) -> None:
+    assert "several tenants have it: " in look(journal, "show", "same").stderr
+    assert "has no session nobody" in look(journal, "show", "nobody").stderr
+    missing = look(journal.with_name("absent"), "ls")
+    assert (missing.returncode, "absent is not there" in missing.stderr) == (1, True)
+    assert not journal.with_name("absent").exists()
+    other = journal.with_name("other")
+    other.write_text("no database")
+    assert look(other, "ls").returncode == 1
+
+
+def test_remove(journal: Path) -> None:
+    done = look(journal, "rm", "bob/same")
+    assert (done.returncode, done.stdout) == (0, "bob/same is gone\n"), done.stderr
+    assert "bob/same" not in look(journal, "ls").stdout
+    assert look(journal, "show", "same").returncode == 0, "the name is now clear"
