@@ -1,8 +1,8 @@
 """A process that talks to an engine with a journal until somebody kills it.
 
 Every act is announced before it is begun and confirmed when it is acknowledged, one line of JSON each, so
-that whoever finds the body knows what was promised. Several sessions have turns in flight at once; each has one
-act at a time. With a point named, it kills itself there.
+that whoever finds the body knows what was promised. Several sessions have turns in flight at once; each has
+one act at a time. With a point named, it kills itself there.
 
     python -m tests.engine.victim DIRECTORY PATH SEED POINT COUNT < turns to be asked for again
 """
