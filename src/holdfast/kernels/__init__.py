@@ -271,16 +271,18 @@ def experts(
     w2: torch.Tensor,
     *,
     activation: Activation = "swiglu",
+    clamp: tuple[float, float] = (1.702, 7.0),
     bias13: torch.Tensor | None = None,
     bias2: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Mixture of experts over x [T, hidden]; the router's choice is `ids` and `weights` [T, picks].
 
     w13 [experts, 2 * inner, hidden] holds gate then up (only `inner` rows for `relu_squared`), w2
-    [experts, hidden, inner]; biases are [experts, 2 * inner] and [experts, hidden]. Answers the weighted sum.
+    [experts, hidden, inner]; biases are [experts, 2 * inner] and [experts, hidden]. `clamp` is the (alpha,
+    limit) of `swiglu_clamped`. Answers the weighted sum.
     """
     out: torch.Tensor = implementation(x).experts(
-        x, ids, weights, w13, w2, activation=activation, bias13=bias13, bias2=bias2
+        x, ids, weights, w13, w2, activation=activation, clamp=clamp, bias13=bias13, bias2=bias2
     )
     return out
 

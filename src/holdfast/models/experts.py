@@ -7,20 +7,21 @@ them into the kernel's layout (gate rows, then up rows). Built by `blocks`.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from holdfast import kernels
 from holdfast.kernels import Batch
 from holdfast.models.config import ExpertsConfig
-from holdfast.models.fields import ConfigurationError
 from holdfast.models.layers import Part
 from holdfast.models.linear import DenseLinear, Linear
 from holdfast.models.memory import Memory
 from holdfast.models.weights import WeightReader
 
-_CLAMP = (1.702, 7.0)
-"""(alpha, limit) of the clamped gate in the kernel."""
+_NO_CLAMP = (1.0, math.inf)
+"""(alpha, limit) for gates that are not clamped: nothing reads them."""
 
 
 class Router:
@@ -77,13 +78,12 @@ class Experts:
         latent: tuple[Linear, Linear] | None = None,
     ) -> None:
         """`weights` are [experts, inner, width] with gate rows first, and [experts, width, inner]."""
-        if config.clamp is not None and config.clamp != _CLAMP:
-            raise ConfigurationError(f"a clamped gate with {config.clamp} is not supported, only {_CLAMP}")
         self._router = router
         self._inner, self._outer = weights
         self._biases = biases
         self._latent = latent
         self._activation: kernels.Activation
+        self._clamp = _NO_CLAMP if config.clamp is None else config.clamp
         if config.clamp is not None:
             self._activation = "swiglu_clamped"
         elif config.gated:
@@ -101,6 +101,7 @@ class Experts:
             self._inner,
             self._outer,
             activation=self._activation,
+            clamp=self._clamp,
             bias13=None if self._biases is None else self._biases[0],
             bias2=None if self._biases is None else self._biases[1],
         )

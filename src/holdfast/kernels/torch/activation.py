@@ -39,13 +39,16 @@ def relu_squared(x: torch.Tensor) -> torch.Tensor:
     return functional.relu(x.float()).square().to(x.dtype)
 
 
-def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+def activate(
+    x: torch.Tensor, activation: Activation, clamp: tuple[float, float] = (CLAMP_ALPHA, CLAMP_LIMIT)
+) -> torch.Tensor:
+    """Any of them by name; `clamp` is the (alpha, limit) of `swiglu_clamped`."""
     match activation:
         case "swiglu":
             return swiglu(x)
         case "geglu":
             return geglu(x)
         case "swiglu_clamped":
-            return swiglu_clamped(x)
+            return swiglu_clamped(x, alpha=clamp[0], limit=clamp[1])
         case "relu_squared":
             return relu_squared(x)

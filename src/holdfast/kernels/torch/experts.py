@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from holdfast.kernels.torch.activation import Activation, activate
+from holdfast.kernels.torch.activation import CLAMP_ALPHA, CLAMP_LIMIT, Activation, activate
 
 
 def experts(
@@ -19,6 +19,7 @@ def experts(
     w2: torch.Tensor,
     *,
     activation: Activation = "swiglu",
+    clamp: tuple[float, float] = (CLAMP_ALPHA, CLAMP_LIMIT),
     bias13: torch.Tensor | None = None,
     bias2: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -35,9 +36,8 @@ def experts(
         span = slice(begin, begin + count)
         begin += count
         chosen = tokens[span]
-        inner = activate(
-            functional.linear(x[chosen], w13[expert], None if bias13 is None else bias13[expert]), activation
-        )
+        inner = functional.linear(x[chosen], w13[expert], None if bias13 is None else bias13[expert])
+        inner = activate(inner, activation, clamp)
         result = functional.linear(inner, w2[expert], None if bias2 is None else bias2[expert])
         out.index_add_(0, chosen, result.float() * shares[span])
     return out.to(x.dtype)

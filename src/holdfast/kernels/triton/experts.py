@@ -125,6 +125,7 @@ def experts(
     w2: torch.Tensor,
     *,
     activation: Activation = "swiglu",
+    clamp: tuple[float, float] = (CLAMP_ALPHA, CLAMP_LIMIT),
     bias13: torch.Tensor | None = None,
     bias2: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -157,7 +158,7 @@ def experts(
         flags |= {"BLOCK_K": 32, "num_stages": 2}
     _expert_product[(ceiling(inner, block_n), block_count)](
         x, w13, x if bias13 is None else bias13, weights, middle, order, block_expert,
-        x.stride(0), w13.stride(0), w13.stride(1), inner, hidden, CLAMP_ALPHA, CLAMP_LIMIT,
+        x.stride(0), w13.stride(0), w13.stride(1), inner, hidden, *clamp,
         DIVIDE=ids.shape[1], GATED=gated, ACTIVATION=activation, HAS_BIAS=bias13 is not None, SHARED=False,
         **flags,
     )  # fmt: skip
