@@ -121,6 +121,15 @@ class Server:
         assert len(found) == 1, f"{len(found)} children"
         return found[0]
 
+    def kill_engine(self, number: int = signal.SIGKILL) -> None:
+        """Kill the engine's process, and wait until the server has noticed."""
+        before = self.engine_pid()
+        os.kill(before, number)
+        deadline = time.monotonic() + 60
+        while self.get("/health/ready").status_code == 200:
+            assert time.monotonic() < deadline, "nobody noticed"
+            time.sleep(0.01)
+
     def wait_ready(self, seconds: float = 60) -> None:
         """Wait until turns are taken."""
         deadline = time.monotonic() + seconds

@@ -41,6 +41,7 @@ __all__ = ["run"]
 log = logging.getLogger("holdfast.server")
 
 BACKLOG = 2048
+GOODBYE_SECONDS = 3.0
 
 
 class Quiet(uvicorn.Server):
@@ -69,7 +70,6 @@ class Serving:
             )
         self.stopping = asyncio.Event()
         self.hurry = asyncio.Event()
-        self.server: Quiet | None = None
 
     async def run(self, progress: Callable[[str, int, int], None]) -> int:
         """Serve until a signal comes; returns the exit status."""
@@ -83,16 +83,29 @@ class Serving:
         )
         supervisor = Supervisor(link, configure, self.options.hang_seconds, progress)
         supervising = asyncio.create_task(supervisor.run())
-        tokenizer = await asyncio.to_thread(open_model_tokenizer, self.path)
-        prompts = Prompts(tokenizer)
-        metrics = Metrics()
-        metrics.watch(lambda: link.pulse, lambda: supervisor.up)
-        name = self.options.served_model_name or shown_name(self.model)
-        service = Service(self.options, link, supervisor, prompts, metrics, name)
-        app = build_app(service, self.keys, self.stopping.is_set)
-        self.server = Quiet(
+        try:
+            prompts = Prompts(await asyncio.to_thread(open_model_tokenizer, self.path))
+            metrics = Metrics()
+            metrics.watch(lambda: link.pulse, lambda: supervisor.up)
+            name = self.options.served_model_name or shown_name(self.model)
+            service = Service(self.options, link, supervisor, prompts, metrics, name)
+            announcing = asyncio.create_task(self._announce(supervisor, listener, name))
+            await self._serve(service, listener, supervising)
+            announcing.cancel()
+            prompts.close()
+            return 0
+        finally:
+            await supervisor.stop()
+            await asyncio.gather(supervising, return_exceptions=True)
+            listener.close()
+
+    async def _serve(
+        self, service: Service, listener: socket.socket, supervising: asyncio.Task[None]
+    ) -> None:
+        """Answer requests until a signal comes; then let what is in flight end, and end everything else."""
+        server = Quiet(
             uvicorn.Config(
-                app,
+                build_app(service, self.keys, self.stopping.is_set),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -105,26 +118,23 @@ class Serving:
                 server_header=False,
             )
         )
-        serving = asyncio.create_task(self.server.serve(sockets=[listener]))
-        announcing = asyncio.create_task(self._announce(supervisor, listener, name))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        stop = asyncio.create_task(self.stopping.wait())
         try:
-            stop = asyncio.create_task(self.stopping.wait())
             await asyncio.wait({supervising, serving, stop}, return_when=asyncio.FIRST_COMPLETED)
             if supervising.done():
                 supervising.result()
             await self._drain(service)
-            return 0
         finally:
-            announcing.cancel()
-            self.server.should_exit = True
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(serving), 5.0)
-            self.server.force_exit = True
-            await supervisor.stop()
+            stop.cancel()
+            # Turns that are still in flight are rolled back with the engine's end, and their clients told.
+            await service.supervisor.stop()
             await asyncio.gather(supervising, return_exceptions=True)
+            server.should_exit = True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(serving), GOODBYE_SECONDS)
+            server.force_exit = True
             await asyncio.gather(serving, return_exceptions=True)
-            prompts.close()
-            listener.close()
 
     def _signalled(self) -> None:
         if self.stopping.is_set():

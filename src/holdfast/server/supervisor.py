@@ -107,7 +107,6 @@ class Supervisor:
         self._process, self.pid = process, process.pid
         self._heard = time.monotonic()
         try:
-            await socket.send(wire.encode(self.configure))
             listening = asyncio.create_task(self._listen(socket))
             ending = asyncio.create_task(process.wait())
             watching = asyncio.create_task(self._watch(process))
@@ -140,7 +139,9 @@ class Supervisor:
         await ending
 
     async def _listen(self, socket: zmq.asyncio.Socket) -> None:
-        """Hear what the engine says until it ends."""
+        """Say what to load, and hear what the engine says until it ends."""
+        # This waits until the process has connected, which one that dies early never does.
+        await socket.send(wire.encode(self.configure))
         while True:
             frame = await socket.recv()
             self._heard = time.monotonic()

@@ -53,7 +53,7 @@ def tenant_memory(report: dict[str, Any], caller: Caller) -> dict[str, Any]:
         own, slash, short = name.rpartition(f"{caller.tenant}/")
         if slash:
             top.append({**entry, "holder": f"{kind} {own}{short}"})
-        elif caller.admin or kind == "tree":
+        elif caller.admin or name == caller.tenant:
             top.append(entry)
         else:
             top.append({**entry, "holder": kind})

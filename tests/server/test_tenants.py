@@ -1,0 +1,98 @@
+"""Keys and tenants: who may do what, and that nobody sees or reaches what is another's."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.conftest import Serve
+from tests.server.serving import ADMIN_KEY, Server
+
+ALICE, BOB = "key-of-alice-123", "key-of-bob-456"
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    keys = tmp_path_factory.mktemp("keys") / "keys.txt"
+    keys.write_text(f"# who\nalice:{ALICE}\nbob:{BOB}\n")
+    server = Server(
+        "echo", "--api-keys", str(keys), "--admin-key", ADMIN_KEY, "--audit", "strict", "--kv-tokens", "16384"
+    )
+    yield server
+    assert server.stop() == 0
+
+
+def as_(server: Server, key: str | None) -> httpx.Client:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    return httpx.Client(base_url=server.url, headers=headers, timeout=30)
+
+
+def test_only_health_answers_without_a_key(keyed: Server) -> None:
+    with as_(keyed, None) as nobody, as_(keyed, "wrong") as stranger:
+        for client in (nobody, stranger):
+            assert client.get("/health").status_code == 200
+            assert client.get("/health/ready").status_code == 200
+            paths = ["/v1/models", "/v1/sessions", "/v1/memory", "/metrics", "/openapi.json", "/nothing"]
+            for path in paths:
+                answer = client.get(path)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key"), path
+            assert client.post("/v1/sessions", json={}).status_code == 401
+            assert client.post("/flush_cache").status_code == 401
+
+
+def test_admin_calls_need_the_admin_key(keyed: Server) -> None:
+    with as_(keyed, ALICE) as alice, as_(keyed, ADMIN_KEY) as admin:
+        for path in ("/metrics", "/get_server_info"):
+            assert alice.get(path).status_code == 403
+        assert alice.post("/flush_cache").status_code == 403
+        assert admin.get("/metrics").status_code == 200
+
+
+def test_B16_tenants_share_neither_names_nor_prefixes(keyed: Server) -> None:
+    prompt = "the same long prompt for everybody, several pages of it " * 6
+    with as_(keyed, ALICE) as alice, as_(keyed, BOB) as bob:
+        body = {"model": "echo", "prompt": prompt, "max_tokens": 1, "cache_salt": "x"}
+        cached = []
+        for client in (alice, alice, bob, bob):
+            usage = client.post("/v1/completions", json=body).json()["usage"]
+            cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+        assert cached[0] == 0 and cached[1] > 200
+        assert cached[2] == 0 and cached[3] > 200
+        assert alice.post("/v1/sessions", json={"id": "mine"}).status_code == 201
+        assert bob.get("/v1/sessions/mine").status_code == 404
+        assert bob.post("/v1/sessions/mine/turns", json={"input": "x"}).status_code == 404
+        assert bob.delete("/v1/sessions/mine").status_code == 404
+        assert bob.post("/v1/sessions/mine/fork", json={}).status_code == 404
+        assert bob.post("/v1/sessions", json={"id": "mine"}).status_code == 201
+        assert [each["id"] for each in bob.get("/v1/sessions").json()["sessions"]] == ["mine"]
+        alice.post("/v1/sessions/mine/turns", json={"input": "hello"})
+        assert bob.get("/v1/sessions/mine").json()["tokens"]["known"] == 0
+        seen = bob.get("/v1/memory").text
+        assert "alice" not in seen
+        for client in (alice, bob):
+            assert client.delete("/v1/sessions/mine").status_code == 200
+
+
+def test_a_host_that_others_can_reach_needs_keys(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="api-keys"):
+        Server("echo", "--host", "0.0.0.0")
+
+
+def test_anonymous_by_choice(serve: Serve) -> None:
+    server = serve("echo", "--host", "0.0.0.0", "--allow-anonymous", "--kv-tokens", "4096")
+    assert server.url.startswith("http://0.0.0.0")
+
+
+def test_a_tenant_has_a_cap_on_its_sessions(serve: Serve, tmp_path: Path) -> None:
+    server = serve(
+        "echo",
+        "--tenant-sessions",
+        "2",
+        "--kv-tokens",
+        "4096",
+        environment={"HOLDFAST_API_KEYS": f"alice:{ALICE},bob:{BOB}"},
+    )
+    with as_(server, ALICE) as alice, as_(server, BOB) as bob:
+        assert [alice.post("/v1/sessions", json={}).status_code for _ in range(3)] == [201, 201, 429]
+        assert bob.post("/v1/sessions", json={}).status_code == 201
