@@ -1,6 +1,6 @@
 """Runs SGLang's own suites of sessions against Holdfast, from a checkout of SGLang.
 
-    python tests/server/run_sglang_suites.py CHECKOUT [--model MODEL] [-k PATTERN]
+    python tests/server/run_sglang_suites.py CHECKOUT [--model MODEL] [--endless] [-k PATTERN]
 
 The suites are run as they are; what they import of SGLang's is stood in for by `sglang_shim`, which starts
 `holdfast serve` with a strict audit and looks at the ledger before each server ends. They need aiohttp,
@@ -10,9 +10,15 @@ requests and tabulate, which Holdfast does not: `pip install --target DIR aiohtt
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+from gguf import GGUFReader
+
+from holdfast.engine.pull import resolve_model
 
 HERE = Path(__file__).resolve().parent
 SUITES = (
@@ -23,6 +29,14 @@ SUITES = (
 )
 
 
+def without_end(model: str, folder: Path) -> Path:
+    """A copy of a GGUF model whose answers do not end early: its end mark is its first token."""
+    copy = folder / f"endless-{Path(model).name}.gguf"
+    shutil.copyfile(resolve_model(model), copy)
+    GGUFReader(copy, "r+").fields["tokenizer.ggml.eos_token_id"].parts[-1][0] = 0
+    return copy
+
+
 def main() -> int:
     """Run the suites one after another; 0 if all that apply pass."""
     parser = argparse.ArgumentParser(
@@ -31,8 +45,17 @@ def main() -> int:
     parser.add_argument("checkout", type=Path, help="where SGLang is checked out")
     parser.add_argument("-k", action="append", default=[], help="only tests whose names match")
     parser.add_argument("--model", default="smollm2", help="what is served")
+    parser.add_argument("--endless", action="store_true", help="serve a copy whose answers do not end early")
     parser.add_argument("--suite", action="append", choices=SUITES, help="only these suites")
     arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.endless:
+            arguments.model = str(without_end(arguments.model, Path(folder)))
+        return run(parser, arguments)
+
+
+def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    """Run what was chosen."""
     sessions = arguments.checkout.resolve() / "test" / "registered" / "sessions"
     if not sessions.is_dir():
         parser.error(f"there are no suites of sessions in {arguments.checkout}")

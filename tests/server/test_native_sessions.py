@@ -69,6 +69,21 @@ def test_what_would_rewrite_history_is_refused(
     assert native.turn(streaming, "two")["meta_info"]["cached_tokens"] == total(first)
 
 
+def test_turns_may_have_one_name_one_after_another(serve: Serve, tmp_path: Path) -> None:
+    server = serve("echo", "--audit", "strict", "--kv-tokens", "4096", "--journal", str(tmp_path / "journal"))
+    native = NativeClient(server)
+    name = native.open(streaming=True)
+    before = 0
+    for number in range(3):
+        answer = native.turn(name, f"turn {number}", rid="same")
+        assert (answer["text"], answer["meta_info"]["cached_tokens"]) == (f"turn {number}", before)
+        before = total(answer)
+    silent = native.turn(name, "listen", rid="same", sampling_params={"max_new_tokens": 0})
+    assert native.turn(name, "speak", rid="same")["meta_info"]["prompt_tokens"] == total(silent) + 5
+    assert native.close(name) == 200
+    server.check_clean()
+
+
 def test_parameters_that_change_nothing_are_taken(native: NativeClient, streaming: str) -> None:
     plain = {"rid": "whatever", "offset": 0, "replace": False, "drop_previous_output": False}
     assert native.turn(streaming, "one", session_params=plain)["text"] == "one"

@@ -87,7 +87,7 @@ async def abort_request(request: Request) -> Response:
         native.service.link.end_all(None, "all requests were aborted")
     elif body.rid:
         native.stop(caller.tenant, body.rid, "the request was aborted")
-    return Response(status_code=200)
+    return json_answer({"success": True})
 
 
 # --- sessions -------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ async def close_session(request: Request) -> Response:
         native.close(branches)
     elif native.service.table.get(caller.tenant, name) or native.gone(caller.tenant, name) is None:
         await native.service.close_session(caller, name)
-    return Response(status_code=200)
+    return json_answer({"success": True})
 
 
 # --- the server -----------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ async def close_session(request: Request) -> Response:
 @router.post("/flush_cache", **documented(None, "Forget prompts that nobody uses."))
 async def flush_cache(request: Request) -> Response:
     await service_of(request).ask("flush")
-    return Response("What nobody holds was evicted; sessions keep theirs.\n", media_type="text/plain")
+    return json_answer({"success": True, "message": "what nobody holds was evicted; sessions keep theirs"})
 
 
 @router.get("/health_generate", **documented(None, "Whether the engine generates."))
