@@ -15,14 +15,16 @@ from starlette.types import ASGIApp
 
 from holdfast import __version__
 from holdfast.server.answers import json_answer
-from holdfast.server.doors import house, native, openai, realtime, sessions
+from holdfast.server.doors import house, live, native, openai, realtime, sessions, web
 from holdfast.server.doors.native_sessions import Native
 from holdfast.server.doors.realtime_channel import Channels
 from holdfast.server.doors.schema import components
 from holdfast.server.gate import Gate
 from holdfast.server.keys import Keys
+from holdfast.server.live import LiveMemory
 from holdfast.server.problems import Problem
 from holdfast.server.service import Service
+from holdfast.server.storm import Storm
 
 __all__ = ["build_app"]
 
@@ -45,8 +47,10 @@ def build_app(service: Service, keys: Keys, draining: Callable[[], bool]) -> ASG
     app.state.service = service
     app.state.draining = draining
     app.state.channels = Channels(service)
+    app.state.live = LiveMemory(service)
+    app.state.storm = Storm(service)
     app.state.native = Native(service)
-    for door in (openai, sessions, realtime, native, house):
+    for door in (openai, sessions, realtime, native, house, live, web):
         app.include_router(door.router)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(HTTPException, _http_problem)

@@ -18,6 +18,7 @@ from holdfast.core.registry import Event
 from holdfast.core.session import Session
 from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
 from holdfast.engine.loop import EngineLoop
+from holdfast.engine.picture import MemoryPicture
 from holdfast.engine.report import memory_map, memory_report, session_report
 from holdfast.engine.sampling import Sampling, SamplingError
 from holdfast.engine.stream import TokenLogprob, TurnStream
@@ -50,6 +51,7 @@ class Desk:
         self.loop = loop
         self.turns: dict[int, Conversation] = {}
         self.findings = 0
+        self.picture = MemoryPicture(loop)
         self._waiting: list[Callable[[], bool]] = []
         self._closing: set[str] = set()
         self._reports: list[wire.Report] = []
@@ -374,6 +376,8 @@ class Desk:
                 answer = memory_report(loop)
             case "map":
                 answer = memory_map(loop)
+            case "picture":
+                answer = self.picture.take()
             case "session":
                 assert command.name is not None, "which session?"
                 answer = session_report(loop, loop.scheduler.registry.find(command.name))

@@ -139,7 +139,8 @@ class MoveSession(msgspec.Struct, tag="move", frozen=True):
 
 
 class Ask(msgspec.Struct, tag="ask", frozen=True):
-    """A question: `memory`, `map`, `session` (with its name), `sessions` (of a tenant), `census`, `flush`."""
+    """A question: `memory`, `map`, `picture`, `session` (with its name), `sessions` (of a tenant), `census`,
+    `flush`."""
 
     call: int
     what: str
@@ -209,10 +210,20 @@ class StoredSession(msgspec.Struct, frozen=True):
     created: float
 
 
+class Vocabulary(msgspec.Struct, frozen=True):
+    """The tokenizer of the model, so that the API process need not open the model itself."""
+
+    encoder: str
+    template: str | None
+    names: dict[str, str]
+    eos_tokens: list[int]
+
+
 class Ready(msgspec.Struct, tag="ready", frozen=True):
     """The engine serves; `sessions` came back from a journal."""
 
     facts: ModelFacts
+    vocabulary: Vocabulary
     sessions: list[StoredSession] = []
 
 

@@ -245,7 +245,8 @@ class Channel:
             assert feed.end is not None
             if feed.end.outcome == "failed":
                 raise turn_failure(feed.end)
-            self.emit("response.done", shown_turn(asked.name, _standing(feed.end)))
+            turns = {} if feed.end.view is None else {"turns": feed.end.view.turns}
+            self.emit("response.done", {**shown_turn(asked.name, _standing(feed.end)), **turns})
         finally:
             self.running = None
             running.begun.set()

@@ -1,0 +1,118 @@
+"""`WS /v1/memory/live`: who holds the memory, pushed as it changes.
+
+Text messages are JSON: `memory.pools` when a map begins (or begins again, with another engine process),
+`memory.holders` when holders come or go, `memory.report` once a second (what `GET /v1/memory` answers),
+`health` once a second for the admin, `engine` when the engine goes or comes back. Binary messages are
+differences between two maps, as `live.difference` writes them. What a client says is not listened to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from holdfast.core.ledger import Kind
+from holdfast.server.doors.access import caller_of
+from holdfast.server.doors.house import tenant_memory
+from holdfast.server.doors.realtime import accept
+from holdfast.server.keys import Caller
+from holdfast.server.live import LiveMemory, Picture, difference, shown_holders
+
+__all__ = ["router"]
+
+log = logging.getLogger("holdfast.server")
+
+router = APIRouter()
+
+_encoder = msgspec.json.Encoder()
+
+
+class Viewer:
+    """One connection that looks on."""
+
+    def __init__(self, websocket: WebSocket, live: LiveMemory, caller: Caller) -> None:
+        self.websocket = websocket
+        self.live = live
+        self.caller = caller
+        self.picture: Picture | None = None
+        self.holders: dict[int, list[Any]] = {}
+        self.report: dict[str, Any] | None = None
+        self.up: bool | None = None
+
+    async def run(self) -> None:
+        """Show what is new until the client has gone."""
+        self.live.enter()
+        showing = asyncio.create_task(self._show())
+        watching = asyncio.create_task(self._watch())
+        try:
+            await asyncio.wait({showing, watching}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.live.leave()
+            for task in (showing, watching):
+                task.cancel()
+            results = await asyncio.gather(showing, watching, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _watch(self) -> None:
+        while (await self.websocket.receive())["type"] != "websocket.disconnect":
+            pass
+
+    async def _show(self) -> None:
+        try:
+            while True:
+                await self.live.news()
+                await self._show_news()
+        except (WebSocketDisconnect, RuntimeError) as error:
+            # The connection was closed beneath us; the watch hears why.
+            log.debug("nothing more can be shown: %s", type(error).__name__)
+
+    async def _show_news(self) -> None:
+        live = self.live
+        if live.up is not self.up:
+            self.up = live.up
+            await self._say("engine", {"up": live.up})
+        if live.picture is not None and live.picture is not self.picture:
+            await self._show_picture(live.picture)
+        if live.report is not None and live.report is not self.report:
+            self.report = live.report
+            await self._say("memory.report", tenant_memory(live.report, self.caller))
+            if self.caller.admin:
+                storm = self.websocket.app.state.storm
+                await self._say("health", {**live.figures.shown(), "storm": storm.shown()})
+
+    async def _show_picture(self, picture: Picture) -> None:
+        before = self.picture
+        if before is not None and (before.life, before.pools) != (picture.life, picture.pools):
+            before = None
+        if before is None:
+            self.holders = {}
+            pools = [{"component": c, "tier": t, "units": n} for c, t, n in picture.pools]
+            await self._say("memory.pools", {"pools": pools, "kinds": [kind.name for kind in Kind]})
+        holders = shown_holders(picture.holders, self.caller)
+        if holders != self.holders:
+            come = [[number, *each] for number, each in holders.items() if self.holders.get(number) != each]
+            gone = [number for number in self.holders if number not in holders]
+            self.holders = holders
+            await self._say("memory.holders", {"come": come, "gone": gone})
+        self.picture = picture
+        changes = difference(before, picture)
+        await self.websocket.send({"type": "websocket.send", "bytes": changes})
+
+    async def _say(self, kind: str, body: dict[str, Any]) -> None:
+        text = _encoder.encode({"type": kind, **body}).decode()
+        await self.websocket.send({"type": "websocket.send", "text": text})
+
+
+@router.websocket("/v1/memory/live")
+async def live_memory(websocket: WebSocket) -> None:
+    live = websocket.app.state.live
+    assert isinstance(live, LiveMemory)
+    if await accept(websocket):
+        await Viewer(websocket, live, caller_of(websocket)).run()

@@ -1,0 +1,124 @@
+"""A storm: many sessions that talk and are interrupted at random, to watch the memory stay tight.
+
+For people who want to see it, and for nobody else: the server must have been started with `--storm`, and the
+call needs the admin key. Sessions of a storm belong to a tenant of their own and are closed when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from typing import Any
+
+from holdfast.engine.sampling import Sampling
+from holdfast.server.keys import Caller
+from holdfast.server.problems import Problem
+from holdfast.server.service import Input, Service, TurnAsked
+from holdfast.server.sessions import SessionRecord, new_name
+
+__all__ = ["Storm"]
+
+log = logging.getLogger("holdfast.server")
+
+TENANT = "~storm"
+"""No key can have this one."""
+
+WORDS = ("wind", "rain", "thunder", "wave", "cloud", "gust", "spray", "gale", "squall", "hail", "tide")
+
+
+class Storm:
+    """At most one storm at a time."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._caller = Caller(TENANT, admin=False)
+        self._task: asyncio.Task[None] | None = None
+        self._until = 0.0
+        self.turns = 0
+        self.interrupts = 0
+        self.refused = 0
+
+    @property
+    def rages(self) -> bool:
+        """Whether one is under way."""
+        return self._task is not None
+
+    def shown(self) -> dict[str, Any]:
+        """How it goes."""
+        return {
+            "allowed": self._service.options.storm,
+            "running": self.rages,
+            "seconds_left": round(max(0.0, self._until - time.monotonic()), 1) if self.rages else 0,
+            "turns": self.turns,
+            "interrupts": self.interrupts,
+            "refused": self.refused,
+        }
+
+    def start(self, sessions: int, seconds: float, seed: int) -> None:
+        """Let one begin."""
+        if not self._service.options.storm:
+            raise Problem(403, "storm_off", "the server was not started with --storm")
+        if self._task is not None:
+            raise Problem(409, "storm_running", "a storm is under way")
+        self.turns = self.interrupts = self.refused = 0
+        self._until = time.monotonic() + seconds
+        self._task = asyncio.create_task(self._rage(sessions, seed))
+
+    def stop(self) -> None:
+        """Let it end; what it opened is closed."""
+        self._until = 0.0
+
+    async def _rage(self, sessions: int, seed: int) -> None:
+        try:
+            talks = [self._talk(random.Random(seed + number)) for number in range(sessions)]
+            await asyncio.gather(*talks)
+        finally:
+            self._task = None
+        log.info("the storm is over", extra={"fields": {"turns": self.turns, "interrupts": self.interrupts}})
+
+    async def _talk(self, chance: random.Random) -> None:
+        """One guest: opens a session, talks, cuts in, comes back."""
+        while time.monotonic() < self._until:
+            try:
+                record = await self._service.open_session(self._caller, None, 120.0, None)
+            except Problem:
+                self.refused += 1
+                await asyncio.sleep(chance.uniform(0.1, 0.5))
+                continue
+            try:
+                for _ in range(chance.randint(1, 8)):
+                    if time.monotonic() >= self._until:
+                        break
+                    await self._turn(record, chance)
+                    await asyncio.sleep(chance.uniform(0.0, 0.5))
+            finally:
+                await self._close(record)
+
+    async def _turn(self, record: SessionRecord, chance: random.Random) -> None:
+        words = " ".join(chance.choice(WORDS) for _ in range(chance.randint(4, 60)))
+        sampling = Sampling(max_tokens=chance.randint(8, 120), ignore_eos=True)
+        stops_after = chance.randint(0, 40) if chance.random() < 0.4 else None
+        try:
+            feed = await self._service.start_turn(
+                record, TurnAsked(Input(text=words), sampling, new_name("t"))
+            )
+            self.turns += 1
+            try:
+                async for delta in feed.deltas():
+                    said = delta.index + len(delta.tokens)
+                    if stops_after is not None and said >= stops_after:
+                        self.interrupts += 1
+                        self._service.link.end(feed, chance.choice([None, -1, said // 2]), "interrupt")
+                        stops_after = None
+            finally:
+                self._service.leave(feed, keeps=False)
+        except Problem:
+            self.refused += 1
+
+    async def _close(self, record: SessionRecord) -> None:
+        try:
+            await self._service.close_session(self._caller, record.name)
+        except Problem as problem:
+            log.info("a session of the storm was not closed: %s", problem.code)

@@ -1,0 +1,169 @@
+// One session as the page knows it: its turns, and the realtime connection that carries them. No drawing here.
+
+import { Link } from "/web/server.js";
+
+const LETTERS = "abcdefghijkmnpqrstuvwxyz23456789";
+const newName = (prefix) =>
+  `${prefix}-${[...crypto.getRandomValues(new Uint8Array(10))].map((byte) => LETTERS[byte % 32]).join("")}`;
+const TTL_SECONDS = 1800;
+
+export class Branch extends EventTarget {
+  constructor(server, { id = newName("s"), parent = null, turns = [], exists = false } = {}) {
+    super();
+    this.id = id;
+    this.parent = parent;
+    this.forkedAt = turns.length;
+    this.turns = turns;
+    this.exists = exists;
+    this.opened = false;
+    this.gone = "";
+    this.seq = null;
+    this.server = server;
+    this.link = new Link(server, "/v1/realtime");
+    this.link.onup = () => this.open();
+    this.link.ondown = (code) => this.dropped(code);
+    this.link.onmessage = (text) => this.hear(JSON.parse(text));
+    this.link.start();
+  }
+
+  get speaking() {
+    return this.turns.find((turn) => turn.state === "speaking") ?? null;
+  }
+
+  // Turns that are part of the session's history.
+  get history() {
+    return this.turns.filter((turn) => turn.counts);
+  }
+
+  changed(turn = null) {
+    this.dispatchEvent(new CustomEvent("changed", { detail: turn }));
+  }
+
+  open() {
+    const message = { type: "session.open", id: this.id };
+    if (this.seq !== null) message.resume_after_seq = this.seq;
+    else if (!this.exists) message.ttl = TTL_SECONDS;
+    this.link.say(message);
+  }
+
+  dropped(code) {
+    this.opened = false;
+    if (code === 1008) this.gone = "Another page has taken this session over.";
+    this.changed();
+  }
+
+  close() {
+    this.link.say({ type: "session.close" });
+    setTimeout(() => this.link.end(), 200);
+  }
+
+  // What the user says. `mode` is "after" or "interrupt", for when the model speaks.
+  say(input, limit, mode = "after") {
+    const turn = {
+      id: newName("t"), input, limit, mode, text: "", shown: 0,
+      state: "waiting", counts: false, usage: null, timing: null, problem: "",
+    };
+    this.turns.push(turn);
+    if (this.opened) this.commit(turn);
+    this.changed(turn);
+    return turn;
+  }
+
+  commit(turn) {
+    this.link.say({ type: "input.append", text: turn.input });
+    const sampling = turn.limit ? { max_tokens: turn.limit } : {};
+    this.link.say({ type: "input.commit", turn_id: turn.id, mode: turn.mode, sampling });
+  }
+
+  // Cut the model off at the word last shown: what has not been shown is as if it had never been said.
+  interrupt() {
+    const turn = this.speaking;
+    if (turn) this.link.say({ type: "response.interrupt", turn_id: turn.id, keep_tokens: turn.shown });
+    return turn;
+  }
+
+  rewind(turns) {
+    this.link.say({ type: "session.rewind", to_turn: turns });
+  }
+
+  fork(turns) {
+    this.link.say({ type: "session.fork", at_turn: turns, id: newName("s") });
+  }
+
+  hear(message) {
+    if (message.seq !== null && message.type !== "session.opened") this.seq = message.seq;
+    const turn = this.turns.find((each) => each.id === message.turn_id) ?? null;
+    switch (message.type) {
+      case "session.opened": this.wasOpened(message); break;
+      case "response.started": if (turn) turn.state = "speaking"; break;
+      case "response.delta": if (turn) this.delta(turn, message); break;
+      case "response.done": if (turn) this.done(turn, message); break;
+      case "session.rewound": this.rewound(message, turn); break;
+      case "session.forked": this.forked(message); return;
+      case "session.closed": this.gone = "This session is closed."; this.opened = false; break;
+      case "error": this.failed(turn, message.error); break;
+    }
+    this.changed(turn);
+  }
+
+  wasOpened(message) {
+    this.opened = true;
+    this.exists = true;
+    this.gone = "";
+    if (this.seq === null || !message.resumed) {
+      this.seq = message.seq;
+      for (const turn of this.turns) {
+        if (turn.state === "speaking") this.lose(turn, "The connection broke.");
+      }
+    }
+    // What was said and not begun when the connection broke is said again; its id makes it count once.
+    for (const turn of this.turns) if (turn.state === "waiting") this.commit(turn);
+  }
+
+  delta(turn, message) {
+    turn.text += message.text;
+    turn.shown = message.index + message.token_ids.length;
+  }
+
+  done(turn, message) {
+    const before = this.history.length;
+    turn.state = message.finish_reason === "abort" ? "cut" : "done";
+    turn.counts = message.turns > before;
+    if (turn.counts) turn.text = message.text;
+    else turn.problem = "Taken back: the session is as it was before.";
+    turn.reason = message.finish_reason;
+    turn.usage = message.usage;
+    turn.timing = message.timing;
+    turn.shown = message.usage.completion_tokens;
+  }
+
+  rewound(message, turn) {
+    if (turn) {
+      // A turn that had ended already was cut.
+      turn.state = "cut";
+      turn.cutLate = true;
+      return;
+    }
+    const kept = this.history.slice(0, message.turns);
+    this.turns = this.turns.filter((each) => kept.includes(each) || ["waiting", "speaking"].includes(each.state));
+    this.forkedAt = Math.min(this.forkedAt, message.turns);
+  }
+
+  forked(message) {
+    const turns = this.history.slice(0, message.turns).map((turn) => ({ ...turn }));
+    const child = new Branch(this.server, { id: message.id, parent: this, turns, exists: true });
+    this.dispatchEvent(new CustomEvent("forked", { detail: child }));
+  }
+
+  failed(turn, error) {
+    if (turn && turn.state !== "done") this.lose(turn, error.message);
+    else if (!this.opened) this.gone = error.message;
+    else this.problem = error.message;
+  }
+
+  lose(turn, why) {
+    turn.state = "failed";
+    turn.counts = false;
+    turn.problem = why;
+  }
+}

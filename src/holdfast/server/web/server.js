@@ -1,0 +1,101 @@
+// The server that the page came from: its key, its calls, and sockets that come back by themselves.
+
+const RETRY_MS = [300, 1000, 2000, 5000];
+
+export class Server extends EventTarget {
+  constructor() {
+    super();
+    this.key = sessionStorage.getItem("holdfast-key");
+  }
+
+  useKey(key) {
+    this.key = key;
+    sessionStorage.setItem("holdfast-key", key);
+  }
+
+  call(method, path, body) {
+    const headers = {};
+    if (this.key) headers.authorization = `Bearer ${this.key}`;
+    if (body !== undefined) headers["content-type"] = "application/json";
+    return fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+  }
+
+  // What stands between the page and the server: "", "key", "starting" or "offline".
+  async obstacle() {
+    try {
+      const answer = await this.call("GET", "/v1/sessions");
+      if (answer.status === 401) return "key";
+      return answer.ok ? "" : "starting";
+    } catch {
+      return "offline";
+    }
+  }
+
+  open(path) {
+    const url = new URL(path, location.href);
+    url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
+    const protocols = this.key ? ["holdfast", `holdfast.key.${this.key}`] : ["holdfast"];
+    return new WebSocket(url, protocols);
+  }
+
+  // The page asks for a key when it hears this.
+  refused() {
+    this.dispatchEvent(new Event("refused"));
+  }
+}
+
+// A socket that is opened again whenever it closes. `onup`, `onmessage` and `ondown` are for whoever made it.
+export class Link {
+  constructor(server, path) {
+    this.server = server;
+    this.path = path;
+    this.tries = 0;
+    this.ended = false;
+    this.socket = null;
+    this.onup = () => {};
+    this.ondown = () => {};
+    this.onmessage = () => {};
+  }
+
+  get up() {
+    return this.socket !== null && this.socket.readyState === WebSocket.OPEN;
+  }
+
+  start() {
+    const socket = this.server.open(this.path);
+    socket.binaryType = "arraybuffer";
+    this.socket = socket;
+    socket.onopen = () => {
+      this.tries = 0;
+      this.onup();
+    };
+    socket.onmessage = (event) => this.onmessage(event.data);
+    socket.onclose = (event) => this.closed(socket, event);
+  }
+
+  async closed(socket, event) {
+    if (this.ended || socket !== this.socket) return;
+    this.socket = null;
+    this.ondown(event.code);
+    if (event.code === 1008) return; // Somebody else has taken over, or we were too slow: once is enough.
+    const obstacle = await this.server.obstacle();
+    if (obstacle === "key") {
+      this.server.refused();
+      this.server.addEventListener("key", () => this.start(), { once: true });
+      return;
+    }
+    const wait = RETRY_MS[Math.min(this.tries++, RETRY_MS.length - 1)];
+    setTimeout(() => !this.ended && this.start(), wait);
+  }
+
+  say(message) {
+    if (!this.up) return false;
+    this.socket.send(JSON.stringify(message));
+    return true;
+  }
+
+  end() {
+    this.ended = true;
+    if (this.socket) this.socket.close();
+  }
+}
