@@ -388,6 +388,8 @@ VARIANTS: dict[str, Variant] = {
     "qwen3-next-dense": _variant(
         "Qwen3NextConfig",
         "Qwen3NextForCausalLM",
+        seed=3,
+        **_CALM,
         head_dim=24,
         num_attention_heads=3,
         num_key_value_heads=1,
