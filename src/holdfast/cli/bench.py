@@ -1,6 +1,7 @@
 """`holdfast bench`: measure, and show each figure beside its baseline.
 
-`bench core` measures the memory core alone: no model, no device, no torch. It prints a table, or with
+`bench core` measures the memory core alone: no model, no device, no torch; `throughput`, `turns` and `abort`
+are in `bench_beside`, `sessions` in `bench_url`. It prints a table, or with
 `--json` one object a line; what it does meanwhile goes to standard error. Targets that are missed are shown,
 not punished: the exit status is 0 whenever the measurement ran.
 """
@@ -15,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.cli import bench_url
+from holdfast.cli import bench_beside, bench_url
 from holdfast.core.layout import PAGE_SIZE_MAX
 from holdfast.sim.bench.registry import MEASUREMENTS
 from holdfast.sim.bench.report import OURS, Check, Figure, Settings, plain
@@ -33,6 +34,9 @@ def _no_common_options() -> None:
 
 
 app.command("sessions", help=bench_url.HELP)(bench_url.sessions)
+app.command("throughput")(bench_beside.throughput_command)
+app.command("turns")(bench_beside.turns_command)
+app.command("abort")(bench_beside.abort_command)
 
 
 @app.command("core")

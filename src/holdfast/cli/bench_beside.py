@@ -1,0 +1,179 @@
+"""`holdfast bench throughput`, `turns` and `abort`: Holdfast beside other systems in one run, on the CPU.
+
+transformers always runs beside it; llama-server where its path is given. Each prints a table, or with
+`--json` one object a line; what happens meanwhile goes to standard error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.cli.compare.measurements import Case, abort, prefill, run, throughput, turns
+from holdfast.cli.compare.systems import Holdfast, LlamaServer, System
+from holdfast.cli.compare.wire import BenchError
+from holdfast.engine.pull import PullError, pull
+
+__all__ = ["abort_command", "throughput_command", "turns_command"]
+
+Model = Annotated[str, typer.Argument(help="A packaged model, a .gguf file or a model directory.")]
+LlamaPath = Annotated[
+    Path | None, typer.Option("--llama-server", help="A llama-server to run beside.", exists=True)
+]
+Rounds = Annotated[int, typer.Option(min=1, help="Rounds that count; one more warms up.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads of each system; all cores if left out.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+Given = Annotated[int, typer.Option("--input-tokens", min=1, help="Tokens in.")]
+Wanted = Annotated[int, typer.Option("--output-tokens", min=2, help="Tokens out.")]
+
+
+def throughput_command(
+    model: Model = "smollm2",
+    llama_server: LlamaPath = None,
+    streams: Annotated[list[int] | None, typer.Option(min=1, help="Streams at once.")] = None,
+    given: Given = 64,
+    wanted: Wanted = 128,
+    prompts: Annotated[
+        list[int] | None, typer.Option("--prefill", min=1, help="Lengths of prompts to prefill.")
+    ] = None,
+    speculate: Annotated[bool, typer.Option(help="Also measure Holdfast with --speculate ngram.")] = False,
+    rounds: Rounds = 5,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tokens a second: some streams at once, and prompts."""
+    cases = [throughput(count, given, wanted) for count in streams or (1, 4, 16)]
+    cases += [prefill(length) for length in prompts or (512,)]
+    more = ("--speculate", "ngram") if speculate else ()
+    _measure("throughput", cases, model, llama_server, rounds, threads, as_json, more)
+
+
+def turns_command(
+    model: Model = "smollm2",
+    llama_server: LlamaPath = None,
+    last: Annotated[int, typer.Option("--turns", min=2, help="Turns of a conversation.")] = 20,
+    given: Given = 32,
+    wanted: Wanted = 32,
+    rounds: Rounds = 3,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """The first token of each turn as a conversation grows longer."""
+    shown = sorted({2, max(2, last // 2), last})
+    _measure("turns", [turns(last, given, wanted, shown)], model, llama_server, rounds, threads, as_json, ())
+
+
+def abort_command(
+    model: Model = "smollm2",
+    llama_server: LlamaPath = None,
+    turn: Annotated[int, typer.Option(min=3, help="The turn that is left in its middle.")] = 10,
+    given: Given = 32,
+    wanted: Wanted = 32,
+    rounds: Rounds = 3,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """The turn after one that its client has left, beside a normal one."""
+    _measure("abort", [abort(turn, given, wanted)], model, llama_server, rounds, threads, as_json, ())
+
+
+def _measure(
+    title: str,
+    cases: Sequence[Case],
+    model: str,
+    llama_server: Path | None,
+    rounds: int,
+    threads: int | None,
+    as_json: bool,
+    more: tuple[str, ...],
+) -> None:
+    threads = threads or len(os.sched_getaffinity(0))
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # Inherited by our server; the others are told directly.
+    notes = Console(stderr=True)
+    try:
+        path = Path(model) if Path(model).exists() else pull(model)
+        systems = _systems(path, llama_server, threads, more)
+        figures = asyncio.run(_run(cases, systems, rounds, notes))
+    except (BenchError, PullError) as error:
+        notes.print(f"bench {title}: {error}", style="red", highlight=False)
+        raise typer.Exit(1) from error
+    if as_json:
+        for figure in figures:
+            typer.echo(json.dumps({**figure, "model": path.name, "threads": threads}))
+    else:
+        Console().print(_table(title, figures, path.name, threads))
+
+
+def _systems(path: Path, llama_server: Path | None, threads: int, more: tuple[str, ...]) -> list[System]:
+    # transformers takes seconds to import, and only these commands need it.
+    theirs = importlib.import_module("holdfast.cli.compare.transformers_system")
+    systems: list[System] = [Holdfast(str(path))]
+    if more:
+        systems.append(Holdfast(str(path), f"holdfast {' '.join(more)}", more))
+    systems.append(theirs.Transformers(path, threads))
+    if llama_server is not None:
+        systems.append(LlamaServer(llama_server, path, threads))
+    return systems
+
+
+async def _run(
+    cases: Sequence[Case], systems: Sequence[System], rounds: int, notes: Console
+) -> list[dict[str, Any]]:
+    started: list[System] = []
+    with notes.status("bench") as status:
+
+        def told(line: str) -> None:
+            if notes.is_terminal:
+                status.update(line)
+            else:
+                notes.print(line, highlight=False, markup=False)
+
+        try:
+            for system in systems:
+                told(f"starting {system.name}")
+                started.append(system)
+                await system.start()
+            return await run(cases, systems, rounds, told)
+        finally:
+            for system in started:
+                await system.stop()
+
+
+def _table(title: str, figures: Sequence[dict[str, Any]], model: str, threads: int) -> Table:
+    systems = list(dict.fromkeys(figure["system"] for figure in figures))
+    table = Table(
+        title=f"holdfast bench {title}: {model}, {threads} threads",
+        caption="median [least-most] over the rounds; ours/theirs: median of the rounds' ratios; "
+        "foreign: cores that others kept busy",
+    )
+    for heading in ("name", "parameters", "unit"):
+        table.add_column(heading)
+    for heading in (*systems, *(f"ours/{name}" for name in systems[1:]), "foreign"):
+        table.add_column(heading, justify="right")
+    common = {"name", "value", "unit", "system", "min", "max", "rounds", "foreign_load"}
+    rows: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for figure in figures:
+        parameters = {
+            key: value for key, value in figure.items() if key not in common and not key.startswith("ratio")
+        }
+        shown = ", ".join(f"{key} {value}" for key, value in parameters.items())
+        rows.setdefault((figure["name"], shown), {})[figure["system"]] = figure
+    for (name, shown), found in rows.items():
+        cells = [_cell(found[system]) if system in found else "" for system in systems]
+        ratios = [str(found[systems[0]].get(f"ratio_to_{system}", "")) for system in systems[1:]]
+        foreign = max(figure["foreign_load"] for figure in found.values())
+        table.add_row(name, shown, found[systems[0]]["unit"], *cells, *ratios, f"{foreign:.2f}")
+    return table
+
+
+def _cell(figure: dict[str, Any]) -> str:
+    return f"{figure['value']:,.1f} [{figure['min']:,.0f}-{figure['max']:,.0f}]"

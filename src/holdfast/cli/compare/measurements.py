@@ -1,0 +1,165 @@
+"""What is measured of each system, round by round, and what the rounds come to.
+
+A round measures every system once, the first in turn, so that a busy moment of the machine touches all; the
+figures are medians over the rounds, a ratio is the median of the rounds' ratios. The first round warms up.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from holdfast.cli.compare.machine import ForeignLoad
+from holdfast.cli.compare.systems import System
+
+__all__ = ["Case", "abort", "prefill", "run", "throughput", "turns"]
+
+Values = dict[str, tuple[float, str]]
+"""By name: a value and its unit."""
+
+OURS = "holdfast"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One thing to measure with its parameters; `measure` gets a system and a seed for its prompts."""
+
+    parameters: dict[str, Any]
+    measure: Callable[[System, int], Awaitable[Values]]
+
+
+@dataclass(slots=True)
+class _Taken:
+    """The values of one quantity: a list over the rounds for each system, with the load beside each."""
+
+    unit: str
+    values: dict[str, list[float]] = field(default_factory=dict)
+    foreign: dict[str, list[float]] = field(default_factory=dict)
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    """Random tokens that no round has seen before, so that nothing comes from a cache."""
+    chance = random.Random(seed)
+    return [chance.randrange(100, 40_000) for _ in range(length)]
+
+
+async def run(
+    cases: Sequence[Case], systems: Sequence[System], rounds: int, told: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """The figures of all cases, one object each, ours with its ratios to the others."""
+    taken: list[dict[str, _Taken]] = [{} for _ in cases]
+    for number in range(rounds + 1):
+        for index, case in enumerate(cases):
+            shift = number % len(systems)
+            for system in (*systems[shift:], *systems[:shift]):
+                told(f"round {number} of {rounds}: {system.name}, {case.parameters}")
+                load = ForeignLoad()
+                values = await case.measure(system, 1 + number * 1000 + index)
+                foreign = load.cores()
+                if not number:
+                    continue
+                for name, (value, unit) in values.items():
+                    quantity = taken[index].setdefault(name, _Taken(unit))
+                    quantity.values.setdefault(system.name, []).append(value)
+                    quantity.foreign.setdefault(system.name, []).append(foreign)
+    names = [system.name for system in systems]
+    return [
+        figure
+        for case, found in zip(cases, taken, strict=True)
+        for name, quantity in found.items()
+        for figure in _figures(case, name, quantity, names)
+    ]
+
+
+def _figures(case: Case, name: str, taken: _Taken, systems: Sequence[str]) -> list[dict[str, Any]]:
+    figures = []
+    for system in systems:
+        values = taken.values[system]
+        figure: dict[str, Any] = {
+            "name": name,
+            "value": round(median(values), 3),
+            "unit": taken.unit,
+            **case.parameters,
+            "system": system,
+            "min": round(min(values), 3),
+            "max": round(max(values), 3),
+            "rounds": len(values),
+            "foreign_load": round(median(taken.foreign[system]), 2),
+        }
+        if system == OURS:
+            for other, theirs in taken.values.items():
+                if other != OURS:
+                    ratios = [mine / his for mine, his in zip(values, theirs, strict=True) if his]
+                    figure[f"ratio_to_{other}"] = round(median(ratios), 3)
+        figures.append(figure)
+    return figures
+
+
+def throughput(streams: int, given: int, wanted: int) -> Case:
+    """Some streams at once, each from a prompt of its own."""
+
+    async def measure(system: System, seed: int) -> Values:
+        prompts = [prompt(given, seed * 100 + row) for row in range(streams)]
+        began = time.perf_counter()
+        timings = await system.complete(prompts, wanted)
+        seconds = time.perf_counter() - began
+        between = [(timing.total - timing.first) / max(1, wanted - 1) for timing in timings]
+        return {
+            "throughput": (streams * wanted / seconds, "tokens/s"),
+            "first_token": (1e3 * median(timing.first for timing in timings), "ms"),
+            "between_tokens": (1e3 * median(between), "ms"),
+        }
+
+    return Case({"streams": streams, "input_tokens": given, "output_tokens": wanted}, measure)
+
+
+def prefill(given: int) -> Case:
+    """One prompt to its first token."""
+
+    async def measure(system: System, seed: int) -> Values:
+        (timing,) = await system.complete([prompt(given, seed)], 1)
+        return {"prefill": (given / timing.total, "tokens/s")}
+
+    return Case({"input_tokens": given}, measure)
+
+
+def turns(last: int, given: int, wanted: int, shown: Sequence[int]) -> Case:
+    """One conversation: the first token of some of its turns."""
+
+    async def measure(system: System, seed: int) -> Values:
+        conversation = await system.conversation()
+        values: Values = {}
+        for turn in range(1, last + 1):
+            timing = await conversation.say(prompt(given, seed * 1000 + turn), wanted)
+            if turn in shown:
+                values[f"first_token_of_turn_{turn}"] = (1e3 * timing.first, "ms")
+        await conversation.close()
+        return values
+
+    return Case({"turns": last, "input_tokens": given, "output_tokens": wanted}, measure)
+
+
+def abort(turn: int, given: int, wanted: int) -> Case:
+    """A client leaves in the middle of a turn: the first token of the next turn beside that of one before."""
+
+    async def measure(system: System, seed: int) -> Values:
+        conversation = await system.conversation()
+        normal = []
+        for number in range(1, turn):
+            timing = await conversation.say(prompt(given, seed * 1000 + number), wanted)
+            if number > turn // 2:
+                normal.append(timing.first)
+        await conversation.say(prompt(given, seed * 1000 + turn), 4 * wanted, leave_after=wanted // 2)
+        after = await conversation.say(prompt(given, seed * 1000 + turn + 1), wanted)
+        await conversation.close()
+        return {
+            "first_token_of_a_turn": (1e3 * median(normal), "ms"),
+            "first_token_after_abort": (1e3 * after.first, "ms"),
+            "after_abort_over_normal": (after.first / median(normal), "ratio"),
+        }
+
+    return Case({"turn": turn, "input_tokens": given, "output_tokens": wanted}, measure)

@@ -1,0 +1,162 @@
+"""What `bench throughput`, `turns` and `abort` make of their systems: rounds, ratios, streams cut short."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from holdfast.cli.bench_beside import _table
+from holdfast.cli.compare.machine import ForeignLoad
+from holdfast.cli.compare.measurements import abort, prefill, prompt, run, throughput, turns
+from holdfast.cli.compare.systems import Conversation, System
+from holdfast.cli.compare.wire import HOST, BenchError, Timing, ask, stream
+
+
+class Clockwork:
+    """A system whose answers take exactly as long as it says, without taking any time."""
+
+    def __init__(self, name: str, first: float) -> None:
+        self.name = name
+        self.first = first
+        self.asked: list[tuple[int, int]] = []
+        self.left: list[int] = []
+
+    async def start(self) -> None:
+        raise AssertionError("started by whoever made it")
+
+    async def stop(self) -> None:
+        raise AssertionError("stopped by whoever made it")
+
+    async def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[Timing]:
+        assert len({tuple(each) for each in prompts}) == len(prompts), "no two streams share a prompt"
+        self.asked += [(len(each), count) for each in prompts]
+        return [Timing(self.first, self.first * 2) for _ in prompts]
+
+    async def conversation(self) -> Conversation:
+        return Talk(self)
+
+
+class Talk:
+    def __init__(self, system: Clockwork) -> None:
+        self.system = system
+        self.turn = 0
+
+    async def say(self, tokens: Sequence[int], count: int, leave_after: int | None = None) -> Timing:
+        self.turn += 1
+        if leave_after is not None:
+            self.system.left.append(leave_after)
+        return Timing(self.system.first * self.turn, 1.0)
+
+    async def close(self) -> None:
+        self.turn = 0
+
+
+def measured(systems: Sequence[System], *cases: Any) -> tuple[list[dict[str, Any]], list[str]]:
+    told: list[str] = []
+    return asyncio.run(run(cases, systems, 3, told.append)), told
+
+
+def test_every_round_measures_every_system_and_the_first_does_not_count() -> None:
+    ours, theirs = Clockwork("holdfast", 0.1), Clockwork("other", 0.4)
+    figures, told = measured([ours, theirs], prefill(512))
+    assert ours.asked == theirs.asked == [(512, 1)] * 4
+    assert [("holdfast" in line) for line in told] == [True, False, False, True, True, False, False, True]
+    mine, his = figures
+    assert (mine["system"], mine["value"], mine["unit"]) == ("holdfast", 512 / 0.2, "tokens/s")
+    assert mine["ratio_to_other"] == 4.0
+    assert mine["rounds"] == his["rounds"] == 3
+    assert "ratio_to_holdfast" not in his
+    assert mine["foreign_load"] >= 0.0
+
+
+def test_throughput_asks_for_as_many_streams_as_said() -> None:
+    ours = Clockwork("holdfast", 0.25)
+    figures, _ = measured([ours], throughput(4, 64, 9))
+    assert ours.asked == [(64, 9)] * 16
+    named = {figure["name"]: figure for figure in figures}
+    assert set(named) == {"throughput", "first_token", "between_tokens"}
+    assert named["first_token"]["value"] == 250.0
+    assert named["between_tokens"]["value"] == round(1e3 * 0.25 / 8, 3)
+    assert named["throughput"]["streams"] == 4
+
+
+def test_turns_show_those_that_were_asked_for() -> None:
+    figures, _ = measured([Clockwork("holdfast", 0.01)], turns(5, 8, 8, [2, 5]))
+    values = {figure["name"]: figure["value"] for figure in figures}
+    assert values == {"first_token_of_turn_2": 20.0, "first_token_of_turn_5": 50.0}
+
+
+def test_the_turn_after_an_abort_is_compared_with_those_before() -> None:
+    ours = Clockwork("holdfast", 0.01)
+    figures, _ = measured([ours], abort(6, 8, 10))
+    assert ours.left == [5] * 4
+    values = {figure["name"]: figure["value"] for figure in figures}
+    assert values["first_token_of_a_turn"] == 45.0
+    assert values["first_token_after_abort"] == 70.0
+    assert values["after_abort_over_normal"] == round(7 / 4.5, 3)
+
+
+def test_prompts_are_new_in_every_round() -> None:
+    assert prompt(64, 1) != prompt(64, 2)
+    assert prompt(64, 1) == prompt(64, 1)
+
+
+def test_the_table_has_a_line_for_each_quantity() -> None:
+    figures, _ = measured([Clockwork("holdfast", 0.1), Clockwork("other", 0.4)], prefill(16), prefill(32))
+    table = _table("throughput", figures, "model", 2)
+    assert table.row_count == 2
+    assert [column.header for column in table.columns][3:] == ["holdfast", "other", "ours/other", "foreign"]
+
+
+EVENTS = b'data: {"token": 1}\n\n: a comment\n\ndata: {"token": 2}\n\ndata: {"token": 3}\n\ndata: [DONE]\n\n'
+
+
+async def serve(answer: bytes) -> tuple[asyncio.Server, int, list[bytes]]:
+    heads: list[bytes] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length:")[1].split()[0])
+        heads.append(head + await reader.readexactly(length))
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(handle, HOST, 0)
+    return server, server.sockets[0].getsockname()[1], heads
+
+
+def test_a_stream_is_noted_event_by_event_and_can_be_left() -> None:
+    async def story() -> None:
+        server, port, heads = await serve(b"HTTP/1.1 200 OK\r\nX: y\r\n\r\n" + EVENTS)
+        whole = await stream(port, "/path", {"prompt": [1, 2]})
+        assert [payload["token"] for payload in whole.payloads()] == [1, 2, 3]
+        assert 0 < whole.first <= whole.total
+        assert heads[0].startswith(b"POST /path HTTP/1.1\r\n")
+        assert json.loads(heads[0].partition(b"\r\n\r\n")[2]) == {"prompt": [1, 2]}
+        left = await stream(port, "/path", {}, leave_after=2)
+        assert len(left.events) == 2
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_a_refusal_is_an_error_with_its_words() -> None:
+    async def story() -> None:
+        server, port, _ = await serve(b'HTTP/1.1 429 Busy\r\n\r\n{"error": "too many"}')
+        with pytest.raises(BenchError, match=r"429 Busy.*too many"):
+            await stream(port, "/path", {})
+        server.close()
+        server, port, _ = await serve(b'HTTP/1.1 200 OK\r\n\r\n{"id": "s-1"}')
+        assert await ask(port, "POST", "/v1/sessions", {}) == {"id": "s-1"}
+        with pytest.raises(BenchError, match="without an event"):
+            await stream(port, "/path", {})
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_foreign_load_is_never_negative() -> None:
+    assert ForeignLoad().cores() >= 0.0
