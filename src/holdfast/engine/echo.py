@@ -29,9 +29,7 @@ from holdfast.models.generation import GenerationDefaults
 from holdfast.models.layout import memory_shape
 from holdfast.models.model import Model
 
-__all__ = ["ECHO_MODELS", "echo_tokenizer", "open_echo"]
-
-ECHO_MODELS = ("echo", "echo-window", "echo-hybrid")
+__all__ = ["echo_tokenizer", "open_echo"]
 
 CONTEXT_LENGTH = 32_768
 KV_TOKENS = 1 << 20

@@ -23,10 +23,10 @@ from holdfast.core.audit import Finding
 from holdfast.core.registry import Event
 from holdfast.core.turn import KEEP_ALL, TurnRequest
 from holdfast.core.turn import Turn as CoreTurn
-from holdfast.engine.echo import ECHO_MODELS, open_echo
+from holdfast.engine.echo import open_echo
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions, make_options
-from holdfast.engine.pull import resolve_model
+from holdfast.engine.pull import ECHO_MODELS, resolve_model
 from holdfast.engine.report import memory_report
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.spill_files import weights_identity
@@ -371,7 +371,10 @@ def open_loop(name: str, options: EngineOptions, progress: Progress | None = Non
             progress=_stage(progress, "load"),
         )
     identity = weights_identity(path) if options.disk is not None else ""
-    return EngineLoop(loaded, open_tokenizer(checkpoint), checkpoint.generation, options, identity=identity)
+    loop = EngineLoop(loaded, open_tokenizer(checkpoint), checkpoint.generation, options, identity=identity)
+    if loaded.device.type == "cuda" and not options.fast_start:
+        loop.executor.capture(progress)
+    return loop
 
 
 @contextmanager

@@ -26,6 +26,8 @@ Progress = Callable[[int, int], None]
 """Called with (bytes so far, bytes in all) while a model is fetched."""
 
 DEFAULT_MODEL = "smollm2"
+ECHO_MODELS = ("echo", "echo-window", "echo-hybrid")
+"""Models without weights, which have nothing to be fetched: see `echo`."""
 
 _POLL_SECONDS = 0.2
 _CHUNK_BYTES = 1 << 20

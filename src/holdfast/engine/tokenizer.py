@@ -11,15 +11,17 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tokenizers import Tokenizer as Encoder
 from tokenizers import decoders
 
 from holdfast.engine.chat_template import ChatTemplate, ChatTemplateError, Message
 from holdfast.engine.gguf_vocabulary import build_tokenizer
-from holdfast.models.checkpoint import Checkpoint
 from holdfast.models.fields import ConfigurationError, Fields
+
+if TYPE_CHECKING:  # A process that only reads and writes text does without tensors.
+    from holdfast.models.checkpoint import Checkpoint
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _HELD_TOKENS_MAX = 5
@@ -66,6 +68,10 @@ class Tokenizer:
         self.names = dict(names)
         self.eos_tokens = eos_tokens
         self.template = None if template is None else ChatTemplate(template, names)
+
+    def written(self) -> str:
+        """The vocabulary and its rules as text, which `read_encoder` reads again."""
+        return self._encoder.to_str()
 
     @property
     def vocabulary_size(self) -> int:
@@ -178,6 +184,11 @@ class _WindowStream:
         before = self._encoder.decode(self._context, skip_special_tokens=False)
         both = self._encoder.decode(self._context + self._new, skip_special_tokens=False)
         return both[len(before) :]
+
+
+def read_encoder(written: str) -> Encoder:
+    """A vocabulary that was written as text."""
+    return Encoder.from_str(written)
 
 
 def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.engine.chat_template import ChatTemplateError
-from holdfast.engine.tokenizer import Tokenizer
+from holdfast.engine.tokenizer import Tokenizer, read_encoder
+from holdfast.server import wire
 from holdfast.server.problems import Problem, bad_field
 
 __all__ = ["ChatMessage", "ContentPart", "Prompts", "plain_messages"]
@@ -73,6 +74,18 @@ class Prompts:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenizer")
         bos = tokenizer.names.get("bos_token")
         self.bos = None if bos is None else tokenizer.token_of(bos)
+
+    @classmethod
+    def of(cls, vocabulary: wire.Vocabulary) -> Prompts:
+        """Prompts for the model that an engine serves."""
+        return cls(
+            Tokenizer(
+                read_encoder(vocabulary.encoder),
+                template=vocabulary.template,
+                names=vocabulary.names,
+                eos_tokens=tuple(vocabulary.eos_tokens),
+            )
+        )
 
     def close(self) -> None:
         """End the threads."""

@@ -14,17 +14,13 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import uvicorn
 import uvloop
 
-from holdfast.engine.echo import ECHO_MODELS, echo_tokenizer
 from holdfast.engine.options import OptionError, make_options
-from holdfast.engine.pull import resolve_model
-from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
-from holdfast.models.checkpoint import open_checkpoint
+from holdfast.engine.pull import ECHO_MODELS, resolve_model
 from holdfast.server import wire
 from holdfast.server.app import build_app
 from holdfast.server.keys import Keys
@@ -32,7 +28,6 @@ from holdfast.server.link import EngineLink
 from holdfast.server.logs import set_up_logging
 from holdfast.server.metrics import Metrics
 from holdfast.server.options import ServerOptions
-from holdfast.server.prompts import Prompts
 from holdfast.server.service import Service
 from holdfast.server.supervisor import Supervisor
 
@@ -84,15 +79,14 @@ class Serving:
         supervisor = Supervisor(link, configure, self.options.hang_seconds, progress)
         supervising = asyncio.create_task(supervisor.run())
         try:
-            prompts = Prompts(await asyncio.to_thread(open_model_tokenizer, self.path))
             metrics = Metrics()
             metrics.watch(lambda: link.pulse, lambda: supervisor.up)
             name = self.options.served_model_name or shown_name(self.model)
-            service = Service(self.options, link, supervisor, prompts, metrics, name)
+            service = Service(self.options, link, supervisor, metrics, name)
             announcing = asyncio.create_task(self._announce(supervisor, listener, name))
             await self._serve(service, listener, supervising)
             announcing.cancel()
-            prompts.close()
+            service.close()
             return 0
         finally:
             await supervisor.stop()
@@ -185,13 +179,6 @@ class Serving:
 def shown_name(model: str) -> str:
     """What clients call the model."""
     return model.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
-
-
-def open_model_tokenizer(path: str) -> Tokenizer:
-    """The tokenizer of a model, without its weights."""
-    if path in ECHO_MODELS:
-        return echo_tokenizer()
-    return open_tokenizer(open_checkpoint(Path(path)))
 
 
 def run(

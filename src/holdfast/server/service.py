@@ -82,14 +82,13 @@ class Service:
         options: ServerOptions,
         link: EngineLink,
         supervisor: Supervisor,
-        prompts: Prompts,
         metrics: Metrics,
         model_name: str,
     ) -> None:
         self.options = options
         self.link = link
         self.supervisor = supervisor
-        self.prompts = prompts
+        self._prompts: Prompts | None = None
         self.metrics = metrics
         self.model_name = model_name
         self.table = SessionTable()
@@ -107,8 +106,22 @@ class Service:
             raise engine_unavailable()
         return self.supervisor.facts
 
+    @property
+    def prompts(self) -> Prompts:
+        """Writes prompts for the model that is served."""
+        if self._prompts is None:
+            raise engine_unavailable()
+        return self._prompts
+
+    def close(self) -> None:
+        """End what this service started."""
+        if self._prompts is not None:
+            self._prompts.close()
+
     def _engine_ready(self, ready: wire.Ready) -> None:
         """An engine serves; sessions that it does not know are lost."""
+        if self._prompts is None:
+            self._prompts = Prompts.of(ready.vocabulary)
         for stored in ready.sessions:
             name = stored.view.name.partition("/")[2]
             self.table.add(

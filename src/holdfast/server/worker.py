@@ -22,6 +22,7 @@ from holdfast.engine.engine import open_loop
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pull import PullError
+from holdfast.engine.tokenizer import Tokenizer
 from holdfast.models.fields import ConfigurationError
 from holdfast.models.weights import WeightMismatch
 from holdfast.server import wire
@@ -130,6 +131,12 @@ def model_facts(loop: EngineLoop, path: str) -> wire.ModelFacts:
     )
 
 
+def vocabulary_of(tokenizer: Tokenizer) -> wire.Vocabulary:
+    """The tokenizer as the API process builds it again."""
+    template = None if tokenizer.template is None else tokenizer.template.source
+    return wire.Vocabulary(tokenizer.written(), template, tokenizer.names, list(tokenizer.eos_tokens))
+
+
 def stored_sessions(loop: EngineLoop) -> list[wire.StoredSession]:
     """The sessions that a journal brought back."""
     sessions = loop.scheduler.registry.sessions
@@ -180,7 +187,8 @@ def main(path: str, errors: TextIO = sys.stderr) -> int:
         if loop is None:
             return 2
         desk = Desk(loop)
-        socket.send(wire.encode(wire.Ready(model_facts(loop, configure.model), stored_sessions(loop))))
+        facts = model_facts(loop, configure.model)
+        socket.send(wire.encode(wire.Ready(facts, vocabulary_of(loop.tokenizer), stored_sessions(loop))))
         Worker(socket, desk).run()
         loop.shut_down()
         return 0

@@ -33,6 +33,8 @@ TRANSLATED = {
 RETRACTING_TOKENS = "6144"
 """A pool in which the suites' concurrent sessions do not all fit."""
 
+COUNTED = ("holdfast_retracts_total", "holdfast_dropped_total", "holdfast_spills_total")
+
 _started: dict[int, "subprocess.Popen[bytes]"] = {}
 
 
@@ -104,7 +106,7 @@ def check_ledger(seconds: float = 20) -> None:
             memory = json.load(answer)
         with urllib.request.urlopen(DEFAULT_URL_FOR_TEST + "/metrics", timeout=30) as answer:
             figures = answer.read().decode()
-        retracts = next(line for line in figures.splitlines() if line.startswith("holdfast_retracts_total"))
+        moved = [line for line in figures.splitlines() if line.startswith(COUNTED)]
         held = {
             f"{pool['component']} {kind}": units
             for pool in memory["pools"]
@@ -114,6 +116,6 @@ def check_ledger(seconds: float = 20) -> None:
         if memory["findings"] or not held or time.monotonic() > deadline:
             break
         time.sleep(0.2)
-    print(f"ledger: findings {memory['findings']}, held {held}, steps {memory['step']}, {retracts}")
+    print(f"ledger: findings {memory['findings']}, held {held}, steps {memory['step']}, {moved}")
     if memory["findings"] or held:
         raise AssertionError(f"findings {memory['findings']}, held {held}")

@@ -1,8 +1,8 @@
 """The served model's own tokenizer, with the names that the suites use."""
 
 from holdfast.engine.pull import resolve_model
-from holdfast.engine.tokenizer import Tokenizer
-from holdfast.server.serve import open_model_tokenizer
+from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
+from holdfast.models.checkpoint import open_checkpoint
 
 
 class SuiteTokenizer:
@@ -20,4 +20,4 @@ class SuiteTokenizer:
 
 def get_tokenizer(model: str) -> SuiteTokenizer:
     """The tokenizer of a model that the server knows by this name."""
-    return SuiteTokenizer(open_model_tokenizer(str(resolve_model(model))))
+    return SuiteTokenizer(open_tokenizer(open_checkpoint(resolve_model(model))))
