@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -136,6 +137,7 @@ def test_sampling_is_pleasant_in_this_process_too() -> None:
     ("arguments", "said"),
     [
         (["chat", "--url", "ftp://x"], "holdfast chat: the address of a server begins with http"),
+        (["chat", "some-model", "--url", "http://x"], "holdfast chat: --url talks to the model of a server"),
         (["top", "--url", "ftp://x"], "holdfast top: the address of a server begins with http"),
         (["top", "--url", "http://127.0.0.1:1"], "holdfast top: http://127.0.0.1:1: "),
     ],
@@ -144,6 +146,33 @@ def test_errors_are_one_clear_line(arguments: list[str], said: str) -> None:
     done = command(*arguments)
     assert done.returncode == 1
     assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_model_on_the_line_goes_before_a_server_in_the_environment() -> None:
+    done = command("chat", "nowhere", HOLDFAST_URL="http://127.0.0.1:1")
+    assert done.returncode == 1
+    assert "holdfast chat: there is no model 'nowhere'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere", "--port", "0"], "there is no model 'nowhere'"),
+        (["echo", "--port", "{taken}"], "--port {taken} on 127.0.0.1 cannot be used"),
+        (["echo", "--host", "0.0.0.0"], "--host 0.0.0.0 lets other machines in, and there are no keys"),
+        (["echo", "--durability", "fsync"], "--durability means nothing without --journal"),
+        (["echo", "--page-size", "300"], "--page-size must be at most 256, not 300"),
+    ],
+)
+def test_a_server_that_cannot_start_says_why(arguments: list[str], said: str) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        taken = str(busy.getsockname()[1])
+        done = command("serve", *(argument.format(taken=taken) for argument in arguments))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"holdfast serve: {said.format(taken=taken)}")
     assert len(done.stderr.strip().splitlines()) == 1
 
 

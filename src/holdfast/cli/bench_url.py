@@ -183,13 +183,13 @@ def _table(figures: list[Figure], url: str, model: str, load: Load) -> Table:
         title=f"holdfast bench sessions: {model} at {url}",
         caption=f"of times the median; {sizes}",
     )
-    for heading in ("name", "by", "unit"):
+    for heading in ("name", "by"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("value", "p90", "p99", "max"):
+    for heading in ("value", "p90", "p99"):
         table.add_column(heading, justify="right", no_wrap=True)
     for figure in sorted(figures, key=lambda figure: _place(figures, figure["name"])):
-        cells = [f"{figure[key]:,.1f}" if key in figure else "" for key in ("p90", "p99", "max")]
-        table.add_row(figure["name"], figure["system"], figure["unit"], f"{figure['value']:,.10g}", *cells)
+        cells = [f"{figure[key]:.10g}" if key in figure else "" for key in ("value", "p90", "p99")]
+        table.add_row(f"{figure['name']} ({figure['unit']})", figure["system"], *cells)
     return table
 
 

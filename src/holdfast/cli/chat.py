@@ -42,6 +42,7 @@ HELP = (
 @app.command(help=HELP)
 @takes_options
 def chat(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
@@ -79,6 +80,10 @@ def chat(
     """Talk."""
     asked = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     stated = {name: value for name, value in asked.items() if value is not None}
+    if _on_the_line(context, "model") and url is not None:
+        if _on_the_line(context, "url"):
+            raise _refusal(f"--url talks to the model of a server: leave {model} out, or --url")
+        url = None
     try:
         if url is not None:
             _at_server(url, api_key, system, stated)
@@ -86,6 +91,12 @@ def chat(
             _here(model, system, stated, engine_options or {})
     except KeyboardInterrupt as interrupt:
         raise typer.Exit(130) from interrupt
+
+
+def _on_the_line(context: typer.Context, name: str) -> bool:
+    """Whether a value was typed; what the environment or a file says gives way to that."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _here(model: str, system: str | None, stated: dict[str, Any], engine_options: dict[str, object]) -> None:
