@@ -66,9 +66,9 @@ def test_wrong_values_name_their_field(field: str, value: object) -> None:
 def test_minimum_above_maximum_and_unknown_tokens_are_refused() -> None:
     with pytest.raises(SamplingError, match="min_tokens"):
         Sampling(max_tokens=3, min_tokens=4)
-    with pytest.raises(SamplingError, match="stop_token_ids names token 50"):
+    with pytest.raises(SamplingError, match="stop_token_ids names a token past the vocabulary of 50"):
         Sampling(stop_token_ids=[3, 50]).check_vocabulary(50)
-    with pytest.raises(SamplingError, match="logit_bias names token 51"):
+    with pytest.raises(SamplingError, match="logit_bias names a token past the vocabulary of 50"):
         Sampling(logit_bias={51: 1.0}).check_vocabulary(50)
     Sampling(stop_token_ids=[49], logit_bias={49: 1.0}).check_vocabulary(50)
 
