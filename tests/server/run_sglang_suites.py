@@ -25,6 +25,8 @@ SUITES = (
     "test_session_control",
     "test_streaming_session",
     "test_streaming_session_extra",
+    "test_streaming_session_swa",
+    "test_streaming_session_swa_extra",
     "test_session_latency",
 )
 
@@ -45,6 +47,7 @@ def main() -> int:
     parser.add_argument("checkout", type=Path, help="where SGLang is checked out")
     parser.add_argument("-k", action="append", default=[], help="only tests whose names match")
     parser.add_argument("--model", default="smollm2", help="what is served")
+    parser.add_argument("--window-model", default="", help="served to suites that want sliding windows")
     parser.add_argument("--endless", action="store_true", help="serve a copy whose answers do not end early")
     parser.add_argument("--suite", action="append", choices=SUITES, help="only these suites")
     arguments = parser.parse_args()
@@ -65,6 +68,7 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
         "PYTHONPATH": os.pathsep.join(paths),
         "SGLANG_CHECKOUT": str(arguments.checkout.resolve()),
         "HOLDFAST_SUITE_MODEL": arguments.model,
+        "HOLDFAST_SUITE_WINDOW_MODEL": arguments.window_model,
     }
     chosen = [each for pattern in arguments.k for each in ("-k", pattern)]
     failed = []

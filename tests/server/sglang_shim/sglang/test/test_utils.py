@@ -18,6 +18,8 @@ import urllib.request
 from sglang.srt.environ import envs
 
 DEFAULT_SMALL_MODEL_NAME_FOR_TEST = os.environ.get("HOLDFAST_SUITE_MODEL", "smollm2")
+SERVED = {"openai/gpt-oss-20b": os.environ.get("HOLDFAST_SUITE_WINDOW_MODEL", "")}
+"""What is served in place of models that the suites name themselves: here one with sliding windows."""
 DEFAULT_TARGET_MODEL_EAGLE3 = DEFAULT_SMALL_MODEL_NAME_FOR_TEST
 DEFAULT_DRAFT_MODEL_EAGLE3 = "none"
 DEFAULT_URL_FOR_TEST = os.environ.get("HOLDFAST_SUITE_URL", "http://127.0.0.1:8463")
@@ -42,12 +44,19 @@ class CustomTestCase(unittest.TestCase):
     """The suites' base class."""
 
 
+def served_model(model: str) -> str:
+    """What stands in for a model; without anything, the suite does not apply."""
+    served = model if model == DEFAULT_SMALL_MODEL_NAME_FOR_TEST else SERVED.get(model)
+    if not served:
+        raise unittest.SkipTest(f"needs the model {model}, or one in its place")
+    return served
+
+
 def popen_launch_server(
     model: str, base_url: str, timeout: float, other_args: list[str] | None = None
 ) -> "subprocess.Popen[bytes]":
     """Start a server and wait until it takes turns."""
-    if model != DEFAULT_SMALL_MODEL_NAME_FOR_TEST:
-        raise unittest.SkipTest(f"needs the model {model}")
+    served = served_model(model)
     given = [each for argument in other_args or [] for each in argument.split("=", 1)]
     arguments = ["--port", base_url.rpartition(":")[2], "--audit", "strict"]
     for name, value in itertools.pairwise(given):
@@ -60,11 +69,11 @@ def popen_launch_server(
     else:
         arguments += ["--kv-tokens", "131072"]
     arguments += os.environ.get("HOLDFAST_SUITE_OPTIONS", "").split()
-    process = subprocess.Popen([sys.executable, "-m", "holdfast.cli", "serve", model, *arguments])
+    process = subprocess.Popen([sys.executable, "-m", "holdfast.cli", "serve", served, *arguments])
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise RuntimeError(f"the server ended with {process.returncode}: serve {model} {arguments}")
+            raise RuntimeError(f"the server ended with {process.returncode}: serve {served} {arguments}")
         try:
             with urllib.request.urlopen(base_url + "/health/ready", timeout=5):
                 _started[process.pid] = process

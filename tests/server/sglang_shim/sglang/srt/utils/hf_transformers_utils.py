@@ -3,6 +3,7 @@
 from holdfast.engine.pull import resolve_model
 from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
 from holdfast.models.checkpoint import open_checkpoint
+from sglang.test.test_utils import served_model
 
 
 class SuiteTokenizer:
@@ -20,4 +21,4 @@ class SuiteTokenizer:
 
 def get_tokenizer(model: str) -> SuiteTokenizer:
     """The tokenizer of a model that the server knows by this name."""
-    return SuiteTokenizer(open_tokenizer(open_checkpoint(resolve_model(model))))
+    return SuiteTokenizer(open_tokenizer(open_checkpoint(resolve_model(served_model(model)))))
