@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,7 @@ def run_checks(only: str) -> int:
             continue
         for dtype in (torch.float32, torch.bfloat16):
             kind = str(dtype).removeprefix("torch.")
+            begun = time.perf_counter()
             try:
                 worst = max(error for error in check(dtype))
             except Exception:  # noqa: BLE001 - the rest is still worth running
@@ -81,7 +83,11 @@ def run_checks(only: str) -> int:
                 continue
             fine = worst <= LIMITS[dtype]
             failed += not fine
-            print(f"check {name:24} {kind:9} worst {worst:.2e} {'ok' if fine else 'WRONG'}", flush=True)
+            took = time.perf_counter() - begun
+            print(
+                f"check {name:24} {kind:9} worst {worst:.2e} {'ok' if fine else 'WRONG'} in {took:.0f} s",
+                flush=True,
+            )
     return failed
 
 

@@ -242,9 +242,9 @@ def check_pieces(dtype: torch.dtype) -> Errors:
             storage, keys, values = fill_cache(batch, total, kv_heads, dim, dtype=dtype, generator=generator)
             assert batch.full is not None
             rows = len(contexts)
-            integers = torch.zeros(2 * rows + 2 + rows * kv_heads, dtype=torch.int32, device="cuda")
-            start, length, arrived, _ = integers.split([rows + 1, 1, rows * kv_heads, rows])
-            batch.splits = Splits(start, length, arrived, 66)
+            integers = torch.zeros(rows + 1 + rows * kv_heads, dtype=torch.int32, device="cuda")
+            start, arrived = integers.split([rows + 1, rows * kv_heads])
+            batch.splits = Splits(start, arrived, 66)
             sinks = normal(torch.float32, heads) if dim == 64 else None
             tables = StepTables(
                 torch.zeros(rows, dtype=torch.int64, device="cuda"), batch.full.table, None, 0, 0

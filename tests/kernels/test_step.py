@@ -39,8 +39,8 @@ def empty_batch(counts: list[int], contexts: list[int], tokens: int, page: int, 
 
     splits = None
     if extra is not None:
-        start, length = torch.zeros(rows + 1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-        splits = Splits(start, length, torch.zeros(rows * 2, dtype=torch.int32), extra)
+        start = torch.zeros(rows + 1, dtype=torch.int32)
+        splits = Splits(start, torch.zeros(rows * 2, dtype=torch.int32), extra)
     starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0).to(torch.int32)
     return Batch(
         tokens=torch.full((tokens,), UNTOUCHED, dtype=torch.int64),

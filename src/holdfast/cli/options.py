@@ -118,6 +118,12 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
     Option("snapshot_seconds", float, "How long a session rests before its memory is written there."),
     Option("overlap", bool, "Plan a step while the one before runs.", flags=("--overlap/--no-overlap",)),
     Option(
+        "fast_start",
+        bool,
+        "Start without capturing graphs: sooner ready, slower afterwards. For GPUs.",
+        flags=("--fast-start/--no-fast-start",),
+    ),
+    Option(
         "speculate",
         str,
         "none, or ngram: guess what repeats earlier text, and check it.",

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 __all__ = ["StartProgress"]
 
-STAGES = {"fetch": "Fetching", "load": "Loading"}
+STAGES = {"fetch": "Fetching", "load": "Loading", "capture": "Capturing graphs of"}
 
 
 class StartProgress:

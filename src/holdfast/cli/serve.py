@@ -98,7 +98,7 @@ class LoadProgress:
         if self._shown is None:
             self._shown = StartProgress(self._model).__enter__()
         self._shown(stage, done, total)
-        if stage == "load" and done >= total:
+        if stage in ("load", "capture") and done >= total:
             self.stop()
 
     def stop(self) -> None:

@@ -135,7 +135,7 @@ class Executor:
             self._prepare(given, batch)
             graphs.capture(shape, batch, self._step_of(batch, given))
             if progress is not None:
-                progress("capturing graphs", done + 1, len(wanted))
+                progress("capture", done + 1, len(wanted))
         self._graphs = graphs
 
     def _step_of(self, batch: Batch, given: Views) -> Callable[[], Outcome]:

@@ -159,7 +159,6 @@ class StepBuffers:
         ]
         self._arrived = arrived if components[0] else None
         self._piece_start = integers(shape.rows + 1, kind=torch.int32)
-        self._piece_length = integers(1, kind=torch.int32)
 
     def batch(self, given: Views, shape: Shape, page_size: int, limits: Limits, extra: int) -> Batch:
         """The batch of one shape in these buffers."""
@@ -173,7 +172,7 @@ class StepBuffers:
         splits = None
         if self._arrived is not None and shape.decode:
             start = self._piece_start[: shape.rows + 1]
-            splits = Splits(start, self._piece_length, self._arrived, extra)
+            splits = Splits(start, self._arrived, extra)
         return Batch(
             tokens=self._tokens[: shape.tokens],
             positions=self._positions[: shape.tokens],

@@ -110,6 +110,8 @@ class EngineLoop:
         self._after: dict[int, list[Act]] = {}
         self._after_close: dict[str, list[Act]] = {}
         self.book = Book(open_journal(options, tokenizer))
+        # A CPU that computes a step has no time to plan the next one.
+        self._overlap = model.device.type == "cuda" if options.overlap is None else options.overlap
         if make_executor is not None:
             self.executor = make_executor(self)
         else:
@@ -344,7 +346,7 @@ class EngineLoop:
         if self._pending is not None:
             self._settle(self._pending)
         self._pending = launched
-        if not self.options.overlap or not plan.rows or isinstance(launched, StepResult):
+        if not self._overlap or not plan.rows or isinstance(launched, StepResult):
             self._settle(launched)
             self._pending = None
         self.tell(scheduler.take_events())

@@ -2,7 +2,7 @@
 
 The plan is numbers only, printed at start-up and turned into the core's layout and the storage tensors.
 Without stated sizes the memory goes to as many sessions of the expected length as fit, so that no component
-runs out long before the others.
+runs out long before the others; on a GPU it is what the largest step, run once for that, leaves free.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ import torch
 
 from holdfast.core.layout import Component, MemoryLayout, Tier
 from holdfast.engine.options import EngineOptions, OptionError
+from holdfast.engine.profiling import step_bytes
 from holdfast.models.layout import MemoryShape
 from holdfast.models.memory import UnitCounts
 from holdfast.models.model import Model
 
 SESSIONS_PLANNED_MAX = 4096
+CPU_FRACTION, GPU_FRACTION = 0.25, 0.95
+"""Shares of the free memory that pools take where nobody says otherwise: a CPU's memory is for others too."""
+GRAPH_BYTES = 2 << 30
+"""What captured graphs and the libraries' workspaces may take beside a step's own memory."""
 DISK_SHARE = 0.8
 DISK_UNITS_MAX = 1 << 17
 SLOTS_PER_SESSION = 3  # At rest one; while a turn runs two; a checkpoint.
@@ -83,14 +88,14 @@ def plan_memory(model: Model, options: EngineOptions) -> MemoryPlan:
     session_tokens = min(options.session_tokens, model.context_length)
     needs = session_units(layout, session_tokens)
     each = sum(needs[component] * weights[component] for component in layout.components)
-    fitting = max(
-        1, min(SESSIONS_PLANNED_MAX, int(free_bytes(model.device) * options.memory_fraction) // each)
-    )
     stated = {
         Component.FULL: options.kv_tokens,
         Component.WINDOW: options.window_tokens,
         Component.STATE: options.state_slots,
     }
+    fitting = 1
+    if any(stated[component] is None for component in layout.components):
+        fitting = max(1, min(SESSIONS_PLANNED_MAX, _pool_bytes(model, options) // each))
     units: dict[Component, int] = {}
     for component in layout.components:
         asked = stated[component]
@@ -114,6 +119,16 @@ def plan_memory(model: Model, options: EngineOptions) -> MemoryPlan:
         sessions,
         UnitCounts(*(needs.get(component, 0) * disk_sessions for component in Component)),
     )
+
+
+def _pool_bytes(model: Model, options: EngineOptions) -> int:
+    """What pools may take: on a GPU what is free once the largest step and the graphs have their part."""
+    fraction = options.memory_fraction
+    if model.device.type != "cuda":
+        return int(free_bytes(model.device) * (CPU_FRACTION if fraction is None else fraction))
+    working = step_bytes(model, options)
+    left = free_bytes(model.device) - working - GRAPH_BYTES
+    return max(0, int(left * (GPU_FRACTION if fraction is None else fraction)))
 
 
 def session_units(layout: MemoryLayout, tokens: int) -> dict[Component, int]:

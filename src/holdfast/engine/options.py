@@ -28,6 +28,7 @@ class EngineOptions:
     sessions of `session_tokens` tokens. `host_memory` is in bytes. With a `journal` (a file) sessions outlive
     the process; `durability` says what their answers wait for. `disk` is a directory for the memory of
     sessions at rest, of at most `disk_limit` bytes; one that is idle for `snapshot_seconds` is written there.
+    `overlap` plans a step while the one before runs. `fast_start` captures no graphs of steps.
     """
 
     device: str = "auto"
@@ -39,7 +40,7 @@ class EngineOptions:
     window_tokens: int | None = None
     state_slots: int | None = None
     session_tokens: int = 8192
-    memory_fraction: float = 0.25
+    memory_fraction: float | None = None
     host_memory: int = 0
     max_running: int = 64
     chunk_tokens: int = 512
@@ -55,7 +56,8 @@ class EngineOptions:
     disk: str | None = None
     disk_limit: int | None = None
     snapshot_seconds: float = 2.0
-    overlap: bool = False
+    overlap: bool | None = None
+    fast_start: bool = False
     speculate: Literal["none", "ngram"] = "none"
     audit: Literal["on", "strict"] = "on"
 
@@ -83,7 +85,7 @@ class EngineOptions:
                 raise OptionError(name, f"must be a whole number of at least 1, not {value!r}")
         if self.page_size > 256:
             raise OptionError("page_size", f"must be at most 256, not {self.page_size}")
-        if not 0.0 < self.memory_fraction <= 0.98:
+        if self.memory_fraction is not None and not 0.0 < self.memory_fraction <= 0.98:
             raise OptionError(
                 "memory_fraction", f"must be more than 0 and at most 0.98, not {self.memory_fraction}"
             )

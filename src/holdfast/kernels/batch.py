@@ -36,13 +36,12 @@ class Pages:
 class Splits:
     """How the keys of one-token rows are shared out among programs, worked out on the device.
 
-    Row r has the pieces `[start[r], start[r + 1])`, each of `length[0]` keys. `extra` is the host's promise:
-    all rows together have at most `rows + extra` pieces. `arrived` counts finished pieces by row and key
+    Row r has the pieces `[start[r], start[r + 1])`, of about one length. `extra` is the host's promise: all
+    rows together have at most `rows + extra` pieces. `arrived` counts finished pieces by row and key
     head; it is zero between launches.
     """
 
     start: torch.Tensor  # int32 [rows + 1]
-    length: torch.Tensor  # int32 [1]
     arrived: torch.Tensor  # int32 [rows * kv_heads]
     extra: int
 

@@ -24,7 +24,17 @@ import triton.language as tl
 
 from holdfast.kernels.batch import Batch, Pages
 from holdfast.kernels.triton.attention_block import attend_block
-from holdfast.kernels.triton.launch import ceiling, find_row, power_of_two, precision, processors, tiles
+from holdfast.kernels.triton.launch import (
+    ceiling,
+    find_row,
+    launch_next,
+    overlap,
+    power_of_two,
+    precision,
+    processors,
+    tiles,
+    wait_for_inputs,
+)
 from holdfast.kernels.triton.pieces import attend_pieces
 
 SPLIT_LEAST = 256  # keys below which a split is not worth its merge
@@ -36,7 +46,7 @@ _Blocks = dict[int, tuple[int, int, int]]
 SINGLE_BLOCKS: _Blocks = {32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3), 256: (64, 2, 3), 512: (64, 4, 3)}
 TILE_BLOCKS: _Blocks = {32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3), 256: (64, 4, 3), 512: (64, 8, 3)}
 WINDOW_BLOCKS: _Blocks = {32: (32, 4, 2), 64: (32, 4, 2), 128: (32, 4, 2), 256: (64, 4, 3), 512: (64, 8, 3)}
-SPLIT_BLOCKS: _Blocks = {32: (64, 8, 3), 64: (64, 8, 3), 128: (128, 8, 3), 256: (128, 8, 3), 512: (64, 8, 2)}
+SPLIT_BLOCKS: _Blocks = {32: (64, 8, 3), 64: (64, 8, 3), 128: (128, 8, 3), 256: (64, 4, 3), 512: (64, 8, 2)}
 SHORT = 4096  # keys below which split tiles are kept small, so that there are more of them
 FLOAT32_BLOCKS = (32, 4, 2)  # float32 products do without tensor cores: large blocks would only spill
 
@@ -83,9 +93,10 @@ def _attend(
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, SPLIT: tl.constexpr,
     SINGLES: tl.constexpr, SKIP: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
     SUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One tile of one key head over one split of its keys."""
+    launch_next(OVERLAP)
     # Late tiles see the most keys: they start first.
     tile = tile_count - 1 - tl.program_id(0)
     # One token's block of keys within one page needs one look at the table. For tiles it measures slower.
@@ -94,6 +105,8 @@ def _attend(
     split = tl.program_id(2)
     QUERIES: tl.constexpr = BLOCK_M // GROUP
     row, token, wanted, first = _tile_of(row_start, context, rows, tile, SINGLES, SKIP, QUERIES)
+    # Rows and contexts were there before the model began; queries and keys come from the kernel before.
+    wait_for_inputs(OVERLAP)
     if wanted <= 0:
         return
     packed = tl.arange(0, BLOCK_M)
@@ -162,15 +175,17 @@ def _merge(
     partial, logs, sinks, out, row_start, context, rows, splits,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
     SINGLES: tl.constexpr, SKIP: tl.constexpr, SUNK: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SPLITS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The weighted mean of one query head's splits."""
+    launch_next(OVERLAP)
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     packed = tl.program_id(2)
     QUERIES: tl.constexpr = BLOCK_M // GROUP
     _row, token, wanted, _first = _tile_of(row_start, context, rows, tile, SINGLES, SKIP, QUERIES)
     local = packed // GROUP
+    wait_for_inputs(OVERLAP)
     if (local >= wanted) | (local >= QUERIES):
         return
     head = kv_head * GROUP + packed % GROUP
@@ -291,6 +306,7 @@ def _launch(
     common: dict[str, object] = {
         "GROUP": group, "KV_HEADS": kv_heads, "DIM": dim, "SINGLES": singles,
         "SKIP": mixed, "SUNK": rule.sinks is not None, "BLOCK_M": shape.block_m, "BLOCK_D": block_d,
+        **overlap(query),
     }  # fmt: skip
     _attend[(tile_count, kv_heads, shape.splits)](
         query, key_cache, value_cache, out, partial, logs, sinks, pages.table, batch.row_start, batch.context,

@@ -65,7 +65,8 @@ def overlap(x: torch.Tensor) -> dict[str, bool]:
     """Launch flags of a kernel that may begin before the one before it has ended (Hopper and later).
 
     Such a kernel calls `launch_next`, and `wait_for_inputs` before it reads anything that a kernel wrote, or
-    writes anything at all.
+    writes anything at all. At least one of its programs must wait, whatever its inputs: the kernel after it
+    waits for this one alone.
     """
     if x.is_cuda and _overlaps(x.device.index):
         return {"OVERLAP": True, "launch_pdl": True}

@@ -18,10 +18,10 @@ from holdfast.kernels.triton.attention_block import attend_block
 from holdfast.kernels.triton.launch import launch_next, overlap, power_of_two, precision, wait_for_inputs
 
 PIECE_LEAST = 256  # keys below which a piece is not worth its merge
-PIECE_STEP = 128  # pieces are whole blocks, whatever the block
+PIECE_STEP = 64  # pieces are whole blocks, whatever the block
 MERGED = 32  # pieces that are merged in one go
 # Keys a block, warps and stages of loads, by the bytes of one head of one token (at most 512).
-PIECE_BLOCKS = {32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3), 256: (64, 2, 3), 512: (64, 4, 3)}
+PIECE_BLOCKS = {32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3), 256: (64, 4, 2), 512: (64, 4, 3)}
 PIECE_BLOCKS_FLOAT32 = (32, 4, 2)
 
 
@@ -61,7 +61,7 @@ def _merge_pieces(
 
 @triton.jit(do_not_specialize=["rows", "table_stride"])
 def _attend_pieces(
-    query, key, value, out, partial, logs, sinks, table, context, piece_start, piece_length, arrived,
+    query, key, value, out, partial, logs, sinks, table, context, piece_start, arrived,
     query_token, query_head, key_unit, key_token, key_head, value_unit, value_token, value_head, table_stride,
     rows, scale, softcap,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr,
@@ -72,6 +72,7 @@ def _attend_pieces(
     launch_next(OVERLAP)
     work = tl.program_id(0)
     kv_head = tl.program_id(1)
+    # A program without a piece need not wait: the first row always has one, whose program does.
     if work >= tl.load(piece_start + rows):
         return
     row = work * 0
@@ -83,8 +84,9 @@ def _attend_pieces(
         high = tl.where(begins, high, middle)
     first = tl.load(piece_start + row)
     pieces = tl.load(piece_start + row + 1) - first
-    length = tl.load(piece_length)
     end = tl.load(context + row)
+    # A row's pieces are of one length, as near as whole blocks allow, so that none waits for another.
+    length = tl.cdiv(tl.cdiv(end, pieces), BLOCK_N) * BLOCK_N
     begin = (work - first) * length
     finish = tl.minimum(begin + length, end)
     packed = tl.arange(0, BLOCK_M)
@@ -164,7 +166,7 @@ def attend_pieces(
     block_n, warps, stages = PIECE_BLOCKS_FLOAT32 if exact else PIECE_BLOCKS[row_bytes]
     _attend_pieces[(items, kv_heads)](
         query, key_cache, value_cache, out, partial, logs, query if sinks is None else sinks, pages.table,
-        batch.context, splits.start, splits.length, splits.arrived,
+        batch.context, splits.start, splits.arrived,
         query.stride(0), query.stride(1), *key_cache.stride()[:3], *value_cache.stride()[:3],
         pages.table.stride(0), batch.rows, scale, softcap or 0.0,
         GROUP=group, KV_HEADS=kv_heads, PAGE=pages.page_size, DIM=dim, CAPPED=softcap is not None,

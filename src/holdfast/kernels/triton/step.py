@@ -39,8 +39,8 @@ def _copy_entries(table, out, owner, pages, reserved, stride, out_stride, row, E
 
 
 @triton.jit
-def _share_keys(context, rows, start, length, extra, least, STEP: tl.constexpr, BLOCK: tl.constexpr):
-    """Pieces of equal length, no more than `rows + extra` in all, each row's last one shorter."""
+def _share_keys(context, rows, start, extra, least, STEP: tl.constexpr, BLOCK: tl.constexpr):
+    """How many pieces each row has: no more than `rows + extra` in all."""
     row = tl.arange(0, BLOCK)
     keys = tl.load(context + row, mask=row < rows, other=0)
     size = tl.maximum(least, tl.cdiv(tl.cdiv(tl.sum(keys, axis=0), extra), STEP) * STEP)
@@ -48,13 +48,12 @@ def _share_keys(context, rows, start, length, extra, least, STEP: tl.constexpr, 
     ends = tl.cumsum(pieces, axis=0)
     tl.store(start + row, ends - pieces, mask=row < rows)
     tl.store(start + rows, tl.sum(pieces, axis=0))
-    tl.store(length, size)
 
 
 @triton.jit(do_not_specialize=["rows", "token_count", "token_blocks", "extra"])
 def _prepare(
     tokens, row_table, row_start, context, sampled, full, window, tokens_out, positions,
-    full_slots, window_slots, full_out, window_out, piece_start, piece_length,
+    full_slots, window_slots, full_out, window_out, piece_start,
     rows, token_count, token_blocks, extra, full_stride, window_stride, full_out_stride, window_out_stride,
     full_reserved, window_reserved,
     PAGE: tl.constexpr, FULL: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr, ROUNDS: tl.constexpr,
@@ -104,7 +103,7 @@ def _prepare(
                 ENTRIES,
             )  # fmt: skip
     elif SPLIT and tl.program_id(1) == 0:
-        _share_keys(context, rows, piece_start, piece_length, extra, LEAST, STEP, BLOCK_ROWS)
+        _share_keys(context, rows, piece_start, extra, LEAST, STEP, BLOCK_ROWS)
 
 
 def prepare_step(tokens: torch.Tensor, row_table: torch.Tensor, tables: StepTables, batch: Batch) -> None:
@@ -122,7 +121,7 @@ def prepare_step(tokens: torch.Tensor, row_table: torch.Tensor, tables: StepTabl
         batch.tokens, batch.positions,
         nothing if full is None else full.slots, nothing if window is None else window.slots,
         nothing if full is None else full.table, nothing if window is None else window.table,
-        nothing if splits is None else splits.start, nothing if splits is None else splits.length,
+        nothing if splits is None else splits.start,
         batch.rows, count, blocks, 1 if splits is None else splits.extra,
         full_table.stride(0), window_table.stride(0),
         0 if full is None else full.table.stride(0), 0 if window is None else window.table.stride(0),
