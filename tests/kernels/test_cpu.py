@@ -197,3 +197,19 @@ def test_a_failed_compilation_leaves_nothing_behind(cache: Path, monkeypatch: py
     assert library.library() is None
     assert [path for path in cache.rglob("*") if path.is_file()] == []
     assert os.environ["HOLDFAST_CACHE"] == str(cache)
+
+
+def test_kernels_that_calculate_wrongly_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = library.load(library.compiled(("-DHOLDFAST_PORTABLE",)))
+    assert library.calculates(loaded)
+
+    class Broken:
+        """Answers zeros."""
+
+        hf_pack = staticmethod(loaded.hf_pack)
+
+        @staticmethod
+        def hf_linear(*_: object) -> int:
+            return 0
+
+    assert not library.calculates(Broken())  # type: ignore[arg-type]

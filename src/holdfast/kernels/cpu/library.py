@@ -21,6 +21,8 @@ from pathlib import Path
 
 import torch
 
+from holdfast.kernels.cpu.structures import MatrixStructure
+
 log = logging.getLogger("holdfast.kernels")
 
 SOURCES = Path(__file__).parent / "source"
@@ -50,8 +52,32 @@ def library() -> ctypes.CDLL | None:
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("the CPU kernels could not be compiled; the torch ones serve: %s", error)
         return None
+    if not calculates(loaded):
+        log.warning("the CPU kernels were compiled but calculate wrongly; the torch ones serve")
+        return None
     loaded.hf_threads(torch.get_num_threads())
     return loaded
+
+
+def calculates(loaded: ctypes.CDLL) -> bool:
+    """Whether a small product comes out right: a compiler or a processor may be one that nobody has tried."""
+    outputs, inputs, group = 16, 64, 32
+    x = torch.linspace(-1.0, 1.0, inputs)
+    factors = torch.linspace(0.25, 0.5, outputs * inputs // group).view(outputs, -1)
+    for bits in (4, 8):
+        codes = (torch.arange(outputs * inputs) * 37 % (1 << bits)).to(torch.uint8).view(outputs, inputs)
+        blocks = torch.zeros(outputs * inputs * bits // 8 + inputs // group * outputs * 4, dtype=torch.uint8)
+        loaded.hf_pack(
+            blocks.data_ptr(), codes.data_ptr(), factors.data_ptr(), factors.data_ptr(), outputs, inputs, bits
+        )
+        matrix = MatrixStructure(blocks.data_ptr(), None, outputs, inputs, bits, 0)
+        found = torch.zeros(outputs)
+        loaded.hf_linear(ctypes.byref(matrix), x.data_ptr(), inputs, 1, found.data_ptr(), outputs)
+        weight = codes * factors.repeat_interleave(group, dim=1) + factors.repeat_interleave(group, dim=1)
+        expected = weight @ x
+        if not torch.allclose(found, expected, atol=0.02 * float(expected.abs().max())):
+            return False
+    return True
 
 
 def processor_features() -> frozenset[str]:

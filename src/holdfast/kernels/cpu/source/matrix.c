@@ -1,8 +1,8 @@
 /* Products of 8-bit activations with 4-bit and 8-bit matrices.
  *
  * Inside a group of 32 the products are whole numbers, and groups are added in order: a row's result does not
- * depend on the rows beside it, nor on the number of threads. The inner loop exists three times: 16 or 8
- * outputs a vector on x86, and plain C elsewhere. */
+ * depend on the rows beside it, nor on the number of threads. The inner loop takes 16 or 8 outputs at a time
+ * on x86, four on ARM, and is plain C elsewhere. */
 
 #include "holdfast_cpu.h"
 
@@ -16,6 +16,9 @@
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include <immintrin.h>
 #define LANES 8
+#elif defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
+#define LANES 4
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
@@ -186,6 +189,32 @@ typedef __m256 Real;
 #define ADD_WHOLE(a, b) _mm256_add_epi32(a, b)
 #define MASKED(v, mask) _mm256_and_si256(v, _mm256_set1_epi8((char)(mask)))
 #endif
+#elif LANES == 4
+typedef int32x4_t Whole;
+typedef float32x4_t Real;
+#define BYTES(v) vreinterpretq_u8_s32(v)
+#define SIGNED(v) vreinterpretq_s8_s32(v)
+#define LOAD(at) vreinterpretq_s32_u8(vld1q_u8(at))
+#define LOW_HALVES(v) vreinterpretq_s32_u8(vandq_u8(BYTES(v), vdupq_n_u8(15)))
+#define HIGH_HALVES(v) vreinterpretq_s32_u8(vshrq_n_u8(BYTES(v), 4))
+#define REPEAT(at) vdupq_n_s32(*(const int32_t *)(at))
+#define ZERO() vdupq_n_s32(0)
+#define TO_REAL(v) vcvtq_f32_s32(v)
+#define MULTIPLY(a, b) vmulq_f32(a, b)
+#define MULTIPLY_ADD(a, b, c) vfmaq_f32(c, a, b)
+#define REPEAT_REAL(at) vdupq_n_f32(*(at))
+#define HALVES(at) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(at)))
+#define REAL_ZERO() vdupq_n_f32(0.0f)
+#define WRITE(at, v) vst1q_f32(at, v)
+/* Both factors are signed: a code's eighth bit, which counts as -128 then, is taken the other way. */
+INLINE Whole four_products(Whole sum, Whole codes, Whole x, int wide) {
+    if (!wide) return vdotq_s32(sum, SIGNED(codes), SIGNED(x));
+    Whole low = vreinterpretq_s32_u8(vandq_u8(BYTES(codes), vdupq_n_u8(0x7f)));
+    Whole high = vreinterpretq_s32_u8(vandq_u8(BYTES(codes), vdupq_n_u8(0x80)));
+    sum = vdotq_s32(sum, SIGNED(low), SIGNED(x));
+    return vsubq_s32(sum, vdotq_s32(ZERO(), SIGNED(high), SIGNED(x)));
+}
+#define FOUR_PRODUCTS(sum, codes, x, wide) four_products(sum, codes, x, wide)
 #endif
 
 #if defined(PAIRS)
