@@ -60,7 +60,7 @@ export class Branch extends EventTarget {
   // What the user says. `mode` is "after" or "interrupt", for when the model speaks.
   say(input, limit, mode = "after") {
     const turn = {
-      id: newName("t"), input, limit, mode, text: "", shown: 0,
+      id: newName("t"), input, limit, mode, text: "", heard: 0, shown: 0,
       state: "waiting", counts: false, usage: null, timing: null, problem: "",
     };
     this.turns.push(turn);
@@ -78,8 +78,9 @@ export class Branch extends EventTarget {
   // Cut the model off at the word last shown: what has not been shown is as if it had never been said.
   interrupt() {
     const turn = this.speaking;
-    if (turn) this.link.say({ type: "response.interrupt", turn_id: turn.id, keep_tokens: turn.shown });
-    return turn;
+    if (!turn) return;
+    turn.cutAt = { text: turn.drawn ?? "", shown: turn.shown };
+    this.link.say({ type: "response.interrupt", turn_id: turn.id, keep_tokens: turn.shown });
   }
 
   rewind(turns) {
@@ -122,7 +123,7 @@ export class Branch extends EventTarget {
 
   delta(turn, message) {
     turn.text += message.text;
-    turn.shown = message.index + message.token_ids.length;
+    turn.heard = message.index + message.token_ids.length;
   }
 
   done(turn, message) {
@@ -134,14 +135,13 @@ export class Branch extends EventTarget {
     turn.reason = message.finish_reason;
     turn.usage = message.usage;
     turn.timing = message.timing;
-    turn.shown = message.usage.completion_tokens;
+    turn.heard = turn.shown = message.usage.completion_tokens;
   }
 
   rewound(message, turn) {
     if (turn) {
-      // A turn that had ended already was cut.
-      turn.state = "cut";
-      turn.cutLate = true;
+      // It had ended by itself before the interruption came, and was cut all the same.
+      Object.assign(turn, turn.cutAt, { state: "cut" });
       return;
     }
     const kept = this.history.slice(0, message.turns);
@@ -157,7 +157,10 @@ export class Branch extends EventTarget {
 
   failed(turn, error) {
     if (turn && turn.state !== "done") this.lose(turn, error.message);
-    else if (!this.opened) this.gone = error.message;
+    else if (error.code === "session_exists" && !this.exists) {
+      this.exists = true; // The answer to the first opening was lost.
+      this.open();
+    } else if (!this.opened) this.gone = error.message;
     else this.problem = error.message;
   }
 

@@ -36,7 +36,7 @@ export class MemoryView {
     const place = document.getElementById("pools");
     this.holders.clear();
     this.pools = pools.map((pool, index) => {
-      const title = element("h3", {});
+      const title = element("h2", {});
       const canvas = element("canvas", { tabindex: "0", role: "img" });
       const made = { ...pool, title, canvas, cells: new Uint16Array(pool.units), at: 0 };
       canvas.addEventListener("pointermove", (event) => this.point(made, this.unitAt(made, event)));

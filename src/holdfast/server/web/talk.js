@@ -1,6 +1,6 @@
 // The conversation: one session's turns, and the box to type in. Text from the model only ever becomes text.
 
-import { element, milliseconds } from "/web/draw.js";
+import { element, milliseconds, onceAFrame } from "/web/draw.js";
 
 export class Talk {
   constructor(forest) {
@@ -12,6 +12,8 @@ export class Talk {
     this.cutIn = document.getElementById("cut-in");
     this.stop = document.getElementById("interrupt");
     this.drawn = new Map();
+    this.changed = new Set();
+    this.drawSoon = onceAFrame(() => this.update());
     document.getElementById("composer").addEventListener("submit", (event) => {
       event.preventDefault();
       this.send("after");
@@ -28,7 +30,9 @@ export class Talk {
     });
     forest.addEventListener("chosen", () => this.redraw());
     forest.addEventListener("changed", (event) => {
-      if (event.detail.branch === forest.current) this.update(event.detail.turn);
+      if (event.detail.branch !== forest.current) return;
+      this.changed.add(event.detail.turn);
+      this.drawSoon();
     });
   }
 
@@ -53,14 +57,17 @@ export class Talk {
   redraw() {
     for (const node of this.drawn.values()) node.turn.remove();
     this.drawn.clear();
+    this.changed.add(null);
     this.update();
   }
 
-  update(only = null) {
+  // Once a frame, however many words have come: only the turns that changed, unless it is not known which.
+  update() {
     const branch = this.forest.current;
     const follows = this.transcript.scrollHeight - this.transcript.scrollTop - this.transcript.clientHeight < 80;
-    if (only && this.drawn.has(only)) this.draw(only);
+    if ([...this.changed].every((turn) => this.drawn.has(turn))) this.changed.forEach((turn) => this.draw(turn));
     else this.drawAll(branch);
+    this.changed.clear();
     this.welcome.hidden = branch.turns.length > 0;
     this.stop.disabled = !branch.speaking;
     this.cutIn.hidden = !branch.speaking;
@@ -92,6 +99,8 @@ export class Talk {
     // Only what is new is appended, so that a long answer costs no more at its end than at its start.
     if (turn.text.startsWith(node.text.data)) node.text.appendData(turn.text.slice(node.text.data.length));
     else node.text.data = turn.text;
+    turn.drawn = turn.text;
+    turn.shown = turn.heard;
     node.turn.dataset.state = turn.state;
     node.turn.dataset.counts = turn.counts || ["waiting", "speaking"].includes(turn.state) ? "yes" : "no";
     node.answer.hidden = turn.state === "waiting" || (!turn.text && turn.state !== "speaking");

@@ -22,8 +22,9 @@ export class Timeline {
       cells.push(this.head(branch, column));
       const history = branch.history;
       history.forEach((turn, row) => {
-        const shared = branch.parent !== null && row < branch.forkedAt;
-        if (shared && row < branch.forkedAt - 1) return; // The trunk is drawn once, in the parent's column.
+        // What both branches have is drawn once, in the parent's column, as long as the parent has it.
+        const shared = row < branch.forkedAt && branch.parent?.history[row]?.id === turn.id;
+        if (shared && row < branch.forkedAt - 1) return;
         cells.push(this.node(branch, turn, row, column, shared));
       });
       const speaking = branch.speaking;

@@ -1,0 +1,89 @@
+"""A real Chromium on a real server. Without a Chromium the tests are skipped, except where `CI` is true."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
+
+from tests.server.serving import Server
+
+OpenPage = Callable[..., Page]
+Serve = Callable[..., Server]
+
+expect.set_options(timeout=30_000)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    if found is None:
+        assert os.environ.get("CI") != "true", "continuous integration installs a Chromium: .ci/run"
+        pytest.skip("there is no chromium on this machine")
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[Server]:
+    """A server of the model that says what it was told."""
+    server = Server(
+        "echo", "--audit", "strict", "--kv-tokens", "65536", "--context-length", "8192", "--storm"
+    )
+    yield server
+    assert server.stop() == 0
+
+
+@pytest.fixture
+def server(shared_server: Server) -> Iterator[Server]:
+    """That server, found as it should be after each test."""
+    yield shared_server
+    shared_server.check_clean()
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Start servers of one's own; they end with the test."""
+    started: list[Server] = []
+
+    def start(*arguments: str, environment: dict[str, str] | None = None) -> Server:
+        started.append(Server("echo", *arguments, environment=environment))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            assert each.stop() == 0
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[OpenPage]:
+    """Open the page of a server. What its console complains of fails the test, but for what is `expected`."""
+    contexts: list[BrowserContext] = []
+    complaints: list[str] = []
+
+    def open_one(
+        server: Server, path: str = "/", *, expected: tuple[str, ...] = (), **options: object
+    ) -> Page:
+        context = browser.new_context(**{"viewport": {"width": 1100, "height": 720}, **options})  # type: ignore[arg-type]
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(30_000)
+
+        def heard(message: ConsoleMessage) -> None:
+            if message.type in ("error", "warning") and not any(each in message.text for each in expected):
+                complaints.append(message.text)
+
+        page.on("console", heard)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(server.url + path)
+        return page
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    assert complaints == []

@@ -1,0 +1,92 @@
+"""How the page looks: clean to a checker of accessibility, usable on a phone, in light and dark."""
+
+import os
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from tests.server.serving import Server
+from tests.web.conftest import OpenPage, Serve
+
+VIEWS = ("talk", "timeline", "memory", "health")
+
+SCREENSHOTS = Path(os.environ.get("HOLDFAST_SCREENSHOTS", "build/screenshots"))
+"""Where pictures of the views are kept."""
+
+
+def filled(server: Server, open_page: OpenPage, **options: object) -> Page:
+    """A page with a conversation, a fork and some memory in use."""
+    page = open_page(server, **options)
+    for number, text in enumerate(("Tell me of the sea.", "And of the wind?", "Which one holds fast?"), 1):
+        page.fill("#said", text)
+        page.press("#said", "Enter")
+        expect(page.locator(".turn[data-state=done]")).to_have_count(number)
+    page.click("#tab-timeline")
+    page.locator(".node").nth(1).get_by_text("Fork from here").click()
+    expect(page.locator(".branch-head")).to_have_count(2)
+    page.locator(".branch-head").nth(1).get_by_role("button").click()
+    page.fill("#said", "What do sailors say?")
+    page.press("#said", "Enter")
+    expect(page.locator(".turn[data-state=done]")).to_have_count(3)
+    for name in ("harbour", "lighthouse", "anchor", "reef", "tide"):
+        session = server.open(name)
+        server.say(session, name * 150)
+    return page
+
+
+def view(page: Page, name: str) -> None:
+    page.click(f"#tab-{name}")
+    expect(page.locator(f"#{name}")).to_be_visible()
+    if name == "memory":
+        expect(page.locator("#holders button")).to_have_count(7)
+    if name == "health":
+        expect(page.locator(".card")).to_have_count(7)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_view_is_accessible_and_pictured(server: Server, open_page: OpenPage, scheme: str) -> None:
+    page = filled(server, open_page, color_scheme=scheme)
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    for name in VIEWS:
+        view(page, name)
+        page.screenshot(path=SCREENSHOTS / f"page-{name}-{scheme}.png")
+        results = Axe().run(page)
+        assert results.violations_count == 0, results.generate_report()
+
+
+def test_the_question_for_a_key_is_accessible(serve: Serve, open_page: OpenPage) -> None:
+    server = serve("--kv-tokens", "65536", environment={"HOLDFAST_API_KEYS": "ann:the-key"})
+    page = open_page(server, expected=("401",))
+    expect(page.locator("#key-dialog")).to_be_visible()
+    results = Axe().run(page)
+    assert results.violations_count == 0, results.generate_report()
+
+
+def test_a_phone_shows_every_view_without_scrolling_sideways(server: Server, open_page: OpenPage) -> None:
+    page = filled(server, open_page, viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
+    for name in VIEWS:
+        view(page, name)
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, f"{name} is {wide} pixels too wide"
+
+
+def test_every_view_can_be_reached_and_used_with_the_keyboard(server: Server, open_page: OpenPage) -> None:
+    page = open_page(server)
+    expect(page.locator("#said")).to_be_focused()
+    page.keyboard.type("by hand")
+    page.keyboard.press("Enter")
+    expect(page.locator(".turn[data-state=done]")).to_have_count(1)
+    page.focus("#tab-talk")
+    for name in ("timeline", "memory", "health", "talk"):
+        page.keyboard.press("ArrowRight")
+        expect(page.locator(f"#tab-{name}")).to_be_focused()
+        expect(page.locator(f"#{name}")).to_be_visible()
+    page.keyboard.press("ArrowRight")
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent") == "Fork from here":
+            break
+    page.keyboard.press("Enter")
+    expect(page.locator(".branch-head")).to_have_count(2)

@@ -1,0 +1,254 @@
+"""The page as a person uses it: talk, interrupt, go back, fork, see the memory, lose the server."""
+
+import json
+import re
+
+from playwright.sync_api import Page, expect
+
+from tests.server.serving import Server
+from tests.web.conftest import OpenPage, Serve
+
+LONG = "many words that take a while to be said again " * 40
+
+
+def say(page: Page, text: str) -> None:
+    page.fill("#said", text)
+    page.press("#said", "Enter")
+
+
+def answers(page: Page) -> list[str]:
+    return page.locator(".turn .answer").all_text_contents()
+
+
+def finished(page: Page, count: int) -> None:
+    """Wait until so many turns are over."""
+    expect(page.locator(".turn[data-state=done], .turn[data-state=cut]")).to_have_count(count)
+
+
+def test_a_conversation_streams_in_and_shows_what_it_cost(server: Server, open_page: OpenPage) -> None:
+    page = open_page(server)
+    expect(page.locator("#status")).to_have_text("Connected")
+    say(page, "hello there")
+    finished(page, 1)
+    say(page, "and again")
+    finished(page, 2)
+    assert answers(page) == ["hello there", "and again"]
+    foot = page.locator(".foot").last.text_content() or ""
+    shown = re.match(r"(\d+) computed · (\d+) cached · first token .* · (\d+) tokens in", foot)
+    assert shown is not None, foot
+    session = server.get("/v1/sessions").json()["sessions"][0]
+    assert sum(map(int, shown.groups())) == session["tokens"]["known"]
+    assert int(shown[2]) > 0
+
+
+def test_one_can_type_on_while_the_model_speaks(server: Server, open_page: OpenPage) -> None:
+    page = open_page(server)
+    page.fill("#limit", "4000")
+    say(page, LONG)
+    expect(page.locator(".turn[data-state=speaking]")).to_have_count(1)
+    say(page, "queued behind")
+    expect(page.locator(".turn")).to_have_count(2)
+    finished(page, 2)
+    assert answers(page) == [LONG.strip(), "queued behind"]
+
+
+def test_escape_cuts_at_the_word_last_shown_and_the_conversation_goes_on_from_there(
+    server: Server, open_page: OpenPage
+) -> None:
+    page = open_page(server)
+    page.fill("#limit", "4000")
+    say(page, LONG)
+    expect(page.locator(".turn[data-state=speaking] .answer")).to_have_text(re.compile(".{9}"))
+    page.press("#said", "Escape")
+    expect(page.locator(".turn[data-state=cut]")).to_have_count(1)
+    kept = answers(page)[0]
+    assert 8 < len(kept) < len(LONG)
+    assert LONG.startswith(kept)
+    known = server.get("/v1/sessions").json()["sessions"][0]["tokens"]["known"]
+    say(page, "go on")
+    finished(page, 2)
+    assert answers(page) == [kept, "go on"]
+    foot = page.locator(".foot").last.text_content() or ""
+    assert f"{known} cached" in foot, "nothing that was kept is computed again, and nothing else is there"
+
+
+def test_cutting_in_replaces_the_turn_that_speaks(server: Server, open_page: OpenPage) -> None:
+    page = open_page(server)
+    page.fill("#limit", "4000")
+    say(page, LONG)
+    expect(page.locator(".turn[data-state=speaking] .answer")).to_have_text(re.compile(".{9}"))
+    page.fill("#said", "listen")
+    page.press("#said", "Control+Enter")
+    finished(page, 2)
+    assert answers(page)[1] == "listen"
+    assert len(answers(page)[0]) < len(LONG)
+
+
+def test_rewinding_and_forking(server: Server, open_page: OpenPage) -> None:
+    page = open_page(server)
+    for number, text in enumerate(("first", "second", "third"), 1):
+        say(page, text)
+        finished(page, number)
+    page.click("#tab-timeline")
+    expect(page.locator(".node")).to_have_count(3)
+    page.locator(".node").nth(1).get_by_text("Fork from here").click()
+    expect(page.locator(".branch-head")).to_have_count(2)
+    expect(page.locator(".node.stem")).to_have_text(re.compile("from turn 2"))
+    page.locator(".branch-head").first.get_by_role("button").click()
+    assert answers(page) == ["first", "second", "third"]
+    page.click("#tab-timeline")
+    page.locator(".node:not(.stem)").first.get_by_text("Rewind to here").click()
+    expect(page.locator(".node:not(.stem)")).to_have_count(3)  # One of the trunk, and now both of the fork.
+    page.locator(".branch-head").nth(1).get_by_role("button").click()
+    say(page, "another third")
+    finished(page, 3)
+    assert answers(page) == ["first", "second", "another third"]
+    turns = sorted(session["turns"] for session in server.get("/v1/sessions").json()["sessions"])
+    assert turns == [1, 3]
+
+
+def test_the_map_shows_who_holds_what_and_lights_up_a_session(server: Server, open_page: OpenPage) -> None:
+    page = open_page(server, "/#memory")
+    expect(page.locator("#pool-0 h2")).to_contain_text("of 4096 held")
+    expect(page.locator("#legend [data-kind=session] b")).to_have_text(" 0")
+    name = server.open("seen")
+    server.say(name, "x" * 1000)
+    expect(page.locator("#holders button")).to_have_text(re.compile(r"seen · \d+"))
+    held = server.state(name)["memory"]["full"]["units"]
+    expect(page.locator("#legend [data-kind=session] b")).to_have_text(f" {held}")
+    page.click("#holders button")
+    expect(page.locator("#holders button")).to_have_attribute("aria-pressed", "true")
+    lit = page.evaluate(
+        """() => {
+          const canvas = document.querySelector("#pool-0 canvas");
+          const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+          const lit = [];
+          for (let place = 0; place < pixels.length / 4; place++) {
+            const at = [place % canvas.width, Math.floor(place / canvas.width)];
+            if (pixels[place * 4 + 3] === 255) lit.push(at);
+          }
+          return lit;
+        }"""
+    )
+    assert len(lit) == held
+    cell = page.evaluate("const c = document.querySelector('canvas'); c.clientWidth / c.width")
+    page.hover("#pool-0 canvas", position={"x": (lit[0][0] + 0.5) * cell, "y": (lit[0][1] + 0.5) * cell})
+    expect(page.locator("#pointed")).to_have_text(re.compile("full on device, unit .*: session seen"))
+    page.focus("#pool-0 canvas")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#pointed")).to_have_text(re.compile("unit 1:"))
+    server.http.delete(f"/v1/sessions/{name}")
+    expect(page.locator("#legend [data-kind=session] b")).to_have_text(" 0")
+
+
+def test_the_names_of_others_are_not_shown(serve: Serve, open_page: OpenPage) -> None:
+    environment = {"HOLDFAST_API_KEYS": "ann:secret-a,bob:secret-b"}
+    server = serve("--kv-tokens", "65536", environment=environment)
+    with_key = {"Authorization": "Bearer secret-b"}
+    opened = server.post("/v1/sessions", {"id": "private-to-bob"}, headers=with_key)
+    assert opened.status_code == 201
+    turn = {"input": "y" * 500}
+    assert server.post("/v1/sessions/private-to-bob/turns", turn, headers=with_key).status_code == 200
+    page = open_page(server, "/#memory", expected=("401",))
+    page.fill("#key", "secret-a")
+    page.press("#key", "Enter")
+    expect(page.locator("#legend [data-kind=session] b")).not_to_have_text(" 0")
+    expect(page.locator("#holders button")).to_have_count(0)
+    page.click("#tab-health")
+    expect(page.locator("#no-figures")).to_be_visible()
+    assert "private-to-bob" not in page.content()
+    assert server.http.delete("/v1/sessions/private-to-bob", headers=with_key).status_code == 200
+
+
+def test_a_server_with_keys_asks_for_one(serve: Serve, open_page: OpenPage) -> None:
+    server = serve("--kv-tokens", "65536", environment={"HOLDFAST_API_KEYS": "ann:the-key"})
+    page = open_page(server, expected=("401",))
+    expect(page.locator("#key-dialog")).to_be_visible()
+    page.fill("#key", "wrong")
+    page.press("#key", "Enter")
+    expect(page.locator("#key-wrong")).to_be_visible()
+    page.fill("#key", "the-key")
+    page.press("#key", "Enter")
+    expect(page.locator("#key-dialog")).to_be_hidden()
+    expect(page.locator("#status")).to_have_text("Connected")
+    say(page, "let in")
+    finished(page, 1)
+    assert answers(page) == ["let in"]
+
+
+def test_a_server_that_goes_away_is_seen_and_comes_back(serve: Serve, open_page: OpenPage) -> None:
+    server = serve("--kv-tokens", "65536")
+    page = open_page(server, expected=("ERR_CONNECTION_REFUSED", "WebSocket"))
+    say(page, "before")
+    finished(page, 1)
+    server.stop()
+    expect(page.locator("#offline")).to_contain_text("cannot be reached")
+    expect(page.locator("#status")).to_have_attribute("data-state", "down")
+    serve("--kv-tokens", "65536", "--port", server.url.rpartition(":")[2])
+    expect(page.locator("#status")).to_have_text("Connected")
+    expect(page.locator("#offline")).to_be_hidden()
+    page.click("#fresh")
+    say(page, "after")
+    finished(page, 1)
+    assert answers(page) == ["after"]
+
+
+def test_hostile_text_is_only_text(server: Server, open_page: OpenPage) -> None:
+    page = open_page(server)
+    page.evaluate("window.harmed = false")
+    hostile = [
+        "<img src=x onerror='window.harmed = true'>",
+        "<script>window.harmed = true</script>",
+        '</div><a href="javascript:window.harmed=true">x</a>',
+        "\u202e<svg/onload=window.harmed=true>\u0000",
+        "{{constructor.constructor('window.harmed=true')()}}",
+    ]
+    for number, text in enumerate(hostile, 1):
+        say(page, text)
+        finished(page, number)
+    assert [text.replace("\ufffd", "\u0000") for text in answers(page)] == hostile
+    page.click("#tab-timeline")
+    expect(page.locator(".node")).to_have_count(len(hostile))
+    assert page.evaluate("window.harmed") is False
+    assert page.locator("main img, main script, main svg, main a").count() == 0
+
+
+def test_the_files_are_served_with_the_headers_that_keep_them_safe(server: Server) -> None:
+    names = re.findall(r"/web/([a-z.]+)", server.get("/").text)
+    assert {"main.js", "style.css", "icon.svg"} <= set(names)
+    for path in ("/", *(f"/web/{name}" for name in (*names, "memory.js"))):
+        answer = server.get(path)
+        assert answer.status_code == 200
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        again = server.get(path, headers={"if-none-match": answer.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+    for path in ("/web/../gate.py", "/web/%2e%2e/gate.py", "/web/nothing.js", "/web/"):
+        assert server.get(path).status_code in (404, 405), path
+
+
+def test_a_storm_can_be_watched_and_leaves_nothing(server: Server, open_page: OpenPage) -> None:
+    page = open_page(server, "/#health")
+    page.click("#storm-button")
+    expect(page.locator("#storm-state")).to_contain_text(re.compile(r"\d+ s left · \d\d+ turns"))
+    page.click("#tab-memory")
+    expect(page.locator("#legend [data-kind=session] b")).not_to_have_text(" 0")
+    page.click("#tab-health")
+    expect(page.locator("#latency tbody tr").first.locator("td").last).not_to_have_text("0")
+    page.click("#storm-button")
+    expect(page.locator("#storm-state")).to_contain_text("Calm")
+    expect(page.locator("#audit")).to_contain_text("No findings")
+    assert json.loads(server.get("/v1/storm").text)["interrupts"] > 0
+
+
+def test_a_storm_needs_its_option_and_the_admin(serve: Serve) -> None:
+    environment = {"HOLDFAST_API_KEYS": "ann:secret-a", "HOLDFAST_ADMIN_KEY": "boss"}
+    server = serve("--kv-tokens", "65536", environment=environment)
+    for key, status in (("secret-a", 403), ("boss", 403), ("wrong", 401)):
+        answer = server.post("/v1/storm", {}, headers={"Authorization": f"Bearer {key}"})
+        assert answer.status_code == status
+    assert answer.json()["error"]["code"] == "invalid_api_key"
+    off = server.post("/v1/storm", {}, headers={"Authorization": "Bearer boss"})
+    assert off.json()["error"]["code"] == "storm_off"
