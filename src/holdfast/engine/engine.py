@@ -20,7 +20,9 @@ from types import TracebackType
 import torch
 
 from holdfast.core.audit import Finding
+from holdfast.core.layout import Tier
 from holdfast.core.registry import Event
+from holdfast.core.session import Place
 from holdfast.core.turn import KEEP_ALL, TurnRequest
 from holdfast.core.turn import Turn as CoreTurn
 from holdfast.engine.echo import open_echo
@@ -222,6 +224,24 @@ class Session:
         child = f"s-{secrets.token_hex(4)}"
         self._engine.until_done(lambda done: self._engine.loop.fork(self.id, child, turns, done=done))
         return Session(self._engine, child, self.system)
+
+    def spill(self, tier: str | None = None) -> bool:
+        """Move the memory to "host" or "disk", or to the nearest with room; whether it is there."""
+        loop = self._engine.loop
+        self._engine.settle_seal(self.id)
+        loop.spill(self.id, None if tier is None else Tier[tier.upper()])
+        return self._wait_for_move(Place.AWAY)
+
+    def restore(self) -> bool:
+        """Bring the memory back to the device; whether it is there. The next turn does so by itself."""
+        self._engine.loop.restore(self.id)
+        return self._wait_for_move(Place.HOME)
+
+    def _wait_for_move(self, place: Place) -> bool:
+        session = self._engine.loop.scheduler.registry.find(self.id)
+        while session.place in (Place.LEAVING, Place.RETURNING):
+            self._engine.drive()
+        return session.place is place
 
     @property
     def turns(self) -> int:
