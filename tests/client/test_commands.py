@@ -28,7 +28,7 @@ CUT = r"\[computed (\d+), cached (\d+), .*interrupted, (\d+) tokens kept\]"
 def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "holdfast.cli", *arguments],
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=240,
         env={**os.environ, "COLUMNS": "200", **variables},
     )  # fmt: skip
 

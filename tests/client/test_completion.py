@@ -19,7 +19,7 @@ def complete(line: str) -> list[str]:
     }
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "holdfast.cli"],
-        capture_output=True, text=True, check=False, timeout=60, env={**os.environ, **variables},
+        capture_output=True, text=True, check=False, timeout=240, env={**os.environ, **variables},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "| torch\n" not in done.stderr, "completion must be quick"
@@ -53,7 +53,7 @@ def test_options(line: str, offered: list[str]) -> None:
 def test_the_script_for_a_shell(shell: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "holdfast.cli"],
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=240,
         env={**os.environ, "_HOLDFAST_COMPLETE": f"source_{shell}"},
     )  # fmt: skip
     assert done.returncode == 0

@@ -134,7 +134,7 @@ def test_a_bad_file_ends_the_command_with_one_clear_line() -> None:
     for command in ("serve", "chat"):
         done = subprocess.run(
             [sys.executable, "-m", "holdfast.cli", command],
-            capture_output=True, text=True, check=False, timeout=60, env={**os.environ, "COLUMNS": "200"},
+            capture_output=True, text=True, check=False, timeout=240, env={**os.environ, "COLUMNS": "200"},
         )  # fmt: skip
         assert done.returncode == 2
         assert "holdfast.toml has unknown keys: page_sice (is page_size meant?)" in done.stderr
