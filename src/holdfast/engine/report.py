@@ -52,7 +52,13 @@ def memory_report(loop: EngineLoop) -> dict[str, object]:
             "last_full_census_step": audit.last_full_step,
         },
         "findings": [
-            {"kind": finding.kind, "holder": finding.holder, "step": finding.step, "detail": str(finding)}
+            {
+                "kind": finding.kind,
+                "holder": finding.holder,
+                "step": finding.step,
+                "detail": str(finding),
+                "trail": finding.trail,
+            }
             for finding in audit.findings
         ],
     }

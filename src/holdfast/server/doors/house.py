@@ -59,5 +59,6 @@ def tenant_memory(report: dict[str, Any], caller: Caller) -> dict[str, Any]:
             top.append({**entry, "holder": kind})
     shown = {**report, "top": top}
     if not caller.admin:
-        shown["findings"] = [{**finding, "holder": "", "detail": ""} for finding in report["findings"]]
+        hidden = {"holder": "", "detail": "", "trail": []}
+        shown["findings"] = [{**finding, **hidden} for finding in report["findings"]]
     return shown
