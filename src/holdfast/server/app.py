@@ -54,6 +54,7 @@ def build_app(service: Service, keys: Keys, draining: Callable[[], bool]) -> ASG
         app.include_router(door.router)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(HTTPException, _http_problem)
+    app.add_exception_handler(Exception, _mistake)
     plain = app.openapi
 
     def described() -> dict[str, Any]:
@@ -78,6 +79,12 @@ async def _problem(_request: Request, error: Exception) -> Response:
     assert isinstance(error, Problem)
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     return json_answer(error.body(), error.status, headers)
+
+
+async def _mistake(_request: Request, _error: Exception) -> Response:
+    """An exception that nobody expected: the gate logs it, the client learns only that it happened."""
+    problem = Problem(500, "internal_error", "the server made a mistake; it is in its log")
+    return json_answer(problem.body(), 500)
 
 
 async def _http_problem(_request: Request, error: Exception) -> Response:

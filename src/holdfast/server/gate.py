@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.server.bodies import too_large
 from holdfast.server.keys import Caller, Keys
+from holdfast.server.link import traceparent
 from holdfast.server.problems import Problem
 
 __all__ = ["ADMIN", "PUBLIC", "SUBPROTOCOL", "Gate"]
@@ -64,6 +65,7 @@ class Gate:
                 message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
             await send(message)
 
+        traceparent.set(headers.get("traceparent", "")[:128] or None)
         try:
             scope.setdefault("state", {}).update(
                 caller=self._admit(scope, headers), request_id=request_id, began=began

@@ -14,22 +14,40 @@ import asyncio
 import itertools
 import logging
 from collections.abc import AsyncIterator, Callable
+from contextvars import ContextVar
 
 from holdfast.server import wire
 from holdfast.server.problems import Problem, engine_lost, engine_unavailable, from_refusal
 
-__all__ = ["EngineLink", "TurnFeed"]
+__all__ = ["EngineLink", "TurnFeed", "traceparent"]
 
 log = logging.getLogger("holdfast.server")
+
+traceparent: ContextVar[str | None] = ContextVar("traceparent", default=None)
+"""The trace that the request at hand belongs to, as its client named it; set by the gate."""
 
 
 class TurnFeed:
     """One turn as its reader hears it."""
 
-    __slots__ = ("_deltas", "_news", "accepted", "call", "end", "lost", "on_end")
+    __slots__ = (
+        "_deltas",
+        "_news",
+        "accepted",
+        "call",
+        "end",
+        "lost",
+        "name",
+        "on_end",
+        "session",
+        "traceparent",
+    )
 
-    def __init__(self, call: int, on_end: Callable[[TurnFeed], None]) -> None:
-        self.call = call
+    def __init__(self, command: wire.StartTurn, on_end: Callable[[TurnFeed], None]) -> None:
+        self.call = command.call
+        self.name = command.name
+        self.session = command.session
+        self.traceparent = traceparent.get()
         self.end: wire.End | None = None
         self.lost: Problem | None = None
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -141,7 +159,7 @@ class EngineLink:
 
     async def start(self, command: wire.StartTurn) -> TurnFeed:
         """Start a turn; returns when the engine has accepted it."""
-        feed = TurnFeed(command.call, self.on_end)
+        feed = TurnFeed(command, self.on_end)
         self._feeds[command.call] = feed
         try:
             self._send(command)

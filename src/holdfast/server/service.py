@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -32,12 +33,16 @@ from holdfast.server.sessions import (
     require_name,
 )
 from holdfast.server.supervisor import Supervisor
+from holdfast.server.tracing import open_traces
 
 __all__ = ["Input", "Service", "TurnAsked", "make_sampling"]
+
+log = logging.getLogger("holdfast.server")
 
 REWRITES_MAX = 4
 TIMEOUT_MAX = 86_400.0
 TTL_MAX = 30 * 86_400.0
+METADATA_BYTES_MAX = 64 << 10
 
 
 def make_sampling(**fields: Any) -> Sampling:
@@ -90,12 +95,13 @@ class Service:
         self.supervisor = supervisor
         self._prompts: Prompts | None = None
         self.metrics = metrics
+        self.traces = open_traces()
         self.model_name = model_name
         self.table = SessionTable()
         self.created = int(time.time())
         link.on_view = self.table.seen
         link.on_gone = self.table.remove
-        link.on_end = metrics.turn_ended
+        link.on_end = self._turn_ended
         supervisor.on_ready = self._engine_ready
         supervisor.on_lost = metrics.engine_lost
 
@@ -115,6 +121,7 @@ class Service:
 
     def close(self) -> None:
         """End what this service started."""
+        self.traces.close()
         if self._prompts is not None:
             self._prompts.close()
 
@@ -130,6 +137,26 @@ class Service:
                 )
             )
         self.table.lose_all({stored.view.name for stored in ready.sessions})
+
+    def _turn_ended(self, feed: TurnFeed) -> None:
+        """Count a turn, log its figures, and end its trace. What was said stays out of all three."""
+        self.metrics.turn_ended(feed)
+        self.traces.turn_ended(feed)
+        end = feed.end
+        fields: dict[str, object] = {"turn": feed.name, "session": feed.session or "-"}
+        if end is None:
+            log.warning("turn lost", extra={"fields": fields})
+            return
+        fields |= {
+            "outcome": end.outcome,
+            "reason": end.reason,
+            "prompt_tokens": end.prompt_tokens,
+            "cached_tokens": end.cached_tokens,
+            "completion_tokens": len(end.tokens),
+            "queue_ms": round(end.queue_seconds * 1000, 1),
+            "total_ms": round(end.total_seconds * 1000, 1),
+        }
+        log.log(logging.ERROR if end.outcome == "failed" else logging.DEBUG, "turn", extra={"fields": fields})
 
     async def ask(self, what: str, name: str | None = None) -> Any:
         """A question to the engine."""
@@ -154,6 +181,7 @@ class Service:
             raise Problem(429, "over_quota", f"{self.options.tenant_sessions} sessions are open for this key")
         if system is not None and not self.prompts.chats:
             raise bad_field("system", "this model has no chat template")
+        _require_metadata(metadata)
         key = engine_name(caller.tenant, name)
         record = SessionRecord(
             caller.tenant, name, wire.SessionView(key, 0, None, 0), system=system, metadata=metadata or {}
@@ -333,6 +361,16 @@ class Service:
         deadline = time.monotonic() + seconds
         while self.link.turns and self.supervisor.up and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
+
+
+def _require_metadata(metadata: dict[str, Any] | None) -> None:
+    """Raise unless a client's own notes can be kept."""
+    try:
+        size = len(msgspec.msgpack.encode(metadata))
+    except OverflowError:
+        raise bad_field("metadata", "holds a number of more than 64 bits") from None
+    if size > METADATA_BYTES_MAX:
+        raise bad_field("metadata", f"may take at most {METADATA_BYTES_MAX} bytes")
 
 
 def _checked_timeout(timeout: float | None) -> float | None:

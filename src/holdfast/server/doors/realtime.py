@@ -30,7 +30,6 @@ from holdfast.server.doors.access import caller_of, service_of
 from holdfast.server.doors.realtime_channel import Channel, Channels, Job, encoded
 from holdfast.server.doors.realtime_outbox import Outbox
 from holdfast.server.doors.sessions import (
-    METADATA_BYTES_MAX,
     Count,
     SamplingBody,
     TurnBody,
@@ -285,8 +284,6 @@ class Conversation:
                 )
         elif message.resume_after_seq is not None:
             raise bad_field("resume_after_seq", "needs the id of a session")
-        if message.metadata is not None and len(msgspec.json.encode(message.metadata)) > METADATA_BYTES_MAX:
-            raise bad_field("metadata", f"may take at most {METADATA_BYTES_MAX} bytes")
         if record is None:
             record = await self._new_session(message)
         shown = await service.describe(record)

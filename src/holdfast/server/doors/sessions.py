@@ -30,7 +30,6 @@ __all__ = ["SamplingBody", "TurnBody", "ask_turn", "failed", "kept_tokens", "rou
 router = APIRouter(tags=["sessions"])
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
-METADATA_BYTES_MAX = 64 << 10
 
 
 class OpenBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -122,8 +121,6 @@ class ForkBody(msgspec.Struct, forbid_unknown_fields=True):
 async def open_session(request: Request) -> Response:
     service, caller = service_of(request), caller_of(request)
     body = await body_of(request, OpenBody)
-    if body.metadata is not None and len(msgspec.json.encode(body.metadata)) > METADATA_BYTES_MAX:
-        raise bad_field("metadata", f"may take at most {METADATA_BYTES_MAX} bytes")
     record = await service.open_session(caller, body.id, body.ttl, body.system, body.metadata)
     return json_answer(await service.describe(record), 201)
 

@@ -1,0 +1,113 @@
+"""What operators see: metrics that the dashboard draws, log lines with ids, traces of turns."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from holdfast.server import wire
+from holdfast.server.link import TurnFeed, traceparent
+from holdfast.server.tracing import NoTraces, TurnTraces, open_traces
+from tests.server.conftest import Serve
+from tests.server.serving import Server
+
+DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana.json"
+NAME = re.compile(r"holdfast_[a-z_]+")
+
+
+def metrics(server: Server) -> dict[str, float]:
+    """Every sample of the page, by name and labels."""
+    lines = [line for line in server.get("/metrics").text.splitlines() if not line.startswith("#")]
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+
+def test_the_dashboard_draws_only_what_is_measured(echo: Server) -> None:
+    name = echo.open()
+    echo.say(name, "some words")
+    measured = {sample.partition("{")[0] for sample in metrics(echo)}
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    drawn = {
+        found for panel in panels for target in panel["targets"] for found in NAME.findall(target["expr"])
+    }
+    assert len(drawn) > 12
+    assert drawn <= measured, drawn - measured
+
+
+def test_turns_are_counted_by_outcome(echo: Server) -> None:
+    before = metrics(echo)
+    name = echo.open()
+    for _ in range(3):
+        echo.say(name, "some words")
+    echo.say(name, "on and on", timeout=0.05, sampling={"max_tokens": 7000, "ignore_eos": True})
+    after = metrics(echo)
+
+    def grown(sample: str) -> float:
+        return after[sample] - before.get(sample, 0.0)
+
+    assert grown('holdfast_turns_total{outcome="finished"}') == 3
+    assert grown('holdfast_turns_total{outcome="aborted"}') == 1
+    assert grown("holdfast_time_to_first_token_seconds_count") == 4
+    assert grown("holdfast_turn_seconds_count") == 4
+
+
+def test_log_lines_carry_ids_and_figures(serve: Serve) -> None:
+    server = serve("echo", "--log-level", "debug", "--log-format", "json", "--kv-tokens", "4096")
+    name = server.open("logged")
+    server.say(name, "words", turn_id="t-42")
+    assert server.stop() == 0
+    lines = [json.loads(line) for line in server.lines if line.startswith("{")]
+    turns = [line for line in lines if line["message"] == "turn"]
+    assert [(line["turn"], line["outcome"]) for line in turns] == [("t-42", "finished")]
+    assert turns[0]["session"].endswith("/logged")
+    assert turns[0]["completion_tokens"] == 6
+    assert all("request" in line for line in lines if line["message"] == "request")
+
+
+def ended_feed(parent: str | None) -> Any:
+    """A turn that is over, without an engine."""
+
+    async def make() -> TurnFeed:
+        traceparent.set(parent)
+        command = wire.StartTurn(7, "t-1", "public", [1], wire.SamplingFields(), session="public/s")
+        feed = TurnFeed(command, lambda ended: None)
+        feed.finish(
+            wire.End(
+                turn=7, outcome="finished", reason="stop", text="secret words", tokens=[1, 2, 3],
+                prompt_tokens=9, cached_tokens=4, computed_tokens=5, queue_seconds=0.25, first_seconds=0.5,
+                total_seconds=1.0,
+            )
+        )  # fmt: skip
+        return feed
+
+    return asyncio.run(make())
+
+
+def test_a_turn_is_a_span_in_its_client_s_trace() -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    TurnTraces(provider).turn_ended(ended_feed(f"00-{trace}-b7ad6b7169203331-01"))
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    assert set(spans) == {"turn", "queue", "first token", "generation"}
+    turn = spans["turn"]
+    assert f"{turn.context.trace_id:032x}" == trace
+    assert turn.attributes is not None and turn.attributes["holdfast.cached_tokens"] == 4
+    lengths = {name: (span.end_time - span.start_time) / 1e9 for name, span in spans.items()}
+    assert lengths == pytest.approx(
+        {"turn": 1.0, "queue": 0.25, "first token": 0.25, "generation": 0.5}, abs=1e-6
+    )
+    assert all(span.parent is not None and span.parent.span_id == turn.context.span_id
+               for name, span in spans.items() if name != "turn")  # fmt: skip
+    assert "secret" not in str([span.to_json() for span in spans.values()])
+
+
+def test_without_an_endpoint_nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    assert isinstance(open_traces(), NoTraces)
