@@ -150,6 +150,7 @@ def measure_prefill(name: str, loop: EngineLoop) -> None:
 
 
 def measure_sessions(name: str, loop: EngineLoop) -> None:
+    timings.sessions(loop, 64, 2, 1024)
     for measure, value in timings.sessions(loop, 64, ROUNDS, 1024).items():
         unit = measure if measure == "tokens/s" else "ms"
         note(name, f"64 sessions {measure}", value, unit)

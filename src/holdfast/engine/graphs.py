@@ -23,8 +23,8 @@ from holdfast.kernels import Batch
 from holdfast.models.memory import Memory
 from holdfast.models.model import Model
 
-MIXED_TOKENS = (64, 128, 192, 256, 384, 512)
-MIXED_ROWS = (4, 16, 64)
+MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512)
+MIXED_ROWS = (1, 4, 16, 64)
 TILES_ONLY = 4
 """Rows up to which a mixed step treats rows of one token like all others, in one launch of attention."""
 

@@ -2,9 +2,9 @@
 """Linear projections of few tokens as Triton kernels: bound by the reading of the weights, as it should be.
 
 One token: a program takes some rows of the weight and walks along them; the library's kernels reach less of
-the memory's bandwidth there. A few tokens: one program multiplies all of them by some rows, and by both
-halves of a gated feed-forward's first product, so that the activation is applied before anything is stored.
-All else goes to the library.
+the memory's bandwidth there. A few tokens: one program multiplies them by both halves of a gated
+feed-forward's first product, so that the activation is applied before anything is stored. All else goes to
+the library.
 Weights do not depend on the kernel before, so their first block is fetched while that still runs. Same
 functions and promises as `kernels/torch/linear.py`. Called through `holdfast.kernels`.
 """
@@ -23,7 +23,6 @@ from holdfast.kernels.triton.launch import ceiling, launch_next, overlap, power_
 
 ROWS_MOST = 65_536  # outputs from which the library's kernel is the faster one
 FEW_TOKENS = 16  # tokens up to which the kernel of a few is used
-FEW_DEPTH = 4096  # inputs up to which it is the faster one, where nothing is fused
 
 
 class Blocks(NamedTuple):
@@ -40,9 +39,7 @@ NARROW = Blocks(8, 512, 4, 3)
 WIDE = Blocks(4, 1024, 4, 5)
 WIDE_FROM = 16_384
 GATED_ONE = Blocks(4, 1024, 8, 4)
-FEW_NARROW = Blocks(16, 256, 4, 4)
-FEW_MIDDLE = Blocks(64, 128, 4, 4)
-FEW_WIDE = Blocks(32, 128, 4, 4)
+GATED_FEW = Blocks(32, 128, 4, 4)
 
 
 @triton.jit
@@ -99,12 +96,12 @@ def _vector_product(
 
 
 @triton.jit
-def _few_product(
+def _gated_product(
     x, weight, bias, out, tokens, rows_out, depth, x_stride, weight_row, alpha, limit,
-    GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr,
+    ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr,
     ROWS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Some outputs of a few tokens; gated: some outputs of the activation of both halves."""
+    """Some outputs of the activation of both halves, for a few tokens."""
     launch_next(OVERLAP)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = tl.arange(0, TOKENS)
@@ -114,24 +111,21 @@ def _few_product(
     lines = weight + row.to(tl.int64)[None, :] * weight_row + steps[:, None]
     up_lines = lines + rows_out.to(tl.int64) * weight_row
     values = x + token[:, None] * x_stride + steps[None, :]
-    result = tl.zeros([TOKENS, ROWS], tl.float32)
+    gate = tl.zeros([TOKENS, ROWS], tl.float32)
     up = tl.zeros([TOKENS, ROWS], tl.float32)
     wait_for_inputs(OVERLAP)
     for begin in tl.range(0, depth, DEPTH, num_stages=STAGES):
         deep = begin + steps < depth
         left = tl.load(values + begin, mask=real[:, None] & deep[None, :], other=0.0)
         taken = deep[:, None] & inside[None, :]
-        result = tl.dot(left, tl.load(lines + begin, mask=taken, other=0.0), result)
-        if GATED:
-            up = tl.dot(left, tl.load(up_lines + begin, mask=taken, other=0.0), up)
+        gate = tl.dot(left, tl.load(lines + begin, mask=taken, other=0.0), gate)
+        up = tl.dot(left, tl.load(up_lines + begin, mask=taken, other=0.0), up)
     element = out.dtype.element_ty
     if HAS_BIAS:
-        result += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)[None, :]
-    if ACTIVATION != "":
-        if GATED and HAS_BIAS:
-            up += tl.load(bias + rows_out + row, mask=inside, other=0.0).to(tl.float32)[None, :]
-        gate = result.to(element).to(tl.float32)
-        result = activation_value(gate, up.to(element).to(tl.float32), alpha, limit, ACTIVATION)
+        gate += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)[None, :]
+        up += tl.load(bias + rows_out + row, mask=inside, other=0.0).to(tl.float32)[None, :]
+    gate = gate.to(element).to(tl.float32)
+    result = activation_value(gate, up.to(element).to(tl.float32), alpha, limit, ACTIVATION)
     places = out + token[:, None] * rows_out + row[None, :]
     tl.store(places, result.to(element), mask=real[:, None] & inside[None, :])
 
@@ -165,15 +159,14 @@ def _one(
 
 
 def _few(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation | None
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation
 ) -> torch.Tensor:
-    gated = activation is not None and activation != "relu_squared"
-    tokens, rows_out = x.shape[0], weight.shape[0] // 2 if gated else weight.shape[0]
-    blocks = FEW_WIDE if gated or rows_out > 8192 else FEW_MIDDLE if rows_out > 4096 else FEW_NARROW
+    tokens, rows_out = x.shape[0], weight.shape[0] // 2
+    blocks = GATED_FEW
     out = torch.empty(tokens, rows_out, dtype=x.dtype, device=x.device)
-    _few_product[(ceiling(rows_out, blocks.rows),)](
+    _gated_product[(ceiling(rows_out, blocks.rows),)](
         x, weight, x if bias is None else bias, out, tokens, rows_out, weight.shape[1], x.stride(0),
-        weight.stride(0), CLAMP_ALPHA, CLAMP_LIMIT, GATED=gated, ACTIVATION=activation or "",
+        weight.stride(0), CLAMP_ALPHA, CLAMP_LIMIT, ACTIVATION=activation,
         HAS_BIAS=bias is not None, TOKENS=power_of_two(tokens, 16), ROWS=blocks.rows, DEPTH=blocks.depth,
         STAGES=blocks.stages, num_warps=blocks.warps, **overlap(x),
     )  # fmt: skip
@@ -184,14 +177,13 @@ def _product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation | None
 ) -> torch.Tensor | None:
     """The product and its activation by a kernel of this module; None where the library is the faster."""
-    tokens, (outputs, depth) = x.shape[0], weight.shape
-    if not 0 < tokens <= FEW_TOKENS or outputs >= ROWS_MOST or not _fits(x, weight):
+    tokens = x.shape[0]
+    if not 0 < tokens <= FEW_TOKENS or weight.shape[0] >= ROWS_MOST or not _fits(x, weight):
         return None
     if tokens == 1:
         return _one(x, weight, bias, activation)
-    if depth <= FEW_DEPTH or activation not in (None, "relu_squared"):
-        return _few(x, weight, bias, activation)
-    return None
+    # Where nothing is fused the library is the faster one.
+    return None if activation in (None, "relu_squared") else _few(x, weight, bias, activation)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
