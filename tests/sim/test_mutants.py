@@ -89,7 +89,7 @@ EXPECTED: dict[str, Report] = {
     "rewind-keeps-what-lies-past-the-cut": report("content, books, assertion", SESSION, TURN, ROW, PARCEL),
     "sealed-token-is-counted-twice": report("books, content, assertion", SESSION, TURN, ROW, NAME),
     # Closing, failed steps, copies, tiers: the session whose memory it is.
-    "close-in-flight-frees-at-once": report("content, assertion", ROW, SESSION),
+    "close-in-flight-frees-at-once": report("content, assertion, " + LEAK, ROW, SESSION, TURN),
     "deferred-close-is-forgotten": report("late, left over", NAME),
     "double-close-frees-twice": report(TWICE, SESSION, TURN, FREE, TREE),
     "idle-clock-runs-during-a-turn": report("transcript", NAME),
