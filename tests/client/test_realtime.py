@@ -15,6 +15,7 @@ from holdfast.client import (
     RealtimeEvent,
     Retries,
 )
+from holdfast.client.dialogue import Dialogue
 
 LONG = 30_000
 AT_ONCE = Retries(attempts=3, first_seconds=0.0, longest_seconds=0.0)
@@ -138,9 +139,24 @@ def test_a_drop_in_the_middle_of_a_turn_ends_it_once(client: Client) -> None:
         assert session.turns == 1
 
 
+def test_another_connection_hears_what_came_after(client: Client) -> None:
+    with client.session() as session:
+        with session.realtime() as realtime:
+            realtime.append("one")
+            until(realtime, "response.done", realtime.commit(max_tokens=50))
+            seen = realtime.last_seq
+            realtime.append("two")
+            second = realtime.commit(max_tokens=50)
+            until(realtime, "response.done", second)
+        with client.resume(session.id).realtime(resume_after=seen) as again:
+            events = until(again, "response.done")
+            assert events[0].body["resumed"] is True
+            assert (events[-1].turn_id, words(events, second)) == (second, "two")
+
+
 def test_nobody_there() -> None:
     with Client("http://127.0.0.1:1", retries=AT_ONCE) as nobody:
-        realtime = Realtime(nobody.url, {}, "s", AT_ONCE)
+        realtime = Realtime(nobody.url, {}, Dialogue("s"), AT_ONCE)
         with pytest.raises(ConnectionFailed, match="127"):
             realtime.__enter__()
 

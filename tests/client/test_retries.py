@@ -173,3 +173,30 @@ def test_resuming_what_is_not_there() -> None:
         pytest.raises(NotFound),
     ):
         client.resume("s-9")
+
+
+def test_a_turn_that_was_left_is_not_sent_again() -> None:
+    begun = stream(delta("one ", 1), delta("two ", 2), broken=True)
+    with Scripted(OPENED, begun) as server, Client(server.url, retries=AT_ONCE) as client:
+        turn = client.session().say("hi")
+        assert next(turn) == "one "
+        turn.close()
+        assert "".join(turn) in ("", "two "), "what had arrived may be read"
+        with pytest.raises(ConnectionFailed, match="left before its end"):
+            turn.wait()
+        assert len(server.asked) == 2
+
+
+def test_a_turn_that_was_left_is_not_sent_again_by_a_task() -> None:
+    async def run() -> int:
+        begun = stream(delta("one ", 1), delta("two ", 2), broken=True)
+        with Scripted(OPENED, begun) as server:
+            async with AsyncClient(server.url, retries=AT_ONCE) as client:
+                async with await (await client.session()).say("hi") as turn:
+                    assert await anext(turn) == "one "
+                assert "".join([piece async for piece in turn]) in ("", "two ")
+                with pytest.raises(ConnectionFailed, match="not done"):
+                    _ = turn.result
+                return len(server.asked)
+
+    assert asyncio.run(run()) == 2

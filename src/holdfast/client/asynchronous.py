@@ -20,6 +20,7 @@ import httpx
 
 from holdfast.client import calls
 from holdfast.client.calls import Call
+from holdfast.client.dialogue import Dialogue
 from holdfast.client.errors import (
     ConnectionFailed,
     HoldfastError,
@@ -113,6 +114,7 @@ class AsyncTurn:
         self._attempts = Attempts(transport.retries)
         self._reader = TurnReader()
         self._response: httpx.Response | None = None
+        self._left = False
         self._pieces = self._read()
 
     async def __aenter__(self) -> AsyncTurn:
@@ -131,6 +133,7 @@ class AsyncTurn:
 
     async def close(self) -> None:
         """Stop listening; a turn that was not done is ended at the server."""
+        self._left = True
         if self._response is not None:
             await self._response.aclose()
 
@@ -197,11 +200,13 @@ class AsyncTurn:
 
     async def _read(self) -> AsyncIterator[str]:
         """The pieces, over as many connections as it takes."""
-        while self._reader.result is None:
+        while self._reader.result is None and not self._left:
             try:
                 async for piece in self._read_connection():
                     yield piece
             except (ConnectionFailed, Unavailable) as error:
+                if self._left:
+                    return
                 await asyncio.sleep(self._attempts.after(error))
                 self._reader.reopen()
                 await self.connect()
@@ -297,9 +302,14 @@ class AsyncSession:
         """The session as the server describes it now."""
         return SessionView.from_body(await self._transport.ask(calls.show_session(self.id)))
 
-    def realtime(self) -> AsyncRealtime:
-        """Full duplex over a WebSocket: say more while the model speaks."""
-        return AsyncRealtime(self._transport.url, self._transport.headers, self.id, self._transport.retries)
+    def realtime(self, resume_after: int | None = None) -> AsyncRealtime:
+        """Full duplex over a WebSocket: say more while the model speaks.
+
+        `resume_after` is the number of the last event that was heard of this session, elsewhere or earlier.
+        """
+        transport = self._transport
+        dialogue = Dialogue(self.id, resume_after)
+        return AsyncRealtime(transport.url, transport.headers, dialogue, transport.retries)
 
     async def close(self) -> None:
         """End the conversation and give its memory back. Closing twice is no error."""

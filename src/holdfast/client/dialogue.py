@@ -59,9 +59,9 @@ class Dialogue:
 
     __slots__ = ("heard", "last_seq", "pending", "session_id", "turn_id")
 
-    def __init__(self, session_id: str) -> None:
+    def __init__(self, session_id: str, last_seq: int | None = None) -> None:
         self.session_id = session_id
-        self.last_seq: int | None = None
+        self.last_seq = last_seq
         self.pending: list[Body] = []
         self.turn_id: str | None = None
         """The turn that speaks, or spoke last."""

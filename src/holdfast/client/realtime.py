@@ -60,8 +60,8 @@ def _lasting(error: ConnectionClosed) -> bool:
 class _Verbs:
     """The messages that both kinds of conversation send."""
 
-    def __init__(self, session_id: str) -> None:
-        self.dialogue = Dialogue(session_id)
+    def __init__(self, dialogue: Dialogue) -> None:
+        self.dialogue = dialogue
 
     @property
     def session_id(self) -> str:
@@ -94,8 +94,8 @@ class _Verbs:
 class Realtime(_Verbs):
     """A conversation in full duplex."""
 
-    def __init__(self, url: str, headers: Mapping[str, str], session_id: str, retries: Retries) -> None:
-        super().__init__(session_id)
+    def __init__(self, url: str, headers: Mapping[str, str], dialogue: Dialogue, retries: Retries) -> None:
+        super().__init__(dialogue)
         self._url = _address(url)
         self._headers = dict(headers)
         self._retries = retries
@@ -211,8 +211,8 @@ class Realtime(_Verbs):
 class AsyncRealtime(_Verbs):
     """A conversation in full duplex, for asynchronous code."""
 
-    def __init__(self, url: str, headers: Mapping[str, str], session_id: str, retries: Retries) -> None:
-        super().__init__(session_id)
+    def __init__(self, url: str, headers: Mapping[str, str], dialogue: Dialogue, retries: Retries) -> None:
+        super().__init__(dialogue)
         self._url = _address(url)
         self._headers = dict(headers)
         self._retries = retries

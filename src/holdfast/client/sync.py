@@ -20,6 +20,7 @@ import httpx
 
 from holdfast.client import calls
 from holdfast.client.calls import Call
+from holdfast.client.dialogue import Dialogue
 from holdfast.client.errors import (
     ConnectionFailed,
     HoldfastError,
@@ -113,6 +114,7 @@ class Turn:
         self._attempts = Attempts(transport.retries)
         self._reader = TurnReader()
         self._response: httpx.Response | None = None
+        self._left = False
         self._pieces = self._read()
         self._connect()
 
@@ -132,6 +134,7 @@ class Turn:
 
     def close(self) -> None:
         """Stop listening; a turn that was not done is ended at the server."""
+        self._left = True
         if self._response is not None:
             self._response.close()
 
@@ -192,10 +195,12 @@ class Turn:
 
     def _read(self) -> Iterator[str]:
         """The pieces, over as many connections as it takes."""
-        while self._reader.result is None:
+        while self._reader.result is None and not self._left:
             try:
                 yield from self._read_connection()
             except (ConnectionFailed, Unavailable) as error:
+                if self._left:
+                    return
                 time.sleep(self._attempts.after(error))
                 self._reader.reopen()
                 self._connect()
@@ -296,9 +301,13 @@ class Session:
         """How many turns the conversation has."""
         return self.view().turns
 
-    def realtime(self) -> Realtime:
-        """Full duplex over a WebSocket: say more while the model speaks."""
-        return Realtime(self._transport.url, self._transport.headers, self.id, self._transport.retries)
+    def realtime(self, resume_after: int | None = None) -> Realtime:
+        """Full duplex over a WebSocket: say more while the model speaks.
+
+        `resume_after` is the number of the last event that was heard of this session, elsewhere or earlier.
+        """
+        transport = self._transport
+        return Realtime(transport.url, transport.headers, Dialogue(self.id, resume_after), transport.retries)
 
     def close(self) -> None:
         """End the conversation and give its memory back. Closing twice is no error."""
