@@ -1,0 +1,206 @@
+"""The live map: pictures of who holds what, their differences, and what each caller may know."""
+
+import contextlib
+import json
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import Histogram
+from websockets.sync.client import connect
+
+from holdfast.core.ledger import Kind
+from holdfast.server.figures import buckets_of, quantile
+from holdfast.server.keys import Caller
+from holdfast.server.live import Picture, difference, shown_holders
+from tests.server.conftest import Serve
+from tests.server.serving import Server
+
+
+class Onlooker:
+    """A client of `/v1/memory/live` that keeps the map as a page does."""
+
+    def __init__(self, server: Server, stack: contextlib.ExitStack, **options: Any) -> None:
+        url = server.url.replace("http://", "ws://") + "/v1/memory/live"
+        self.connection = stack.enter_context(connect(url, **options))
+        self.pools: list[dict[str, Any]] = []
+        self.cells: list[list[int]] = []
+        self.holders: dict[int, list[Any]] = {}
+        self.seen: list[dict[str, Any]] = []
+        self.changes = 0
+
+    def look(self) -> str:
+        """Take one message; its type, or `changes` for a difference."""
+        message = self.connection.recv(timeout=60)
+        if isinstance(message, bytes):
+            self.changes += 1
+            apply(self.cells, message)
+            return "changes"
+        body = json.loads(message)
+        self.seen.append(body)
+        if body["type"] == "memory.pools":
+            self.pools = body["pools"]
+            self.cells = [[0] * pool["units"] for pool in self.pools]
+            self.holders = {}
+        elif body["type"] == "memory.holders":
+            for number in body["gone"]:
+                del self.holders[number]
+            self.holders.update({number: rest for number, *rest in body["come"]})
+        return str(body["type"])
+
+    def until(self, kind: str) -> dict[str, Any]:
+        while self.look() != kind:
+            pass
+        return self.seen[-1] if kind != "changes" else {}
+
+    def counts(self) -> list[dict[str, int]]:
+        """Units by kind of each pool, counted from the map."""
+        counted = []
+        for cells in self.cells:
+            kinds = dict.fromkeys((kind.name for kind in Kind), 0)
+            for number in cells:
+                # Between the news that a holder is gone and the difference, its units are nobody's.
+                kind = number if number < len(Kind) else self.holders.get(number, [None])[0]
+                if kind is not None:
+                    kinds[Kind(kind).name] += 1
+            counted.append(kinds)
+        return counted
+
+    def until_counts_are(self, expected: list[dict[str, int]]) -> None:
+        for _ in range(200):
+            if self.counts() == expected:
+                return
+            self.look()
+        raise AssertionError((self.counts(), expected))
+
+
+def apply(cells: list[list[int]], message: bytes) -> None:
+    numbers = np.frombuffer(message, dtype="<u4").tolist()
+    place = 1
+    while place < len(numbers):
+        pool, runs = numbers[place : place + 2]
+        place += 2
+        for start, length, holder in np.reshape(numbers[place : place + 3 * runs], (runs, 3)).tolist():
+            cells[pool][start : start + length] = [holder] * length
+        place += 3 * runs
+
+
+def ledger(server: Server) -> list[dict[str, int]]:
+    return [pool["holders"] for pool in server.get("/v1/memory").json()["pools"]]
+
+
+def test_the_map_is_the_ledger_s_and_follows_it(echo: Server) -> None:
+    with contextlib.ExitStack() as stack:
+        viewer = Onlooker(echo, stack)
+        viewer.until("changes")
+        assert [pool["component"] for pool in viewer.pools] == ["full"]
+        viewer.until_counts_are(ledger(echo))
+        names = [echo.open(f"seen-{number}") for number in range(5)]
+        for name in names:
+            echo.say(name, name * 100)
+            viewer.until_counts_are(ledger(echo))
+        shown = {holder[1] for holder in viewer.holders.values()}
+        assert shown == set(names)
+        echo.close_all()
+        viewer.until_counts_are(ledger(echo))
+        assert viewer.holders == {}
+        assert viewer.until("memory.report")["findings"] == []
+        assert viewer.until("health")["storm"]["allowed"] is False
+
+
+def test_where_nothing_happens_nothing_is_sent_but_reports(echo: Server) -> None:
+    with contextlib.ExitStack() as stack:
+        viewer = Onlooker(echo, stack)
+        viewer.until("memory.report")
+        viewer.until("memory.report")
+        changes = viewer.changes
+        kinds = {viewer.look() for _ in range(6)}
+        assert kinds == {"memory.report", "health"}
+        assert viewer.changes == changes
+
+
+def test_another_engine_begins_another_map(serve: Serve) -> None:
+    server = serve("echo", "--kv-tokens", "65536")
+    with contextlib.ExitStack() as stack:
+        viewer = Onlooker(server, stack)
+        viewer.until("changes")
+        server.say(server.open("lost"), "x" * 500)
+        viewer.until_counts_are(ledger(server))
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        while viewer.until("engine")["up"]:
+            pass
+        assert viewer.until("engine")["up"]
+        viewer.until("memory.pools")
+        viewer.until("changes")
+        viewer.until_counts_are(ledger(server))
+
+
+def test_a_tenant_sees_its_own_names_and_no_figures(serve: Serve) -> None:
+    environment = {"HOLDFAST_API_KEYS": "ann:secret-a,bob:secret-b", "HOLDFAST_ADMIN_KEY": "boss"}
+    server = serve("echo", "--kv-tokens", "65536", environment=environment)
+    for tenant, key in (("ann", "secret-a"), ("bob", "secret-b")):
+        headers = {"Authorization": f"Bearer {key}"}
+        assert server.post("/v1/sessions", {"id": f"of-{tenant}"}, headers=headers).status_code == 201
+        turn = server.post(f"/v1/sessions/of-{tenant}/turns", {"input": "z" * 400}, headers=headers)
+        assert turn.status_code == 200
+    with contextlib.ExitStack() as stack:
+        seen = {}
+        for key in ("secret-a", "boss"):
+            viewer = Onlooker(server, stack, additional_headers={"Authorization": f"Bearer {key}"})
+            viewer.until("changes")
+            viewer.until("memory.report")
+            viewer.until("memory.report")
+            seen[key] = sorted(holder[1] for holder in viewer.holders.values())
+            told = {message["type"] for message in viewer.seen}
+            assert ("health" in told) is (key == "boss")
+        assert seen == {"secret-a": ["", "of-ann"], "boss": ["ann/of-ann", "bob/of-bob"]}
+
+
+def picture(step: int, *pools: list[int]) -> Picture:
+    return Picture(
+        0,
+        step,
+        tuple(("full", "device", len(cells)) for cells in pools),
+        tuple(np.array(cells, dtype=np.uint16) for cells in pools),
+        {},
+    )
+
+
+def test_differences_are_runs_and_add_up() -> None:
+    chance = np.random.default_rng(7)
+    before = None
+    cells = [[0] * 400, [0] * 30]
+    for step in range(1, 40):
+        pools = [chance.integers(0, 3, 400).repeat(1 + step % 9)[:400].tolist(), [step % 2] * 30]
+        after = picture(step, *pools)
+        apply(cells, difference(before, after))
+        assert cells == pools
+        before = after
+    assert before is not None
+    assert difference(before, before) == np.array([before.step], dtype="<u4").tobytes()
+    whole = difference(picture(0, [0] * 100_000), picture(1, [9] * 100_000))
+    assert len(whole) == 4 * (1 + 2 + 3), "one run"
+
+
+def test_names_are_hidden_by_tenant() -> None:
+    holders = {8: (3, "ann/a", ""), 9: (2, "bob/b", "t"), 10: (3, "ann#rid", "")}
+    assert shown_holders(holders, Caller("ann", admin=False)) == {
+        8: [3, "a", ""],
+        9: [2, "", ""],
+        10: [3, "rid", ""],
+    }
+    assert shown_holders(holders, Caller("ann", admin=True))[9] == [2, "bob/b", "t"]
+
+
+@pytest.mark.parametrize(("part", "expected"), [(0.5, 0.5), (0.95, 0.95), (1.0, 1.0)])
+def test_quantiles_are_read_off_buckets(part: float, expected: float) -> None:
+    histogram = Histogram("values", "Values.", buckets=(1.0, 2.0), registry=None)
+    assert quantile(buckets_of(histogram), part) is None
+    for _ in range(100):
+        histogram.observe(0.3)
+    assert quantile(buckets_of(histogram), part) == pytest.approx(expected)
+    for _ in range(900):
+        histogram.observe(5.0)
+    assert quantile(buckets_of(histogram), 0.9) == 2.0
