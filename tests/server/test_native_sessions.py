@@ -4,6 +4,8 @@ The stories of aborted, refused and overlapping turns are told here as SGLang's 
 """
 
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -436,6 +438,25 @@ def test_an_ordinary_session_says_what_its_tokens_say_alone(serve: Serve, small_
         )
         history += answer["output_ids"]
     assert native.close(name) == 200
+    server.check_clean()
+
+
+def test_an_ordinary_session_outlives_the_engine(serve: Serve) -> None:
+    server = serve("echo", "--audit", "strict", "--kv-tokens", "4096")
+    native = NativeClient(server)
+    ordinary, streaming = native.open(), native.open(streaming=True)
+    first = native.turn(ordinary, "root ")
+    native.turn(streaming, "words")
+    running = native.begin(text="x", sampling_params=LONG, stream=False)
+    native.until_running(1)
+    os.kill(server.engine_pid(), signal.SIGKILL)
+    assert running.last()["error"]["code"] == "engine_lost"
+    assert running.status == 503
+    server.wait_ready()
+    assert native.refused(text="x", session_params={"id": streaming})[0] == 410
+    again = native.turn(ordinary, "more", session_params={"rid": first["meta_info"]["id"], "offset": -1})
+    assert again["text"] == "root root more"
+    assert native.close(ordinary) == 200
     server.check_clean()
 
 
