@@ -16,6 +16,7 @@ import torch
 from holdfast import kernels
 from holdfast.kernels import Batch, Mamba2Weights, Pages, Rotation, Splits, StepTables, build_batch
 from holdfast.kernels import torch as reference
+from holdfast.kernels.torch.fp8 import dequantise
 from tests.kernels import naive
 from tests.kernels.batches import NAN, fill_cache, paged_batch, relative_error
 
@@ -282,6 +283,18 @@ def check_linear(dtype: torch.dtype) -> Errors:
                 yield error(actual, naive.activate(expected, activation))
 
 
+def check_fp8(dtype: torch.dtype) -> Errors:
+    for tokens in (1, 16, 50, 300):
+        for outputs, inputs in ((4096, 4096), (1000, 704)):
+            codes = normal(torch.float32, outputs, inputs).to(torch.float8_e4m3fn)
+            for block in ((128, 128), (1, inputs), (outputs, inputs)):
+                scales = torch.rand(-(-outputs // block[0]), -(-inputs // block[1]), device="cuda") + 0.5
+                x, bias = normal(dtype, tokens, inputs), normal(dtype, outputs)
+                weight = dequantise(codes, scales, block).double()
+                expected = x.double() @ weight.T + bias.double()
+                yield error(kernels.linear_fp8(x, codes, scales, block, bias), expected)
+
+
 def check_experts(dtype: torch.dtype) -> Errors:
     for tokens, hidden, inner, count, picks, activation in (
         (3, 256, 96, 16, 4, "swiglu"),
@@ -353,6 +366,7 @@ CHECKS: dict[str, Callable[[torch.dtype], Errors]] = {
     "mamba2": check_mamba2,
     "gated_delta": check_gated_delta,
     "linear": check_linear,
+    "fp8": check_fp8,
     "pieces": check_pieces,
     "experts": check_experts,
     "units": check_units,

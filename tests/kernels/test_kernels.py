@@ -356,3 +356,17 @@ def test_linear(
         expected = naive.activate(expected, activation)
     assert actual.dtype == torch.float16
     assert relative_error(actual, expected) < 2e-3
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+@pytest.mark.parametrize("block", [(128, 128), (1, 300), (200, 300)])
+def test_linear_fp8(generator: torch.Generator, tokens: int, block: tuple[int, int]) -> None:
+    """One scale for all, one a row, one a block; Triton's interpreter cannot convert 8-bit floats."""
+    ops = import_module("holdfast.kernels.torch")
+    x, weight = normal(generator, tokens, 300), normal(generator, 200, 300)
+    codes = weight.to(torch.float8_e4m3fn)
+    scales = torch.rand(-(-200 // block[0]), -(-300 // block[1]), generator=generator) + 0.5
+    bias = normal(generator, 200)
+    whole = scales.repeat_interleave(block[0], 0)[:200].repeat_interleave(block[1], 1)[:, :300]
+    expected = x.double() @ (codes.double() * whole.double()).T + bias.double()
+    assert relative_error(ops.linear_fp8(x, codes, scales, block, bias), expected) < CLOSE

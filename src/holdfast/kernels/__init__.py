@@ -46,6 +46,7 @@ __all__ = [
     "gather_units",
     "geglu",
     "linear",
+    "linear_fp8",
     "linear_gated",
     "mamba2_scan",
     "move_units",
@@ -143,6 +144,18 @@ def linear_gated(
 ) -> torch.Tensor:
     """The activation of `linear`: its outputs are gate, then up (`relu_squared`: one half alone)."""
     out: torch.Tensor = implementation(x).linear_gated(x, weight, bias, activation)
+    return out
+
+
+def linear_fp8(
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    block: tuple[int, int],
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`linear` with a weight of 8-bit floats [out, in] times the float32 scale of each `block` of it."""
+    out: torch.Tensor = implementation(x).linear_fp8(x, codes, scales, block, bias)
     return out
 
 

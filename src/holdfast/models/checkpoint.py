@@ -63,10 +63,11 @@ def _open_directory(path: Path) -> Checkpoint:
     fields = Fields.read(path / "config.json")
     if fields.has("quantization_config"):
         method = fields.inner("quantization_config").text("quant_method", "unknown")
-        raise ConfigurationError(
-            f"{path} is quantised with {method}, which is not supported; "
-            "give an unquantised checkpoint or a GGUF file"
-        )
+        if method != "fp8":
+            raise ConfigurationError(
+                f"{path} is quantised with {method}, which is not supported; "
+                "give a checkpoint in 16 bits or in fp8, or a GGUF file"
+            )
     family, config = _configure(fields)
     return Checkpoint(path, family, config, read_generation_defaults(path, config), None, None)
 

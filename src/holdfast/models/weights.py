@@ -21,6 +21,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from holdfast.models.fields import ConfigurationError, Fields
+from holdfast.models.fp8 import SCALE_SUFFIXES, UNUSED, Fp8Linear, Fp8Weight, joined, scale_shapes
 from holdfast.models.linear import (
     DenseLinear,
     Embedding,
@@ -143,7 +144,7 @@ class WeightReader:
         self._used: set[str] = set()
         self._missing: list[str] = []
         self._wrong: list[str] = []
-        self._ignored: list[re.Pattern[str]] = []
+        self._ignored: list[re.Pattern[str]] = [re.compile(pattern) for pattern in UNUSED]
 
     def ignore(self, pattern: str) -> None:
         """Names that may be in the checkpoint without being asked for."""
@@ -156,6 +157,9 @@ class WeightReader:
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """One tensor on the device, in `dtype` or the model's."""
         tensor = self._raw(name, shape)
+        if tensor.dtype == torch.float8_e4m3fn:
+            scale = self._scale(name, shape)
+            tensor = Fp8Weight.of(tensor, scale).dense() if len(shape) == 2 else tensor.float()
         return tensor.to(device=self.placement.device, dtype=dtype or self.placement.dtype)
 
     def norm(self, name: str, size: int, offset: float = 0.0) -> Tensor:
@@ -178,6 +182,8 @@ class WeightReader:
             parts = [self.tensor(f"{name}.bias", (size,)) for name, size in zip(names, outputs, strict=True)]
             offset = _reordered(torch.cat(parts), order)
         quantised = self._quantised_linear(weights, inputs, outputs, offset, order)
+        if quantised is None and order is None:
+            quantised = self._fp8_linear(weights, inputs, outputs, offset)
         if quantised is not None:
             return quantised
         parts = [self.tensor(name, (size, inputs)) for name, size in zip(weights, outputs, strict=True)]
@@ -287,6 +293,43 @@ class WeightReader:
             if four_bit is not None:
                 return Int4Linear(four_bit, bias, kept)
         return Int8Linear(*quantise_int8(dense), bias, kept)
+
+    def _scale(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The scales of a weight in 8-bit floating point; ones, and noted, where there are none that fit."""
+        found = next((name + suffix for suffix in SCALE_SUFFIXES if name + suffix in self._names), None)
+        if found is None or self._source is None:
+            self._missing.append(name + SCALE_SUFFIXES[0])
+            return torch.ones(1)
+        self._used.add(found)
+        if self._source.shape(found) not in scale_shapes(shape):
+            self._wrong.append(f"{found} is {list(self._source.shape(found))}, no scales of {list(shape)}")
+            return torch.ones(1)
+        return self._source.read(found)
+
+    def _fp8_linear(
+        self, names: list[str], inputs: int, outputs: Sequence[int], bias: Tensor | None
+    ) -> Linear | None:
+        """On a GPU, weights that are all in 8-bit floating point stay so; None elsewhere."""
+        source = self._source
+        if source is None or self.placement.device.type != "cuda":
+            return None
+        if not all(
+            any(name + suffix in self._names for suffix in SCALE_SUFFIXES) and name in self._names
+            for name in names
+        ):
+            return None
+        shapes = [(size, inputs) for size in outputs]
+        if any(source.shape(name) != shape for name, shape in zip(names, shapes, strict=True)):
+            return None
+        parts = [
+            Fp8Weight.of(self._raw(name, shape), self._scale(name, shape))
+            for name, shape in zip(names, shapes, strict=True)
+        ]
+        whole = joined(parts)
+        if whole is None:
+            dense = torch.cat([part.dense() for part in parts])
+            return DenseLinear(dense.to(self.placement.device, self.placement.dtype), bias)
+        return Fp8Linear(whole, bias, self.placement.device)
 
     def _four_bit(self, names: list[str], order: Tensor | None) -> FourBitWeight | None:
         """The 4-bit codes of some weights, their outputs one after another; None unless all have them."""

@@ -4,6 +4,7 @@ from holdfast.kernels.torch.activation import geglu, relu_squared, swiglu, swigl
 from holdfast.kernels.torch.attention import attend
 from holdfast.kernels.torch.conv import causal_conv
 from holdfast.kernels.torch.experts import experts
+from holdfast.kernels.torch.fp8 import linear_fp8
 from holdfast.kernels.torch.gated_delta import gated_delta
 from holdfast.kernels.torch.linear import linear, linear_gated
 from holdfast.kernels.torch.mamba2 import mamba2_scan
@@ -23,6 +24,7 @@ __all__ = [
     "gather_units",
     "geglu",
     "linear",
+    "linear_fp8",
     "linear_gated",
     "mamba2_scan",
     "move_units",

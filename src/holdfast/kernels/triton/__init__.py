@@ -4,6 +4,7 @@ from holdfast.kernels.triton.activation import geglu, relu_squared, swiglu, swig
 from holdfast.kernels.triton.attention import attend
 from holdfast.kernels.triton.conv import causal_conv
 from holdfast.kernels.triton.experts import experts
+from holdfast.kernels.triton.fp8 import linear_fp8
 from holdfast.kernels.triton.gated_delta import gated_delta
 from holdfast.kernels.triton.linear import linear, linear_gated
 from holdfast.kernels.triton.mamba2 import mamba2_scan
@@ -23,6 +24,7 @@ __all__ = [
     "gather_units",
     "geglu",
     "linear",
+    "linear_fp8",
     "linear_gated",
     "mamba2_scan",
     "move_units",

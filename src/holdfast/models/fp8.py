@@ -1,0 +1,96 @@
+"""Weights that a checkpoint keeps in 8-bit floating point, and the projections that read them so.
+
+Two forms are in use: one scale for a whole weight (`weight_scale`), or one for each block of it
+(`weight_scale_inv`, blocks of 128 x 128). On a GPU the codes stay as they are and are multiplied in the
+model's type; activations are not rounded to 8 bits, whatever scheme the checkpoint names. Elsewhere weights
+are brought into the model's type when they are loaded. Used by `weights`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from holdfast import kernels
+from holdfast.kernels.torch.fp8 import dequantise
+
+SCALE_SUFFIXES = ("_scale_inv", "_scale")
+"""What follows a weight's name in the name of its scales."""
+UNUSED = (r"\.(input|activation)_scale$", r"\.(k|v)_scale$")
+"""Scales of things that are not kept in 8 bits here."""
+BLOCK = 128
+
+
+def scale_shapes(shape: tuple[int, ...]) -> set[tuple[int, ...]]:
+    """The shapes that the scales of a weight may have; none for what is no matrix."""
+    if len(shape) != 2:
+        return set()
+    rows, depth = shape
+    return {(), (1,), (rows, 1), (-(-rows // BLOCK), -(-depth // BLOCK))}
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Weight:
+    """Codes [out, in] and float32 scales [row blocks, depth blocks], each block of the size `block`."""
+
+    codes: Tensor
+    scales: Tensor
+    block: tuple[int, int]
+
+    @classmethod
+    def of(cls, codes: Tensor, scale: Tensor) -> Fp8Weight:
+        """From a weight and its scales as the checkpoint has them."""
+        rows, depth = codes.shape
+        if scale.numel() == 1:
+            return cls(codes, scale.float().reshape(1, 1), (rows, depth))
+        if scale.shape == (rows, 1):
+            return cls(codes, scale.float(), (1, depth))
+        return cls(codes, scale.float(), (BLOCK, BLOCK))
+
+    def dense(self) -> Tensor:
+        """The weight in float32."""
+        return dequantise(self.codes, self.scales, self.block)
+
+
+class Fp8Linear:
+    """A projection whose weights stay in 8 bits."""
+
+    __slots__ = ("_bias", "_block", "_codes", "_scales")
+
+    def __init__(self, weight: Fp8Weight, bias: Tensor | None, device: torch.device) -> None:
+        self._codes = weight.codes.to(device).contiguous()
+        self._scales = weight.scales.to(device).contiguous()
+        self._block = weight.block
+        self._bias = bias
+
+    @property
+    def out_features(self) -> int:
+        return self._codes.shape[0]
+
+    @property
+    def bytes(self) -> int:
+        return self._codes.nbytes + self._scales.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return kernels.linear_fp8(x, self._codes, self._scales, self._block, self._bias)
+
+
+def joined(parts: list[Fp8Weight]) -> Fp8Weight | None:
+    """Weights one below the other as one; None where their blocks cannot be brought in line."""
+    depth = parts[0].codes.shape[1]
+    if all(part.block == (BLOCK, BLOCK) for part in parts):
+        if any(part.codes.shape[0] % BLOCK for part in parts[:-1]):
+            return None
+        block, scales = (BLOCK, BLOCK), [part.scales for part in parts]
+    elif all(part.block[1] == depth for part in parts):
+        # One scale for each row says the same as one for all rows.
+        block = (1, depth)
+        scales = [part.scales.expand(part.codes.shape[0], 1) for part in parts]
+    else:
+        return None
+    if len(parts) == 1:
+        return parts[0]
+    codes = torch.cat([part.codes.view(torch.uint8) for part in parts]).view(parts[0].codes.dtype)
+    return Fp8Weight(codes, torch.cat(scales), block)

@@ -1,0 +1,77 @@
+"""Weights in 8-bit floating point come out as codes times scales, and none passes without them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from holdfast.models.fp8 import BLOCK, Fp8Linear, Fp8Weight, joined
+from holdfast.models.linear import DenseLinear
+from holdfast.models.weights import Placement, SafetensorsSource, WeightMismatch, WeightReader
+
+CPU = Placement(torch.device("cpu"), torch.float32)
+INPUTS, OUTPUTS = 300, 256
+
+
+def codes(seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(OUTPUTS, INPUTS, generator=generator).to(torch.float8_e4m3fn)
+
+
+def scales(form: str) -> torch.Tensor:
+    shape = {"tensor": (), "row": (OUTPUTS, 1), "block": (2, 3)}[form]
+    return torch.rand(shape, generator=torch.Generator().manual_seed(9)) + 0.5
+
+
+def spread(scale: torch.Tensor) -> torch.Tensor:
+    if scale.shape == (2, 3):
+        scale = scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:, :INPUTS]
+    return scale.expand(OUTPUTS, INPUTS)
+
+
+def reader(directory: Path, tensors: dict[str, torch.Tensor]) -> WeightReader:
+    save_file(tensors, directory / "model.safetensors")
+    return WeightReader(SafetensorsSource(directory), CPU)
+
+
+@pytest.mark.parametrize("form", ["tensor", "row", "block"])
+def test_a_projection_is_codes_times_scales(tmp_path: Path, form: str) -> None:
+    suffix = "_scale_inv" if form == "block" else "_scale"
+    weight, scale = codes(1), scales(form)
+    made = reader(tmp_path, {"a.weight": weight, f"a.weight{suffix}": scale, "a.input_scale": torch.ones(1)})
+    linear = made.linear(["a"], INPUTS, [OUTPUTS])
+    made.finish()
+    assert isinstance(linear, DenseLinear)
+    assert torch.equal(linear.weight, weight.float() * spread(scale))
+
+
+@pytest.mark.parametrize("form", ["tensor", "row", "block"])
+def test_joined_weights_multiply_like_their_parts(form: str) -> None:
+    parts = [Fp8Weight.of(codes(seed), scales(form) * (seed + 1)) for seed in range(2)]
+    whole = joined(parts)
+    assert whole is not None
+    assert torch.equal(whole.dense(), torch.cat([part.dense() for part in parts]))
+    x = torch.randn(3, INPUTS)
+    linear = Fp8Linear(whole, None, torch.device("cpu"))
+    assert linear.out_features == 2 * OUTPUTS
+    assert linear.bytes < whole.codes.numel() * 1.1 + 4 * 2 * OUTPUTS + 1
+    assert torch.allclose(linear(x), x @ whole.dense().T, atol=1e-4)
+
+
+def test_parts_of_different_forms_are_not_joined() -> None:
+    assert joined([Fp8Weight.of(codes(1), scales("block")), Fp8Weight.of(codes(2), scales("row"))]) is None
+
+
+def test_a_weight_without_its_scales_is_refused(tmp_path: Path) -> None:
+    made = reader(tmp_path, {"a.weight": codes(1)})
+    made.linear(["a"], INPUTS, [OUTPUTS])
+    with pytest.raises(WeightMismatch, match="weight_scale_inv"):
+        made.finish()
+
+
+def test_scales_of_another_shape_are_refused(tmp_path: Path) -> None:
+    made = reader(tmp_path, {"a.weight": codes(1), "a.weight_scale_inv": torch.ones(4, 4)})
+    made.linear(["a"], INPUTS, [OUTPUTS])
+    with pytest.raises(WeightMismatch, match="no scales of"):
+        made.finish()
