@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -154,6 +155,8 @@ class Serving:
     async def _announce(self, supervisor: Supervisor, listener: socket.socket, name: str) -> None:
         """Say that the server is ready, where, and with how much memory."""
         await supervisor.wait_ready()
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 50)
         facts = supervisor.facts
         assert facts is not None
         host, port = listener.getsockname()[:2]

@@ -8,6 +8,7 @@ once after each spell of work. It ends when it is told to, or when its parent is
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -33,6 +34,9 @@ log = logging.getLogger("holdfast.engine")
 
 PULSE_SECONDS = 1.0
 NAP_SECONDS = 0.1
+QUIET_SECONDS = 1.0
+"""How long nothing must have happened before everything is recounted: that may take some milliseconds."""
+
 FLUSH_SECONDS = 2.0
 
 
@@ -46,6 +50,7 @@ class Worker:
         self.stopping = False
         self._pulsed = 0.0
         self._counted = 0
+        self._worked = 0.0
 
     def run(self) -> None:
         """Serve until told to stop."""
@@ -55,6 +60,7 @@ class Worker:
             if loop.busy:
                 loop.step()
                 self.desk.settled()
+                self._worked = time.monotonic()
             else:
                 self._idle()
             self._send()
@@ -84,9 +90,8 @@ class Worker:
         if loop.scheduler.registry.copies or any(pool.retiring for pool in ledger.pools.values()):
             loop.step()  # Copies that a fork or a cut left to do, and what waits for a step to be free.
         self.desk.settled()
-        settled = loop.scheduler.registry.ledger.settled
-        if settled != self._counted:
-            self._counted = settled
+        if ledger.settled != self._counted and time.monotonic() - self._worked > QUIET_SECONDS:
+            self._counted = ledger.settled
             for finding in loop.scheduler.audit.census():
                 self.desk.findings += 1
                 log.error("audit: %s", finding)
@@ -187,6 +192,9 @@ def main(path: str, errors: TextIO = sys.stderr) -> int:
         if loop is None:
             return 2
         desk = Desk(loop)
+        # What was loaded stays: collections need not look at it again, nor often at sessions that rest.
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 50)
         facts = model_facts(loop, configure.model)
         socket.send(wire.encode(wire.Ready(facts, vocabulary_of(loop.tokenizer), stored_sessions(loop))))
         Worker(socket, desk).run()
