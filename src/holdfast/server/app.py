@@ -48,7 +48,7 @@ def build_app(service: Service, keys: Keys, draining: Callable[[], bool]) -> ASG
     app.state.draining = draining
     app.state.channels = Channels(service)
     app.state.live = LiveMemory(service)
-    app.state.storm = Storm(service)
+    app.state.storm = Storm(service, draining)
     app.state.native = Native(service)
     for door in (openai, sessions, realtime, native, house, live, web):
         app.include_router(door.router)

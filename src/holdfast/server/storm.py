@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 from holdfast.engine.sampling import Sampling
@@ -31,8 +32,9 @@ WORDS = ("wind", "rain", "thunder", "wave", "cloud", "gust", "spray", "gale", "s
 class Storm:
     """At most one storm at a time."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, draining: Callable[[], bool]) -> None:
         self._service = service
+        self._draining = draining
         self._caller = Caller(TENANT, admin=False)
         self._task: asyncio.Task[None] | None = None
         self._until = 0.0
@@ -44,6 +46,10 @@ class Storm:
     def rages(self) -> bool:
         """Whether one is under way."""
         return self._task is not None
+
+    @property
+    def _over(self) -> bool:
+        return time.monotonic() >= self._until or self._draining()
 
     def shown(self) -> dict[str, Any]:
         """How it goes."""
@@ -80,7 +86,7 @@ class Storm:
 
     async def _talk(self, chance: random.Random) -> None:
         """One guest: opens a session, talks, cuts in, comes back."""
-        while time.monotonic() < self._until:
+        while not self._over:
             try:
                 record = await self._service.open_session(self._caller, None, 120.0, None)
             except Problem:
@@ -89,7 +95,7 @@ class Storm:
                 continue
             try:
                 for _ in range(chance.randint(1, 8)):
-                    if time.monotonic() >= self._until:
+                    if self._over:
                         break
                     await self._turn(record, chance)
                     await asyncio.sleep(chance.uniform(0.0, 0.5))
@@ -108,7 +114,9 @@ class Storm:
             try:
                 async for delta in feed.deltas():
                     said = delta.index + len(delta.tokens)
-                    if stops_after is not None and said >= stops_after:
+                    if self._over:
+                        self._service.leave(feed, keeps=False)
+                    elif stops_after is not None and said >= stops_after:
                         self.interrupts += 1
                         self._service.link.end(feed, chance.choice([None, -1, said // 2]), "interrupt")
                         stops_after = None
