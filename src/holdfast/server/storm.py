@@ -126,6 +126,8 @@ class Storm:
             self.refused += 1
 
     async def _close(self, record: SessionRecord) -> None:
+        if self._draining():
+            return  # The engine's end closes it.
         try:
             await self._service.close_session(self._caller, record.name)
         except Problem as problem:
