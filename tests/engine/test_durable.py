@@ -230,6 +230,7 @@ def test_a_fault_holds_answers_back_and_refuses_what_is_new(make: Make, path: st
         for _ in range(10):
             loop.step()
         assert len(events) >= 6
+        loop.book.journal.fault = "it is known to be broken"
         loop.interrupt("s", 4, done=lambda: done.append("interrupt"))
     for _ in range(60):
         loop.step()

@@ -237,15 +237,17 @@ class EngineLoop:
     ) -> None:
         """End the turn in flight, or cut the last finished one if no other has begun.
 
-        `keep` is how many generated tokens stay: `KEEP_ALL`, a number, or None for nothing of the turn.
+        `keep` is how many generated tokens stay: `KEEP_ALL`, a number, or None for nothing of the turn. One
+        in flight stops whatever the journal's state; `done` is called when what became of it is durable.
         """
-        self.book.require_journal()
+        session = self.scheduler.registry.find(session_id)
+        turn = session.turn
+        if turn is None:
+            self.book.require_journal()
         asked = f"interrupt {turn_id} {keep}"
         if self.book.answered(session_id, request_id, asked) is not None:
             self._acknowledge(done)
             return
-        session = self.scheduler.registry.find(session_id)
-        turn = session.turn
         self.scheduler.interrupt(session_id, self.now(), keep, turn_id)
         self._note_named(session)
         self.book.requested(session_id, request_id, asked)
