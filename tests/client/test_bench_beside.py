@@ -10,7 +10,7 @@ import pytest
 from holdfast.cli.bench_beside import _table
 from holdfast.cli.compare.machine import ForeignLoad
 from holdfast.cli.compare.measurements import abort, prefill, prompt, run, throughput, turns
-from holdfast.cli.compare.systems import Conversation, System
+from holdfast.cli.compare.systems import Conversation, System, _HoldfastSession
 from holdfast.cli.compare.wire import HOST, BenchError, Timing, ask, stream
 
 
@@ -153,6 +153,28 @@ def test_a_refusal_is_an_error_with_its_words() -> None:
         assert await ask(port, "POST", "/v1/sessions", {}) == {"id": "s-1"}
         with pytest.raises(BenchError, match="without an event"):
             await stream(port, "/path", {})
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_a_session_that_is_busy_is_asked_again() -> None:
+    async def story() -> None:
+        answers = [
+            b'HTTP/1.1 409 Conflict\r\n\r\n{"error": "busy"}',
+            b"HTTP/1.1 200 OK\r\n\r\n" + EVENTS,
+        ]
+
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answers.pop(0))
+            writer.close()
+
+        server = await asyncio.start_server(handle, HOST, 0)
+        session = _HoldfastSession(server.sockets[0].getsockname()[1], "s-1")
+        timing = await session.say([1, 2, 3], 3)
+        assert len(timing.events) == 3
+        assert not answers
         server.close()
 
     asyncio.run(story())

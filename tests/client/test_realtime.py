@@ -1,6 +1,7 @@
 """Realtime conversations with a real server, in both clients: full duplex, cutting in, lost connections."""
 
 import asyncio
+import socket
 from itertools import pairwise
 
 import pytest
@@ -34,7 +35,7 @@ def until(realtime: Realtime, kind: str, turn_id: str | None = None) -> list[Rea
 def drop(realtime: Realtime) -> None:
     """Break the connection as a network would: without a word."""
     assert realtime._connection is not None
-    realtime._connection.socket.close()
+    realtime._connection.socket.shutdown(socket.SHUT_RDWR)
 
 
 def drop_async(realtime: AsyncRealtime) -> None:
