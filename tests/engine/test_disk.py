@@ -399,3 +399,15 @@ def test_without_a_journal_files_last_as_long_as_the_engine(make: Make, tmp_path
     costs_only_itself(session, 2, expected[2])
     engine.close()
     assert files(tmp_path) == []
+
+
+def test_a_conversation_is_moved_by_hand(make: Make, tmp_path: Path) -> None:
+    engine = make(disk=str(tmp_path / "disk"), disk_limit=LIMIT, host_memory=8 << 20)
+    session = engine.session(id="s")
+    talk(session, range(2))
+    for tier in ("disk", "host", None):
+        assert session.spill(tier)
+        assert state(engine) == "SPILLED"
+        assert session.restore()
+        assert state(engine) == "IDLE"
+    assert not make().session().spill("disk"), "there is no such tier"

@@ -11,6 +11,7 @@ from holdfast.core.turn import TurnRequest
 from holdfast.engine.engine import Engine, Session
 from holdfast.engine.journal_reading import read_sessions
 from holdfast.engine.loop import EngineLoop
+from holdfast.engine.options import OptionError
 from tests.engine.conftest import Make
 from tests.engine.tiny import greedy, word
 
@@ -302,3 +303,13 @@ def test_caps_of_a_tenant(make: Make, path: str) -> None:
     with pytest.raises(errors.TooManySessions):
         loop.open_session("c", "red")
     loop.open_session("c", "blue")
+
+
+def test_a_journal_in_use_is_an_error_of_the_option(make: Make, path: str) -> None:
+    make(journal=path)
+    with pytest.raises(OptionError, match="in use by another process") as caught:
+        make(journal=path)
+    assert caught.value.option == "journal"
+    for wrong in ({"durability": "always"}, {"disk_limit": 0}, {"snapshot_seconds": -1.0}):
+        with pytest.raises(OptionError):
+            make(**wrong)
