@@ -231,7 +231,7 @@ def test_values_read_what_is_there_and_ignore_the_rest() -> None:
     )
     assert (view.turns, view.tokens_known, view.tokens_computed, view.ttl) == (2, 5, 4, None)
     openai = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
-    assert Usage.from_body(openai) == Usage(9, 4, 7, 2)
+    assert Usage.from_body(openai) == Usage(9, 4, 5, 2)
     with pytest.raises(ProtocolError):
         SessionView.from_body({"id": "s"})
 

@@ -55,7 +55,8 @@ class Sampling(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a turn cost, in tokens: `prompt` counts the history, `cached` was in memory already."""
+    """What a turn cost, in tokens: `prompt` counts the history, `cached` of it was in memory already, and
+    `computed` of it was not."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -69,7 +70,7 @@ class Usage:
         prompt = int(body["prompt_tokens"])
         completion = int(body["completion_tokens"])
         cached = int(body.get("cached_tokens", details.get("cached_tokens") or 0))
-        return cls(prompt, cached, int(body.get("computed_tokens", prompt - cached + completion)), completion)
+        return cls(prompt, cached, int(body.get("computed_tokens", prompt - cached)), completion)
 
 
 @dataclass(frozen=True, slots=True)
