@@ -110,7 +110,9 @@ def _measure(
         for figure in figures:
             typer.echo(json.dumps({**figure, "model": path.name, "threads": threads}))
     else:
-        Console().print(_table(title, figures, path.name, threads))
+        screen = Console()
+        wide = screen if screen.is_terminal else Console(width=160)
+        wide.print(_table(title, figures, path.name, threads))
 
 
 def _systems(path: Path, llama_server: Path | None, threads: int, more: tuple[str, ...]) -> list[System]:
@@ -152,7 +154,7 @@ def _table(title: str, figures: Sequence[dict[str, Any]], model: str, threads: i
     systems = list(dict.fromkeys(figure["system"] for figure in figures))
     table = Table(
         title=f"holdfast bench {title}: {model}, {threads} threads",
-        caption="median [least-most] over the rounds; ours/theirs: median of the rounds' ratios; "
+        caption="median (least-most) over the rounds; ours/theirs: median of the rounds' ratios; "
         "foreign: cores that others kept busy",
     )
     for heading in ("name", "parameters", "unit"):
@@ -176,4 +178,6 @@ def _table(title: str, figures: Sequence[dict[str, Any]], model: str, threads: i
 
 
 def _cell(figure: dict[str, Any]) -> str:
-    return f"{figure['value']:,.1f} [{figure['min']:,.0f}-{figure['max']:,.0f}]"
+    digits = 2 if figure["unit"] == "ratio" else 1
+    low, high = (f"{figure[key]:,.{digits - 1}f}" for key in ("min", "max"))
+    return f"{figure['value']:,.{digits}f} ({low}-{high})"

@@ -19,13 +19,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast.cli.compare.wire import HOST, BenchError, Timing, ask, stream
+from holdfast.cli.compare.wire import HOST, BenchError, Busy, Timing, ask, stream
 
 __all__ = ["Conversation", "Holdfast", "LlamaServer", "System"]
 
 CONTEXT = 4096
 SLOTS = 16
 START_SECONDS_MAX = 180.0
+BUSY_SECONDS_MAX = 30.0
 
 
 class Conversation(Protocol):
@@ -139,7 +140,19 @@ class _HoldfastSession:
     async def say(self, tokens: Sequence[int], count: int, leave_after: int | None = None) -> Timing:
         sampling = {"max_tokens": count, "temperature": 0, "ignore_eos": True}
         body: dict[str, Any] = {"input": list(tokens), "sampling": sampling, "stream": True}
-        return await stream(self._port, f"{self._path}/turns", body, leave_after)
+        began = time.perf_counter()
+        while True:
+            waited = time.perf_counter() - began
+            try:
+                timing = await stream(self._port, f"{self._path}/turns", body, leave_after)
+            except Busy:  # The server has not heard yet that the turn before was left; waiting counts.
+                if waited > BUSY_SECONDS_MAX:
+                    raise
+                await asyncio.sleep(0.002)
+                continue
+            timing.first += waited
+            timing.total += waited
+            return timing
 
     async def close(self) -> None:
         await ask(self._port, "DELETE", self._path)

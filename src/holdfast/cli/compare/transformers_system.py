@@ -64,7 +64,7 @@ class _Cached:
         if leave_after is None:
             self._cache, self._last = cache, [last]
         elif self._cache is not None:
-            cache.crop(before)
+            cache.crop(before - cache.get_seq_length())
         return timing
 
     async def close(self) -> None:

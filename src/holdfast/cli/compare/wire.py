@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["BenchError", "Timing", "ask", "stream"]
+__all__ = ["BenchError", "Busy", "Timing", "ask", "stream"]
 
 HOST = "127.0.0.1"
 LINE_BYTES_MAX = 1 << 22
@@ -20,6 +20,10 @@ LINE_BYTES_MAX = 1 << 22
 
 class BenchError(RuntimeError):
     """A system under measurement did not do what was asked of it."""
+
+
+class Busy(BenchError):
+    """What was asked for is still at work on something else: asking again soon may help."""
 
 
 @dataclass(slots=True)
@@ -95,4 +99,5 @@ async def _expect_success(reader: asyncio.StreamReader, path: str) -> None:
     parts = status.split()
     if len(parts) < 2 or not parts[1].startswith(b"2"):
         text = (await reader.read())[:500].decode(errors="replace")
-        raise BenchError(f"{path} answered {status.decode(errors='replace').strip()}: {text}")
+        kind = Busy if parts[1:2] == [b"409"] else BenchError
+        raise kind(f"{path} answered {status.decode(errors='replace').strip()}: {text}")
