@@ -9,7 +9,7 @@ not be handed to somebody else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from holdfast.core.layout import Component, MemoryLayout, Tier
 from holdfast.core.plan import Row, RowResult, TierMove
@@ -118,13 +118,17 @@ class SimDevice:
             if source is not None:
                 named[pool][source] = number
 
-    def run(self, plan: Plan) -> tuple[list[RowResult], list[bool]]:
-        """Carry out a plan; raises `WrongContent` if memory is not what it must be."""
+    def run(self, plan: Plan, late: Collection[int] = ()) -> tuple[list[RowResult], list[bool]]:
+        """Carry out a plan; raises `WrongContent` if memory is not what it must be.
+
+        What moves of the numbers in `late` bring from a file is not there yet: `move` puts it there.
+        """
         for copy in plan.copies:
             pool = (copy.component, Tier.DEVICE)
             self._write_unit(pool, copy.destination, self.read_unit(pool, copy.source))
         for move in plan.moves:
-            self._move(move)
+            if move.source_tier is not Tier.DISK or move.number not in late:
+                self.move(move)
         return [self._run_row(row) for row in plan.rows], [True] * len(plan.moves)
 
     def spoil(self, plan: Plan) -> None:
@@ -163,7 +167,8 @@ class SimDevice:
     def _write_unit(self, pool: Pool, unit: int, contents: list[int]) -> None:
         self.memory[pool][unit] = list(contents)
 
-    def _move(self, move: TierMove) -> None:
+    def move(self, move: TierMove) -> None:
+        """Copy units from one tier to another."""
         for source, destination in zip(move.sources, move.destinations, strict=True):
             contents = self.read_unit((move.component, move.source_tier), source)
             self._write_unit((move.component, move.destination_tier), destination, contents)

@@ -6,6 +6,7 @@ raises of itself: it is for the audit, the device or the clients of a simulation
 
 from __future__ import annotations
 
+from holdfast.core.layout import Tier
 from holdfast.core.pressure import Pressure
 from holdfast.core.registry import Plan
 from holdfast.core.scheduler import Scheduler
@@ -127,8 +128,8 @@ def freed_while_in_transit(patcher: Patcher) -> None:
     """The source of a spill is given back when the copy begins, not when it has settled."""
     original = Pressure.spill
 
-    def faulty(self: Pressure, session: Session) -> bool:
-        spilled = original(self, session)
+    def faulty(self: Pressure, session: Session, tier: Tier | None = None) -> bool:
+        spilled = original(self, session, tier)
         if spilled:
             free_but_keep(patcher, session.sequence)
         return spilled

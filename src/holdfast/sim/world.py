@@ -12,7 +12,7 @@ from random import Random
 
 from holdfast.core.layout import Component, Tier, named_layout
 from holdfast.core.ledger import Ledger
-from holdfast.core.plan import RowResult, StepResult
+from holdfast.core.plan import RowResult, StepResult, TierMove
 from holdfast.core.policy import Policy
 from holdfast.core.registry import Plan
 from holdfast.core.scheduler import Scheduler
@@ -72,6 +72,8 @@ class World:
         self.stalled = 0
         self.launched = True
         self.trace = 0
+        self.disk_rng = Random(f"disk {setup.seed}")
+        self.late: dict[int, tuple[int, list[TierMove]]] = {}
         self.faults.guard(self.ledger)
 
     def _policy(self) -> Policy:
@@ -139,6 +141,7 @@ class World:
         if self.faults.strike("clock jump", 0.1):
             self.now += self.rng.choice((-50.0, 5.0, 35.0))
         clients.now = self.now
+        self._arrive()
         actions = self.workload.actions_per_step
         while self.rng.random() < actions:
             clients.act()
@@ -211,12 +214,39 @@ class World:
             if plan.rows and self.faults.strike("step raises after writing", weight):
                 self.device.spoil(plan)
                 return StepResult([], error="the executor raised")
-            rows, moved = self.device.run(plan)
+            late = self._late_moves(plan)
+            rows, moved = self.device.run(plan, late)
         except WrongContent as wrong:
             self._census()
             raise Found("content", str(wrong), self._whose(plan, wrong.number)) from wrong
         moved = [arrived and not self.faults.strike("move lost") for arrived in moved]
-        return StepResult(self._spoil_rows(rows), moved)
+        known = [
+            None if move.number in late else arrived for move, arrived in zip(plan.moves, moved, strict=True)
+        ]
+        return StepResult(self._spoil_rows(rows), known)
+
+    def _late_moves(self, plan: Plan) -> set[int]:
+        """Files take their time: most moves to and from the disk are under way for some steps."""
+        moves: dict[int, list[TierMove]] = {}
+        for move in plan.moves:
+            if Tier.DISK in (move.source_tier, move.destination_tier):
+                moves.setdefault(move.number, []).append(move)
+        late = {number: each for number, each in moves.items() if self.disk_rng.random() < 0.8}
+        for number, each in late.items():
+            self.late[number] = (self.step + self.disk_rng.randint(0, 6), each)
+        return set(late)
+
+    def _arrive(self) -> None:
+        """Files that were under way are there, or lost; of those that were cancelled nobody hears."""
+        for number in [number for number, (due, _) in self.late.items() if due < self.step]:
+            _, moves = self.late.pop(number)
+            if number in self.scheduler.registry.transits:
+                arrived = not self.faults.strike("move lost")
+                for move in moves:
+                    if arrived and move.source_tier is Tier.DISK:
+                        self.device.move(move)
+                self.scheduler.arrive(number, arrived, self.now)
+                self.stalled = 0
 
     def _spoil_rows(self, rows: list[RowResult]) -> list[RowResult]:
         if rows and self.faults.strike("rows missing", 0.1):
