@@ -110,6 +110,26 @@ def test_the_map_is_the_ledger_s_and_follows_it(echo: Server) -> None:
         assert viewer.until("health")["storm"]["allowed"] is False
 
 
+def test_one_may_ask_what_a_session_shares(echo: Server) -> None:
+    with contextlib.ExitStack() as stack:
+        viewer = Onlooker(echo, stack)
+        viewer.until("changes")
+        name = echo.open("sharing")
+        echo.say(name, "s" * 600)
+        viewer.until_counts_are(ledger(echo))
+        viewer.connection.send(json.dumps({"type": "look", "session": name}))
+        shared = viewer.until("memory.leased")["units"]["0"]
+        assert len(shared) == echo.state(name)["memory"]["leased"]["full"] > 0
+        assert {viewer.cells[0][unit] for unit in shared} == {int(Kind.TREE)}
+        viewer.connection.send(json.dumps({"type": "look", "session": "nobody"}))
+        while viewer.until("memory.leased")["session"] != "nobody":
+            pass
+        assert viewer.seen[-1]["units"] == {}
+        for wrong in ("", "[]", '{"type": "look", "session": 7}', '{"type": "listen"}'):
+            viewer.connection.send(wrong)
+            assert viewer.until("error")["error"]["type"] == "invalid_request_error"
+
+
 def test_where_nothing_happens_nothing_is_sent_but_reports(echo: Server) -> None:
     with contextlib.ExitStack() as stack:
         viewer = Onlooker(echo, stack)

@@ -271,6 +271,20 @@ def test_what_is_no_longer_there_is_said_to_be_missing(echo: Server) -> None:
         assert talk.refused()["param"] == "resume_after_seq"
 
 
+def test_no_more_than_a_bound_is_kept_for_those_who_come_back(echo: Server) -> None:
+    talk = Talk(echo)
+    name = talk.open()["id"]
+    talk.commit("la ", turn_id="one", sampling=LONG)
+    done = talk.hear("response.done")
+    spoken_bytes = sum(len(json.dumps(message)) for message in talk.heard)
+    talk.drop()
+    assert spoken_bytes > 256 << 10, "more than is kept"
+    with Talk(echo) as again:
+        opened = again.open(name, resume_after_seq=0)
+        assert (opened["resumed"], opened["seq"], opened["turns"]) == (False, done["seq"], 1)
+        assert again.turn("next")["text"] == "next"
+
+
 def test_an_engine_that_dies_under_a_turn_is_told_and_the_connection_stays(serve: Serve) -> None:
     server = serve("echo", "--context-length", "8192")
     with Talk(server) as talk:

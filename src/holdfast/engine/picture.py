@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import Holder, Kind
 from holdfast.engine.loop import EngineLoop
 
-__all__ = ["FIRST_NAMED", "MemoryPicture"]
+__all__ = ["FIRST_NAMED", "MemoryPicture", "leased_units"]
 
 FIRST_NAMED = len(Kind)
 NUMBERS_MAX = (1 << 16) - 1
@@ -78,6 +79,18 @@ class MemoryPicture:
             elif self._next <= NUMBERS_MAX:
                 self._numbers[holder] = self._next
                 self._next += 1
+
+
+def leased_units(loop: EngineLoop, name: str) -> dict[int, list[int]]:
+    """What a session reads of the shared prefixes, by the place of the pool in a picture."""
+    registry = loop.scheduler.registry
+    lease = registry.find(name).sequence.lease
+    if lease is None:
+        return {}
+    for place, pool in enumerate(registry.ledger.pools.values()):
+        if pool.component is Component.FULL and pool.tier is Tier.DEVICE:
+            return {place: lease.full_units(0)}
+    return {}
 
 
 def _fill(cells: npt.NDArray[np.uint16], units: list[int], number: int) -> None:

@@ -18,7 +18,7 @@ from holdfast.core.registry import Event
 from holdfast.core.session import Session
 from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
 from holdfast.engine.loop import EngineLoop
-from holdfast.engine.picture import MemoryPicture
+from holdfast.engine.picture import MemoryPicture, leased_units
 from holdfast.engine.report import memory_map, memory_report, session_report
 from holdfast.engine.sampling import Sampling, SamplingError
 from holdfast.engine.stream import TokenLogprob, TurnStream
@@ -378,6 +378,9 @@ class Desk:
                 answer = memory_map(loop)
             case "picture":
                 answer = self.picture.take()
+            case "leased":
+                assert command.name is not None, "which session?"
+                answer = leased_units(loop, command.name)
             case "session":
                 assert command.name is not None, "which session?"
                 answer = session_report(loop, loop.scheduler.registry.find(command.name))

@@ -139,8 +139,8 @@ class MoveSession(msgspec.Struct, tag="move", frozen=True):
 
 
 class Ask(msgspec.Struct, tag="ask", frozen=True):
-    """A question: `memory`, `map`, `picture`, `session` (with its name), `sessions` (of a tenant), `census`,
-    `flush`."""
+    """A question: `memory`, `map`, `picture`, `session` and `leased` (with the session's name), `sessions`
+    (of a tenant), `census`, `flush`."""
 
     call: int
     what: str

@@ -3,13 +3,17 @@
 Text messages are JSON: `memory.pools` when a map begins (or begins again, with another engine process),
 `memory.holders` when holders come or go, `memory.report` once a second (what `GET /v1/memory` answers),
 `health` once a second for the admin, `engine` when the engine goes or comes back. Binary messages are
-differences between two maps, as `live.difference` writes them. What a client says is not listened to.
+differences between two maps, as `live.difference` writes them.
+
+A client may say `{"type": "look", "session": NAME}` to be told with each report (`memory.leased`) which
+shared units that session reads; without a name nobody is looked at.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -17,11 +21,14 @@ from fastapi import APIRouter
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from holdfast.core.ledger import Kind
+from holdfast.server.bodies import decode_json
 from holdfast.server.doors.access import caller_of
 from holdfast.server.doors.house import tenant_memory
 from holdfast.server.doors.realtime import accept
 from holdfast.server.keys import Caller
 from holdfast.server.live import LiveMemory, Picture, difference, shown_holders
+from holdfast.server.problems import Problem
+from holdfast.server.sessions import engine_name
 
 __all__ = ["router"]
 
@@ -30,6 +37,12 @@ log = logging.getLogger("holdfast.server")
 router = APIRouter()
 
 _encoder = msgspec.json.Encoder()
+
+
+class LookMessage(msgspec.Struct, tag="look", tag_field="type", forbid_unknown_fields=True):
+    """Which session to look at."""
+
+    session: str | None = None
 
 
 class Viewer:
@@ -43,12 +56,13 @@ class Viewer:
         self.holders: dict[int, list[Any]] = {}
         self.report: dict[str, Any] | None = None
         self.up: bool | None = None
+        self.session: str | None = None
 
     async def run(self) -> None:
         """Show what is new until the client has gone."""
         self.live.enter()
-        showing = asyncio.create_task(self._show())
-        watching = asyncio.create_task(self._watch())
+        showing = asyncio.create_task(self._until_closed(self._show()))
+        watching = asyncio.create_task(self._until_closed(self._watch()))
         try:
             await asyncio.wait({showing, watching}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -61,17 +75,24 @@ class Viewer:
                 raise result
 
     async def _watch(self) -> None:
-        while (await self.websocket.receive())["type"] != "websocket.disconnect":
-            pass
+        while (message := await self.websocket.receive())["type"] != "websocket.disconnect":
+            try:
+                self.session = decode_json((message.get("text") or "").encode(), LookMessage).session
+                await self._show_leased()
+            except Problem as problem:
+                await self._say("error", problem.body())
+
+    async def _until_closed(self, work: Coroutine[Any, Any, None]) -> None:
+        """Go on until the connection is closed, by the client or beneath us."""
+        try:
+            await work
+        except (WebSocketDisconnect, RuntimeError) as error:
+            log.debug("nothing more can be shown: %s", type(error).__name__)
 
     async def _show(self) -> None:
-        try:
-            while True:
-                await self.live.news()
-                await self._show_news()
-        except (WebSocketDisconnect, RuntimeError) as error:
-            # The connection was closed beneath us; the watch hears why.
-            log.debug("nothing more can be shown: %s", type(error).__name__)
+        while True:
+            await self.live.news()
+            await self._show_news()
 
     async def _show_news(self) -> None:
         live = self.live
@@ -86,6 +107,7 @@ class Viewer:
             if self.caller.admin:
                 storm = self.websocket.app.state.storm
                 await self._say("health", {**live.figures.shown(), "storm": storm.shown()})
+            await self._show_leased()
 
     async def _show_picture(self, picture: Picture) -> None:
         before = self.picture
@@ -104,6 +126,18 @@ class Viewer:
         self.picture = picture
         changes = difference(before, picture)
         await self.websocket.send({"type": "websocket.send", "bytes": changes})
+
+    async def _show_leased(self) -> None:
+        """Which shared units the session that is looked at reads; only the admin may look at others'."""
+        name = self.session
+        if name is None:
+            return
+        key = name if self.caller.admin and "/" in name else engine_name(self.caller.tenant, name)
+        try:
+            leased = await self.live.service.ask("leased", key)
+        except Problem:
+            leased = {}  # It is gone, or it never was.
+        await self._say("memory.leased", {"session": name, "units": leased})
 
     async def _say(self, kind: str, body: dict[str, Any]) -> None:
         text = _encoder.encode({"type": kind, **body}).decode()

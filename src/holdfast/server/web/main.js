@@ -11,9 +11,9 @@ const server = new Server();
 const forest = new Forest(server);
 const talk = new Talk(forest);
 const timeline = new Timeline(forest);
-const memory = new MemoryView();
-const health = new HealthView(server);
 const live = new Link(server, "/v1/memory/live");
+const memory = new MemoryView(live);
+const health = new HealthView(server);
 
 // --- tabs ---------------------------------------------------------------------------------------------
 

@@ -11,12 +11,14 @@ const CELL_SIZES = [14, 12, 10, 8, 7, 6, 5, 4, 3, 2, 1];
 const POOL_HEIGHT = 260;
 
 export class MemoryView {
-  constructor() {
+  constructor(live) {
+    this.live = live;
     this.panel = document.getElementById("memory");
     this.pools = [];
     this.holders = new Map();
     this.report = null;
     this.chosen = null;
+    this.leased = {};
     this.paint = [];
     this.draw = onceAFrame(() => this.redraw());
     new ResizeObserver(() => this.layOut()).observe(document.getElementById("pools"));
@@ -29,6 +31,7 @@ export class MemoryView {
     else if (message.type === "memory.pools") this.begin(message.pools);
     else if (message.type === "memory.holders") this.name(message);
     else if (message.type === "memory.report") this.report = message;
+    else if (message.type === "memory.leased" && message.session === this.chosen) this.leased = message.units;
     this.draw();
   }
 
@@ -77,6 +80,8 @@ export class MemoryView {
 
   choose(session) {
     this.chosen = session === this.chosen ? null : session;
+    this.leased = {};
+    this.live.say({ type: "look", session: this.chosen });
     this.recolour();
     this.draw();
   }
@@ -88,6 +93,7 @@ export class MemoryView {
     const full = KINDS.map((kind) => pixel(style.getPropertyValue(`--${kind}`), 255));
     const dim = KINDS.map((kind) => pixel(style.getPropertyValue(`--${kind}`), 55));
     const highest = Math.max(KINDS.length - 1, ...this.holders.keys());
+    this.shared = full[KINDS.indexOf("tree")];
     this.paint = new Uint32Array(highest + 1);
     for (let number = 0; number <= highest; number++) {
       const lit = this.chosen === null || this.sessionOf(number) === this.chosen;
@@ -116,7 +122,7 @@ export class MemoryView {
     if (this.panel.hidden) return;
     const totals = KINDS.map(() => 0);
     const held = new Map();
-    for (const pool of this.pools) {
+    for (const [place, pool] of this.pools.entries()) {
       if (!pool.image) continue;
       const pixels = new Uint32Array(pool.image.data.buffer);
       const counts = new Uint32Array(this.paint.length);
@@ -125,6 +131,8 @@ export class MemoryView {
         pixels[unit] = this.paint[number];
         counts[number]++;
       }
+      // What a chosen session shares with others is lit as well.
+      for (const unit of this.leased[place] ?? []) pixels[unit] = this.shared;
       pool.context.putImageData(pool.image, 0, 0);
       counts.forEach((count, number) => {
         if (!count) return;
