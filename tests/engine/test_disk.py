@@ -411,3 +411,40 @@ def test_a_conversation_is_moved_by_hand(make: Make, tmp_path: Path) -> None:
         assert session.restore()
         assert state(engine) == "IDLE"
     assert not make().session().spill("disk"), "there is no such tier"
+
+
+def test_a_file_goes_with_the_history_that_it_is_of(make_any: Make, tmp_path: Path) -> None:
+    engine = make_any(**options(tmp_path, snapshot_seconds=0.0))
+    session = engine.session(id="s")
+    talk(session, range(3))
+    run(engine)
+    to_disk(engine)
+    assert len(files(tmp_path)) == 1
+    session.rewind(1)
+    assert files(tmp_path) == []
+    run(engine)
+    expected = make_any().session()
+    talk(expected, range(1))
+    assert talk(session, range(5, 6)) == talk(expected, range(5, 6))
+
+
+def test_while_the_journal_is_at_fault_nothing_waits_for_the_disk(make: Make, tmp_path: Path) -> None:
+    engine = make(**options(tmp_path))
+    talk(engine.session(id="s"), range(2))
+    run(engine)
+    journal = engine.loop.book.journal
+    assert journal is not None
+    journal._connection.execute("PRAGMA query_only = ON")
+    assert engine.loop.spill("s", Tier.DISK)
+    for _ in range(200):
+        engine.drive()
+        if state(engine) == "IDLE":
+            break
+    assert engine.loop.book.fault is not None
+    assert state(engine) == "IDLE", "it stays where it is"
+    assert not engine.loop.spill("s", Tier.DISK)
+    journal._connection.execute("PRAGMA query_only = OFF")
+    run(engine)
+    to_disk(engine)
+    expected = talk(make().session(), range(3))
+    costs_only_itself(engine.resume("s"), 2, expected[2])

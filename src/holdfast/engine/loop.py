@@ -253,7 +253,7 @@ class EngineLoop:
         self.book.requested(session_id, request_id, asked)
         if turn is None:
             if keep != KEEP_ALL:
-                self.book.cut(session_id, len(session.boundaries), keep)
+                self._note_cut(session, keep)
             self._acknowledge(done)
         elif done is not None:
             self._after.setdefault(turn.number, []).append(done)
@@ -269,7 +269,7 @@ class EngineLoop:
             session = self.scheduler.registry.find(session_id)
             self.scheduler.rewind(session_id, turns, self.now())
             self._note_named(session)
-            self.book.cut(session_id, turns, None)
+            self._note_cut(session, None)
             self.book.requested(session_id, request_id, asked)
         self._acknowledge(done)
 
@@ -311,6 +311,11 @@ class EngineLoop:
         """A session that was opened on the core itself is in the book from its first change on."""
         if session.id not in self.book.sessions and not session.one_shot:
             self.book.opened(session.id, session.tenant, session.ttl)
+
+    def _note_cut(self, session: Session, kept: int | None) -> None:
+        self.book.cut(session.id, len(session.boundaries), kept)
+        if self.disk is not None:
+            self.disk.cut(session)
 
     def _acknowledge(self, done: Act | None) -> None:
         if done is not None:

@@ -91,6 +91,7 @@ class DiskTier:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._writing: dict[str, Job] = {}
+        self._unwritten: list[int] = []
         self._under_way = 0
         self._serial = 0
         self._fault_until = 0.0
@@ -102,8 +103,12 @@ class DiskTier:
         self._thread.start()
 
     def _open(self, pool: Pool, count: int) -> bool:
-        """Whether the disk takes anything: not for a while after it could not be written."""
-        return len(pool.free) >= count and self.clock() >= self._fault_until
+        """Whether the disk takes anything: not for a while after it, or the journal, could not be written."""
+        return len(pool.free) >= count and self._sound
+
+    @property
+    def _sound(self) -> bool:
+        return self.clock() >= self._fault_until and self.book.fault is None
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -166,7 +171,11 @@ class DiskTier:
         return None
 
     def collect(self) -> None:
-        """Take what the thread has done."""
+        """Take what the thread has done. What waits for a journal that is at fault stays where it is."""
+        if self.book.fault is not None:
+            for number in self._unwritten:
+                self.scheduler.arrive(number, False, self.clock())
+            self._unwritten = []
         while not self._done.empty():
             job = self._done.get()
             self._under_way -= 1
@@ -268,6 +277,7 @@ class DiskTier:
             return
         snapshot = Snapshot(job.file, job.header.length, job.header.tokens, job.bytes)
         self.book.write(Snapped(job.session, job.file, snapshot.length, job.bytes))
+        self._unwritten += job.numbers
 
         def durable() -> None:
             if job.session not in self.book.sessions:
@@ -277,6 +287,7 @@ class DiskTier:
             self.snapshots[job.session] = snapshot
             for number in job.numbers:
                 self.scheduler.arrive(number, True, self.clock())
+            self._unwritten = [number for number in self._unwritten if number not in job.numbers]
 
         self.book.when_durable(durable)
 
@@ -285,6 +296,13 @@ class DiskTier:
         snapshot = self.snapshots.pop(session_id, None)
         if snapshot is not None:
             self.files.remove(snapshot.file)
+
+    def cut(self, session: Session) -> None:
+        """A session's history was cut: a file of what lies past the cut is of no use any more."""
+        snapshot = self.snapshots.get(session.id)
+        if snapshot is not None and snapshot.length > session.sequence.known:
+            self.forget(session.id)
+            self.book.write(Unsnapped(session.id))
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -312,7 +330,7 @@ class DiskTier:
     def _next_to_write(self) -> Session | None:
         """A session that has been idle for a while and has no file, or an old one; the longest idle."""
         now = self.clock()
-        if self._writing or now < self._look_at or now < self._fault_until:
+        if self._writing or now < self._look_at or not self._sound:
             return None
         registry = self.scheduler.registry
         for session in registry.resting:
