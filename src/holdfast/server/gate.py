@@ -7,6 +7,7 @@ unexpected exception is logged and answered without its text.
 
 from __future__ import annotations
 
+import base64
 import logging
 import re
 import secrets
@@ -33,6 +34,8 @@ DRAINS = ("/health", "/health/ready", "/metrics", "/v1/memory")
 HEADER_BYTES_MAX = 32 << 10
 SUBPROTOCOL = "holdfast.key."
 """Browsers cannot set headers on a WebSocket: they send the key as a subprotocol of this name."""
+SUBPROTOCOL_ENCODED = "holdfast.key64."
+"""The same for keys with characters that no subprotocol may have: in the base64 of URLs, without padding."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
@@ -112,7 +115,17 @@ def _key(headers: dict[str, str]) -> str | None:
     for protocol in headers.get("sec-websocket-protocol", "").split(","):
         if protocol.strip().startswith(SUBPROTOCOL):
             return protocol.strip().removeprefix(SUBPROTOCOL)
+        if protocol.strip().startswith(SUBPROTOCOL_ENCODED):
+            return _decoded(protocol.strip().removeprefix(SUBPROTOCOL_ENCODED))
     return headers.get("x-api-key")
+
+
+def _decoded(text: str) -> str | None:
+    """A key from its base64; None if it is not that."""
+    try:
+        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
+    except ValueError:
+        return None
 
 
 async def refuse(scope: Scope, send: Send, problem: Problem, started: bool) -> None:

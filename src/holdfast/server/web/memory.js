@@ -38,6 +38,7 @@ export class MemoryView {
   begin(pools) {
     const place = document.getElementById("pools");
     this.holders.clear();
+    if (this.chosen !== null) this.live.say({ type: "look", session: this.chosen });
     this.pools = pools.map((pool, index) => {
       const title = element("h2", {});
       const canvas = element("canvas", { tabindex: "0", role: "img" });

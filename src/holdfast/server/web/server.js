@@ -34,7 +34,7 @@ export class Server extends EventTarget {
   open(path) {
     const url = new URL(path, location.href);
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
-    const protocols = this.key ? ["holdfast", `holdfast.key.${this.key}`] : ["holdfast"];
+    const protocols = this.key ? ["holdfast", `holdfast.key64.${encoded(this.key)}`] : ["holdfast"];
     return new WebSocket(url, protocols);
   }
 
@@ -42,6 +42,12 @@ export class Server extends EventTarget {
   refused() {
     this.dispatchEvent(new Event("refused"));
   }
+}
+
+// A key in letters that a subprotocol may have.
+function encoded(key) {
+  const letters = String.fromCharCode(...new TextEncoder().encode(key));
+  return btoa(letters).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
 }
 
 // A socket that is opened again whenever it closes. `onup`, `onmessage` and `ondown` are for whoever made it.

@@ -45,6 +45,7 @@ export class Talk {
   send(mode) {
     const text = this.said.value.trim();
     if (!text) return;
+    if (this.forest.current.gone) this.forest.plant();
     this.forest.current.say(text, Number(this.limit.value) || 0, mode);
     this.said.value = "";
     this.said.focus();
