@@ -63,7 +63,7 @@ def difference(before: Picture | None, after: Picture) -> bytes:
     The step; then for each pool that changed its place, how many runs follow, and for each run where it
     begins, how long it is and the number of its holder.
     """
-    parts = [np.array([after.step & 0xFFFFFFFF], dtype="<u4")]
+    parts: list[npt.NDArray[np.uint32]] = [np.array([after.step & 0xFFFFFFFF], dtype="<u4")]
     for place, now in enumerate(after.cells):
         was = before.cells[place] if before is not None else np.full_like(now, Kind.FREE)
         changed = np.flatnonzero(was != now)
@@ -75,7 +75,7 @@ def difference(before: Picture | None, after: Picture) -> bytes:
         lengths = np.diff(np.concatenate((first, [changed.size])))
         runs = np.stack((changed[first], lengths, values[first]), axis=1).astype("<u4")
         parts += [np.array([place, len(runs)], dtype="<u4"), runs.ravel()]
-    return np.concatenate(parts).tobytes()
+    return b"".join(part.tobytes() for part in parts)
 
 
 def shown_holders(holders: dict[int, tuple[int, str, str]], caller: Caller) -> dict[int, list[Any]]:
