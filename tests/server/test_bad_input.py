@@ -237,6 +237,8 @@ def test_methods_types_and_sizes(echo: Server) -> None:
         echo.http.post("/v1/sessions", content=b"<x/>", headers={"content-type": "text/xml"}).status_code
         == 415
     )
+    crossed = echo.http.post("/v1/sessions", content=b"{}", headers={"origin": "http://elsewhere"})
+    assert crossed.status_code == 415
     assert echo.get("/v1/models", headers={"x-long": "y" * 40_000}).status_code in (400, 431)
 
 
