@@ -22,7 +22,9 @@ from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import make_options
 from holdfast.engine.sampling import Sampling
 from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
+from holdfast.models.fp8 import BLOCK, Fp8Linear, Fp8Weight
 from holdfast.models.generation import GenerationDefaults
+from holdfast.models.linear import DenseLinear
 from holdfast.models.model import Model
 
 
@@ -53,6 +55,18 @@ def shaped_model(config: dict[str, object]) -> Model:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         return open_model(Path(folder), "cuda", "bfloat16", dummy=True)
+
+
+def to_fp8(model: Model) -> None:
+    """Replace the projections of a model's blocks by ones in 8-bit floating point."""
+    for block in model._blocks:
+        for name in ("_input", "_output"):
+            linear = vars(block.part).get(name)
+            if isinstance(linear, DenseLinear):
+                rows, depth = linear.weight.shape
+                scale = torch.full((-(-rows // BLOCK), -(-depth // BLOCK)), 0.01, device=model.device)
+                codes = (linear.weight / 0.01).to(torch.float8_e4m3fn)
+                vars(block.part)[name] = Fp8Linear(Fp8Weight.of(codes, scale), linear.bias, model.device)
 
 
 def open_loop(model: Model, graphs: bool, **options: object) -> EngineLoop:

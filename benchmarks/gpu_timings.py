@@ -109,7 +109,7 @@ def prefill(loop: EngineLoop, prompts: int, length: int) -> float:
         talks = [Talk(loop, f"prefill {length} {trial} {number}") for number in range(prompts)]
         begun = time.perf_counter()
         for number, talk in enumerate(talks):
-            talk.begin(words(length, 1000 + length + 17 * trial + number), 1)
+            talk.begin(words(length, 1000 + length + 101 * prompts + 17 * trial + number), 1)
         while not all(talk.first for talk in talks):
             loop.step()
         rates.append(prompts * length / (max(talk.first or 0.0 for talk in talks) - begun))

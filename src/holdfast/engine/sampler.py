@@ -148,8 +148,7 @@ class BatchSampler:
 
     def draw(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         """The next token of each plain row, all inputs on the device; can be captured in a graph."""
-        floats = self._floats.index_select(1, rows)
-        integers = self._integer_table.index_select(1, rows)
+        floats, integers = self._floats[:, rows].contiguous(), self._integer_table[:, rows].contiguous()
         return sample_tokens(
             logits,
             floats[_TEMPERATURE],

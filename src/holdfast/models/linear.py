@@ -230,7 +230,9 @@ class Embedding:
     def __call__(self, tokens: Tensor) -> Tensor:
         if isinstance(self._table, PackedMatrix):
             return self._table.rows(tokens, self._multiplier).to(self.dtype)
-        rows = torch.nn.functional.embedding(tokens, self._table).to(self.dtype)
+        # A GPU's kernel for few rows of a table takes its time; the one for indexing does not.
+        taken = self._table[tokens] if tokens.is_cuda else torch.nn.functional.embedding(tokens, self._table)
+        rows = taken.to(self.dtype)
         if self._scales is not None:
             rows = rows * self._scales[tokens].to(self.dtype)[:, None]
         return rows if self._multiplier == 1.0 else rows * self._multiplier
