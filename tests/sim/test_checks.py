@@ -233,8 +233,11 @@ def test_the_inspection_reads_what_no_row_reads() -> None:
 def test_a_world_that_keeps_a_unit_is_not_closed_down_cleanly() -> None:
     world = World(Setup(5, "dense", 3, "mix", 0.0))
     world.run(200)
+    pool = world.ledger.pool(Component.FULL)
+    while not pool.free:
+        world.run(1)
     holder = world.clients.scheduler.registry.sessions[next(iter(world.clients.sessions))].holder
-    kept = world.ledger.take(world.ledger.pool(Component.FULL), 1, holder)
+    kept = world.ledger.take(pool, 1, holder)
     with pytest.raises(Found) as found:
         world.close_down()
     assert (found.value.kind, found.value.holder) == ("unclaimed", repr(holder))
