@@ -1,51 +1,69 @@
-"""A step's inputs from block tables and what was sampled before: what the model reads, in plain torch.
+"""A step's inputs from block tables and what was sampled before, worked out on the host.
 
-Called through `holdfast.kernels`.
+Steps are small and these are indices, so NumPy does it, in the memory of the tensors. Called through
+`holdfast.kernels`.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from holdfast.kernels.batch import Batch, Pages
 from holdfast.kernels.parameters import StepTables
 
+_Places = NDArray[np.int64]
+
 
 def prepare_step(tokens: torch.Tensor, row_table: torch.Tensor, tables: StepTables, batch: Batch) -> None:
-    places = torch.arange(batch.tokens.shape[0], device=tokens.device, dtype=torch.int32)
-    row = torch.searchsorted(batch.row_start[1:], places, right=True).clamp(max=batch.rows - 1)
-    owner = row_table[row]
-    real = (places < batch.row_start[-1]) & (owner >= 0)
-    owner = owner.clamp(min=0).long()
-    position = torch.where(real, batch.context[row] - batch.row_start[row + 1] + places, 0).long()
-    token = torch.where(tokens >= 0, tokens.long(), tables.sampled[owner])
-    batch.tokens.copy_(torch.where(real, token, 0))
-    batch.positions.copy_(position)
+    starts, contexts = batch.row_start.numpy(), batch.context.numpy()
+    rows = row_table.numpy()
+    counts = starts[1:] - starts[:-1]
+    total = int(starts[-1])
+    # Rows that only fill up have a table of nobody's; what is read there is replaced below.
+    owner = np.repeat(np.maximum(rows, 0), counts)
+    position = np.arange(total) + np.repeat(contexts - starts[1:], counts)
+    given = tokens.numpy()[:total].astype(np.int64)
+    fed = given < 0
+    if fed.any():
+        given[fed] = tables.sampled.numpy()[owner[fed]]
+    idle = np.repeat(rows < 0, counts) if rows.min(initial=0) < 0 else None
+    if idle is not None:
+        given[idle] = 0
+        position[idle] = 0
+    for out, values in ((batch.tokens, given), (batch.positions, position)):
+        filled = out.numpy()
+        filled[:total] = values
+        filled[total:] = 0
     for pages, table, reserved in (
         (batch.full, tables.full, tables.reserved_full),
         (batch.window, tables.window, tables.reserved_window),
     ):
         if pages is not None and table is not None:
-            _gather(pages, table, row_table)
-            _slots(pages, table, owner, position, real, reserved)
-            pages.table[row_table < 0] = reserved
+            _place(pages, table.numpy(), rows, (owner, position, idle), reserved)
 
 
-def _gather(pages: Pages, table: torch.Tensor, row_table: torch.Tensor) -> None:
-    width = min(pages.table.shape[1], table.shape[1])
-    pages.table[:, :width] = table[row_table.clamp(min=0).long(), :width]
-
-
-def _slots(
+def _place(
     pages: Pages,
-    table: torch.Tensor,
-    owner: torch.Tensor,
-    position: torch.Tensor,
-    real: torch.Tensor,
+    table: NDArray[np.int32],
+    rows: NDArray[np.int32],
+    tokens: tuple[_Places, _Places, NDArray[np.bool_] | None],
     reserved: int,
 ) -> None:
-    unit = torch.where(real, table[owner, position // pages.page_size], reserved).long()
-    pages.slots.copy_(unit * pages.page_size + position % pages.page_size)
+    """The tables of a step's rows, and where its tokens are written."""
+    owner, position, idle = tokens
+    size = pages.page_size
+    width = min(pages.table.shape[1], table.shape[1])
+    out = pages.table.numpy()
+    out[:, :width] = table[np.maximum(rows, 0), :width]
+    unit = table[owner, position // size].astype(np.int64)
+    if idle is not None:
+        out[rows < 0] = reserved
+        unit[idle] = reserved
+    slots = pages.slots.numpy()
+    slots[: len(position)] = unit * size + position % size
+    slots[len(position) :] = reserved * size
 
 
 def change_tables(changes: torch.Tensor, table: torch.Tensor) -> None:
