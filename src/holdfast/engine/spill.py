@@ -122,7 +122,7 @@ class DiskTier:
 
     def _carry_out(self, job: Job) -> None:
         if job.writes:
-            content = encode(job.header, {name: tensor.cpu() for name, tensor in job.tensors.items()})
+            content = encode(job.header, job.tensors)
             job.tensors = {}
             self.files.write(job.file, content)
             job.bytes = len(content)
@@ -239,12 +239,11 @@ class DiskTier:
             for index, (device, there) in enumerate(
                 zip(self.executor.memory.storage(name), memory.storage(name), strict=True)
             ):
+                # The thread never touches the device: it must not disturb what is captured or launched there.
                 parts = [
                     _rows(storage, units) for storage, units in ((device, leased), (there, own)) if units
                 ]
-                tensors[f"{name}.{index}"] = (
-                    parts[0] if len(parts) == 1 else torch.cat([part.to(parts[0].device) for part in parts])
-                )
+                tensors[f"{name}.{index}"] = parts[0] if len(parts) == 1 else torch.cat(parts)
         return tensors
 
     @property
@@ -418,7 +417,7 @@ class DiskTier:
 
 
 def _rows(storage: Tensor, units: list[int]) -> Tensor:
-    return storage.index_select(0, torch.tensor(units, dtype=torch.int64, device=storage.device))
+    return storage.index_select(0, torch.tensor(units, dtype=torch.int64, device=storage.device)).cpu()
 
 
 @torch.inference_mode()
