@@ -71,6 +71,19 @@ def test_every_round_measures_every_system_and_the_first_does_not_count() -> Non
     assert mine["foreign_load"] >= 0.0
 
 
+def test_an_interruption_leaves_what_was_measured() -> None:
+    class Interrupted(Clockwork):
+        async def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[Timing]:
+            if len(self.asked) == 2:
+                raise asyncio.CancelledError
+            return await super().complete(prompts, count)
+
+    figures, told = measured([Clockwork("holdfast", 0.1), Interrupted("other", 0.4)], prefill(16))
+    assert told[-1] == "interrupted"
+    assert [(figure["system"], figure["rounds"]) for figure in figures] == [("holdfast", 2), ("other", 1)]
+    assert figures[0]["ratio_to_other"] == 4.0
+
+
 def test_throughput_asks_for_as_many_streams_as_said() -> None:
     ours = Clockwork("holdfast", 0.25)
     figures, _ = measured([ours], throughput(4, 64, 9))

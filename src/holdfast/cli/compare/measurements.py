@@ -6,6 +6,7 @@ figures are medians over the rounds, a ratio is the median of the rounds' ratios
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -50,22 +51,23 @@ def prompt(length: int, seed: int) -> list[int]:
 async def run(
     cases: Sequence[Case], systems: Sequence[System], rounds: int, told: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """The figures of all cases, one object each, ours with its ratios to the others."""
+    """The figures of all cases, one object each, ours with its ratios to the others.
+
+    Whoever interrupts gets the figures of the measurements that were whole by then.
+    """
     taken: list[dict[str, _Taken]] = [{} for _ in cases]
-    for number in range(rounds + 1):
-        for index, case in enumerate(cases):
-            shift = number % len(systems)
-            for system in (*systems[shift:], *systems[:shift]):
-                told(f"round {number} of {rounds}: {system.name}, {case.parameters}")
-                load = ForeignLoad()
-                values = await case.measure(system, 1 + number * 1000 + index)
-                foreign = load.cores()
-                if not number:
-                    continue
-                for name, (value, unit) in values.items():
-                    quantity = taken[index].setdefault(name, _Taken(unit))
-                    quantity.values.setdefault(system.name, []).append(value)
-                    quantity.foreign.setdefault(system.name, []).append(foreign)
+    try:
+        for number in range(rounds + 1):
+            for index, case in enumerate(cases):
+                shift = number % len(systems)
+                for system in (*systems[shift:], *systems[:shift]):
+                    told(f"round {number} of {rounds}: {system.name}, {case.parameters}")
+                    load = ForeignLoad()
+                    values = await case.measure(system, 1 + number * 1000 + index)
+                    if number:
+                        _note(taken[index], system.name, values, load.cores())
+    except asyncio.CancelledError:
+        told("interrupted")
     names = [system.name for system in systems]
     return [
         figure
@@ -75,10 +77,19 @@ async def run(
     ]
 
 
+def _note(taken: dict[str, _Taken], system: str, values: Values, foreign: float) -> None:
+    for name, (value, unit) in values.items():
+        quantity = taken.setdefault(name, _Taken(unit))
+        quantity.values.setdefault(system, []).append(value)
+        quantity.foreign.setdefault(system, []).append(foreign)
+
+
 def _figures(case: Case, name: str, taken: _Taken, systems: Sequence[str]) -> list[dict[str, Any]]:
     figures = []
     for system in systems:
-        values = taken.values[system]
+        values = taken.values.get(system, [])
+        if not values:
+            continue
         figure: dict[str, Any] = {
             "name": name,
             "value": round(median(values), 3),
@@ -93,7 +104,7 @@ def _figures(case: Case, name: str, taken: _Taken, systems: Sequence[str]) -> li
         if system == OURS:
             for other, theirs in taken.values.items():
                 if other != OURS:
-                    ratios = [mine / his for mine, his in zip(values, theirs, strict=True) if his]
+                    ratios = [mine / his for mine, his in zip(values, theirs, strict=False) if his]
                     figure[f"ratio_to_{other}"] = round(median(ratios), 3)
         figures.append(figure)
     return figures
