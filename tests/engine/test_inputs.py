@@ -1,0 +1,68 @@
+"""A step's words hold its rows, and what fills up a shape belongs to nobody."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.core.plan import Row
+from holdfast.engine.inputs import Nobody, Sample, Shape, pack, views
+from holdfast.engine.staging import Staging
+
+NOBODY = Nobody(state=99, sampler_row=77, note=55)
+
+
+def row(
+    start: int, tokens: list[int], count: int | None = None, state: tuple[int | None, int] | None = None
+) -> Row[Any]:
+    made = Row(None, 1, start, len(tokens) if count is None else count, tokens, True, None)
+    made.state = state
+    return made
+
+
+def packed(
+    shape: Shape, rows: list[Row[Any]], tables: list[int], samples: list[Sample]
+) -> dict[str, list[int]]:
+    words = np.full(shape.words, -1234, dtype=np.int32)
+    pack(words, shape, rows, tables, samples, NOBODY)
+    found = views(torch.from_numpy(words), shape)
+    return {name: getattr(found, name).tolist() for name in found.__slots__}
+
+
+def test_a_decode_step_is_filled_up_with_rows_of_one_token() -> None:
+    rows = [row(9, [], 1, (3, 4)), row(0, [8], state=(None, 5))]
+    samples = [Sample(0, 10, 6, 20), Sample(1, 1, 7, 21)]
+    found = packed(Shape(4, 4, 4, True), rows, [20, 21], samples)
+    assert found["tokens"] == [-1, 8, 0, 0]
+    assert found["row_table"] == [20, 21, -1, -1]
+    assert found["row_start"] == [0, 1, 2, 3, 4]
+    assert found["context"] == [10, 1, 1, 1]
+    assert found["state_source"] == [3, -1, -1, -1]
+    assert found["state_destination"] == [4, 5, 99, 99]
+    assert found["sample_place"] == [0, 1, 0, 0]
+    assert found["sample_position"] == [10, 1, 0, 0]
+    assert found["sampler_row"] == [6, 7, 77, 77]
+    assert found["note"] == [20, 21, 55, 55]
+
+
+def test_a_mixed_step_is_filled_up_with_rows_of_no_tokens() -> None:
+    rows = [row(5, [1, 2, 3]), row(7, [4, 5], 3)]
+    found = packed(Shape(4, 8, 4, False), rows, [2, 3], [Sample(5, 10, 1, 3)])
+    assert found["tokens"] == [1, 2, 3, 4, 5, -1, 0, 0]
+    assert found["row_start"] == [0, 3, 6, 6, 6]
+    assert found["context"] == [8, 10, 0, 0]
+    assert found["note"] == [3, 55, 55, 55]
+
+
+def test_words_and_tokens_pass_through_on_a_cpu() -> None:
+    staging = Staging(torch.device("cpu"))
+    words = staging.words(5)
+    words[:] = torch.arange(5)
+    assert staging.send(words, None).tolist() == [0, 1, 2, 3, 4]
+    target = torch.zeros(8, dtype=torch.int32)
+    assert staging.send(words, target).tolist() == [0, 1, 2, 3, 4, 0, 0, 0]
+    tokens = torch.tensor([7, -1])
+    arrival = staging.fetch(tokens)
+    tokens.zero_()
+    assert arrival.wait() == [7, -1]
+    assert staging.fetch(None).wait() == []

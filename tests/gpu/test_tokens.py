@@ -1,0 +1,22 @@
+"""On a machine with a GPU: the same tokens as on the CPU, launched one by one and from graphs."""
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+
+from benchmarks.gpu_sessions import check_tokens
+from benchmarks.kernel_checks import CHECKS, LIMITS
+
+
+@pytest.mark.parametrize("name", sorted(CHECKS))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.timeout(300)
+def test_kernels_agree_with_the_formulas(name: str, dtype: torch.dtype) -> None:
+    assert max(CHECKS[name](dtype)) <= LIMITS[dtype]
+
+
+@pytest.mark.timeout(600)
+def test_sessions_say_the_same_tokens() -> None:
+    assert [case for case, same in check_tokens() if not same] == []
