@@ -29,7 +29,7 @@ __all__ = ["EngineUnable", "Supervisor"]
 log = logging.getLogger("holdfast.server")
 
 RESTART_SECONDS = (0.2, 1.0, 5.0, 15.0)
-STOP_SECONDS = 10.0
+STOP_SECONDS = 60.0
 
 Progress = Callable[[str, int, int], None]
 
