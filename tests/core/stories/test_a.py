@@ -1,7 +1,5 @@
 """The five failures that everything here starts from: each story on the real core, each count written out."""
 
-# ruff: noqa: N802 - tests are named after the rows of the catalogue
-
 import pytest
 
 from holdfast.core import errors

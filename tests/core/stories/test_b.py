@@ -1,7 +1,5 @@
 """More failures of the same field: aborts in every phase, refusals, pressure, transit, clocks, counts."""
 
-# ruff: noqa: N802 - tests are named after the rows of the catalogue
-
 import pytest
 
 from holdfast.core import errors

@@ -1,7 +1,5 @@
 """Failures of the field's best engine today: retracts, overlapping turns, stale events, flush, close."""
 
-# ruff: noqa: N802 - tests are named after the rows of the catalogue
-
 import pytest
 
 from holdfast.core import errors
