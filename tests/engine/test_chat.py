@@ -107,7 +107,7 @@ def test_a_turn_that_is_refused_changes_nothing(directories: dict[str, Path]) ->
         (["nowhere"], {}, "there is no model 'nowhere'"),
         (["--page-size", "300"], {}, "--page-size must be at most 256, not 300"),
         ([], {"HOLDFAST_PAGE_SIZE": "300"}, "--page-size must be at most 256, not 300"),
-        (["--temperature", "-1"], {}, "temperature is -1.0"),
+        (["--temperature", "-1"], {}, "temperature must be between"),
         (["--load-format", "pickle"], {}, "--load-format must be one of auto, dummy"),
     ],
 )

@@ -7,7 +7,6 @@ runs out long before the others; on a GPU it is what the largest step, run once 
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from holdfast.core.layout import Component, MemoryLayout, Tier
 from holdfast.engine.options import EngineOptions, OptionError
 from holdfast.engine.profiling import step_bytes
+from holdfast.models.checkpoint import available_bytes
 from holdfast.models.layout import MemoryShape
 from holdfast.models.memory import UnitCounts
 from holdfast.models.model import Model
@@ -167,4 +167,4 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return available_bytes()

@@ -115,11 +115,11 @@ def choose_placement(checkpoint: Checkpoint, device: torch.device, dtype: str = 
         device,
         torch.float32,
         quantised=True,
-        dense_copies=dense_bytes <= _available_bytes() * _DENSE_SHARE,
+        dense_copies=dense_bytes <= available_bytes() * _DENSE_SHARE,
     )
 
 
-def _available_bytes() -> int:
+def available_bytes() -> int:
     """Memory that the system can still give, files in the page cache counted as free."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
