@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -78,6 +79,17 @@ def test_a_hanging_engine_is_replaced(serve: Serve) -> None:
     server.wait_ready()
     assert server.engine_pid() != before
     assert server.say(server.open(), "hello")["text"] == "hello"
+
+
+def test_no_engine_outlives_its_server(serve: Serve) -> None:
+    server = serve("echo", "--kv-tokens", "4096")
+    engine = Path(f"/proc/{server.engine_pid()}")
+    server.process.kill()
+    server.process.wait()
+    deadline = time.monotonic() + 30
+    while engine.exists():
+        assert time.monotonic() < deadline, "the engine's process is still there"
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -102,7 +102,7 @@ class Supervisor:
             os.umask(before)
         served = False
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "holdfast.server.worker", str(path)
+            sys.executable, "-m", "holdfast.server.worker", str(path), str(os.getpid())
         )
         self._process, self.pid = process, process.pid
         self._heard = time.monotonic()

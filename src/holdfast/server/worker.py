@@ -1,9 +1,9 @@
 """The engine process: one model, one loop, one socket to the API process.
 
-Started by the supervisor as `python -m holdfast.server.worker SOCKET`. The first message says what to load;
-from then on it takes commands, makes steps while there is something to do, and tells what came of them. While
-nothing is to do it sleeps until a command comes, lets time pass for idle sessions, and recounts all memory
-once after each spell of work. It ends when it is told to, or when its parent is gone.
+Started by the supervisor as `python -m holdfast.server.worker SOCKET PARENT`. The first message says what to
+load; from then on it takes commands, makes steps while there is something to do, and tells what came of them.
+While nothing is to do it sleeps until a command comes, lets time pass for idle sessions, and recounts all
+memory once after each spell of work. It ends when it is told to, or when its parent is gone.
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ QUIET_SECONDS = 1.0
 """How long nothing must have happened before everything is recounted: that may take some milliseconds."""
 
 FLUSH_SECONDS = 2.0
+ALONE_SECONDS = 1.0
+"""How often a process that has not been told what to do looks whether its parent lives."""
 
 
 class Worker:
     """Joins a desk to its socket."""
 
-    def __init__(self, socket: zmq.Socket[bytes], desk: Desk) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], desk: Desk, parent: int) -> None:
         self.socket = socket
         self.desk = desk
-        self.parent = os.getppid()
+        self.parent = parent
         self.stopping = False
         self._pulsed = 0.0
         self._counted = 0
@@ -171,8 +173,8 @@ def start(socket: zmq.Socket[bytes], configure: wire.Configure) -> EngineLoop | 
         return None
 
 
-def main(path: str, errors: TextIO = sys.stderr) -> int:
-    """Run the engine process on a socket."""
+def main(path: str, parent: int, errors: TextIO = sys.stderr) -> int:
+    """Run the engine process on a socket, as long as the process `parent` lives."""
     # Both signals reach the whole group of a terminal; the API process decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -183,6 +185,9 @@ def main(path: str, errors: TextIO = sys.stderr) -> int:
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.connect(f"ipc://{path}")
     try:
+        while not socket.poll(int(ALONE_SECONDS * 1000)):
+            if os.getppid() != parent:
+                return 1
         configure = wire.decode_command(socket.recv())
         assert isinstance(configure, wire.Configure), "the first message says what to load"
         set_up_logging(configure.log_level, configure.log_format, errors)
@@ -197,7 +202,7 @@ def main(path: str, errors: TextIO = sys.stderr) -> int:
         gc.set_threshold(20_000, 20, 50)
         facts = model_facts(loop, configure.model)
         socket.send(wire.encode(wire.Ready(facts, vocabulary_of(loop.tokenizer), stored_sessions(loop))))
-        Worker(socket, desk).run()
+        Worker(socket, desk, parent).run()
         loop.shut_down()
         return 0
     finally:
@@ -206,4 +211,4 @@ def main(path: str, errors: TextIO = sys.stderr) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))
