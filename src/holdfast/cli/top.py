@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.terminal import memory_table, printable
+from holdfast.cli.terminal import listening, memory_table, printable
 from holdfast.client import Client, Forbidden, HoldfastError, NotFound, Retries, SessionView
 from holdfast.client.calls import DEFAULT_URL
 
@@ -136,11 +136,17 @@ def _print_frames(client: Client, console: Console, interval: float, once: bool,
 
 
 def _watch(client: Client, console: Console, interval: float) -> None:
-    """Draw until Ctrl-C; a server that goes away is waited for."""
+    """Draw until Ctrl-C; a server that goes away is waited for.
+
+    Ctrl-C sets a flag: an exception in the middle of a look may be swallowed by whoever is being called.
+    """
     before: Frame | None = look(client)
     assert before is not None
-    with Live(draw(client.url, before, None), console=console, screen=console.is_terminal) as live:
-        while True:
+    with (
+        listening() as interrupt,
+        Live(draw(client.url, before, None), console=console, screen=console.is_terminal) as live,
+    ):
+        while not interrupt.pressed:
             time.sleep(interval)
             try:
                 frame = look(client)
