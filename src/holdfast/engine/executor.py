@@ -36,6 +36,7 @@ from holdfast.engine.graphs import (
 from holdfast.engine.inputs import Limits, Nobody, Sample, Shape, StepBuffers, Views, pack, views
 from holdfast.engine.memory_plan import MemoryPlan
 from holdfast.engine.sampler import BatchSampler, Sampled, token_logprobs
+from holdfast.engine.sampling import Sampling
 from holdfast.engine.staging import Arrival, Staging, fill
 from holdfast.engine.stream import TokenLogprob, TurnStream
 from holdfast.engine.tables import NOBODY, BlockTables
@@ -316,7 +317,7 @@ class Executor:
         self.sampler.admit(
             place,
             stream.sampling,
-            prompt=stream.prompt_tokens,
+            prompt=stream.prompt_tokens if _reads_prompt(stream.sampling) else (),
             generated=stream.tokens,
             end_tokens=sorted(stream.ends),
         )
@@ -375,6 +376,12 @@ class Executor:
 
     def _integers(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self.model.device, non_blocking=True)
+
+
+def _reads_prompt(sampling: Sampling) -> bool:
+    """Whether sampling depends on what came before the answer: by penalties, or by its length."""
+    penalised = sampling.repetition_penalty != 1.0 or sampling.frequency_penalty or sampling.presence_penalty
+    return bool(penalised or sampling.min_tokens)
 
 
 def _logprobs(sampled: Sampled, tokens: list[int]) -> dict[int, TokenLogprob]:

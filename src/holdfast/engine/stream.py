@@ -7,6 +7,7 @@ cut. Text is held back until its bytes are whole and no stop string can begin in
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.engine.sampling import Sampling, StopMatcher
@@ -25,14 +26,15 @@ class TokenLogprob:
 class TurnStream:
     """The text of one turn as it grows. `tokens` and `text` are what was said, `finish` why it ended.
 
-    `prompt_tokens` are the history and the turn's input, which begins at `input_first`. `fingerprint` is what
-    its client's request adds up to, where it may be asked for again.
+    The turn's input begins at `input_first` of its `prompt_tokens`. `fingerprint` is what its client's
+    request adds up to, where it may be asked for again.
     """
 
     __slots__ = (
         "_detokenizer",
         "_lengths",
         "_matcher",
+        "_prompt",
         "ends",
         "fingerprint",
         "finish",
@@ -40,7 +42,7 @@ class TurnStream:
         "logprobs",
         "pieces",
         "prompt_logprobs",
-        "prompt_tokens",
+        "read_prompt",
         "sampling",
         "tokens",
     )
@@ -51,7 +53,8 @@ class TurnStream:
         self.pieces: list[str] = []
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob] = []
-        self.prompt_tokens: list[int] = []
+        self.read_prompt: Callable[[], list[int]] = list
+        self._prompt: list[int] | None = None
         self.input_first = 0
         self._lengths: list[int] = []
         self.finish: str | None = None
@@ -62,6 +65,13 @@ class TurnStream:
         if not sampling.ignore_eos:
             ends.update(end_tokens)
         self.ends = frozenset(ends)
+
+    @property
+    def prompt_tokens(self) -> list[int]:
+        """The history and the turn's input; read when somebody asks: most turns never do."""
+        if self._prompt is None:
+            self._prompt = self.read_prompt()
+        return self._prompt
 
     @property
     def text(self) -> str:
