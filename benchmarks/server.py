@@ -4,8 +4,9 @@
 
 `stream`: tokens a second over 64 connections, and the time to the first token with one. `idle`: a turn's
 latency with 1,000 idle sessions beside an empty server's. `turns`: turn 150 beside turn 10, 8 sessions in
-parallel, dense and hybrid. One line of JSON for each figure with `--json`. The client shares the machine with
-the server, so the figures are what both together reach.
+parallel, dense and hybrid, on the clock. `engine`: the same in processor time, without sockets, the median of
+several rounds. One line of JSON for each figure with `--json`. The client shares the machine with the server,
+so the figures are what both together reach.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Any
+
+from holdfast.engine.echo import open_echo
+from holdfast.engine.options import make_options
+from holdfast.server import wire
+from holdfast.server.desk import Desk
 
 
 class Server:
@@ -182,15 +188,52 @@ async def measure_turns(address: tuple[str, int]) -> dict[str, float]:
     return {"turn_10_ms": early, "turn_150_ms": late, "ratio_turn_150_to_10": late / early}
 
 
+def engine_turns(model: str) -> dict[str, float]:
+    """Turn 150 beside turn 10 inside the engine, in processor time."""
+    rounds = [one_engine_round(model) for _ in range(7)]
+    middle = sorted(rounds, key=lambda figures: figures["ratio_engine_turn_150_to_10"])
+    return middle[len(middle) // 2]
+
+
+def one_engine_round(model: str) -> dict[str, float]:
+    """160 turns of 8 sessions on a fresh engine."""
+    loop = open_echo(model, make_options(overlap=True))
+    desk = Desk(loop)
+    for number in range(8):
+        desk.receive(wire.OpenSession(0, f"public/{number}", "public"))
+    sampling = wire.SamplingFields(max_tokens=8, ignore_eos=True)
+    taken: list[float] = []
+    for turn in range(160):
+        began = time.thread_time()
+        for number in range(8):
+            call = turn * 8 + number + 1
+            session = f"public/{number}"
+            said = list(range(65, 81))
+            desk.receive(wire.StartTurn(call, f"t-{call}", "public", said, sampling, session=session))
+        while loop.busy:
+            loop.step()
+            desk.settled()
+            desk.take_reports()
+        taken.append((time.thread_time() - began) * 1000)
+    early, late = statistics.median(taken[5:15]), statistics.median(taken[145:155])
+    return {
+        "engine_turn_10_ms": early,
+        "engine_turn_150_ms": late,
+        "ratio_engine_turn_150_to_10": late / early,
+    }
+
+
 UNITS = {"streamed_tokens_per_second": "tokens/s"}
 
 Measure = Callable[[tuple[str, int]], Any]
 
-RUNS: dict[str, tuple[str, tuple[str, ...], Measure]] = {
+RUNS: dict[str, tuple[str, tuple[str, ...], Measure | None]] = {
     "stream": ("echo", ("--max-running", "64"), measure_stream),
     "idle": ("echo", (), measure_idle),
     "turns dense": ("echo", ("--overlap",), measure_turns),
     "turns hybrid": ("echo-hybrid", ("--overlap",), measure_turns),
+    "engine dense": ("echo", (), None),
+    "engine hybrid": ("echo-hybrid", (), None),
 }
 
 
@@ -202,11 +245,15 @@ def main() -> None:
     for name, (model, options, measure) in RUNS.items():
         if not name.startswith(arguments.only):
             continue
-        server = Server(model, *options)
-        try:
-            figures: dict[str, float] = asyncio.run(measure(server.address))
-        finally:
-            server.stop()
+        figures: dict[str, float]
+        if measure is None:
+            figures = engine_turns(model)
+        else:
+            server = Server(model, *options)
+            try:
+                figures = asyncio.run(measure(server.address))
+            finally:
+                server.stop()
         for figure, value in figures.items():
             unit = UNITS.get(figure, "ratio" if figure.startswith("ratio") else "ms")
             load = round(os.getloadavg()[0], 1)
