@@ -185,8 +185,8 @@ def test_placement_of_a_quantised_file(smollm2: Path, monkeypatch: pytest.Monkey
     """Kept quantised by default, with dense copies only where memory is plentiful; dense when asked."""
     cpu = torch.device("cpu")
     checkpoint = open_checkpoint(smollm2)
-    monkeypatch.setattr("holdfast.models.checkpoint._available_bytes", lambda: 64 << 30)
+    monkeypatch.setattr("holdfast.models.checkpoint.available_bytes", lambda: 64 << 30)
     assert choose_placement(checkpoint, cpu) == Placement(cpu, torch.float32, True, True)
-    monkeypatch.setattr("holdfast.models.checkpoint._available_bytes", lambda: 1 << 30)
+    monkeypatch.setattr("holdfast.models.checkpoint.available_bytes", lambda: 1 << 30)
     assert choose_placement(checkpoint, cpu) == Placement(cpu, torch.float32, True, False)
     assert choose_placement(checkpoint, cpu, "float32") == Placement(cpu, torch.float32)

@@ -21,7 +21,8 @@ def shared_echo() -> Iterator[Server]:
 
 @pytest.fixture
 def echo(shared_echo: Server) -> Iterator[Server]:
-    """That server, found as it should be after each test."""
+    """That server, with nothing cached before each test, and found as it should be after it."""
+    assert shared_echo.post("/flush_cache").status_code == 200
     yield shared_echo
     shared_echo.check_clean()
 
