@@ -25,7 +25,8 @@ from tests.server.serving import Server
 SAID = 12
 """Tokens of an answer."""
 
-SIZES = ("--kv-tokens", "24576", "--window-tokens", "24576", "--state-slots", "512")
+TURN_TOKENS = 80
+"""More than a turn adds to a history: with room for all of them, nothing is ever computed twice."""
 
 
 @dataclass
@@ -120,7 +121,9 @@ def same_alone(directory: Path, talk: Talk) -> bool:
 
 
 def load(serve: Serve, directory: Path, sessions: int, turns: int, *options: str) -> None:
-    server = serve(directory, "--audit", "strict", "--max-running", "64", *SIZES, *options)
+    tokens = str(max(24_576, sessions * turns * TURN_TOKENS))
+    sizes = ("--kv-tokens", tokens, "--window-tokens", tokens, "--state-slots", "512")
+    server = serve(directory, "--audit", "strict", "--max-running", "64", *sizes, *options)
     talks = [
         Talk(f"s-{number}", conversation(number, turns, words=6), random.Random(number))
         for number in range(sessions)
