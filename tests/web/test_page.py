@@ -10,6 +10,18 @@ from tests.web.conftest import OpenPage, Serve
 
 LONG = "many words that take a while to be said again " * 40
 
+# The cells of the first pool that are drawn in full colour, as columns and rows.
+LIT_CELLS = """() => {
+  const canvas = document.querySelector("#pool-0 canvas");
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  const lit = [];
+  for (let place = 0; place < pixels.length / 4; place++) {
+    const at = [place % canvas.width, Math.floor(place / canvas.width)];
+    if (pixels[place * 4 + 3] === 255) lit.push(at);
+  }
+  return lit;
+}"""
+
 
 def say(page: Page, text: str) -> None:
     page.fill("#said", text)
@@ -108,7 +120,9 @@ def test_rewinding_and_forking(server: Server, open_page: OpenPage) -> None:
 
 
 def test_the_map_shows_who_holds_what_and_lights_up_a_session(server: Server, open_page: OpenPage) -> None:
-    page = open_page(server, "/#memory")
+    page = open_page(
+        server, "/#memory", expected=("Multiple readback operations",)
+    )  # The test's own reading.
     expect(page.locator("#pool-0 h2")).to_contain_text("of 4096 held")
     expect(page.locator("#legend [data-kind=session] b")).to_have_text(" 0")
     name = server.open("seen")
@@ -118,19 +132,10 @@ def test_the_map_shows_who_holds_what_and_lights_up_a_session(server: Server, op
     expect(page.locator("#legend [data-kind=session] b")).to_have_text(f" {held}")
     page.click("#holders button")
     expect(page.locator("#holders button")).to_have_attribute("aria-pressed", "true")
-    lit = page.evaluate(
-        """() => {
-          const canvas = document.querySelector("#pool-0 canvas");
-          const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-          const lit = [];
-          for (let place = 0; place < pixels.length / 4; place++) {
-            const at = [place % canvas.width, Math.floor(place / canvas.width)];
-            if (pixels[place * 4 + 3] === 255) lit.push(at);
-          }
-          return lit;
-        }"""
-    )
-    assert len(lit) == held + server.state(name)["memory"]["leased"]["full"]
+    # What the session shares with others is lit when the server has told which units those are.
+    due = held + server.state(name)["memory"]["leased"]["full"]
+    page.wait_for_function(f"due => ({LIT_CELLS})().length === due", arg=due)
+    lit = page.evaluate(LIT_CELLS)
     cell = page.evaluate("const c = document.querySelector('canvas'); c.clientWidth / c.width")
     pointed = set()
     for column, row in lit:
