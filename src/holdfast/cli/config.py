@@ -29,7 +29,6 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         "max_tokens": int,
         "temperature": float,
         "top_p": float,
-        "seed": int,
     },
     "serve": {},
 }

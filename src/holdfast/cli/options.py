@@ -158,6 +158,7 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     Option("drain_seconds", float, "How long a stopping server waits for the turns in flight."),
     Option("hang_seconds", float, "Silence of the engine after which it is started again."),
     Option("tenant_sessions", int, "Sessions that one key may have open."),
+    Option("seed", int, "Seed that turns without one of their own get theirs from; by chance if left out."),
     Option("storm", bool, "Let the admin start a storm of sessions from the page.", flags=("--storm",)),
 )
 

@@ -16,6 +16,7 @@ __all__ = ["LOG_LEVELS", "ServerOptions"]
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 MEBIBYTE = 1 << 20
+SEED_MAX = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class ServerOptions:
     """How the server listens, whom it lets in, and how much it takes.
 
     `api_keys` is a file of one key a line, `name:key` or the key alone; `HOLDFAST_API_KEYS` in the
-    environment gives the same, separated by commas. Sizes are in bytes, times in seconds.
+    environment gives the same, separated by commas. Sizes are in bytes, times in seconds. The
+    seeds of turns that bring none come from `seed`.
     """
 
     host: str = "127.0.0.1"
@@ -41,6 +43,7 @@ class ServerOptions:
     hang_seconds: float = 300.0
     tenant_sessions: int = 10_000
     storm: bool = False
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -55,6 +58,8 @@ class ServerOptions:
         for name in ("drain_seconds", "hang_seconds"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise OptionError(name, "must be a positive number of seconds")
+        if self.seed is not None and not 0 <= self.seed <= SEED_MAX:
+            raise OptionError("seed", f"must be from 0 to {SEED_MAX}")
         if self.admin_key is not None and not self.admin_key:
             raise OptionError("admin_key", "must not be empty")
 

@@ -24,6 +24,7 @@ from holdfast.server.metrics import Metrics
 from holdfast.server.options import ServerOptions
 from holdfast.server.problems import Problem, bad_field, engine_unavailable
 from holdfast.server.prompts import Prompts
+from holdfast.server.seeds import Seeds
 from holdfast.server.sessions import (
     SessionRecord,
     SessionTable,
@@ -98,6 +99,7 @@ class Service:
         self.traces = open_traces()
         self.model_name = model_name
         self.table = SessionTable()
+        self.seeds = Seeds(options.seed)
         self.created = int(time.time())
         link.on_view = self.table.seen
         link.on_gone = self.table.remove
@@ -131,9 +133,15 @@ class Service:
             self._prompts = Prompts.of(ready.vocabulary)
         for stored in ready.sessions:
             name = stored.view.name.partition("/")[2]
+            known = self.table.get(stored.tenant, name)
+            seeds = (
+                self.seeds.of_session(stored.tenant, name, stored.view.turns)
+                if known is None
+                else known.seeds
+            )
             self.table.add(
                 SessionRecord(
-                    stored.tenant, name, stored.view, stored.system, stored.metadata, stored.created
+                    stored.tenant, name, stored.view, seeds, stored.system, stored.metadata, stored.created
                 )
             )
         self.table.lose_all({stored.view.name for stored in ready.sessions})
@@ -174,7 +182,7 @@ class Service:
         metadata: dict[str, Any] | None = None,
     ) -> SessionRecord:
         """Open a session for a caller."""
-        name = require_name(name, "id") if name is not None else new_name("s")
+        given, name = name, require_name(name, "id") if name is not None else new_name("s")
         if ttl is not None and not 0 < ttl <= TTL_MAX:
             raise bad_field("ttl", f"must be more than 0 and at most {TTL_MAX:.0f} seconds")
         if len(self.table.of(caller.tenant)) >= self.options.tenant_sessions:
@@ -184,7 +192,12 @@ class Service:
         _require_metadata(metadata)
         key = engine_name(caller.tenant, name)
         record = SessionRecord(
-            caller.tenant, name, wire.SessionView(key, 0, None, 0), system=system, metadata=metadata or {}
+            caller.tenant,
+            name,
+            wire.SessionView(key, 0, None, 0),
+            self.seeds.of_session(caller.tenant, given),
+            system=system,
+            metadata=metadata or {},
         )
         number = self.link.number()
         await self.link.call(
@@ -249,7 +262,7 @@ class Service:
         self, record: SessionRecord, name: str | None, turns: int | None, request_id: str | None = None
     ) -> SessionRecord:
         """A second session that shares the first one's history."""
-        name = require_name(name, "id") if name is not None else new_name("s")
+        given, name = name, require_name(name, "id") if name is not None else new_name("s")
         if len(self.table.of(record.tenant)) >= self.options.tenant_sessions:
             raise Problem(429, "over_quota", f"{self.options.tenant_sessions} sessions are open for this key")
         number = self.link.number()
@@ -259,7 +272,8 @@ class Service:
         made = done.view.name.partition("/")[2]
         known = self.table.get(record.tenant, made)
         if known is None:
-            known = SessionRecord(record.tenant, made, done.view, record.system, dict(record.metadata))
+            seeds = self.seeds.of_session(record.tenant, given)
+            known = SessionRecord(record.tenant, made, done.view, seeds, record.system, dict(record.metadata))
             self.table.add(known)
         return known
 
@@ -267,6 +281,7 @@ class Service:
 
     async def start_turn(self, record: SessionRecord, asked: TurnAsked) -> TurnFeed:
         """Start a turn on a session; written again if the history changed while it was being written."""
+        sampling = self.seeds.seeded(asked.sampling, record.seeds)
         for attempt in range(REWRITES_MAX):
             view = record.view
             tokens = await self.write(asked.input, record)
@@ -275,7 +290,7 @@ class Service:
                 asked.name,
                 record.tenant,
                 tokens,
-                _wire_sampling(asked.sampling),
+                _wire_sampling(sampling),
                 session=engine_name(record.tenant, record.name),
                 known=view.known,
                 goes_on=asked.goes_on,
@@ -294,6 +309,7 @@ class Service:
 
     async def start_request(self, caller: Caller, asked: TurnAsked) -> list[TurnFeed]:
         """Start a request of its own, with as many choices as it asks for."""
+        sampling = self.seeds.seeded(asked.sampling, self.seeds.of_requests(caller.tenant))
         tokens = await self.write(asked.input, None)
         feeds: list[TurnFeed] = []
         try:
@@ -304,7 +320,7 @@ class Service:
                     request_name(caller.tenant, asked.name + suffix),
                     caller.tenant,
                     tokens,
-                    _wire_sampling(asked.sampling),
+                    _wire_sampling(sampling),
                     timeout=_checked_timeout(asked.timeout),
                     choice=choice,
                     cut=asked.cut,

@@ -16,6 +16,7 @@ from typing import Any
 
 from holdfast.server import wire
 from holdfast.server.problems import Problem, bad_field
+from holdfast.server.seeds import SeedSequence
 
 __all__ = ["SessionRecord", "SessionTable", "engine_name", "request_name", "require_name"]
 
@@ -53,6 +54,8 @@ class SessionRecord:
     tenant: str
     name: str
     view: wire.SessionView
+    seeds: SeedSequence
+    """Where its turns that bring no seed get theirs from."""
     system: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     created: float = field(default_factory=time.time)

@@ -69,6 +69,9 @@ class Call:
     async def _start_alone(self, asked: Asked, sampling: Sampling) -> list[Choice]:
         """A request of its own, with all its choices."""
         _require_input(asked)
+        # Before anything is waited for: the prompts of a call get their seeds in the order of their places.
+        seeds = self.service.seeds
+        sampling = seeds.seeded(sampling, seeds.of_requests(self.caller.tenant))
         tokens = await self._tokens(asked, first=True)
         feeds = await self._request(asked, sampling, tokens)
         return [
