@@ -126,7 +126,7 @@ def run(url: str, api_key: str | None, system: str | None, stated: Sampling, ple
     """
     # A server that is not there is said to be so at once; one that goes away later is waited for.
     with Client(url, api_key, retries=Retries(attempts=1)) as client:
-        suggested = client.ask(calls.models())["data"][0].get("sampling_defaults")
+        suggested = client.ask(calls.models())[0].get("sampling_defaults")
     with Client(url, api_key) as client:
         silent = suggested is not None and all(suggested.get(name) is None for name in SUGGESTIONS)
         host = RemoteHost(client, system, {**pleasant, **stated} if silent else stated)

@@ -21,6 +21,7 @@ from holdfast.client import AsyncClient, AsyncSession, AsyncTurn, Conflict, Hold
 from holdfast.client.calls import base_url
 from holdfast.client.errors import error_from_response, lost_connection
 from holdfast.client.stream import EventDecoder
+from holdfast.client.transport import bearer
 
 __all__ = ["ChatDoor", "Door", "Load", "Sample", "SessionsDoor", "percentile", "run_load"]
 
@@ -170,10 +171,9 @@ class ChatDoor:
     def __init__(self, url: str, api_key: str | None, model: str) -> None:
         self.url = base_url(url)
         self.model = model
-        headers = {"authorization": f"Bearer {api_key}"} if api_key is not None else {}
         self.http = httpx.AsyncClient(
             base_url=self.url,
-            headers=headers,
+            headers=bearer(api_key),
             timeout=httpx.Timeout(600.0, pool=None),
             limits=httpx.Limits(max_connections=None),
         )

@@ -4,7 +4,7 @@ Owns the client's side of the wire and nothing of the server's: it imports no ot
 works where neither torch nor a model is installed. Called by the command and by users.
 """
 
-from holdfast.client.asynchronous import AsyncClient, AsyncSession, AsyncTurn
+from holdfast.client.asynchronous import AsyncClient, AsyncSession
 from holdfast.client.errors import (
     AnswerChanged,
     BadRequest,
@@ -24,7 +24,8 @@ from holdfast.client.errors import (
 )
 from holdfast.client.realtime import AsyncRealtime, Realtime, RealtimeEvent
 from holdfast.client.retry import Retries
-from holdfast.client.sync import Client, Session, Turn
+from holdfast.client.sync import Client, Session
+from holdfast.client.turn import AsyncTurn, Turn
 from holdfast.client.values import Generated, Sampling, SessionView, Timing, TurnResult, Usage
 
 __all__ = [

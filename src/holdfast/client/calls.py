@@ -1,19 +1,21 @@
-"""The calls of the interface as values: method, path and body, each with the id that makes it repeatable.
+"""The calls of the interface as values: method, path and body, and how the answer is read.
 
-Names and fields are those of the server's documentation. Building a call talks to nobody; both clients send
-them. What a caller got wrong in a way that the server could not tell is refused here.
+Names and fields are those of the server's documentation. Each call that changes something carries an id that
+the client chose, which makes it repeatable. Building a call talks to nobody; both clients send them. What a
+caller got wrong in a way that the server could not tell is refused here.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 from urllib.parse import quote
 
 from holdfast.client.errors import ProtocolError
-from holdfast.client.values import Body, Keep, Message, Said, Sampling
+from holdfast.client.values import Body, Generated, Keep, Message, Prompt, Said, Sampling, SessionView
 
 __all__ = [
     "DEFAULT_URL",
@@ -31,8 +33,6 @@ __all__ = [
     "models",
     "new_id",
     "open_session",
-    "parse_answer",
-    "parse_metrics",
     "restore_session",
     "rewind_session",
     "sampling_fields",
@@ -44,18 +44,21 @@ __all__ = [
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
+Answer = TypeVar("Answer")
+
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One request; `body` is sent as JSON.
+class Call(Generic[Answer]):
+    """One request; `body` is sent as JSON, and `read` makes a value of the bytes that answer it.
 
     `carried_out` are the codes of refusals that, after an attempt whose answer was lost, say that it had been
-    carried out.
+    carried out: the answer then reads as empty.
     """
 
     method: str
     path: str
-    body: Body | None = None
+    body: Body | None
+    read: Callable[[bytes], Answer]
     carried_out: tuple[str, ...] = ()
 
 
@@ -74,36 +77,44 @@ def base_url(url: str) -> str:
     return url
 
 
-def models() -> Call:
-    return Call("GET", "/v1/models")
+def models() -> Call[list[Body]]:
+    """The models, each as the server describes it."""
+    return Call("GET", "/v1/models", None, lambda answer: _listed(answer, "data"))
 
 
-def memory() -> Call:
-    return Call("GET", "/v1/memory")
+def memory() -> Call[Body]:
+    return Call("GET", "/v1/memory", None, _object)
 
 
-def metrics() -> Call:
-    return Call("GET", "/metrics")
+def metrics() -> Call[dict[str, float]]:
+    """The figures of the server, each by its name with its labels as the page writes them."""
+    return Call("GET", "/metrics", None, _figures)
 
 
-def list_sessions() -> Call:
-    return Call("GET", "/v1/sessions")
+def list_sessions() -> Call[list[SessionView]]:
+    return Call(
+        "GET",
+        "/v1/sessions",
+        None,
+        lambda answer: [SessionView.from_body(body) for body in _listed(answer, "sessions")],
+    )
 
 
-def show_session(session_id: str) -> Call:
-    return Call("GET", _session(session_id))
+def show_session(session_id: str) -> Call[SessionView]:
+    return Call("GET", _session(session_id), None, _view)
 
 
 def open_session(
     session_id: str | None, system: str | None, ttl: float | None, metadata: Mapping[str, str] | None
-) -> Call:
-    """Open a session under an id of the client's own, so that asking twice opens one."""
-    fields = {"id": session_id or new_id("s"), "ttl": ttl, "metadata": metadata, "system": system}
-    return Call("POST", "/v1/sessions", _stated(fields), ("session_exists",))
+) -> Call[str]:
+    """Open a session under an id of the client's own, so that asking twice opens one; read as that id."""
+    name = session_id or new_id("s")
+    body = _stated({"id": name, "ttl": ttl, "metadata": metadata, "system": system})
+    return Call("POST", "/v1/sessions", body, lambda _: name, ("session_exists",))
 
 
-def close_session(session_id: str) -> Call:
-    return Call("DELETE", _session(session_id))
+def close_session(session_id: str) -> Call[None]:
+    return Call("DELETE", _session(session_id), None, _unread)
 
 
 def start_turn(
@@ -114,8 +125,8 @@ def start_turn(
     turn_id: str | None,
     on_abort: str,
     timeout: float | None,
-) -> Call:
-    """A turn whose answer is streamed; its id is the client's own, so that it is carried out once."""
+) -> Call[None]:
+    """A turn whose answer is a stream; its id is the client's own, so that it is carried out once."""
     body = {
         "turn_id": turn_id or new_id("t"),
         "input": input_of(said),
@@ -124,40 +135,42 @@ def start_turn(
         "on_abort": on_abort,
         "timeout": timeout,
     }
-    return Call("POST", _session(session_id, "turns"), _stated(body))
+    return Call("POST", _session(session_id, "turns"), _stated(body), _unread)
 
 
-def interrupt_session(session_id: str, turn_id: str | None, keep: Keep, heard: int | None) -> Call:
-    return Call(
-        "POST",
-        _session(session_id, "interrupt"),
-        _stated({"turn_id": turn_id, **keep_fields(keep, heard)}),
-        ("turn_not_found",),
-    )
+def interrupt_session(session_id: str, turn_id: str | None, keep: Body) -> Call[None]:
+    """Cut into a turn; `keep` is what `keep_fields` says."""
+    body = _stated({"turn_id": turn_id, **keep})
+    return Call("POST", _session(session_id, "interrupt"), body, _unread, ("turn_not_found",))
 
 
-def rewind_session(session_id: str, turns: int) -> Call:
-    return Call("POST", _session(session_id, "rewind"), {"to_turn": turns, "request_id": new_id("r")})
+def rewind_session(session_id: str, turns: int) -> Call[SessionView]:
+    body = {"to_turn": turns, "request_id": new_id("r")}
+    return Call("POST", _session(session_id, "rewind"), body, _view)
 
 
-def fork_session(session_id: str, child_id: str | None, at_turn: int | None) -> Call:
-    body = {"id": child_id or new_id("s"), "at_turn": at_turn, "request_id": new_id("r")}
-    return Call("POST", _session(session_id, "fork"), _stated(body), ("session_exists",))
+def fork_session(session_id: str, child_id: str | None, at_turn: int | None) -> Call[str]:
+    """A second session, under an id of the client's own; read as that id."""
+    name = child_id or new_id("s")
+    body = _stated({"id": name, "at_turn": at_turn, "request_id": new_id("r")})
+    return Call("POST", _session(session_id, "fork"), body, lambda _: name, ("session_exists",))
 
 
-def spill_session(session_id: str, tier: str | None) -> Call:
-    return Call("POST", _session(session_id, "spill"), _stated({"tier": tier}), ("cannot_spill",))
+def spill_session(session_id: str, tier: str | None) -> Call[SessionView | None]:
+    """Move a session off the device; read as None if that was done and its answer lost."""
+    body = _stated({"tier": tier})
+    return Call("POST", _session(session_id, "spill"), body, _view_if_any, ("cannot_spill",))
 
 
-def restore_session(session_id: str) -> Call:
-    return Call("POST", _session(session_id, "restore"), {}, ("cannot_restore",))
+def restore_session(session_id: str) -> Call[SessionView | None]:
+    """Bring a session back to the device; read as None if that was done and its answer lost."""
+    return Call("POST", _session(session_id, "restore"), {}, _view_if_any, ("cannot_restore",))
 
 
-def generate(
-    model: str, prompt: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]], sampling: Sampling
-) -> Call:
+def generate(model: str, prompt: Prompt, sampling: Sampling) -> Call[Generated]:
     prompts = prompt if isinstance(prompt, str) else list(prompt)
-    return Call("POST", "/v1/completions", {"model": model, "prompt": prompts, **sampling_fields(sampling)})
+    body = {"model": model, "prompt": prompts, **sampling_fields(sampling)}
+    return Call("POST", "/v1/completions", body, lambda answer: Generated.from_body(_object(answer)))
 
 
 def input_of(said: Said) -> str | list[int] | list[Message]:
@@ -200,19 +213,39 @@ def _stated(fields: Mapping[str, object]) -> Body:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def parse_answer(body: bytes) -> Body:
-    """The JSON object that a call is answered with."""
+def _unread(_: bytes) -> None:
+    """An answer that says nothing beyond having come."""
+
+
+def _object(answer: bytes) -> Body:
+    """An answer that is a JSON object."""
     try:
-        answer = json.loads(body)
+        body = json.loads(answer)
     except ValueError as error:
         raise ProtocolError("the answer is no JSON; is the address that of a Holdfast server?") from error
-    if not isinstance(answer, dict):
+    if not isinstance(body, dict):
         raise ProtocolError("the answer is no JSON object; is the address that of a Holdfast server?")
-    return answer
+    return body
 
 
-def parse_metrics(page: bytes) -> dict[str, float]:
-    """The samples of a Prometheus page, each by its name with its labels as the page writes them."""
+def _listed(answer: bytes, name: str) -> list[Body]:
+    """The objects that an answer lists under a name."""
+    listed = _object(answer).get(name)
+    if not isinstance(listed, list) or not all(isinstance(body, dict) for body in listed):
+        raise ProtocolError(f"the answer lists no {name}; is the address that of a Holdfast server?")
+    return listed
+
+
+def _view(answer: bytes) -> SessionView:
+    return SessionView.from_body(_object(answer))
+
+
+def _view_if_any(answer: bytes) -> SessionView | None:
+    return _view(answer) if answer else None
+
+
+def _figures(page: bytes) -> dict[str, float]:
+    """The samples of a Prometheus page."""
     lines = (line for line in page.decode().splitlines() if line and not line.startswith("#"))
     try:
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}

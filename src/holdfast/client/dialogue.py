@@ -9,6 +9,7 @@ is `pending`: after a dropped connection it is said again under the same turn id
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -75,10 +76,18 @@ class Dialogue:
             opening["resume_after_seq"] = self.last_seq
         return opening
 
-    def append(self, said: str | list[int]) -> Body:
+    def catching_up(self) -> list[Body]:
+        """What a new connection begins with: the opening, and what was said and not answered."""
+        return [self.opening(), *self.pending]
+
+    def is_pending(self, message: Body) -> bool:
+        """Whether a new connection says this very message again by itself."""
+        return any(message is waiting for waiting in self.pending)
+
+    def append(self, said: str | Sequence[int]) -> Body:
         """More input of the turn to come."""
-        message: Body = {"type": "input.append"}
-        message["text" if isinstance(said, str) else "token_ids"] = said
+        words = {"text": said} if isinstance(said, str) else {"token_ids": list(said)}
+        message: Body = {"type": "input.append", **words}
         self.pending.append(message)
         return message
 
@@ -104,6 +113,21 @@ class Dialogue:
             raise ValueError("no turn has spoken yet: there is nothing to interrupt")
         heard = self.heard if named == self.turn_id else None
         return {"type": "response.interrupt", "turn_id": named, **calls.keep_fields(keep, heard)}
+
+    def rewind(self, turns: int) -> Body:
+        """Go back so that so many turns remain."""
+        return {"type": "session.rewind", "to_turn": turns, "request_id": calls.new_id("r")}
+
+    def fork(self, child_id: str | None, at_turn: int | None) -> Body:
+        """A second session, from here or from the end of an earlier turn."""
+        message: Body = {"type": "session.fork", "id": child_id or calls.new_id("s")}
+        if at_turn is not None:
+            message["at_turn"] = at_turn
+        return message | {"request_id": calls.new_id("r")}
+
+    def close(self) -> Body:
+        """End the session for good."""
+        return {"type": "session.close"}
 
     def hear(self, message: str | bytes) -> RealtimeEvent | None:
         """An event, unless it was heard before."""

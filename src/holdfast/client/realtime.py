@@ -19,14 +19,13 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 from websockets.asyncio.client import ClientConnection as AsyncConnection
 from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from holdfast.client import calls
 from holdfast.client.dialogue import Dialogue, RealtimeEvent
 from holdfast.client.errors import HoldfastError, error_from_response, lost_connection
 from holdfast.client.retry import Attempts, Retries
@@ -40,28 +39,18 @@ FATAL_CODES = frozenset({1002, 1003, 1007, 1008, 1009, 1010})
 """Codes of a close that says this side is at fault: the same again would end the same."""
 
 
-def _address(url: str) -> str:
-    return f"ws{url.removeprefix('http')}/v1/realtime"
+class _Line:
+    """What both kinds of conversation know: where they talk, what was said, and whether they are over."""
 
-
-def _reason(url: str, error: Exception) -> HoldfastError:
-    """What a failed connection means."""
-    if isinstance(error, InvalidStatus):
-        response = error.response
-        return error_from_response(response.status_code, bytes(response.body or b""), dict(response.headers))
-    return lost_connection(url, error)
-
-
-def _lasting(error: ConnectionClosed) -> bool:
-    """Whether a closed connection is not worth opening again."""
-    return error.rcvd is not None and error.rcvd.code in FATAL_CODES
-
-
-class _Verbs:
-    """The messages that both kinds of conversation send."""
-
-    def __init__(self, dialogue: Dialogue) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str], dialogue: Dialogue, retries: Retries) -> None:
         self.dialogue = dialogue
+        self._url = f"ws{url.removeprefix('http')}/v1/realtime"
+        self._settings: dict[str, Any] = {
+            "additional_headers": dict(headers),
+            "max_size": MESSAGE_BYTES_MAX,
+        }
+        self._retries = retries
+        self._ended = False
 
     @property
     def session_id(self) -> str:
@@ -78,30 +67,38 @@ class _Verbs:
         """The turn that speaks, or spoke last."""
         return self.dialogue.turn_id
 
-    @staticmethod
-    def _rewinding(turns: int) -> Body:
-        return {"type": "session.rewind", "to_turn": turns, "request_id": calls.new_id("r")}
+    def _pause(self, error: Exception, attempts: Attempts) -> float:
+        """Seconds to wait before a connection is opened again; raises what makes another one no use."""
+        reason = self._reason(error)
+        if isinstance(error, ConnectionClosed) and error.rcvd is not None and error.rcvd.code in FATAL_CODES:
+            raise reason from error
+        return attempts.after(reason)
 
-    @staticmethod
-    def _forking(id: str | None, at_turn: int | None) -> Body:  # noqa: A002
-        message: Body = {"type": "session.fork", "request_id": calls.new_id("r")}
-        message["id"] = id or calls.new_id("s")
-        if at_turn is not None:
-            message["at_turn"] = at_turn
-        return message
+    def _reason(self, error: Exception) -> HoldfastError:
+        """What a failed connection means."""
+        if isinstance(error, InvalidStatus):
+            response = error.response
+            body = bytes(response.body or b"")
+            return error_from_response(response.status_code, body, dict(response.headers))
+        return lost_connection(self._url, error)
+
+    def _hear(self, message: str | bytes, attempts: Attempts) -> RealtimeEvent | None:
+        """An event, unless it was heard before; notes the one that ends the conversation."""
+        event = self.dialogue.hear(message)
+        if event is not None:
+            attempts.progress()
+            if event.type == "session.closed":
+                self._ended = True
+        return event
 
 
-class Realtime(_Verbs):
+class Realtime(_Line):
     """A conversation in full duplex."""
 
     def __init__(self, url: str, headers: Mapping[str, str], dialogue: Dialogue, retries: Retries) -> None:
-        super().__init__(dialogue)
-        self._url = _address(url)
-        self._headers = dict(headers)
-        self._retries = retries
+        super().__init__(url, headers, dialogue, retries)
         self._lock = threading.RLock()
         self._connection: ClientConnection | None = None
-        self._ended = False
 
     def __enter__(self) -> Realtime:
         self._reconnect(None, Attempts(self._retries))
@@ -114,7 +111,7 @@ class Realtime(_Verbs):
 
     def append(self, said: str | Sequence[int]) -> None:
         """More input of the turn to come: text, or token ids."""
-        self._send(self.dialogue.append(said if isinstance(said, str) else list(said)))
+        self._send(self.dialogue.append(said))
 
     def commit(
         self,
@@ -138,17 +135,17 @@ class Realtime(_Verbs):
 
     def rewind(self, turns: int) -> None:
         """Go back so that `turns` turns remain; answered by `session.rewound`."""
-        self._send(self._rewinding(turns))
+        self._send(self.dialogue.rewind(turns))
 
     def fork(self, id: str | None = None, at_turn: int | None = None) -> str:  # noqa: A002
         """A second session from here or from an earlier turn; its id. Answered by `session.forked`."""
-        message = self._forking(id, at_turn)
+        message = self.dialogue.fork(id, at_turn)
         self._send(message)
         return str(message["id"])
 
     def close_session(self) -> None:
         """End the conversation for good; answered by `session.closed`, which ends the iteration."""
-        self._send({"type": "session.close"})
+        self._send(self.dialogue.close())
 
     def close(self) -> None:
         """Close the connection; the session stays open at the server."""
@@ -162,15 +159,13 @@ class Realtime(_Verbs):
             connection = self._connection
             assert connection is not None, "use it in a with block"
             try:
-                event = self.dialogue.hear(connection.recv())
+                event = self._hear(connection.recv(), attempts)
             except (ConnectionClosed, OSError) as error:
                 if self._ended:
                     return
                 self._reconnect(connection, attempts, error)
                 continue
             if event is not None:
-                attempts.progress()
-                self._ended = event.type == "session.closed"
                 yield event
 
     def _send(self, message: Body) -> None:
@@ -183,42 +178,34 @@ class Realtime(_Verbs):
                 return
             except (ConnectionClosed, OSError) as error:
                 self._reconnect(connection, attempts, error)
-                if any(message is waiting for waiting in self.dialogue.pending):
-                    return  # Said again with everything that is pending.
+                if self.dialogue.is_pending(message):
+                    return
 
     def _reconnect(
         self, broken: ClientConnection | None, attempts: Attempts, error: Exception | None = None
     ) -> None:
         """Open a connection in the place of `broken`, unless another thread has done so already."""
-        if isinstance(error, ConnectionClosed) and _lasting(error):
-            raise _reason(self._url, error) from error
         if error is not None:
-            time.sleep(attempts.after(_reason(self._url, error)))
+            time.sleep(self._pause(error, attempts))
         with self._lock:
             while self._connection is broken:
                 try:
                     # Entered, because newer versions of the library want that; `close` leaves it.
-                    connection = connect(
-                        self._url, additional_headers=self._headers, max_size=MESSAGE_BYTES_MAX
-                    ).__enter__()
-                    for message in (self.dialogue.opening(), *self.dialogue.pending):
+                    connection = connect(self._url, **self._settings).__enter__()
+                    for message in self.dialogue.catching_up():
                         connection.send(json.dumps(message))
                     self._connection = connection
                 except (OSError, WebSocketException) as failure:
-                    time.sleep(attempts.after(_reason(self._url, failure)))
+                    time.sleep(self._pause(failure, attempts))
 
 
-class AsyncRealtime(_Verbs):
+class AsyncRealtime(_Line):
     """A conversation in full duplex, for asynchronous code."""
 
     def __init__(self, url: str, headers: Mapping[str, str], dialogue: Dialogue, retries: Retries) -> None:
-        super().__init__(dialogue)
-        self._url = _address(url)
-        self._headers = dict(headers)
-        self._retries = retries
+        super().__init__(url, headers, dialogue, retries)
         self._lock = asyncio.Lock()
         self._connection: AsyncConnection | None = None
-        self._ended = False
 
     async def __aenter__(self) -> AsyncRealtime:
         await self._reconnect(None, Attempts(self._retries))
@@ -231,7 +218,7 @@ class AsyncRealtime(_Verbs):
 
     async def append(self, said: str | Sequence[int]) -> None:
         """More input of the turn to come: text, or token ids."""
-        await self._send(self.dialogue.append(said if isinstance(said, str) else list(said)))
+        await self._send(self.dialogue.append(said))
 
     async def commit(
         self,
@@ -255,17 +242,17 @@ class AsyncRealtime(_Verbs):
 
     async def rewind(self, turns: int) -> None:
         """Go back so that `turns` turns remain; answered by `session.rewound`."""
-        await self._send(self._rewinding(turns))
+        await self._send(self.dialogue.rewind(turns))
 
     async def fork(self, id: str | None = None, at_turn: int | None = None) -> str:  # noqa: A002
         """A second session from here or from an earlier turn; its id. Answered by `session.forked`."""
-        message = self._forking(id, at_turn)
+        message = self.dialogue.fork(id, at_turn)
         await self._send(message)
         return str(message["id"])
 
     async def close_session(self) -> None:
         """End the conversation for good; answered by `session.closed`, which ends the iteration."""
-        await self._send({"type": "session.close"})
+        await self._send(self.dialogue.close())
 
     async def close(self) -> None:
         """Close the connection; the session stays open at the server."""
@@ -279,15 +266,13 @@ class AsyncRealtime(_Verbs):
             connection = self._connection
             assert connection is not None, "use it in an async with block"
             try:
-                event = self.dialogue.hear(await connection.recv())
+                event = self._hear(await connection.recv(), attempts)
             except (ConnectionClosed, OSError) as error:
                 if self._ended:
                     return
                 await self._reconnect(connection, attempts, error)
                 continue
             if event is not None:
-                attempts.progress()
-                self._ended = event.type == "session.closed"
                 yield event
 
     async def _send(self, message: Body) -> None:
@@ -300,25 +285,21 @@ class AsyncRealtime(_Verbs):
                 return
             except (ConnectionClosed, OSError) as error:
                 await self._reconnect(connection, attempts, error)
-                if any(message is waiting for waiting in self.dialogue.pending):
-                    return  # Said again with everything that is pending.
+                if self.dialogue.is_pending(message):
+                    return
 
     async def _reconnect(
         self, broken: AsyncConnection | None, attempts: Attempts, error: Exception | None = None
     ) -> None:
         """Open a connection in the place of `broken`, unless another task has done so already."""
-        if isinstance(error, ConnectionClosed) and _lasting(error):
-            raise _reason(self._url, error) from error
         if error is not None:
-            await asyncio.sleep(attempts.after(_reason(self._url, error)))
+            await asyncio.sleep(self._pause(error, attempts))
         async with self._lock:
             while self._connection is broken:
                 try:
-                    connection = await connect_async(
-                        self._url, additional_headers=self._headers, max_size=MESSAGE_BYTES_MAX
-                    )
-                    for message in (self.dialogue.opening(), *self.dialogue.pending):
+                    connection = await connect_async(self._url, **self._settings)
+                    for message in self.dialogue.catching_up():
                         await connection.send(json.dumps(message))
                     self._connection = connection
                 except (OSError, WebSocketException) as failure:
-                    await asyncio.sleep(attempts.after(_reason(self._url, failure)))
+                    await asyncio.sleep(self._pause(failure, attempts))

@@ -11,215 +11,23 @@ again by themselves when the connection fails or the server asks for patience (s
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Literal, Unpack
-
-import httpx
+from typing import Any, Literal, TypeVar, Unpack
 
 from holdfast.client import calls
 from holdfast.client.calls import Call
 from holdfast.client.dialogue import Dialogue
-from holdfast.client.errors import (
-    ConnectionFailed,
-    HoldfastError,
-    NotFound,
-    Unavailable,
-    error_from_response,
-    lost_connection,
-)
+from holdfast.client.errors import NotFound
 from holdfast.client.realtime import Realtime
-from holdfast.client.retry import Attempts, Retries
-from holdfast.client.stream import EventDecoder, TurnReader
-from holdfast.client.values import (
-    Body,
-    Generated,
-    Keep,
-    Said,
-    Sampling,
-    SessionView,
-    Timing,
-    TurnResult,
-    Usage,
-)
+from holdfast.client.retry import Retries
+from holdfast.client.transport import Transport
+from holdfast.client.turn import Turn
+from holdfast.client.values import Generated, Keep, Prompt, Said, Sampling, SessionView
 
-__all__ = ["Client", "Session", "Transport", "Turn"]
+__all__ = ["Client", "Session"]
 
-
-class Transport:
-    """Sends calls, again where that helps, and turns answers into values or exceptions."""
-
-    def __init__(self, url: str, api_key: str | None, retries: Retries, timeout: float) -> None:
-        self.url = calls.base_url(url)
-        self.retries = retries
-        self.headers = {"authorization": f"Bearer {api_key}"} if api_key is not None else {}
-        # Every session may have a turn in flight: the number of connections is the server's to limit.
-        self.http = httpx.Client(
-            base_url=self.url,
-            headers=self.headers,
-            timeout=httpx.Timeout(timeout, connect=10.0, pool=None),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
-        )
-
-    def ask(self, call: Call) -> Body:
-        """The answer to a call, as a JSON object."""
-        body = self.read(call)
-        return {} if body is None else calls.parse_answer(body)
-
-    def read(self, call: Call) -> bytes | None:
-        """The answer to a call; None if it was lost on the way, though the call has been carried out."""
-        attempts = Attempts(self.retries)
-        while True:
-            try:
-                response = self.open(call)
-                try:
-                    return response.read()
-                except httpx.TransportError as error:
-                    raise lost_connection(self.url, error) from error
-                finally:
-                    response.close()
-            except HoldfastError as error:
-                if attempts.carried_out(error, call.carried_out):
-                    return None
-                time.sleep(attempts.after(error))
-
-    def open(self, call: Call) -> httpx.Response:
-        """One attempt: a response whose status is good and whose body is still to be read."""
-        request = self.http.build_request(call.method, call.path, json=call.body)
-        try:
-            response = self.http.send(request, stream=True)
-            if response.is_success:
-                return response
-            try:
-                raise error_from_response(response.status_code, response.read(), response.headers)
-            finally:
-                response.close()
-        except httpx.TransportError as error:
-            raise lost_connection(self.url, error) from error
-
-
-class Turn:
-    """A turn: an iterator of text as it comes, and the result once it is done.
-
-    Leaving one before its end (`close`, or the end of a `with` block) ends it at the server as `on_abort` of
-    `say` asked for.
-    """
-
-    def __init__(self, transport: Transport, call: Call) -> None:
-        assert call.body is not None
-        self.id: str = call.body["turn_id"]
-        self._transport = transport
-        self._call = call
-        self._attempts = Attempts(transport.retries)
-        self._reader = TurnReader()
-        self._response: httpx.Response | None = None
-        self._left = False
-        self._pieces = self._read()
-        self._connect()
-
-    def __enter__(self) -> Turn:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        return next(self._pieces)
-
-    def close(self) -> None:
-        """Stop listening; a turn that was not done is ended at the server."""
-        self._left = True
-        if self._response is not None:
-            self._response.close()
-
-    def wait(self) -> TurnResult:
-        """Read the turn to its end."""
-        for _ in self:
-            continue
-        if self._reader.result is None:
-            raise ConnectionFailed("the turn was left before its end")
-        return self._reader.result
-
-    def cut(self, kept: int) -> None:
-        """The server has kept so many tokens of the turn; called by `Session.interrupt`."""
-        self._reader.cut(kept)
-
-    @property
-    def done(self) -> bool:
-        """Whether the turn has had its end, as far as it was read."""
-        return self._reader.result is not None
-
-    @property
-    def tokens_shown(self) -> int:
-        """How many generated tokens were handed out."""
-        return self._reader.tokens_shown
-
-    @property
-    def text(self) -> str:
-        """Everything the turn says, of one that was cut short what stands; waits for its end."""
-        return self.wait().text
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """The generated tokens that stand; waits for the end."""
-        return self.wait().token_ids
-
-    @property
-    def finish_reason(self) -> str:
-        """`stop`, `length` or `abort`; waits for the end."""
-        return self.wait().finish_reason
-
-    @property
-    def usage(self) -> Usage:
-        """What the turn cost; waits for the end."""
-        return self.wait().usage
-
-    @property
-    def timing(self) -> Timing:
-        """How long the turn took at the server; waits for the end."""
-        return self.wait().timing
-
-    def _connect(self) -> None:
-        while True:
-            try:
-                self._response = self._transport.open(self._call)
-                return
-            except HoldfastError as error:
-                time.sleep(self._attempts.after(error))
-
-    def _read(self) -> Iterator[str]:
-        """The pieces, over as many connections as it takes."""
-        while self._reader.result is None and not self._left:
-            try:
-                yield from self._read_connection()
-            except (ConnectionFailed, Unavailable) as error:
-                if self._left:
-                    return
-                time.sleep(self._attempts.after(error))
-                self._reader.reopen()
-                self._connect()
-
-    def _read_connection(self) -> Iterator[str]:
-        assert self._response is not None
-        decoder = EventDecoder()
-        try:
-            for chunk in self._response.iter_bytes():
-                for event in decoder.feed(chunk):
-                    if text := self._reader.hear(event):
-                        self._attempts.progress()
-                        yield text
-        except (httpx.TransportError, httpx.StreamError) as error:
-            raise lost_connection(self._transport.url, error) from error
-        finally:
-            self._response.close()
-        if self._reader.result is None:
-            raise ConnectionFailed(f"{self._transport.url}: the stream ended before the turn did")
+Answer = TypeVar("Answer")
 
 
 class Session:
@@ -260,41 +68,34 @@ class Session:
         the turn never was).
         """
         current = self._current
-        heard = None if current is None else current.tokens_shown
-        turn_id = None if current is None else current.id
-        call = calls.interrupt_session(self.id, turn_id, keep, heard)
-        self._transport.ask(call)
-        if current is not None and call.body is not None and call.body.get("keep") != "all":
-            current.cut(call.body.get("keep_tokens", 0))
+        if current is None:
+            self._transport.ask(calls.interrupt_session(self.id, None, calls.keep_fields(keep, None)))
+            return
+        kept = calls.keep_fields(keep, current.tokens_shown)
+        self._transport.ask(calls.interrupt_session(self.id, current.id, kept))
+        current.cut(kept)
 
     def rewind(self, turns: int) -> SessionView:
         """Go back so that only the first `turns` turns remain."""
         self._current = None
-        return self._changed(calls.rewind_session(self.id, turns))
+        return self._transport.ask(calls.rewind_session(self.id, turns))
 
     def fork(self, at_turn: int | None = None, id: str | None = None) -> Session:  # noqa: A002
         """A second session that goes on from here, or from the end of an earlier turn; memory is shared."""
-        call = calls.fork_session(self.id, id, at_turn)
-        assert call.body is not None
-        self._transport.ask(call)
-        return Session(self._transport, call.body["id"], self.system)
+        child_id = self._transport.ask(calls.fork_session(self.id, id, at_turn))
+        return Session(self._transport, child_id, self.system)
 
     def spill(self, tier: Literal["host", "disk"] | None = None) -> SessionView:
         """Move the session's memory off the device, to the nearest tier with room if none is named."""
-        return self._changed(calls.spill_session(self.id, tier))
+        return self._transport.ask(calls.spill_session(self.id, tier)) or self.view()
 
     def restore(self) -> SessionView:
         """Bring the session's memory back to the device."""
-        return self._changed(calls.restore_session(self.id))
-
-    def _changed(self, call: Call) -> SessionView:
-        """Send a call that is answered with the session as it is then."""
-        body = self._transport.ask(call)
-        return SessionView.from_body(body) if body else self.view()
+        return self._transport.ask(calls.restore_session(self.id)) or self.view()
 
     def view(self) -> SessionView:
         """The session as the server describes it now."""
-        return SessionView.from_body(self._transport.ask(calls.show_session(self.id)))
+        return self._transport.ask(calls.show_session(self.id))
 
     @property
     def turns(self) -> int:
@@ -358,19 +159,17 @@ class Client:
         metadata: Mapping[str, str] | None = None,
     ) -> Session:
         """Open a conversation; `ttl` is how many seconds it may be idle."""
-        call = calls.open_session(id, system, ttl, metadata)
-        assert call.body is not None
-        self._transport.ask(call)
-        return Session(self._transport, call.body["id"], system)
+        session_id = self.ask(calls.open_session(id, system, ttl, metadata))
+        return Session(self._transport, session_id, system)
 
     def resume(self, id: str) -> Session:  # noqa: A002
         """Go on with a session that is open at the server."""
-        view = SessionView.from_body(self._transport.ask(calls.show_session(id)))
+        view = self.ask(calls.show_session(id))
         return Session(self._transport, view.id)
 
     def sessions(self) -> list[SessionView]:
         """All sessions of this key."""
-        return [SessionView.from_body(body) for body in self.ask(calls.list_sessions())["sessions"]]
+        return self.ask(calls.list_sessions())
 
     def memory(self) -> dict[str, Any]:
         """The ledger: units by holder kind, component and tier; the largest holders; findings."""
@@ -378,24 +177,23 @@ class Client:
 
     def metrics(self) -> dict[str, float]:
         """The server's figures by name and labels, for those who have the admin key."""
-        page = self._transport.read(calls.metrics())
-        return {} if page is None else calls.parse_metrics(page)
+        return self.ask(calls.metrics())
 
     def models(self) -> list[str]:
         """The names of the models that the server has."""
-        return [str(model["id"]) for model in self.ask(calls.models())["data"]]
+        return [str(model["id"]) for model in self.ask(calls.models())]
 
     def generate(
         self,
-        prompt: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        prompt: Prompt,
         *,
         model: str | None = None,
         **sampling: Unpack[Sampling],
     ) -> Generated:
         """Complete one or more prompts, texts or lists of token ids, without a session."""
         name = model if model is not None else self.models()[0]
-        return Generated.from_body(self.ask(calls.generate(name, prompt, sampling)))
+        return self.ask(calls.generate(name, prompt, sampling))
 
-    def ask(self, call: Call) -> Body:
-        """Send any call and return the JSON object that it is answered with."""
+    def ask(self, call: Call[Answer]) -> Answer:
+        """Send any call of `calls` and return what its answer says."""
         return self._transport.ask(call)

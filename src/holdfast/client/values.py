@@ -17,6 +17,7 @@ __all__ = [
     "Generated",
     "Keep",
     "Message",
+    "Prompt",
     "Said",
     "Sampling",
     "SessionView",
@@ -29,6 +30,9 @@ Body = dict[str, Any]
 Message = Mapping[str, Any]
 Said = str | Sequence[int] | Sequence[Message]
 """What a caller says in a turn: text, token ids, or chat messages."""
+
+Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+"""What is completed without a session: one or more prompts, as texts or lists of token ids."""
 
 Keep = int | Literal["heard", "all", "none"]
 """What an interruption keeps: tokens, those handed to the caller so far, everything, or nothing."""
