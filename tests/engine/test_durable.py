@@ -305,8 +305,11 @@ def test_caps_of_a_tenant(make: Make, path: str) -> None:
     loop.open_session("c", "blue")
 
 
-def test_a_journal_in_use_is_an_error_of_the_option(make: Make, path: str) -> None:
+def test_a_journal_in_use_is_an_error_of_the_option(
+    make: Make, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make(journal=path)
+    monkeypatch.setattr("holdfast.engine.loop.JOURNAL_SECONDS", 0.1)
     with pytest.raises(OptionError, match="in use by another process") as caught:
         make(journal=path)
     assert caught.value.option == "journal"

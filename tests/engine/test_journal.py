@@ -226,6 +226,17 @@ def test_one_writer_at_a_time(path: Path) -> None:
     write(path)
 
 
+def test_a_writer_that_is_about_to_end_is_waited_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Journal(path, "commit", "v")
+    first.append(opened())
+    monkeypatch.setattr(journal_module.time, "sleep", lambda _seconds: first.close())
+    with Journal(path, "commit", "v", patience=60.0) as second:
+        assert [session.id for session in second.load()] == ["s"]
+    assert "waiting for it" in caplog.text
+
+
 # --- versions ---
 
 

@@ -1,19 +1,47 @@
-"""Progress on standard error while a model is fetched and loaded: bars, or lines without a terminal."""
+"""Progress on standard error: bars, or lines without a terminal.
+
+While a model is fetched and loaded, and while its sessions are written to disk at the end.
+"""
 
 from __future__ import annotations
 
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 __all__ = ["StartProgress"]
 
-STAGES = {"fetch": "Fetching", "load": "Loading", "capture": "Capturing graphs of"}
+STAGES = {
+    "fetch": "Fetching {model}",
+    "load": "Loading {model}",
+    "capture": "Capturing graphs of {model}",
+    "spill": "Writing {total} sessions of {model} to disk",
+}
+COUNTED = "spill"
+"""The stage whose amounts are sessions; of the others they are bytes."""
+
+
+class _Amount(DownloadColumn):
+    """How much of a stage is done."""
+
+    def render(self, task: Task) -> Text:
+        if task.fields["stage"] != COUNTED:
+            return super().render(task)
+        return Text(f"{task.completed:.0f}/{task.total:.0f}", style="progress.download")
 
 
 class StartProgress:
-    """Called with (stage, done, total) in bytes; one bar for each stage that takes place."""
+    """Called with (stage, done, total); one bar for each stage that takes place."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -21,7 +49,7 @@ class StartProgress:
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn(),
+            _Amount(),
             TimeRemainingColumn(),
             console=self._console,
             transient=True,
@@ -41,8 +69,8 @@ class StartProgress:
     def __call__(self, stage: str, done: int, total: int) -> None:
         """A stage has come so far."""
         if stage not in self._tasks:
-            description = f"{STAGES[stage]} {self._model}"
-            self._tasks[stage] = self._bars.add_task(description, total=total)
+            description = STAGES[stage].format(model=self._model, total=total)
+            self._tasks[stage] = self._bars.add_task(description, total=total, stage=stage)
             if not self._console.is_terminal:
                 self._console.print(description, highlight=False, markup=False)
         self._bars.update(self._tasks[stage], completed=done, total=total)

@@ -87,7 +87,7 @@ def _refusal(problem: str) -> typer.Exit:
 
 
 class LoadProgress:
-    """Bars while a model is fetched and loaded, gone when it is there."""
+    """Bars while a model is fetched and loaded and while its sessions are written, gone when that is done."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -98,7 +98,7 @@ class LoadProgress:
         if self._shown is None:
             self._shown = StartProgress(self._model).__enter__()
         self._shown(stage, done, total)
-        if stage in ("load", "capture") and done >= total:
+        if stage in ("load", "capture", "spill") and done >= total:
             self.stop()
 
     def stop(self) -> None:

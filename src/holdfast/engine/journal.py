@@ -21,6 +21,7 @@ import json
 import logging
 import os
 import sqlite3
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -53,6 +54,7 @@ SYNCHRONOUS = {"off": "OFF", "commit": "NORMAL", "fsync": "FULL"}
 
 SCHEMA = 1
 LOG_KEPT = 10_000
+LOCK_POLL_SECONDS = 0.05
 ORPHANS_MAX = 512  # Cuts and closes after which turns that nobody reaches are swept away.
 
 CREATE = """
@@ -90,16 +92,24 @@ class Journal:
     """A journal that is open for writing."""
 
     def __init__(
-        self, path: Path, durability: Durability, vocabulary: str, probe: Probe | None = None
+        self,
+        path: Path,
+        durability: Durability,
+        vocabulary: str,
+        probe: Probe | None = None,
+        patience: float = 0.0,
     ) -> None:
-        """Open or create; `vocabulary` names what the tokens mean, and must be that of the file."""
+        """Open or create; `vocabulary` names what the tokens mean, and must be that of the file.
+
+        `patience` is how many seconds another process that has the journal is waited for.
+        """
         self.path = path
         self.durability = durability
         self.fault: str | None = None
         self._probe = probe if probe is not None else _unprobed
         self._pending: list[Record] = []
         self._orphans = 0
-        self._lock = _lock(path)
+        self._lock = _lock(path, patience)
         try:
             self._connection = _connect(path)
             self._prepare(vocabulary)
@@ -330,16 +340,24 @@ def _unprobed(point: str) -> None:
     """Nobody looks on."""
 
 
-def _lock(path: Path) -> int:
-    """Hold the journal for this process, or raise if another has it."""
+def _lock(path: Path, patience: float) -> int:
+    """Hold the journal for this process, or raise if another keeps it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     held = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(held)
-        raise JournalError(f"{path} is in use by another process") from error
-    return held
+    deadline = time.monotonic() + patience
+    waited = False
+    while True:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return held
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                os.close(held)
+                raise JournalError(f"{path} is in use by another process") from error
+        if not waited:
+            waited = True
+            log.warning("another process has the journal; waiting for it to end")
+        time.sleep(LOCK_POLL_SECONDS)
 
 
 def _connect(path: Path) -> sqlite3.Connection:

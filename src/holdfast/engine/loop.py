@@ -48,6 +48,12 @@ ENDS = frozenset({"finished", "aborted", "failed"})
 SEALING_STEPS = 4
 """Steps in which the last tokens of finished turns are computed before the loop ends."""
 
+MOVING_SECONDS = 10.0
+"""How long memory on its way between tiers is waited for before the loop ends."""
+
+JOURNAL_SECONDS = 20.0
+"""How long an engine whose server was killed may take to write its sessions before the next one gives up."""
+
 DISK_SECONDS = 0.005
 """How long a step without work waits for the disk."""
 
@@ -459,9 +465,13 @@ class EngineLoop:
 
         The sessions come back with the next loop. Turns in flight should be over: one that is not, never was.
         """
+        registry = self.scheduler.registry
         for _ in range(SEALING_STEPS):
-            if self.scheduler.registry.seals or self.scheduler.registry.flights:
+            if registry.seals or registry.flights:
                 self.step()
+        deadline = self.now() + MOVING_SECONDS
+        while registry.transits and self.now() < deadline:
+            self.step()
         if self.disk is not None:
             if self.book.journal is not None:
                 self.disk.write_all(progress if progress is not None else _unwatched)
@@ -503,7 +513,9 @@ def open_journal(options: EngineOptions, tokenizer: Tokenizer) -> Journal | None
     if options.journal is None:
         return None
     try:
-        return Journal(Path(options.journal), options.durability, vocabulary_of(tokenizer))
+        return Journal(
+            Path(options.journal), options.durability, vocabulary_of(tokenizer), patience=JOURNAL_SECONDS
+        )
     except JournalError as error:
         raise OptionError("journal", f"cannot be used: {error}") from error
 

@@ -176,7 +176,7 @@ class SessionView(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Progress(msgspec.Struct, tag="progress", frozen=True):
-    """How far the start has come."""
+    """How far the start has come, or the end."""
 
     stage: str
     done: int

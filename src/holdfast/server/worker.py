@@ -203,7 +203,7 @@ def main(path: str, parent: int, errors: TextIO = sys.stderr) -> int:
         facts = model_facts(loop, configure.model)
         socket.send(wire.encode(wire.Ready(facts, vocabulary_of(loop.tokenizer), stored_sessions(loop))))
         Worker(socket, desk, parent).run()
-        loop.shut_down()
+        loop.shut_down(lambda done, total: socket.send(wire.encode(wire.Progress("spill", done, total))))
         return 0
     finally:
         socket.close()
