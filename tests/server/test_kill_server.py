@@ -2,7 +2,8 @@
 
 Conversations go on over HTTP until their server dies: its listening process, its engine, or both at once.
 What a client had an answer to must be there afterwards, as it was answered; what it had none to is sent again
-with the same id, and is there once. Nothing else is there, and nothing is held by nobody.
+with the same id, and is there once. Nothing else is there, and nothing is held by nobody. A server that is
+asked to end writes the memory of all sessions first, and the next one computes none of it again.
 """
 
 import os
@@ -303,3 +304,47 @@ def test_fifty_deaths_of_a_server(
         lambda: serve(small_models(family), *options, *disk, "--journal", str(journal)), journal, victims, 2
     )
     assert ward.found_applied > 0, "some acts were done, and nobody heard it"
+
+
+@pytest.mark.parametrize("family", ["llama", "bamba", "mistral"])
+def test_a_server_that_is_asked_to_end_leaves_all_that_it_computed(
+    serve: Serve, small_models: Callable[[str], Path], tmp_path: Path, family: str
+) -> None:
+    options = ("--kv-tokens", "4096", "--window-tokens", "4096", "--state-slots", "48", "--audit", "strict")
+    tiers = ("--host-memory", "16MiB", "--disk", str(tmp_path / "disk"), "--snapshot-seconds", "3600")
+    durable = ("--journal", str(tmp_path / "sessions.journal"))
+    greedy = {"sampling": {"max_tokens": 12, "ignore_eos": True, "temperature": 0}}
+
+    server = serve(small_models(family), *options, *tiers, *durable)
+    said = {}
+    for name, tier in (("here", None), ("host", "host"), ("disk", "disk")):
+        server.open(name)
+        for words in ("bak del fin", "gor kus", "lan bak lan"):
+            server.say(name, f"{words} {name}", **greedy)
+        fork = server.post(f"/v1/sessions/{name}/fork", {"id": f"{name}-aside"}).json()["id"]
+        said[name] = server.say(fork, "del del kus", **greedy)["token_ids"]
+        assert server.http.delete(f"/v1/sessions/{fork}").status_code == 200
+        if tier is not None:
+            assert server.post(f"/v1/sessions/{name}/spill", {"tier": tier}).status_code in (200, 202)
+            wait_for(lambda name=name, tier=tier: server.state(name)["tier"] == tier)
+    known = {name: server.state(name)["tokens"]["known"] for name in said}
+    assert server.stop() == 0
+    assert any("Writing 2 sessions of" in line for line in server.lines), "what lies on disk is there already"
+
+    server = serve(small_models(family), *options, *tiers, *durable)
+    for name, tokens in said.items():
+        back = server.state(name)
+        assert (back["tier"], back["tokens"]["known"]) == ("disk", known[name])
+        assert back["tokens"]["computed"] >= known[name] - 1, "at most the last word is left to compute"
+        turn = server.say(name, "del del kus", **greedy)
+        assert turn["token_ids"] == tokens
+        assert turn["usage"]["cached_tokens"] == known[name], "nothing was computed again"
+    server.check_clean()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Until it holds."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.02)
