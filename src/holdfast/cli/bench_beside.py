@@ -1,7 +1,7 @@
 """`holdfast bench throughput`, `turns` and `abort`: Holdfast beside other systems in one run, on the CPU.
 
-transformers always runs beside it; llama-server where its path is given. Each prints a table, or with
-`--json` one object a line; what happens meanwhile goes to standard error.
+transformers runs beside it unless told otherwise; llama-server where its path is given. Each prints a table,
+or with `--json` one object a line; what happens meanwhile goes to standard error.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import asyncio
 import importlib
 import json
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,13 +22,23 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.cli.compare.measurements import Case, abort, prefill, run, throughput, turns
-from holdfast.cli.compare.systems import Holdfast, LlamaServer, System
+from holdfast.cli.compare.random_model import RANDOM_BAMBA, write_random_bamba
+from holdfast.cli.compare.systems import CONTEXT, Holdfast, LlamaServer, System
 from holdfast.cli.compare.wire import BenchError
 from holdfast.engine.pull import PullError, pull
 
 __all__ = ["abort_command", "throughput_command", "turns_command"]
 
 Model = Annotated[str, typer.Argument(help="A packaged model, a .gguf file or a model directory.")]
+AnyModel = Annotated[
+    str,
+    typer.Argument(
+        help=f"A packaged model, a .gguf file, a model directory, or {RANDOM_BAMBA}: without weights."
+    ),
+]
+Alone = Annotated[
+    bool, typer.Option("--alone", help="Measure Holdfast alone, and not transformers beside it.")
+]
 LlamaPath = Annotated[
     Path | None, typer.Option("--llama-server", help="A llama-server to run beside.", exists=True)
 ]
@@ -53,8 +66,8 @@ def throughput_command(
     """Tokens a second: some streams at once, and prompts."""
     cases = [throughput(count, given, wanted) for count in streams or (1, 4, 16)]
     cases += [prefill(length) for length in prompts or (512,)]
-    more = ("--speculate", "ngram") if speculate else ()
-    _measure("throughput", cases, model, llama_server, rounds, threads, as_json, more)
+    beside = Beside(llama_server, more=("--speculate", "ngram") if speculate else ())
+    _measure("throughput", cases, model, beside, rounds, threads, as_json)
 
 
 def turns_command(
@@ -69,12 +82,18 @@ def turns_command(
 ) -> None:
     """The first token of each turn as a conversation grows longer."""
     shown = sorted({2, max(2, last // 2), last})
-    _measure("turns", [turns(last, given, wanted, shown)], model, llama_server, rounds, threads, as_json, ())
+    case = turns(last, given, wanted, shown)
+    _measure("turns", [case], model, Beside(llama_server), rounds, threads, as_json)
 
 
 def abort_command(
-    model: Model = "smollm2",
+    model: AnyModel = "smollm2",
     llama_server: LlamaPath = None,
+    alone: Alone = False,
+    history: Annotated[
+        int,
+        typer.Option(min=0, help="Tokens that the conversation begins with; computing them is shown too."),
+    ] = 0,
     turn: Annotated[int, typer.Option(min=3, help="The turn that is left in its middle.")] = 10,
     given: Given = 32,
     wanted: Wanted = 32,
@@ -83,26 +102,37 @@ def abort_command(
     as_json: AsJson = False,
 ) -> None:
     """The turn after one that its client has left, beside a normal one."""
-    _measure("abort", [abort(turn, given, wanted)], model, llama_server, rounds, threads, as_json, ())
+    context = max(CONTEXT, history + (turn + 8) * (given + 2 * wanted))
+    beside = Beside(llama_server, transformers=not alone and model != RANDOM_BAMBA, context=context)
+    _measure("abort", [abort(turn, given, wanted, history)], model, beside, rounds, threads, as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What runs beside Holdfast, and with how long a context; `more` are options of a second Holdfast."""
+
+    llama_server: Path | None
+    transformers: bool = True
+    more: tuple[str, ...] = ()
+    context: int = CONTEXT
 
 
 def _measure(
     title: str,
     cases: Sequence[Case],
     model: str,
-    llama_server: Path | None,
+    beside: Beside,
     rounds: int,
     threads: int | None,
     as_json: bool,
-    more: tuple[str, ...],
 ) -> None:
     threads = threads or len(os.sched_getaffinity(0))
     os.environ["OMP_NUM_THREADS"] = str(threads)  # Inherited by our server; the others are told directly.
     notes = Console(stderr=True)
     try:
-        path = Path(model) if Path(model).exists() else pull(model)
-        systems = _systems(path, llama_server, threads, more)
-        figures = asyncio.run(_run(cases, systems, rounds, notes))
+        with found_model(model) as (path, loading):
+            systems = _systems(path, loading, beside, threads)
+            figures = asyncio.run(_run(cases, systems, rounds, notes))
     except (BenchError, PullError) as error:
         notes.print(f"bench {title}: {error}", style="red", highlight=False)
         raise typer.Exit(1) from error
@@ -115,15 +145,27 @@ def _measure(
         wide.print(_table(title, figures, path.name, threads))
 
 
-def _systems(path: Path, llama_server: Path | None, threads: int, more: tuple[str, ...]) -> list[System]:
-    # transformers takes seconds to import, and only these commands need it.
-    theirs = importlib.import_module("holdfast.cli.compare.transformers_system")
-    systems: list[System] = [Holdfast(str(path))]
-    if more:
-        systems.append(Holdfast(str(path), f"holdfast {' '.join(more)}", more))
-    systems.append(theirs.Transformers(path, threads))
-    if llama_server is not None:
-        systems.append(LlamaServer(llama_server, path, threads))
+@contextmanager
+def found_model(name: str) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """Where a model lies, and the options that it is loaded with; one that is made here goes again."""
+    if name == RANDOM_BAMBA:
+        with tempfile.TemporaryDirectory() as folder:
+            yield write_random_bamba(Path(folder) / name), ("--load-format", "dummy")
+    else:
+        yield Path(name) if Path(name).exists() else pull(name), ()
+
+
+def _systems(path: Path, loading: tuple[str, ...], beside: Beside, threads: int) -> list[System]:
+    systems: list[System] = [Holdfast(str(path), options=loading, context=beside.context)]
+    if beside.more:
+        name = f"holdfast {' '.join(beside.more)}"
+        systems.append(Holdfast(str(path), name, (*loading, *beside.more), beside.context))
+    if beside.transformers:
+        # transformers takes seconds to import, and only these commands need it.
+        theirs = importlib.import_module("holdfast.cli.compare.transformers_system")
+        systems.append(theirs.Transformers(path, threads))
+    if beside.llama_server is not None:
+        systems.append(LlamaServer(beside.llama_server, path, threads, beside.context))
     return systems
 
 

@@ -1,7 +1,8 @@
 """What is measured of each system, round by round, and what the rounds come to.
 
 A round measures every system once, the first in turn, so that a busy moment of the machine touches all; the
-figures are medians over the rounds, a ratio is the median of the rounds' ratios. The first round warms up.
+figures are medians over the rounds, a ratio is the median of the rounds' ratios. Before the first round every
+system does a little of everything, to be warm. Nothing that goes wrong takes away what was measured before it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from typing import Any
 
 from holdfast.cli.compare.machine import ForeignLoad
 from holdfast.cli.compare.systems import System
+from holdfast.cli.compare.wire import BenchError
 
-__all__ = ["Case", "abort", "prefill", "run", "throughput", "turns"]
+__all__ = ["Case", "Measured", "abort", "prefill", "run", "throughput", "turns"]
 
 Values = dict[str, tuple[float, str]]
 """By name: a value and its unit."""
 
 OURS = "holdfast"
+PROMPT_TOKENS = (300, 32_000)
+"""Tokens that prompts are drawn from: words of every vocabulary that is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,36 +49,65 @@ class _Taken:
 def prompt(length: int, seed: int) -> list[int]:
     """Random tokens that no round has seen before, so that nothing comes from a cache."""
     chance = random.Random(seed)
-    return [chance.randrange(100, 40_000) for _ in range(length)]
+    return [chance.randrange(*PROMPT_TOKENS) for _ in range(length)]
 
 
 async def run(
-    cases: Sequence[Case], systems: Sequence[System], rounds: int, told: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """The figures of all cases, one object each, ours with its ratios to the others.
+    cases: Sequence[Case],
+    systems: Sequence[System],
+    rounds: int,
+    told: Callable[[str], None],
+    seconds: float = float("inf"),
+) -> Measured:
+    """Measure all cases in rounds, as many as asked and as `seconds` have room for.
 
     Whoever interrupts gets the figures of the measurements that were whole by then.
     """
     taken: list[dict[str, _Taken]] = [{} for _ in cases]
+    deadline, longest = time.perf_counter() + seconds, 0.0
+    ended, failed = None, False
     try:
         for number in range(rounds + 1):
-            for index, case in enumerate(cases):
-                shift = number % len(systems)
-                for system in (*systems[shift:], *systems[:shift]):
-                    told(f"round {number} of {rounds}: {system.name}, {case.parameters}")
-                    load = ForeignLoad()
-                    values = await case.measure(system, 1 + number * 1000 + index)
-                    if number:
-                        _note(taken[index], system.name, values, load.cores())
+            began = time.perf_counter()
+            if began + longest > deadline:
+                ended = f"no time for more than {number - 1} rounds"
+                break
+            await _round(number, cases, systems, taken, told)
+            if number:
+                longest = max(longest, time.perf_counter() - began)
     except asyncio.CancelledError:
-        told("interrupted")
+        ended = "interrupted"
+    except BenchError as error:
+        ended, failed = str(error), True
     names = [system.name for system in systems]
-    return [
+    figures = [
         figure
         for case, found in zip(cases, taken, strict=True)
         for name, quantity in found.items()
         for figure in _figures(case, name, quantity, names)
     ]
+    return Measured(figures, ended, failed)
+
+
+async def _round(
+    number: int,
+    cases: Sequence[Case],
+    systems: Sequence[System],
+    taken: list[dict[str, _Taken]],
+    told: Callable[[str], None],
+) -> None:
+    """Every case with every system that it fits; the first round warms up."""
+    for index, case in enumerate(cases):
+        shift = number % len(systems)
+        for system in (*systems[shift:], *systems[:shift]):
+            if not case.fits(system):
+                continue
+            what = f"round {number}" if number else "warming up"
+            told(f"{what}: {system.name}, {case.parameters}")
+            load = ForeignLoad()
+            values = await case.measure(system, 1 + number * 1000 + index, not number)
+            if number:
+                _note(taken[index], system.name, values, load.cores())
 
 
 def _note(taken: dict[str, _Taken], system: str, values: Values, foreign: float) -> None:
@@ -113,10 +146,10 @@ def _figures(case: Case, name: str, taken: _Taken, systems: Sequence[str]) -> li
 def throughput(streams: int, given: int, wanted: int) -> Case:
     """Some streams at once, each from a prompt of its own."""
 
-    async def measure(system: System, seed: int) -> Values:
+    async def measure(system: System, seed: int, warm: bool) -> Values:
         prompts = [prompt(given, seed * 100 + row) for row in range(streams)]
         began = time.perf_counter()
-        timings = await system.complete(prompts, wanted)
+        timings = await system.complete(prompts, min(wanted, WARM_TOKENS) if warm else wanted)
         seconds = time.perf_counter() - began
         between = [(timing.total - timing.first) / max(1, wanted - 1) for timing in timings]
         return {
@@ -131,7 +164,7 @@ def throughput(streams: int, given: int, wanted: int) -> Case:
 def prefill(given: int) -> Case:
     """One prompt to its first token."""
 
-    async def measure(system: System, seed: int) -> Values:
+    async def measure(system: System, seed: int, _warm: bool) -> Values:
         (timing,) = await system.complete([prompt(given, seed)], 1)
         return {"prefill": (given / timing.total, "tokens/s")}
 
@@ -141,10 +174,10 @@ def prefill(given: int) -> Case:
 def turns(last: int, given: int, wanted: int, shown: Sequence[int]) -> Case:
     """One conversation: the first token of some of its turns."""
 
-    async def measure(system: System, seed: int) -> Values:
+    async def measure(system: System, seed: int, warm: bool) -> Values:
         conversation = await system.conversation()
         values: Values = {}
-        for turn in range(1, last + 1):
+        for turn in range(1, 3 if warm else last + 1):
             timing = await conversation.say(prompt(given, seed * 1000 + turn), wanted)
             if turn in shown:
                 values[f"first_token_of_turn_{turn}"] = (1e3 * timing.first, "ms")
@@ -154,11 +187,18 @@ def turns(last: int, given: int, wanted: int, shown: Sequence[int]) -> Case:
     return Case({"turns": last, "input_tokens": given, "output_tokens": wanted}, measure)
 
 
-def abort(turn: int, given: int, wanted: int) -> Case:
-    """A client leaves in the middle of a turn: the first token of the next turn beside that of one before."""
+def abort(turn: int, given: int, wanted: int, history: int = 0) -> Case:
+    """A client leaves in the middle of a turn: the first token of the next turn beside that of one before.
 
-    async def measure(system: System, seed: int) -> Values:
+    With a `history` the conversation begins with so many tokens, and the first token after them tells what
+    computing a history again would take.
+    """
+
+    async def measure(system: System, seed: int, warm: bool) -> Values:
         conversation = await system.conversation()
+        computing = None
+        if history:
+            computing = (await conversation.say(prompt(history, seed * 1000), wanted)).first
         normal = []
         for number in range(1, turn):
             timing = await conversation.say(prompt(given, seed * 1000 + number), wanted)
@@ -167,10 +207,15 @@ def abort(turn: int, given: int, wanted: int) -> Case:
         await conversation.say(prompt(given, seed * 1000 + turn), 4 * wanted, leave_after=wanted // 2)
         after = await conversation.say(prompt(given, seed * 1000 + turn + 1), wanted)
         await conversation.close()
-        return {
+        values: Values = {
             "first_token_of_a_turn": (1e3 * median(normal), "ms"),
             "first_token_after_abort": (1e3 * after.first, "ms"),
             "after_abort_over_normal": (after.first / median(normal), "ratio"),
         }
+        if computing is not None:
+            values["first_token_of_the_history"] = (1e3 * computing, "ms")
+            values["history_over_after_abort"] = (computing / after.first, "ratio")
+        return values
 
-    return Case({"turn": turn, "input_tokens": given, "output_tokens": wanted}, measure)
+    parameters = {"turn": turn, "input_tokens": given, "output_tokens": wanted}
+    return Case({**parameters, "history": history} if history else parameters, measure)

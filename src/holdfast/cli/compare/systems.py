@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from holdfast.cli.compare.wire import HOST, BenchError, Busy, Timing, ask, stream
 
-__all__ = ["Conversation", "Holdfast", "LlamaServer", "System"]
+__all__ = ["CONTEXT", "Conversation", "Holdfast", "LlamaServer", "System"]
 
 CONTEXT = 4096
 SLOTS = 16
@@ -56,9 +56,10 @@ class System(Protocol):
 
 
 class _Server(ABC):
-    """A server in a process of its own."""
+    """A server in a process of its own; it is ready when `ready` answers with success."""
 
     name: str
+    ready = "/health"
 
     def __init__(self) -> None:
         with socket.socket() as probe:
@@ -72,14 +73,16 @@ class _Server(ABC):
         """What starts it."""
 
     async def start(self) -> None:
-        """Start it and wait until it is healthy."""
-        self._process = subprocess.Popen(self.command(), stdout=self._log, stderr=subprocess.STDOUT)
+        """Start it and wait until it is healthy. Keys pressed in the terminal are for us: we stop it."""
+        self._process = subprocess.Popen(
+            self.command(), stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
+        )
         deadline = time.monotonic() + START_SECONDS_MAX
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 raise BenchError(f"{self.name} ended while it started: {self._last_words()}")
             with contextlib.suppress(OSError, BenchError):
-                await ask(self.port, "GET", "/health")
+                await ask(self.port, "GET", self.ready)
                 return
             await asyncio.sleep(0.2)
         raise BenchError(f"{self.name} did not start within {START_SECONDS_MAX:.0f} seconds")
@@ -116,14 +119,19 @@ class _Server(ABC):
 class Holdfast(_Server):
     """`holdfast serve`."""
 
-    def __init__(self, model: str, name: str = "holdfast", options: Sequence[str] = ()) -> None:
+    ready = "/health/ready"
+
+    def __init__(
+        self, model: str, name: str = "holdfast", options: Sequence[str] = (), context: int = CONTEXT
+    ) -> None:
         super().__init__()
         self.name = name
         self._model = model
         self._options = tuple(options)
+        self._context = context
 
     def command(self) -> list[str]:
-        sizes = ["--context-length", str(CONTEXT), "--kv-tokens", str(SLOTS * CONTEXT)]
+        sizes = ["--context-length", str(self._context), "--kv-tokens", str(SLOTS * self._context)]
         start = [sys.executable, "-m", "holdfast.cli", "serve", self._model, "--port", str(self.port)]
         return [*start, "--device", "cpu", *sizes, *self._options]
 
@@ -163,14 +171,15 @@ class LlamaServer(_Server):
 
     name = "llama-server"
 
-    def __init__(self, binary: Path, model: Path, threads: int) -> None:
+    def __init__(self, binary: Path, model: Path, threads: int, context: int = CONTEXT) -> None:
         super().__init__()
         self._binary = binary
         self._model = model
         self._threads = threads
+        self._context = context
 
     def command(self) -> list[str]:
-        sizes = ["-c", str(SLOTS * CONTEXT), "-np", str(SLOTS), "-t", str(self._threads)]
+        sizes = ["-c", str(SLOTS * self._context), "-np", str(SLOTS), "-t", str(self._threads)]
         return [str(self._binary), "-m", str(self._model), "--host", HOST, "--port", str(self.port), *sizes]
 
     async def conversation(self) -> Conversation:
