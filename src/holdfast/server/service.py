@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -220,10 +221,25 @@ class Service:
                 raise
         self.table.remove(key, "closed")
 
+    async def _call_on(self, record: SessionRecord, command: Callable[[int], wire.Command]) -> wire.Done:
+        """Carry something out on a session."""
+        number = self.link.number()
+        try:
+            return await self.link.call(command(number), number)
+        except Problem as problem:
+            raise self._explained(problem, record) from problem
+
+    def _explained(self, problem: Problem, record: SessionRecord) -> Problem:
+        """What became of a session that the caller had found, and that the engine has no more."""
+        if problem.code == "session_not_found":
+            return self.table.absence(record.tenant, record.name)
+        return problem
+
     async def describe(self, record: SessionRecord) -> dict[str, Any]:
         """A session as clients see it."""
-        answer: dict[str, Any] = await self.ask("session", engine_name(record.tenant, record.name))
-        return self.shown(answer, record)
+        key = engine_name(record.tenant, record.name)
+        done = await self._call_on(record, lambda number: wire.Ask(number, "session", key))
+        return self.shown(done.answer, record)
 
     def shown(self, answer: dict[str, Any], record: SessionRecord) -> dict[str, Any]:
         """The engine's report with the caller's own name and what was said when it was opened."""
@@ -242,21 +258,18 @@ class Service:
         """Cut into a session's turn: `keep` tokens stay, None for none, KEEP_ALL for all."""
         if keep is not None and keep < KEEP_ALL:
             raise bad_field("keep_tokens", "must not be negative")
-        number = self.link.number()
         key = engine_name(record.tenant, record.name)
-        await self.link.call(wire.Interrupt(number, key, turn, keep, request_id), number)
+        await self._call_on(record, lambda number: wire.Interrupt(number, key, turn, keep, request_id))
 
     async def rewind(self, record: SessionRecord, turns: int, request_id: str | None = None) -> None:
         """Go back so that `turns` turns remain."""
-        number = self.link.number()
         key = engine_name(record.tenant, record.name)
-        await self.link.call(wire.Rewind(number, key, turns, request_id), number)
+        await self._call_on(record, lambda number: wire.Rewind(number, key, turns, request_id))
 
     async def move(self, record: SessionRecord, to: str | None) -> bool:
         """Start moving an idle session's memory to a tier, or back to the device; whether it began."""
-        number = self.link.number()
         key = engine_name(record.tenant, record.name)
-        return bool((await self.link.call(wire.MoveSession(number, key, to), number)).answer)
+        return bool((await self._call_on(record, lambda number: wire.MoveSession(number, key, to))).answer)
 
     async def fork(
         self, record: SessionRecord, name: str | None, turns: int | None, request_id: str | None = None
@@ -265,9 +278,8 @@ class Service:
         given, name = name, require_name(name, "id") if name is not None else new_name("s")
         if len(self.table.of(record.tenant)) >= self.options.tenant_sessions:
             raise Problem(429, "over_quota", f"{self.options.tenant_sessions} sessions are open for this key")
-        number = self.link.number()
         parent, child = engine_name(record.tenant, record.name), engine_name(record.tenant, name)
-        done = await self.link.call(wire.Fork(number, parent, child, turns, request_id), number)
+        done = await self._call_on(record, lambda number: wire.Fork(number, parent, child, turns, request_id))
         assert done.view is not None, "the engine has the session that it made"
         made = done.view.name.partition("/")[2]
         known = self.table.get(record.tenant, made)
@@ -304,7 +316,7 @@ class Service:
                 return await self._start(command)
             except Problem as problem:
                 if problem.code != "history_changed" or attempt == REWRITES_MAX - 1:
-                    raise
+                    raise self._explained(problem, record) from problem
         raise AssertionError("the last attempt raises")
 
     async def start_request(self, caller: Caller, asked: TurnAsked) -> list[TurnFeed]:

@@ -81,13 +81,17 @@ class SessionTable:
     def find(self, tenant: str, name: str) -> SessionRecord:
         """A tenant's session, or the problem that says why there is none."""
         require_name(name, "session_id")
-        key = engine_name(tenant, name)
-        record = self._records.get(key)
-        if record is not None:
-            return record
-        if key in self._gone:
-            raise Problem(*GONE[self._gone[key]], "session_id")
-        raise Problem(404, "session_not_found", "there is no such session", "session_id")
+        record = self._records.get(engine_name(tenant, name))
+        if record is None:
+            raise self.absence(tenant, name)
+        return record
+
+    def absence(self, tenant: str, name: str) -> Problem:
+        """What a caller is told of a session that is not there: why it is no more, if it was."""
+        why = self._gone.get(engine_name(tenant, name))
+        if why is not None:
+            return Problem(*GONE[why], "session_id")
+        return Problem(404, "session_not_found", "there is no such session", "session_id")
 
     def get(self, tenant: str, name: str) -> SessionRecord | None:
         """A tenant's session, if it is open."""
