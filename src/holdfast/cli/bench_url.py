@@ -2,8 +2,9 @@
 
 Drives a Holdfast server through its sessions and, beside it as the baseline, the same conversations through
 OpenAI's chat interface, where every turn sends the whole history again; any other OpenAI-compatible server
-through the latter alone. Prints a table, or with `--json` one object a line. A turn that fails is counted and
-shown; the exit status is 0 if none did.
+through the latter alone. With `--here` there is no server: an engine in this process holds more sessions than
+fit on its device. Prints a table, or with `--json` one object a line. A turn that fails is counted and shown;
+the exit status is 0 if none did.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ import json
 import statistics
 from collections.abc import Iterator
 from dataclasses import asdict
+from importlib import import_module
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from holdfast.cli.bench_beside import found_model
 from holdfast.cli.load import ChatDoor, Door, Load, Sample, SessionsDoor, percentile, run_load
 from holdfast.client import Client, HoldfastError, NotFound, Retries
 from holdfast.client.calls import DEFAULT_URL
+from holdfast.engine.pull import PullError
 
 __all__ = ["HELP", "sessions", "summarise"]
 
@@ -29,6 +33,7 @@ Figure = dict[str, Any]
 
 SHARES = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 API = "Server"
+HERE = "Without a server"
 DEFAULTS = Load()
 
 HELP = (
@@ -39,6 +44,7 @@ HELP = (
     "holdfast bench sessions --sessions 64 --turns 20\n"
     "holdfast bench sessions --aborts 0.3          a storm: a third of all turns is cut short\n"
     "holdfast bench sessions --idle 1000           with so many sessions at rest\n"
+    "holdfast bench sessions --here smollm2        no server: ten times as many sessions as fit\n"
     "holdfast bench sessions --url http://HOST:PORT --api chat --model NAME"
 )
 
@@ -74,8 +80,26 @@ def sessions(
     ] = DEFAULTS.ignore_eos,
     seed: Annotated[int, typer.Option(help="The same seed says the same.")] = DEFAULTS.seed,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    here: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Load a model (or random-bamba: without weights) in this process, open ten times as many "
+            "sessions as fit, and restore a long one from host memory and disk.",
+            rich_help_panel=HERE,
+        ),
+    ] = None,
+    history: Annotated[
+        int, typer.Option(min=64, help="Tokens of the long session.", rich_help_panel=HERE)
+    ] = 6000,
+    fit: Annotated[int, typer.Option(min=1, help="Sessions that fit.", rich_help_panel=HERE)] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that count.", rich_help_panel=HERE)] = 3,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the engine.", rich_help_panel=HERE)] = 1,
 ) -> None:
-    """Measure a server from outside."""
+    """Measure a server from outside, or an engine here."""
+    if here is not None:
+        _measure_here(here, history, fit, rounds, threads, as_json)
+        return
     load = Load(conversations, turns, input_tokens, output_tokens, aborts, idle, ignore_eos, seed)
     notes = Console(stderr=True)
     try:
@@ -98,6 +122,42 @@ def sessions(
         Console().print(_table(figures, url, name, load))
     if any(figure["value"] for figure in figures if figure["name"] in ("errors", "findings")):
         raise typer.Exit(1)
+
+
+def _measure_here(model: str, history: int, fit: int, rounds: int, threads: int, as_json: bool) -> None:
+    """More sessions than fit, in this process."""
+    notes = Console(stderr=True)
+    crowd = import_module("holdfast.cli.compare.crowd")  # It loads torch, which nothing else here needs.
+    try:
+        with found_model(model) as (path, loading), notes.status("bench sessions") as status:
+
+            def told(line: str) -> None:
+                status.update(line)
+                if not notes.is_terminal:
+                    notes.print(line, highlight=False, markup=False)
+
+            options = {"load_format": "dummy"} if loading else {}
+            sizes = crowd.Sizes(history=history, fit=fit)
+            figures = crowd.measure(str(path), options, sizes, rounds, threads, told)
+    except PullError as error:
+        typer.echo(f"holdfast bench sessions: {error}", err=True)
+        raise typer.Exit(1) from error
+    if as_json:
+        for figure in figures:
+            typer.echo(json.dumps(figure))
+        return
+    first = figures[0]
+    table = Table(
+        title=f"holdfast bench sessions: {model}, {threads} threads",
+        caption=f"{first['sessions']} sessions, {fit} of which fit; medians over {rounds} rounds; "
+        f"others kept {first['foreign_load']} cores busy",
+    )
+    for heading in ("name", "value", "least", "most", "unit"):
+        table.add_column(heading, no_wrap=True, justify="left" if heading in ("name", "unit") else "right")
+    for figure in figures:
+        cells = [f"{figure[key]:,.2f}" for key in ("value", "min", "max")]
+        table.add_row(figure["name"], *cells, figure["unit"])
+    Console().print(table)
 
 
 def _ways(client: Client, api: str) -> tuple[str, ...]:
