@@ -3,11 +3,13 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from holdfast.cli.bench_beside import _table
+from holdfast.cli.compare import measurements
 from holdfast.cli.compare.machine import ForeignLoad
 from holdfast.cli.compare.measurements import abort, prefill, prompt, run, throughput, turns
 from holdfast.cli.compare.systems import Conversation, System, _HoldfastSession
@@ -55,7 +57,7 @@ class Talk:
 
 def measured(systems: Sequence[System], *cases: Any) -> tuple[list[dict[str, Any]], list[str]]:
     told: list[str] = []
-    return asyncio.run(run(cases, systems, 3, told.append)), told
+    return asyncio.run(run(cases, systems, 3, told.append)).figures, told
 
 
 def test_every_round_measures_every_system_and_the_first_does_not_count() -> None:
@@ -78,16 +80,56 @@ def test_an_interruption_leaves_what_was_measured() -> None:
                 raise asyncio.CancelledError
             return await super().complete(prompts, count)
 
-    figures, told = measured([Clockwork("holdfast", 0.1), Interrupted("other", 0.4)], prefill(16))
-    assert told[-1] == "interrupted"
-    assert [(figure["system"], figure["rounds"]) for figure in figures] == [("holdfast", 2), ("other", 1)]
-    assert figures[0]["ratio_to_other"] == 4.0
+    systems = [Clockwork("holdfast", 0.1), Interrupted("other", 0.4)]
+    measured = asyncio.run(run([prefill(16)], systems, 3, lambda _: None))
+    assert (measured.ended, measured.failed) == ("interrupted", False)
+    assert [(figure["system"], figure["rounds"]) for figure in measured.figures] == [
+        ("holdfast", 2),
+        ("other", 1),
+    ]
+    assert measured.figures[0]["ratio_to_other"] == 4.0
+
+
+def test_a_system_that_fails_leaves_what_was_measured() -> None:
+    class Failing(Clockwork):
+        async def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[Timing]:
+            if len(self.asked) == 3:
+                raise BenchError("gone")
+            return await super().complete(prompts, count)
+
+    systems = [Clockwork("holdfast", 0.1), Failing("other", 0.4)]
+    measured = asyncio.run(run([prefill(16)], systems, 3, lambda _: None))
+    assert (measured.ended, measured.failed) == ("gone", True)
+    assert {figure["rounds"] for figure in measured.figures} == {2}
+
+
+def test_rounds_that_do_not_fit_into_the_time_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+
+    class Slow(Clockwork):
+        async def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[Timing]:
+            clock[0] += 10.0
+            return await super().complete(prompts, count)
+
+    monkeypatch.setattr(measurements, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    measured = asyncio.run(run([prefill(16)], [Slow("holdfast", 0.1)], 1000, lambda _: None, 35.0))
+    assert measured.ended == "no time for more than 2 rounds"
+    assert [figure["rounds"] for figure in measured.figures] == [2]
+
+
+def test_batches_alone_are_asked_for_where_nothing_else_is_offered() -> None:
+    ours, batching = Clockwork("holdfast", 0.25), Clockwork("generate_batch", 0.5)
+    figures, _ = measured([ours, batching], throughput(1, 64, 9), throughput(2, 64, 9), prefill(16))
+    assert len(ours.asked) == 4 * 4
+    assert batching.asked == [(64, 4)] * 2 + [(64, 9)] * 6
+    theirs = [figure for figure in figures if figure["system"] == "generate_batch"]
+    assert {figure["streams"] for figure in theirs} == {2}
 
 
 def test_throughput_asks_for_as_many_streams_as_said() -> None:
     ours = Clockwork("holdfast", 0.25)
     figures, _ = measured([ours], throughput(4, 64, 9))
-    assert ours.asked == [(64, 9)] * 16
+    assert ours.asked == [(64, 4)] * 4 + [(64, 9)] * 12, "warming up takes less"
     named = {figure["name"]: figure for figure in figures}
     assert set(named) == {"throughput", "first_token", "between_tokens"}
     assert named["first_token"]["value"] == 250.0
@@ -120,7 +162,7 @@ def test_the_table_has_a_line_for_each_quantity() -> None:
     figures, _ = measured([Clockwork("holdfast", 0.1), Clockwork("other", 0.4)], prefill(16), prefill(32))
     table = _table("throughput", figures, "model", 2)
     assert table.row_count == 2
-    assert [column.header for column in table.columns][3:] == ["holdfast", "other", "ours/other", "foreign"]
+    assert [column.header for column in table.columns][3:] == ["holdfast", "other", "to other", "foreign"]
 
 
 EVENTS = b'data: {"token": 1}\n\n: a comment\n\ndata: {"token": 2}\n\ndata: {"token": 3}\n\ndata: [DONE]\n\n'

@@ -1,7 +1,7 @@
 """What else the machine does while something is measured.
 
-Foreign load is the processor time that went neither to this process nor to its children, in cores. A figure
-that was taken beside much of it says little.
+Foreign load is the processor time that went neither to this process nor to its children, in cores; what a
+virtual machine wanted and did not get is part of it. A figure that was taken beside much of it says little.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def _busy_seconds() -> float:
         first = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
     except OSError:
         return 0.0
-    user, nice, system, _, _, interrupts, soft, *_ = (int(value) for value in first[1:])
-    return (user + nice + system + interrupts + soft) / _TICKS
+    user, nice, system, _, _, interrupts, soft, stolen, *_ = (int(value) for value in first[1:])
+    return (user + nice + system + interrupts + soft + stolen) / _TICKS
 
 
 def _own_seconds() -> float:

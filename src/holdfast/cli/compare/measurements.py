@@ -2,7 +2,7 @@
 
 A round measures every system once, the first in turn, so that a busy moment of the machine touches all; the
 figures are medians over the rounds, a ratio is the median of the rounds' ratios. Before the first round every
-system does a little of everything, to be warm. Nothing that goes wrong takes away what was measured before it.
+system does a little of everything, to be warm. What goes wrong takes nothing from what was measured before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.cli.compare.machine import ForeignLoad
 from holdfast.cli.compare.systems import System
 from holdfast.cli.compare.wire import BenchError
 
-__all__ = ["Case", "Measured", "abort", "prefill", "run", "throughput", "turns"]
+__all__ = ["INTERRUPTED", "Case", "Measured", "abort", "prefill", "run", "throughput", "turns"]
 
 Values = dict[str, tuple[float, str]]
 """By name: a value and its unit."""
@@ -28,13 +28,35 @@ OURS = "holdfast"
 PROMPT_TOKENS = (300, 32_000)
 """Tokens that prompts are drawn from: words of every vocabulary that is measured."""
 
+BATCHES_ONLY = "generate_batch"
+"""A system that is measured with several streams at once, and with nothing else."""
+
+WARM_TOKENS = 4
+INTERRUPTED = "interrupted"
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One thing to measure with its parameters; `measure` gets a system and a seed for its prompts."""
+    """One thing to measure with its parameters.
+
+    `measure` gets a system, a seed for its prompts, and whether it is only to warm up, with less of the same.
+    """
 
     parameters: dict[str, Any]
-    measure: Callable[[System, int], Awaitable[Values]]
+    measure: Callable[[System, int, bool], Awaitable[Values]]
+
+    def fits(self, system: System) -> bool:
+        """Whether a system takes part."""
+        return system.name != BATCHES_ONLY or self.parameters.get("streams", 1) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The figures, one object each, ours with its ratios; and why it ended early, if it did."""
+
+    figures: list[dict[str, Any]]
+    ended: str | None = None
+    failed: bool = False
 
 
 @dataclass(slots=True)
@@ -70,13 +92,13 @@ async def run(
         for number in range(rounds + 1):
             began = time.perf_counter()
             if began + longest > deadline:
-                ended = f"no time for more than {number - 1} rounds"
+                ended = f"no time for more than {max(0, number - 1)} rounds"
                 break
             await _round(number, cases, systems, taken, told)
             if number:
                 longest = max(longest, time.perf_counter() - began)
     except asyncio.CancelledError:
-        ended = "interrupted"
+        ended = INTERRUPTED
     except BenchError as error:
         ended, failed = str(error), True
     names = [system.name for system in systems]
@@ -197,10 +219,10 @@ def abort(turn: int, given: int, wanted: int, history: int = 0) -> Case:
     async def measure(system: System, seed: int, warm: bool) -> Values:
         conversation = await system.conversation()
         computing = None
-        if history:
+        if history and not warm:
             computing = (await conversation.say(prompt(history, seed * 1000), wanted)).first
         normal = []
-        for number in range(1, turn):
+        for number in range(turn - 1 if warm else 1, turn):
             timing = await conversation.say(prompt(given, seed * 1000 + number), wanted)
             if number > turn // 2:
                 normal.append(timing.first)

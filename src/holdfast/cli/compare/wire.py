@@ -41,9 +41,21 @@ class Timing:
 
 async def stream(port: int, path: str, body: dict[str, Any], leave_after: int | None = None) -> Timing:
     """Send a request and note its events; with `leave_after` the connection is cut after so many."""
+    timing = Timing(0.0, 0.0)
+    try:
+        await _listen(port, path, body, leave_after, timing)
+    except OSError as error:
+        raise BenchError(f"{path} broke off: {error}") from error
+    if not timing.events:
+        raise BenchError(f"{path} answered without an event")
+    return timing
+
+
+async def _listen(
+    port: int, path: str, body: dict[str, Any], leave_after: int | None, timing: Timing
+) -> None:
     began = time.perf_counter()
     reader, writer = await _send(port, "POST", path, body)
-    timing = Timing(0.0, 0.0)
     try:
         await _expect_success(reader, path)
         while line := await reader.readline():
@@ -60,9 +72,6 @@ async def stream(port: int, path: str, body: dict[str, Any], leave_after: int | 
     finally:
         writer.close()
     timing.total = time.perf_counter() - began
-    if not timing.events:
-        raise BenchError(f"{path} answered without an event")
-    return timing
 
 
 async def ask(port: int, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
