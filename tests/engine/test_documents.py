@@ -1,14 +1,25 @@
-"""The examples of the documents run as they stand, one after the other."""
+"""The examples of the documents run as they stand, one after the other, here and against a server."""
 
+import json
+import os
 import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.engine.pull import PullError, pull
+from tests.models.small import write_small_model
+from tests.server.serving import Server
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+ADDRESS = "http://127.0.0.1:8000"
 
 
 @pytest.mark.parametrize("page", ["docs/sessions.md"])
@@ -23,3 +34,68 @@ def test_examples_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     for example in examples:
         exec(compile(example, page, "exec"), names)
     assert capsys.readouterr().out.strip(), "the examples say nothing"
+
+
+def shell(script: str, folder: Path) -> list[Any]:
+    """Run lines of a page; those of its answers that are objects, as such, and the others as they are."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    ran = subprocess.run(
+        ["bash", "-euc", script],
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return [json.loads(line) if line.startswith("{") else line for line in ran.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("family", ["llama", "bamba"])
+def test_examples_of_the_wire_run_against_a_server(tmp_path: Path, family: str) -> None:
+    def serve() -> Server:
+        sizes = ("--kv-tokens", "8192", "--state-slots", "32", "--audit", "strict")
+        kept = ("--journal", str(tmp_path / "sessions.journal"), "--disk", str(tmp_path / "memory"))
+        return Server(tmp_path / "model", *sizes, *kept)
+
+    write_small_model(tmp_path / "model", family)
+    verbs, leaving, restarted = SHELL.findall((ROOT / "docs" / "sessions.md").read_text())
+    server = serve()
+    definitions = "\n".join(verbs.splitlines()[:4]).replace(ADDRESS, server.url) + "\n"
+    assert ADDRESS in verbs
+    opened, first, again, second, cut, fork, other, rewound, _spilled, _shown, memory = shell(
+        verbs.replace(ADDRESS, server.url), tmp_path
+    )
+    assert opened["id"] == "talk"
+    assert (first["text"], first["usage"]["completion_tokens"]) == (again["text"], 24)
+    assert second["usage"]["cached_tokens"] == first["usage"]["prompt_tokens"] + 24
+    assert cut["tokens"]["known"] == second["usage"]["prompt_tokens"] + 5
+    assert (fork["id"], fork["turns"]) == ("aside", 1)
+    assert other["usage"]["cached_tokens"] == second["usage"]["cached_tokens"]
+    assert rewound["turns"] == 1
+    assert memory["findings"] == []
+
+    heard = shell(definitions + leaving, tmp_path)
+    assert heard[0] == "event: delta"
+    wait_until(lambda: server.state("aside")["state"] == "IDLE")
+    assert server.state("aside")["turns"] == 3, "what was sent stays"
+    wait_until(lambda: server.state("talk")["tier"] == "disk")
+    assert server.stop() == 0
+
+    server = serve()
+    definitions = "\n".join(verbs.splitlines()[:4]).replace(ADDRESS, server.url) + "\n"
+    repeated, third, *listed = shell(definitions + restarted, tmp_path)
+    assert repeated["token_ids"] == first["token_ids"]
+    assert third["usage"]["cached_tokens"] == second["usage"]["cached_tokens"], "nothing is computed again"
+    assert {line["id"].rpartition("/")[2] for line in listed if isinstance(line, dict)} >= {"talk", "aside"}
+    server.check_clean()
+    assert server.stop() == 0
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Until it holds."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.02)
