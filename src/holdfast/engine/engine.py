@@ -27,7 +27,7 @@ from holdfast.core.turn import KEEP_ALL, TurnRequest
 from holdfast.core.turn import Turn as CoreTurn
 from holdfast.engine.echo import open_echo
 from holdfast.engine.loop import EngineLoop
-from holdfast.engine.options import EngineOptions, make_options
+from holdfast.engine.options import EngineOptions, OptionError, make_options
 from holdfast.engine.pull import ECHO_MODELS, resolve_model
 from holdfast.engine.report import memory_report
 from holdfast.engine.sampling import Sampling
@@ -379,9 +379,10 @@ def open_loop(name: str, options: EngineOptions, progress: Progress | None = Non
     """Find a model, fetch it where it has to be, load it and set up its memory."""
     if name in ECHO_MODELS:
         return open_echo(name, options)
+    device = _device(options.device)
     path = resolve_model(name, _stage(progress, "fetch"))
     checkpoint = open_checkpoint(path)
-    placement = choose_placement(checkpoint, _device(options.device), options.dtype)
+    placement = choose_placement(checkpoint, device, options.dtype)
     with _one_thread():
         loaded = load_model(
             checkpoint,
@@ -411,6 +412,11 @@ def _one_thread() -> Iterator[None]:
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    kind = name.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise OptionError("device", f"must be auto, cpu or cuda, not {name!r}")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise OptionError("device", f"{name} cannot be used: torch finds no GPU here; choose cpu or auto")
     return torch.device(name)
 
 

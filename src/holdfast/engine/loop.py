@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -516,7 +517,7 @@ def open_journal(options: EngineOptions, tokenizer: Tokenizer) -> Journal | None
         return Journal(
             Path(options.journal), options.durability, vocabulary_of(tokenizer), patience=JOURNAL_SECONDS
         )
-    except JournalError as error:
+    except (JournalError, sqlite3.Error, OSError) as error:
         raise OptionError("journal", f"cannot be used: {error}") from error
 
 

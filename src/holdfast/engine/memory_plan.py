@@ -155,11 +155,13 @@ def disk_bytes(options: EngineOptions) -> int:
     """What files of sessions may take: what was stated, or a good part of what is free."""
     if options.disk is None:
         return 0
-    if options.disk_limit is not None:
-        return options.disk_limit
     directory = Path(options.disk)
-    directory.mkdir(parents=True, exist_ok=True)
-    return int(shutil.disk_usage(directory).free * DISK_SHARE)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(directory).free
+    except OSError as error:
+        raise OptionError("disk", f"cannot be used: {error}") from error
+    return options.disk_limit if options.disk_limit is not None else int(free * DISK_SHARE)
 
 
 def free_bytes(device: torch.device) -> int:
