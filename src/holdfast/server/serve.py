@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import signal
@@ -145,8 +146,13 @@ class Serving:
             listener.bind((self.options.host, self.options.port))
         except OSError as error:
             listener.close()
+            host, port = self.options.host, self.options.port
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                raise OptionError(
+                    "port", f"{port} on {host} cannot be used: {error.strerror}; choose another, or 0 for any"
+                ) from error
             raise OptionError(
-                "port", f"{self.options.port} on {self.options.host} cannot be used: {error.strerror}"
+                "host", f"{host} is no address of this machine: {error.strerror}; choose 127.0.0.1 or 0.0.0.0"
             ) from error
         listener.listen(BACKLOG)
         listener.setblocking(False)
