@@ -20,6 +20,7 @@ from tests.client.serving import assert_nothing_is_held, serving
 from tests.engine.terminal import Terminal
 from tests.engine.tiny import write_model
 
+NOBODY = "http://127.0.0.1:1"
 PROMPT = r"\d?> $"
 COST = r"\[computed (\d+), cached (\d+), first token [\d.]+ s(?:, [\d.]+ tokens/s)?\]"
 CUT = r"\[computed (\d+), cached (\d+), .*interrupted, (\d+) tokens kept\]"
@@ -139,14 +140,56 @@ def test_sampling_is_pleasant_in_this_process_too() -> None:
         (["chat", "--url", "ftp://x"], "holdfast chat: the address of a server begins with http"),
         (["chat", "some-model", "--url", "http://x"], "holdfast chat: --url talks to the model of a server"),
         (["top", "--url", "ftp://x"], "holdfast top: the address of a server begins with http"),
-        (["top", "--url", "http://127.0.0.1:1"], "holdfast top: http://127.0.0.1:1: "),
+        (["top", "--url", NOBODY], f"holdfast top: {NOBODY}: "),
+        (["top", "--url", NOBODY], "is a server running there? `holdfast serve` starts one"),
+        (["chat", "--url", NOBODY], "is a server running there? `holdfast serve` starts one"),
+        (["bench", "sessions", "--url", NOBODY], f"holdfast bench sessions: {NOBODY}: "),
+        (["chat", "echo", "--temperature", "-1"], "holdfast chat: temperature must be between 0.0 and 100.0"),
+        (
+            ["chat", "{folder}", "--device", "tpu"],
+            "holdfast chat: --device must be auto, cpu or cuda, not 'tpu'",
+        ),
+        (["pull", "nowhere"], "holdfast pull: 'nowhere' cannot be pulled; what can is smollm2"),
+        (["sessions", "ls", "--journal", "{folder}/none"], "holdfast sessions: {folder}/none is not there"),
+        (["sessions", "ls", "--journal", "{folder}/text"], "holdfast sessions: {folder}/text is no journal"),
     ],
 )
-def test_errors_are_one_clear_line(arguments: list[str], said: str) -> None:
-    done = command(*arguments)
+def test_errors_are_one_clear_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no journal at all, and long enough to be looked at" * 8)
+    done = command(*(argument.format(folder=tmp_path) for argument in arguments))
     assert done.returncode == 1
-    assert said in done.stderr
+    assert said.format(folder=tmp_path) in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nosuch"], "No such command 'nosuch'"),
+        (["serve", "echo", "--port", "many"], "Invalid value for '--port'"),
+        (["serve", "echo", "--no-such-option"], "No such option: --no-such-option"),
+        (["sessions", "ls"], "Missing option '--journal'"),
+        (["sim", "--mutant", "close-forgets-a-state-slot"], "is close-forgets-state-slot meant?"),
+        (["sim", "--layout", "round"], "unknown layout 'round'; known: dense, "),
+        (["bench", "core", "--only", "speed"], "unknown: speed; known: turn, "),
+    ],
+)
+def test_a_line_that_cannot_be_meant_says_how_to_learn_more(arguments: list[str], said: str) -> None:
+    done = command(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "--help' for help" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_server_that_wants_a_key_is_said_so(tmp_path: Path) -> None:
+    with serving(tmp_path / "log", "echo", environment={"HOLDFAST_API_KEYS": "alice:secret"}) as address:
+        for arguments in (["chat"], ["top", "--once"]):
+            done = command(*arguments, "--url", address)
+            assert done.returncode == 1
+            assert "give its key with --api-key or HOLDFAST_API_KEY" in done.stderr
+            assert "is a server running" not in done.stderr
+        assert command("top", "--once", "--url", address, "--api-key", "secret").returncode == 0
 
 
 def test_a_model_on_the_line_goes_before_a_server_in_the_environment() -> None:
@@ -159,18 +202,28 @@ def test_a_model_on_the_line_goes_before_a_server_in_the_environment() -> None:
     ("arguments", "said"),
     [
         (["nowhere", "--port", "0"], "there is no model 'nowhere'"),
-        (["echo", "--port", "{taken}"], "--port {taken} on 127.0.0.1 cannot be used"),
+        (
+            ["echo", "--port", "{taken}"],
+            "--port {taken} on 127.0.0.1 cannot be used: Address already in use; ",
+        ),
+        (
+            ["echo", "--host", "192.0.2.1", "--allow-anonymous"],
+            "--host 192.0.2.1 is no address of this machine",
+        ),
+        (["echo", "--journal", "/proc/none/journal", "--port", "0"], "journal cannot be used: "),
+        (["echo", "--disk", "/proc/none", "--port", "0"], "disk cannot be used: "),
+        (["{folder}", "--device", "tpu", "--port", "0"], "device must be auto, cpu or cuda, not 'tpu'"),
         (["echo", "--host", "0.0.0.0"], "--host 0.0.0.0 lets other machines in, and there are no keys"),
         (["echo", "--durability", "fsync"], "--durability means nothing without --journal"),
         (["echo", "--page-size", "300"], "--page-size must be at most 256, not 300"),
     ],
 )
-def test_a_server_that_cannot_start_says_why(arguments: list[str], said: str) -> None:
+def test_a_server_that_cannot_start_says_why(arguments: list[str], said: str, tmp_path: Path) -> None:
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
         taken = str(busy.getsockname()[1])
-        done = command("serve", *(argument.format(taken=taken) for argument in arguments))
+        done = command("serve", *(argument.format(taken=taken, folder=tmp_path) for argument in arguments))
     assert done.returncode == 2
     assert done.stderr.startswith(f"holdfast serve: {said.format(taken=taken)}")
     assert len(done.stderr.strip().splitlines()) == 1

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli.options import takes_options
+from holdfast.cli.refusals import refusal
+from holdfast.cli.remote import server_refusal
 from holdfast.client.calls import base_url
 from holdfast.client.errors import HoldfastError
 from holdfast.engine.pull import DEFAULT_MODEL
@@ -82,7 +84,7 @@ def chat(
     stated = {name: value for name, value in asked.items() if value is not None}
     if _on_the_line(context, "model") and url is not None:
         if _on_the_line(context, "url"):
-            raise _refusal(f"--url talks to the model of a server: leave {model} out, or --url")
+            raise refusal("chat", f"--url talks to the model of a server: leave {model} out, or --url")
         url = None
     try:
         if url is not None:
@@ -105,7 +107,7 @@ def _here(model: str, system: str | None, stated: dict[str, Any], engine_options
     try:
         local.run(model, system, stated, PLEASANT, engine_options)
     except local.Unusable as error:
-        raise _refusal(str(error)) from error
+        raise refusal("chat", str(error)) from error
 
 
 def _at_server(url: str, api_key: str | None, system: str | None, stated: dict[str, Any]) -> None:
@@ -113,14 +115,9 @@ def _at_server(url: str, api_key: str | None, system: str | None, stated: dict[s
     try:
         address = base_url(url)
     except ValueError as error:
-        raise _refusal(str(error)) from error
+        raise refusal("chat", str(error)) from error
     remote = import_module("holdfast.cli.chat_remote")
     try:
         remote.run(address, api_key, system, stated, PLEASANT)
     except HoldfastError as error:
-        raise _refusal(f"{error}; is a server running there? `holdfast serve` starts one") from error
-
-
-def _refusal(problem: str) -> typer.Exit:
-    typer.echo(f"holdfast chat: {' '.join(problem.split())}", err=True)
-    return typer.Exit(1)
+        raise server_refusal("chat", error) from error

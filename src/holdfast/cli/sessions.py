@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from holdfast.cli.refusals import refusal
 from holdfast.cli.terminal import printable
 from holdfast.engine.journal import Journal, JournalError
 from holdfast.engine.journal_reading import read_log, read_sessions
@@ -46,18 +47,19 @@ AS_JSON = Annotated[bool, typer.Option("--json", help="One JSON object a line.")
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
-    """What a journal is wrong with, in one line."""
+def _explained(journal: Path) -> Iterator[None]:
+    """What is wrong with a journal, in one line."""
     try:
         yield
-    except (JournalError, sqlite3.Error, OSError) as error:
-        typer.echo(f"holdfast sessions: {error}", err=True)
-        raise typer.Exit(1) from error
+    except JournalError as error:
+        raise refusal("sessions", str(error)) from error
+    except (sqlite3.Error, OSError) as error:
+        raise refusal("sessions", f"{journal} is no journal that can be read: {error}") from error
 
 
 def _read(journal: Path) -> list[StoredSession]:
     if not journal.is_file():
-        raise JournalError(f"{journal} is not there")
+        raise JournalError(f"{journal} is not there; `holdfast serve --journal {journal}` writes one")
     return read_sessions(journal)
 
 
@@ -91,7 +93,7 @@ def _described(session: StoredSession) -> dict[str, Any]:
 @app.command("ls")
 def list_sessions(journal: JOURNAL, as_json: AS_JSON = False) -> None:
     """The sessions of a journal."""
-    with _explained():
+    with _explained(journal):
         sessions = _read(journal)
     if as_json:
         for session in sessions:
@@ -120,7 +122,7 @@ def show(
     as_json: AS_JSON = False,
 ) -> None:
     """One session: its turns, and what happened to it lately."""
-    with _explained():
+    with _explained(journal):
         session = _find(journal, name)
         happened = read_log(journal, session.id)
     said = {turn.turn_id: turn.text for turn in session.finished} if text else {}
@@ -149,7 +151,7 @@ def show(
 @app.command("rm")
 def remove(name: NAME, journal: JOURNAL) -> None:
     """Close a session for good; no server may be using the journal."""
-    with _explained():
+    with _explained(journal):
         session = _find(journal, name)
         with Journal(journal, "fsync", _vocabulary(journal)) as opened:
             opened.append(Closed(session.id, "removed"))

@@ -6,6 +6,7 @@ simulator crashed. With `--json` the last line is the summary. Progress goes to 
 
 from __future__ import annotations
 
+import difflib
 import json
 import traceback
 from contextlib import AbstractContextManager, nullcontext
@@ -58,8 +59,10 @@ def sim(
         return
     _require("layout", layout, LAYOUT_NAMES)
     _require("workload", workload, tuple(WORKLOADS))
-    if mutant is not None:
-        _require("mutant", mutant, tuple(MUTANTS))
+    if mutant is not None and mutant not in MUTANTS:
+        near = difflib.get_close_matches(mutant, MUTANTS, n=1)
+        meant = f"is {near[0]} meant? " if near else ""
+        raise typer.BadParameter(f"unknown mutant {mutant!r}; {meant}--list-mutants shows them all")
     planting: AbstractContextManager[Patcher | None] = (
         planted(mutant) if mutant is not None else nullcontext()
     )
@@ -94,8 +97,8 @@ def sim(
 
 
 def _require(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known and not (value == ALL and name != "mutant"):
-        raise typer.BadParameter(f"unknown {name} {value!r}; known: {', '.join(known)}")
+    if value not in (*known, ALL):
+        raise typer.BadParameter(f"unknown {name} {value!r}; known: {', '.join(known)}, {ALL}")
 
 
 def _replay_line(options: Options, layout: str, page_size: int | None, workload: str) -> str:

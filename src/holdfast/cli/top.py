@@ -19,6 +19,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.cli.refusals import refusal
+from holdfast.cli.remote import server_refusal
 from holdfast.cli.terminal import listening, memory_table, printable
 from holdfast.client import Client, Forbidden, HoldfastError, NotFound, Retries, SessionView
 from holdfast.client.calls import DEFAULT_URL
@@ -112,9 +114,10 @@ def top(
                 _print_frames(client, console, interval, once, as_json)
             else:
                 _watch(client, console, interval)
-    except (HoldfastError, ValueError) as error:
-        typer.echo(f"holdfast top: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(1) from error
+    except HoldfastError as error:
+        raise server_refusal("top", error) from error
+    except ValueError as error:
+        raise refusal("top", str(error)) from error
     except KeyboardInterrupt:
         console.print()
 
