@@ -113,7 +113,7 @@ def free_a_placeholder(world):
 def hold_a_placeholder(world):
     hold = chat_named(world, "rest").sequence.points[0].state
     hold.grant.units.append(4000)
-    hold.pool.by_kind[hold.holder.kind] += 1
+    world.ledger.count(hold.pool, hold.holder, 1)
 
 
 def take_back_what_is_kept(world):

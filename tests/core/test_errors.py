@@ -31,6 +31,7 @@ FIELDS = {
     "BadMaxTokens": ("bad_max_tokens", "max_tokens"),
     "ContextExceeded": ("context_length_exceeded", "max_tokens"),
     "TooLarge": ("insufficient_memory", "input"),
+    "OverQuota": ("over_quota", "input"),
 }
 
 

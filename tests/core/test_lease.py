@@ -233,3 +233,23 @@ def test_a_lease_that_the_audit_took_back_is_dead_to_its_owner_and_not_reported_
     grove.tree.reclaim_dropped()
     assert grove.tree.leaks == []
     grove.finish()
+
+
+def test_a_lease_of_a_tree_that_is_gone_can_still_be_given_up() -> None:
+    grove = Grove("hybrid")
+    lease = grove.lease([])
+    gone = grove.tree.roots.pop("root")
+    del grove.tree.queues["root"]
+    other = grove.lease([])
+    assert grove.tree.roots["root"] is not gone
+    lease.release()
+    assert "root" in grove.tree.queues, "the new tree is not taken for the old one"
+    other.release()
+    assert not grove.tree.queues
+    state = Grove("hybrid")
+    state.add(A, state=True)
+    lease = state.lease(A)
+    state.tree.roots.clear()
+    state.tree.queues.clear()
+    lease.release()
+    assert not state.tree.leases

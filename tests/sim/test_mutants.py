@@ -19,6 +19,7 @@ TURN = r"TURN (t|rt)\d+ of (s|rt)\d+"
 TREE = r"TREE (red|blue)"
 NAME = r"(s|rt)\d+"
 ROW = r"(t|rt)\d+ of (s|rt)\d+"
+TENANT = r"tenant (red|blue)"
 PARCEL = r"parcel of s\d+"
 FREE = rf"the free list(, last given to by ({SESSION}|{TURN}|{CHECKPOINT}|TRANSIT {NAME}|{TREE}))?"
 
@@ -100,6 +101,9 @@ EXPECTED: dict[str, Report] = {
     "freed-while-in-transit": report(TWICE, SESSION, TURN, FREE),
     "aborted-restore-keeps-its-parcel": report(LEAK, SESSION),
     "seal-in-flight-counts-as-rest": report("content, books, assertion", SESSION, ROW),
+    # Tenants: whose quota it is.
+    "account-is-not-lowered": report("counter", TENANT),
+    "quota-is-ignored": report("quota", TENANT),
 }
 
 # What a handful of events already shows.

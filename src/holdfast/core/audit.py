@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 
 from holdfast.core.lease import LeaseRecord
-from holdfast.core.ledger import Grant, Holder, Kind, Ledger, Pool
+from holdfast.core.ledger import Account, Grant, Holder, Kind, Ledger, Pool
 from holdfast.core.node import Node, Tail
 from holdfast.core.prefix import PrefixTree
 from holdfast.core.slices import Locks, Owner, Round, Sightings, claims_of
@@ -176,8 +176,14 @@ class Audit:
         ledger = self.ledger
         pools = list(ledger.pools.values())
         lists: list[list[list[list[int]]]] = [[[] for _ in Kind] for _ in pools]
+        held = {account: [0] * len(pools) for account in ledger.accounts.values()}
         for grant in ledger.live.values():
-            lists[grant.pool.index][grant.holder.kind].append(grant.units)
+            index, holder = grant.pool.index, grant.holder
+            lists[index][holder.kind].append(grant.units)
+            held[holder.account][index] += len(grant.units)
+        found += [
+            self._misaccounted(account, held[account]) for account in held if account.held != held[account]
+        ]
         for pool in pools:
             by_kind = lists[pool.index]
             by_kind[Kind.RETIRING] = [units for _, units in pool.retiring]
@@ -199,6 +205,14 @@ class Audit:
         )
         finding.healed = "recounted"
         pool.by_kind[:] = count
+        return finding
+
+    def _misaccounted(self, account: Account, held: list[int]) -> Finding:
+        """Set right what a tenant is said to hold, and so what it may still take."""
+        detail = f"{account.held} units on the account, {held} held"
+        finding = Finding("counter", detail, "ledger", [], f"tenant {account.name}", self.ledger.step)
+        finding.healed = "recounted"
+        account.held[:] = held
         return finding
 
     def _misplaced(self, pool: Pool, owners: list[Owner], found: list[Finding]) -> None:

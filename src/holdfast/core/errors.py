@@ -176,5 +176,18 @@ class TooLarge(Refused):
         self.available = available
 
 
+class OverQuota(Refused):
+    """The turn would not fit into what its tenant may hold, even alone."""
+
+    code = "over_quota"
+    param = "input"
+
+    def __init__(self, component: str, needed: int, limit: int) -> None:
+        super().__init__(f"the turn needs {needed} units of {component} memory; its tenant may hold {limit}")
+        self.component = component
+        self.needed = needed
+        self.limit = limit
+
+
 class IllegalTransition(Exception):
     """An event met a state that it cannot happen in: a fault of the caller, never of the client."""

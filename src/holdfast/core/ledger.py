@@ -16,6 +16,9 @@ kind and by holder are kept beside it, so that a gauge never walks anything.
 Prior art: reservations with a written life (TigerBeetle's free set), linear types. The price is that
 asking who holds one unit walks the Holds; only reports ask that.
 
+Accounts. Every holder belongs to the account of a tenant, which counts what all of them hold together in
+each pool and may be limited there. Units that retire are on nobody's account.
+
 Fences. A plan in flight may still read or write units that the core gives up. Whoever releases says
 which step named them last (`fence`); while that step has not settled they are RETIRING, not free.
 """
@@ -69,15 +72,39 @@ class OutOfUnits(LedgerError):
         self.free = free
 
 
+class OverQuota(OutOfUnits):
+    """A tenant holds as much of a pool as it may, or would with what was asked for. Nothing was taken."""
+
+    def __init__(self, pool: Pool, asked: int, account: Account) -> None:
+        super().__init__(pool, asked, account.room(pool))
+        self.account = account
+
+
+class Account:
+    """What one tenant holds in each pool, and how much that may be."""
+
+    __slots__ = ("held", "limits", "name")
+
+    def __init__(self, name: str, limits: list[int]) -> None:
+        self.name = name
+        self.limits = limits
+        self.held = [0] * len(limits)
+
+    def room(self, pool: Pool) -> int:
+        """How many more units of a pool may be held, whether or not they are free."""
+        return self.limits[pool.index] - self.held[pool.index]
+
+
 class Holder:
     """Somebody who can hold units, with a count of what it holds in each pool."""
 
-    __slots__ = ("held", "kind", "name")
+    __slots__ = ("account", "held", "kind", "name")
 
-    def __init__(self, kind: Kind, name: str, pool_count: int) -> None:
+    def __init__(self, kind: Kind, name: str, account: Account) -> None:
         self.kind = kind
         self.name = name
-        self.held = [0] * pool_count
+        self.account = account
+        self.held = [0] * len(account.held)
 
     def __repr__(self) -> str:
         return f"{self.kind.name} {self.name}"
@@ -126,10 +153,16 @@ class Pool:
         counted[Kind.FREE.name] = len(self.free)
         return counted
 
-    def require(self, count: int) -> None:
-        """Raise unless `count` units are free, without taking them."""
+    def available(self, account: Account) -> int:
+        """How many units the holders of an account could take now."""
+        return min(len(self.free), account.room(self))
+
+    def require(self, count: int, account: Account) -> None:
+        """Raise unless the holders of an account may take `count` units, without taking them."""
         if self.ledger.dropped:
             self.ledger.reclaim_dropped()
+        if count > account.room(self):
+            raise OverQuota(self, count, account)
         gate = self.gate
         if count > len(self.free) or (count and gate is not None and not gate(self, count)):
             raise OutOfUnits(self, count, len(self.free))
@@ -222,8 +255,12 @@ class Hold:
         pool = grant.pool
         free = pool.free
         ledger = pool.ledger
-        if count > len(free) or pool.gate is not None or ledger.dropped:
-            pool.require(count)
+        holder = grant.holder
+        account = holder.account
+        index = pool.index
+        room = account.limits[index] - account.held[index]
+        if count > len(free) or count > room or pool.gate is not None or ledger.dropped:
+            pool.require(count, account)
         if count == 1:
             grant.units.append(free.pop())
         elif count > 0:
@@ -234,10 +271,10 @@ class Hold:
             raise WrongCount(f"cannot grow by {count}")
         else:
             return
-        holder = grant.holder
         pool.by_kind[holder.kind] += count
-        holder.held[pool.index] += count
-        ledger.recorder.append((ledger.step, "grow", grant.serial, pool.index, count, holder))
+        holder.held[index] += count
+        account.held[index] += count
+        ledger.recorder.append((ledger.step, "grow", grant.serial, index, count, holder))
 
     def ungrow(self, count: int) -> None:
         """Take a `grow` back at once: no plan names those units yet, whatever fence the others are behind."""
@@ -277,12 +314,10 @@ class Hold:
         target.units += grant.units[:count]
         del grant.units[:count]
         target.fence = max(target.fence, grant.fence)
-        giver, taker = grant.holder, target.holder
-        pool.by_kind[giver.kind] -= count
-        pool.by_kind[taker.kind] += count
-        giver.held[pool.index] -= count
-        taker.held[pool.index] += count
         ledger = pool.ledger
+        taker = target.holder
+        ledger.uncount(pool, grant.holder, count)
+        ledger.count(pool, taker, count)
         ledger.recorder.append((ledger.step, "pass", target.serial, pool.index, count, taker))
 
     def split(self, at: int) -> Hold:
@@ -339,6 +374,9 @@ class Hold:
             by_kind[holder.kind] += count
             before.held[index] -= count
             holder.held[index] += count
+            if before.account is not holder.account:
+                before.account.held[index] -= count
+                holder.account.held[index] += count
         grant.holder = holder
         ledger.serial = grant.serial = ledger.serial + 1
         live[grant.serial] = grant
@@ -383,14 +421,16 @@ class Ledger:
 
     `step` is the newest plan made and `settled` the newest one settled; the scheduler moves both, and says in
     `purpose` what it is about to take units for, so that a fault can be told by where it struck. `drops`
-    counts what was ever dropped alive, Holds and Leases.
+    counts what was ever dropped alive, Holds and Leases. `limit` says how much of a pool a tenant may hold.
     """
 
     __slots__ = (
+        "accounts",
         "dropped",
         "drops",
         "layout",
         "leaks",
+        "limit",
         "live",
         "pools",
         "purpose",
@@ -419,10 +459,20 @@ class Ledger:
         for component in layout.components:
             if (component, Tier.DEVICE) not in self.pools:
                 raise ValueError(f"no device pool was given for {component.name.lower()}")
+        self.accounts: dict[str, Account] = {}
+        self.limit: Callable[[str, Pool], int] = lambda _, pool: pool.size
 
-    def holder(self, kind: Kind, name: str) -> Holder:
+    def account(self, tenant: str) -> Account:
+        """The account of a tenant: one each, for as long as the ledger lives."""
+        account = self.accounts.get(tenant)
+        if account is None:
+            limits = [self.limit(tenant, pool) for pool in self.pools.values()]
+            account = self.accounts[tenant] = Account(tenant, limits)
+        return account
+
+    def holder(self, kind: Kind, name: str, tenant: str = "") -> Holder:
         """A new holder; it is known only to whoever asked for it and to the Holds that name it."""
-        return Holder(kind, name, len(self.pools))
+        return Holder(kind, name, self.account(tenant))
 
     def pool(self, component: Component, tier: Tier = Tier.DEVICE) -> Pool:
         """The pool of one component on one tier."""
@@ -433,13 +483,12 @@ class Ledger:
         if count < 0:
             raise WrongCount(f"cannot take {count} units")
         free = pool.free
-        if count > len(free) or pool.gate is not None or self.dropped:
-            pool.require(count)
+        if count > pool.available(holder.account) or pool.gate is not None or self.dropped:
+            pool.require(count, holder.account)
         at = len(free) - count
         units = free[at:]
         del free[at:]
-        pool.by_kind[holder.kind] += count
-        holder.held[pool.index] += count
+        self.count(pool, holder, count)
         frame = sys._getframe(1)
         hold = self.enter(pool, units, holder, (frame.f_code, frame.f_lineno))
         self.recorder.append((self.step, "take", self.serial, pool.index, count, holder))
@@ -479,10 +528,17 @@ class Ledger:
         if self.live.pop(grant.serial, None) is None:
             raise DeadHold(f"Hold #{grant.serial} of {grant.holder!r} was reclaimed by the audit")
 
+    def count(self, pool: Pool, holder: Holder, count: int) -> None:
+        """Add `count` units to the counters of a holder."""
+        pool.by_kind[holder.kind] += count
+        holder.held[pool.index] += count
+        holder.account.held[pool.index] += count
+
     def uncount(self, pool: Pool, holder: Holder, count: int) -> None:
         """Take `count` units out of the counters of a holder."""
         pool.by_kind[holder.kind] -= count
         holder.held[pool.index] -= count
+        holder.account.held[pool.index] -= count
 
     def let_go(self, pool: Pool, units: list[int], fence: int) -> None:
         """Free units that no Hold names any more, or retire them behind a step in flight."""

@@ -68,6 +68,11 @@ class Node:
         self.fence = 0
 
     @property
+    def root_key(self) -> str:
+        """Whose tree this is a part of."""
+        return self.holder.name
+
+    @property
     def start(self) -> int:
         """Where the run begins, in tokens from the root."""
         return self.end - len(self.key) // TOKEN_BYTES
@@ -91,6 +96,11 @@ class Tail:
         self.rank = 0
         self.queued = 0
         self.fence = 0
+
+    @property
+    def root_key(self) -> str:
+        """Whose tree this is a part of."""
+        return self.node.root_key
 
     @property
     def end(self) -> int:

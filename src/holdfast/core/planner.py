@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.core.admission import Admission, match_limit, packed_prompt
-from holdfast.core.ledger import Kind, OutOfUnits
-from holdfast.core.plan import Row
+from holdfast.core.ledger import Kind, OutOfUnits, OverQuota
+from holdfast.core.plan import Row, StepPlan
 from holdfast.core.policy import queue_order
 from holdfast.core.pressure import Pressure
 from holdfast.core.registry import Plan, Registry
@@ -26,16 +26,18 @@ Proposer = Callable[[Session, Turn], list[int]]
 class Planner:
     """Builds the rows of one step."""
 
-    __slots__ = ("_matches", "pressure", "propose", "registry")
+    __slots__ = ("_matches", "_plan", "pressure", "propose", "registry")
 
     def __init__(self, registry: Registry, pressure: Pressure, propose: Proposer | None) -> None:
         self.registry = registry
         self.pressure = pressure
         self.propose = propose
         self._matches: dict[int, tuple[int, int, bytes]] = {}
+        self._plan: Plan = StepPlan(0)
 
     def fill(self, plan: Plan, budget: int) -> None:
         """Put rows, copies and moves into a plan of at most `budget` tokens."""
+        self._plan = plan
         prefilling: list[Session] = []
         budget = self._decode(plan, budget, prefilling)
         for session in prefilling:
@@ -53,6 +55,7 @@ class Planner:
         for move in plan.moves:
             registry.transits[move.number].sequence.fence = plan.step
         plan.forgotten, registry.forgotten = registry.forgotten, []
+        self._plan = StepPlan(0)
 
     # --- running turns ----------------------------------------------------------------------------
 
@@ -235,22 +238,37 @@ class Planner:
     # --- waiting turns ----------------------------------------------------------------------------
 
     def _admit(self, plan: Plan, budget: int) -> None:
-        """Admit waiting turns, in the order of the policy, while budget and memory last."""
+        """Admit waiting turns, in the order of the policy, while budget and memory last.
+
+        Who finds no memory keeps those after it waiting, or it might wait for ever. A tenant that may hold no
+        more keeps only its own waiting: the others are looked through once more, without it.
+        """
+        full: set[str] = set()
+        tried = -1
+        while len(full) > tried:
+            tried = len(full)
+            budget = self._admit_others(plan, budget, full)
+
+    def _admit_others(self, plan: Plan, budget: int, full: set[str]) -> int:
+        """Admit turns of tenants that are not full, up to the first that is; returns the budget left."""
         registry = self.registry
-        if not registry.queue:
-            return
-        # A step that has no row yet may always admit one, or nothing would ever move.
-        order = queue_order(registry.queue.values(), registry.now, registry.policy, self._cached)
-        for turn in order:
+        queue = [turn for turn in registry.queue.values() if self._tenant(turn) not in full]
+        for turn in queue_order(queue, registry.now, registry.policy, self._cached) if queue else ():
             if budget < 1 or len(registry.running) >= registry.policy.running_max:
-                return
+                break
             session = registry.sessions[turn.session_id]
             if session.unsettled or not self._at_home(session) or self._waits_for_prefix(session, turn):
                 continue
             taken = self._try_admit(plan, session, turn, budget)
+            if taken is None:
+                full.add(session.tenant)
             if not taken:
-                return
+                break
             budget -= taken
+        return budget
+
+    def _tenant(self, turn: Turn) -> str:
+        return self.registry.sessions[turn.session_id].tenant
 
     def _at_home(self, session: Session) -> bool:
         """Whether a session's memory is here; if not, see to it that it comes."""
@@ -266,14 +284,14 @@ class Planner:
         registry = self.registry
         parcel = session.parcel
         assert parcel is not None
-        transit = registry.ledger.holder(Kind.TRANSIT, session.id)
+        transit = registry.ledger.holder(Kind.TRANSIT, session.id, session.tenant)
         registry.ledger.purpose = "restore"
         while True:
             try:
                 registry.moves += start_restore(session.sequence, parcel, transit, registry.number())
             except OutOfUnits as shortfall:
                 if not self.pressure.make_room(shortfall, session, may_retract=False):
-                    if not registry.running and not registry.flights and not registry.transits:
+                    if self._in_vain(shortfall, session):
                         registry.drop_memory(session)
                     return False
                 continue
@@ -282,8 +300,19 @@ class Planner:
             registry.transits[parcel.transit] = session
             return True
 
-    def _try_admit(self, plan: Plan, session: Session, turn: Turn, budget: int) -> int:
-        """Admit one turn with its first row; returns the tokens planned, 0 if there is no room."""
+    def _in_vain(self, shortfall: OutOfUnits, session: Session) -> bool:
+        """Whether waiting would bring no room: nothing runs or moves that could give some back."""
+        registry = self.registry
+        if not isinstance(shortfall, OverQuota):
+            return not (registry.running or registry.transits or registry.flights or self._plan)
+        plans = (*registry.flights, self._plan)
+        rows = (row.turn.session_id for plan in plans for row in plan.rows)
+        computing = (registry.sessions[name] for name in rows if name in registry.sessions)
+        busy = (*registry.running, *registry.transits.values(), *computing)
+        return all(other.tenant != session.tenant for other in busy)
+
+    def _try_admit(self, plan: Plan, session: Session, turn: Turn, budget: int) -> int | None:
+        """Admit one turn with its first row; returns the tokens planned: 0 without room, None over quota."""
         registry = self.registry
         while True:
             admission = Admission(registry, session, turn)
@@ -294,10 +323,10 @@ class Planner:
                 admission.undo()
                 if self.pressure.make_room(shortfall, session, may_retract=False):
                     continue
-                alone = not registry.running and not registry.flights and not registry.transits
-                if alone and len(shortfall.pool.free) < shortfall.asked:
+                account = session.holder.account
+                if self._in_vain(shortfall, session) and shortfall.pool.available(account) < shortfall.asked:
                     registry.drop_memory(session)
-                return 0
+                return None if isinstance(shortfall, OverQuota) else 0
             self._admitted(session, turn)
             return taken
 

@@ -5,13 +5,28 @@ Pure functions of what they are given. The scheduler asks; nothing here changes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
+from holdfast.core.layout import Tier
+from holdfast.core.ledger import Pool
 from holdfast.core.session import Session
 from holdfast.core.turn import Turn
 
 COMPARED_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which part of each tier's memory a tenant may hold, from above 0 to 1: all of it."""
+
+    device: float = 1.0
+    host: float = 1.0
+    disk: float = 1.0
+
+    def of(self, tier: Tier) -> float:
+        """The part of one tier."""
+        return {Tier.DEVICE: self.device, Tier.HOST: self.host, Tier.DISK: self.disk}[tier]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +35,7 @@ class Policy:
 
     `checkpoints` is how many resume points a session may keep past its last turn. A turn that waits for
     `age_seconds` counts as one priority higher, so that nothing starves. With `durable_turns` a turn's mark
-    is kept until somebody says that the turn is durable.
+    is kept until somebody says that the turn is durable. A tenant may hold its own of `shares`, or `share`.
     """
 
     context_length: int = 8192
@@ -36,6 +51,12 @@ class Policy:
     age_seconds: float = 2.0
     leave_history: bool = False
     durable_turns: bool = False
+    share: Share = Share()
+    shares: Mapping[str, Share] = field(default_factory=dict)
+
+    def limit(self, tenant: str, pool: Pool) -> int:
+        """How many units of a pool a tenant may hold."""
+        return int(pool.size * self.shares.get(tenant, self.share).of(pool.tier))
 
 
 def queue_order(

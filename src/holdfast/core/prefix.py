@@ -22,6 +22,8 @@ from holdfast.core.ledger import Grant, Hold, Kind, Ledger
 from holdfast.core.node import Match, Node, Tail, leaf_may_go, state_may_go, window_may_go
 from holdfast.core.tokens import TOKEN_BYTES
 
+Queues = dict[Component, EvictionQueue[Node | Tail]]
+
 
 class PrefixTree:
     """Shared prefixes of all tenants."""
@@ -55,11 +57,7 @@ class PrefixTree:
         self.serial = 0
         self.tick = 0
         self.version = 0
-        self.queues: dict[Component, EvictionQueue[Node | Tail]] = {
-            Component.FULL: EvictionQueue(1, leaf_may_go),
-            Component.WINDOW: EvictionQueue(2, window_may_go),
-            Component.STATE: EvictionQueue(4, state_may_go),
-        }
+        self.queues: dict[str, Queues] = {}
 
     # --- looking up -------------------------------------------------------------------------------
 
@@ -160,7 +158,7 @@ class PrefixTree:
     def share(self, lease: Lease, name: str, pages: int, window_first: int) -> Lease:
         """A second lease, of the path's first `pages` pages, with window pages from `window_first` on."""
         record = lease.record
-        match = Match(record.node.holder.name, record.node, self.version)
+        match = Match(record.node.root_key, record.node, self.version)
         match.length = record.length
         shared = self.lease(match, name)
         shared.shorten(pages * self.layout.page_size)
@@ -190,7 +188,7 @@ class PrefixTree:
             record.state_node = None
             node.state_leases -= 1
             node.fence = max(node.fence, fence)
-            self.queues[Component.STATE].offer(node)
+            self._offer(Component.STATE, node)
 
     def unlock_tail(self, record: LeaseRecord, fence: int) -> None:
         """For `Lease.unlock_tail`."""
@@ -226,13 +224,13 @@ class PrefixTree:
     def _unlock_window(self, node: Node, record: LeaseRecord, fence: int) -> None:
         node.window_leases.discard(record)
         node.fence = max(node.fence, fence)
-        self.queues[Component.WINDOW].offer(node)
+        self._offer(Component.WINDOW, node)
 
     def _unlock_node(self, node: Node, fence: int) -> None:
         node.leases -= 1
         node.fence = max(node.fence, fence)
         if not node.leases:
-            self.queues[Component.FULL].offer(node)
+            self._offer(Component.FULL, node)
             self._prune(node)
 
     def shorten(self, record: LeaseRecord, length: int, fence: int) -> None:
@@ -365,7 +363,7 @@ class PrefixTree:
         passed = node
         while passed is not before:
             passed.rank = max(passed.rank, rank)
-            self.queues[Component.WINDOW].offer(passed)
+            self._offer(Component.WINDOW, passed)
             assert passed.parent is not None, "a lease only moves down its own path"
             passed = passed.parent
         before.leases -= 1
@@ -373,20 +371,20 @@ class PrefixTree:
     def set_state(self, lease: Lease, state: Hold) -> None:
         """Leave the state at exactly the lease's end; a duplicate, or one over the budget, is released."""
         node = lease.record.node
-        if node.state is not None or node.parent is None or not self._make_room_for_state():
+        if node.state is not None or node.parent is None or not self._make_room_for_state(node.root_key):
             state.release()
             return
         node.state = state.move_to(node.holder)
         self.states += 1
         self.version += 1
-        self.queues[Component.STATE].offer(node)
+        self._offer(Component.STATE, node)
 
     def add_tail(self, lease: Lease, key: bytes, holds: tuple[Hold | None, Hold | None, Hold | None]) -> None:
         """Leave a partly filled page and the state at its exact end below the lease's end."""
         node = lease.record.node
         full, window, state = holds
         assert 0 < len(key) < self.page_bytes, "a tail ends inside a page"
-        if key in node.tails or (state is not None and not self._make_room_for_state()):
+        if key in node.tails or (state is not None and not self._make_room_for_state(node.root_key)):
             for hold in holds:
                 if hold is not None:
                     hold.release()
@@ -400,29 +398,40 @@ class PrefixTree:
         node.tails[key] = tail
         self._offer_tail(tail)
 
-    def _make_room_for_state(self) -> bool:
-        return self.states < self.state_budget or bool(self.evict(Component.STATE, 1))
+    def _make_room_for_state(self, root_key: str) -> bool:
+        """Whether one more state may stay; a tenant's own give way before another's."""
+        if self.states < self.state_budget:
+            return True
+        return bool(self.evict(Component.STATE, 1, root_key) or self.evict(Component.STATE, 1))
 
     # --- giving memory back -----------------------------------------------------------------------
 
-    def evict(self, component: Component, count: int) -> int:
-        """Free at least `count` units of a component if unlocked ones allow it; returns how many."""
-        queue = self.queues[component]
-        pool = self.ledger.pool(component)
+    def evict(self, component: Component, count: int, root_key: str | None = None) -> int:
+        """Free at least `count` units, of one tenant or of all, if unlocked ones allow it; returns how many.
+
+        A tenant's go least recently used first. Among tenants it is for the caller to choose.
+        """
         freed = 0
-        while freed < count:
-            victim = queue.pop()
-            if victim is None:
-                break
-            before = pool.by_kind[Kind.TREE]
-            if isinstance(victim, Tail):
-                self._remove_tail(victim)
-            elif component is Component.FULL:
-                self._prune(self._remove(victim))
-            else:
-                self._entomb(victim, component)
-            freed += before - pool.by_kind[Kind.TREE]
+        for key in [root_key] if root_key is not None else list(self.roots):
+            queues = self.queues.get(key)
+            while queues is not None and freed < count:
+                victim = queues[component].pop()
+                if victim is None:
+                    break
+                freed += self._evict(victim, component)
         return freed
+
+    def _evict(self, victim: Node | Tail, component: Component) -> int:
+        """Take one component of a candidate, or all of it; returns how many units of that component went."""
+        pool = self.ledger.pool(component)
+        before = pool.by_kind[Kind.TREE]
+        if isinstance(victim, Tail):
+            self._remove_tail(victim)
+        elif component is Component.FULL:
+            self._prune(self._remove(victim))
+        else:
+            self._entomb(victim, component)
+        return before - pool.by_kind[Kind.TREE]
 
     def flush(self) -> None:
         """Evict everything that nobody leases."""
@@ -455,7 +464,8 @@ class PrefixTree:
                 return
             node = self._remove(node)
         if node.parent is None and not (node.children or node.tails or node.leases):
-            self.roots.pop(node.holder.name, None)
+            if self.roots.get(node.root_key) is node:
+                del self.roots[node.root_key], self.queues[node.root_key]
             self.version += 1
 
     def _remove(self, node: Node) -> Node:
@@ -475,7 +485,7 @@ class PrefixTree:
         node.full = node.window = None
         del parent.children[first_page]
         parent.fence = max(parent.fence, node.fence)
-        self.queues[Component.FULL].offer(parent)
+        self._offer(Component.FULL, parent)
         return parent
 
     def _remove_tail(self, tail: Tail) -> None:
@@ -488,19 +498,32 @@ class PrefixTree:
         node = tail.node
         del node.tails[tail.key]
         node.fence = max(node.fence, tail.fence)
-        self.queues[Component.FULL].offer(node)
+        self._offer(Component.FULL, node)
         self._prune(node)
 
     def _offer_tail(self, tail: Tail) -> None:
         for component in self.layout.components:
-            self.queues[component].offer(tail)
+            self._offer(component, tail)
+
+    def _offer(self, component: Component, member: Node | Tail) -> None:
+        """Queue a member that may have become a candidate for eviction, among those of its tenant."""
+        queues = self.queues.get(member.root_key)
+        if queues is not None:  # What the audit healed may be a lease of a tree that is gone.
+            queues[component].offer(member)
 
     # --- shape ------------------------------------------------------------------------------------
 
     def _root(self, root_key: str) -> Node:
         root = self.roots.get(root_key)
         if root is None:
-            root = self.roots[root_key] = Node(None, b"", 0, self.ledger.holder(Kind.TREE, root_key))
+            self.queues[root_key] = {
+                Component.FULL: EvictionQueue(1, leaf_may_go),
+                Component.WINDOW: EvictionQueue(2, window_may_go),
+                Component.STATE: EvictionQueue(4, state_may_go),
+            }
+            root = self.roots[root_key] = Node(
+                None, b"", 0, self.ledger.holder(Kind.TREE, root_key, root_key)
+            )
         return root
 
     def _split(self, node: Node, tokens: int) -> Node:
@@ -524,7 +547,7 @@ class PrefixTree:
             upper.window_first, node.window_first = node.window_first, boundary
         upper.window_leases = {record for record in node.window_leases if record.window_first < boundary}
         upper.used, upper.rank, upper.fence = node.used, node.rank, node.fence
-        self.queues[Component.WINDOW].offer(upper)
+        self._offer(Component.WINDOW, upper)
         return upper
 
     def nodes(self) -> Iterator[Node]:

@@ -6,24 +6,63 @@
     recomputation; what is on disk as well leaves the host first
     running turns: the one that loses least is retracted; never the oldest
 
+Tenants give way one after the other, the one that holds most first, so that nobody loses memory to somebody
+who has more. Where a tenant is at its quota, it gives way alone.
+
 What is freed may still be named by a step in flight, and a spill takes a step: `make_room` then says that it
 is on its way, and the asker tries again in a later plan. Nothing more is given up while enough is coming.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from holdfast.core.fallback import retract
 from holdfast.core.layout import Tier
-from holdfast.core.ledger import Kind, OutOfUnits, Pool
+from holdfast.core.ledger import Account, Kind, OutOfUnits, OverQuota
 from holdfast.core.policy import retraction_victim, spill_order
-from holdfast.core.registry import SPILL_TIERS, Registry
+from holdfast.core.registry import SPILL_TIERS, Registry, own_units
 from holdfast.core.session import Life, Place, Session
 from holdfast.core.tiers import sink, start_spill
 from holdfast.core.turn import Ending
 
 OnDisk = Callable[[Session], bool]
+
+
+class Shortage:
+    """Units of a pool that somebody needs: for anybody, or for a tenant that may hold no more."""
+
+    __slots__ = ("account", "need", "pool", "registry")
+
+    def __init__(self, registry: Registry, shortfall: OutOfUnits) -> None:
+        self.registry = registry
+        self.pool = shortfall.pool
+        self.need = shortfall.asked
+        self.account = shortfall.account if isinstance(shortfall, OverQuota) else None
+
+    @property
+    def missing(self) -> int:
+        """How many more units must be given up before the need can be met at once."""
+        room = len(self.pool.free) if self.account is None else self.account.room(self.pool)
+        return max(0, self.need - room)
+
+    @property
+    def over(self) -> bool:
+        """Whether enough is there or on its way."""
+        tenant = self.account.name if self.account is not None else None
+        return self.missing <= self.registry.leaving_units(self.pool.component, tenant)
+
+    def concerns(self, session: Session) -> bool:
+        """Whether what a session has could help."""
+        return self.account in (None, session.holder.account)
+
+    def givers(self) -> Iterator[Account]:
+        """Who gives way: those that hold some, the one that holds most first."""
+        index = self.pool.index
+        accounts = self.registry.ledger.accounts.values() if self.account is None else (self.account,)
+        return iter(
+            sorted((each for each in accounts if each.held[index]), key=lambda each: -each.held[index])
+        )
 
 
 class Pressure:
@@ -40,27 +79,31 @@ class Pressure:
 
     def make_room(self, shortfall: OutOfUnits, asker: Session, may_retract: bool) -> bool:
         """True if the asker should try again at once; False if room is on its way, or cannot be had now."""
-        pool, need = shortfall.pool, shortfall.asked
-        if len(pool.free) >= need:
+        shortage = Shortage(self.registry, shortfall)
+        if not shortage.missing:
             return False
-        self.registry.tree.evict(pool.component, need - len(pool.free))
-        if self._enough(pool, need):
-            return len(pool.free) >= need
-        self._drop_checkpoints(pool, need)
-        if not self._enough(pool, need):
-            self._empty_sessions(pool, need, asker)
-        if not self._enough(pool, need) and may_retract:
-            self._retract(pool, need, asker)
-        return len(pool.free) >= need
+        for account in shortage.givers():
+            self._give_way(shortage, account, asker)
+            if shortage.over:
+                return not shortage.missing
+        self._drop_parcels(shortage, asker)
+        if not shortage.over and may_retract:
+            self._retract(shortage, asker)
+        return not shortage.missing
 
-    def _enough(self, pool: Pool, need: int) -> bool:
-        return len(pool.free) + self.registry.leaving_units(pool.component) >= need
+    def _give_way(self, shortage: Shortage, account: Account, asker: Session) -> None:
+        """Take what a tenant can spare, until there is enough."""
+        self.registry.tree.evict(shortage.pool.component, shortage.missing, account.name)
+        if not shortage.over:
+            self._drop_checkpoints(shortage, account)
+        if not shortage.over:
+            self._empty_sessions(shortage, account, asker)
 
-    def _drop_checkpoints(self, pool: Pool, need: int) -> None:
+    def _drop_checkpoints(self, shortage: Shortage, account: Account) -> None:
         """Give up checkpoints that nobody pins, session by session."""
         registry = self.registry
-        for session in list(registry.checkpointed):
-            if self._enough(pool, need):
+        for session in [each for each in registry.checkpointed if each.holder.account is account]:
+            if shortage.over:
                 return
             sequence = session.sequence
             for point in [point for point in sequence.points if not point.pinned]:
@@ -69,49 +112,55 @@ class Pressure:
             if not sequence.points:
                 del registry.checkpointed[session]
         for session in registry.running:
-            if self._enough(pool, need):
+            if shortage.over:
                 return
-            session.sequence.drop_spare_points()
+            if session.holder.account is account:
+                session.sequence.drop_spare_points()
 
-    def _empty_sessions(self, pool: Pool, need: int, asker: Session) -> None:
+    def _empty_sessions(self, shortage: Shortage, account: Account, asker: Session) -> None:
         """Take the memory of sessions at rest, in the order of the policy; evict what they alone leased."""
-        registry = self.registry
-        for session in spill_order(registry.resting, registry.now):
-            if self._enough(pool, need):
+        registry, pool = self.registry, shortage.pool
+        resting = (session for session in registry.resting if session.holder.account is account)
+        for session in spill_order(resting, registry.now):
+            if shortage.over:
                 return
             if session is asker or session.place is not Place.HOME or not session.at_rest:
                 continue
             lease = session.sequence.lease
             if not session.holder.held[pool.index] and (lease is None or not lease.length):
                 continue
-            if not (session.holder.held[pool.index] and self.spill(session)):
-                registry.drop_memory(session)
-                registry.counters.dropped += 1
-                registry.tree.evict(pool.component, max(0, need - len(pool.free)))
-        self._drop_parcels(pool, need, asker)
+            if not (session.holder.held[pool.index] and self.spill(session, asker=asker)):
+                self._drop(session, shortage)
 
-    def _drop_parcels(self, pool: Pool, need: int, asker: Session) -> None:
+    def _drop_parcels(self, shortage: Shortage, asker: Session) -> None:
         """The last resort before running turns: sessions that are away still lease what the tree holds."""
-        registry = self.registry
-        for session in list(registry.resting):
-            if self._enough(pool, need):
+        for session in list(self.registry.resting):
+            if shortage.over:
                 return
             lease = session.sequence.lease
-            if session is not asker and session.place is Place.AWAY and lease is not None and lease.length:
-                registry.drop_memory(session)
-                registry.counters.dropped += 1
-                registry.tree.evict(pool.component, max(0, need - len(pool.free)))
+            leans = session.place is Place.AWAY and lease is not None and lease.length
+            if leans and session is not asker and shortage.concerns(session):
+                self._drop(session, shortage)
 
-    def spill(self, session: Session, tier: Tier | None = None) -> bool:
-        """Start moving a resting session's memory to another tier, or to that one; False without room."""
+    def _drop(self, session: Session, shortage: Shortage) -> None:
+        """Drop a session to recomputation, and evict what it alone leased."""
+        self.registry.drop_memory(session)
+        self.registry.counters.dropped += 1
+        self.registry.tree.evict(shortage.pool.component, shortage.missing, session.tenant)
+
+    def spill(self, session: Session, tier: Tier | None = None, asker: Session | None = None) -> bool:
+        """Start moving a resting session's memory to another tier, or to that one; False without room.
+
+        `asker` is for whom room is made: nothing is taken from it.
+        """
         registry = self.registry
         tiers = SPILL_TIERS if tier is None else (tier,)
-        if Tier.HOST in tiers:
-            self._clear_host(session)
+        for each in tiers:
+            self._clear(each, session, asker)
         tier = registry.spill_tier(session, tiers)
         if tier is None or any(owner is session for _, owner in registry.copies):
             return False
-        transit = registry.ledger.holder(Kind.TRANSIT, session.id)
+        transit = registry.ledger.holder(Kind.TRANSIT, session.id, session.tenant)
         registry.ledger.purpose = "spill"
         try:
             parcel, moves = start_spill(session.sequence, tier, transit, registry.number())
@@ -129,33 +178,51 @@ class Pressure:
         registry.counters.spills += 1
         return True
 
-    def _clear_host(self, session: Session) -> None:
-        """Make room on the host for a session: parcels that are on disk as well stay there alone."""
+    def _clear(self, tier: Tier, session: Session, asker: Session | None) -> None:
+        """Make room on another tier for a session: what lies on the host and on disk stays on disk alone.
+
+        Where a tenant has more of the tier than the session's would have, its longest resting sessions make
+        room and are dropped to recomputation.
+        """
         registry = self.registry
-        if self.on_disk is None:
+        account = session.holder.account
+        pools = [
+            (pool, need)
+            for component, need in own_units(session).items()
+            if (pool := registry.ledger.pools.get((component, tier))) is not None
+        ]
+        sinks = self.on_disk if tier is Tier.HOST else None
+        quota = any(account.room(pool) < need for pool, need in pools)
+        heavier = {
+            each
+            for each in registry.ledger.accounts.values()
+            if not quota
+            and any(each.held[pool.index] > account.held[pool.index] + need for pool, need in pools)
+        }
+        if sinks is None and not heavier:
             return
         for older in list(registry.resting):
-            if registry.spill_tier(session, (Tier.HOST,)) is not None:
-                return
             parcel = older.parcel
-            if older.place is not Place.AWAY or parcel is None or parcel.tier is not Tier.HOST:
+            if older is asker or parcel is None or older.place is not Place.AWAY or parcel.tier is not tier:
                 continue
-            if self.on_disk(older):
-                registry.ledger.purpose = "sink"
-                try:
-                    sink(older.sequence, parcel)
-                except OutOfUnits:
-                    return
+            if registry.spill_tier(session, (tier,)) is not None:
+                return
+            if quota and older.holder.account is not account:
+                continue
+            if sinks is not None and sinks(older) and _sunk(registry, older):
+                continue
+            if older.holder.account in heavier:
+                registry.drop_memory(older)
+                registry.counters.dropped += 1
 
-    def _retract(self, pool: Pool, need: int, asker: Session) -> None:
+    def _retract(self, shortage: Shortage, asker: Session) -> None:
         """Take back turns until enough is free or on its way; a turn with rows in flight ends after them."""
         registry = self.registry
-        while not self._enough(pool, need):
-            if any(
-                session.turn is not None and session.turn.ending is not None for session in registry.running
-            ):
+        while not shortage.over:
+            running = [session for session in registry.running if shortage.concerns(session)]
+            if any(session.turn is not None and session.turn.ending is not None for session in running):
                 return
-            victim = retraction_victim(registry.running)
+            victim = retraction_victim(running)
             if victim is None:
                 return
             turn = victim.turn
@@ -165,6 +232,17 @@ class Pressure:
                 take_back(registry, victim)
             if victim is asker:
                 return
+
+
+def _sunk(registry: Registry, session: Session) -> bool:
+    """Account for a parcel that is on disk as well there alone; False if it has no room there."""
+    assert session.parcel is not None
+    registry.ledger.purpose = "sink"
+    try:
+        sink(session.sequence, session.parcel)
+    except OutOfUnits:
+        return False
+    return True
 
 
 def take_back(registry: Registry, session: Session, certain: int | None = None) -> None:

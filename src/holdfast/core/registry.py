@@ -200,25 +200,33 @@ class Registry:
 
     def spill_tier(self, session: Session, tiers: tuple[Tier, ...] = SPILL_TIERS) -> Tier | None:
         """The first of some tiers with room for a session's own memory, or None."""
-        sequence = session.sequence
-        needs = {
-            Component.FULL: len(sequence.full) if sequence.full is not None else 0,
-            Component.WINDOW: len(sequence.window.hold) if sequence.window is not None else 0,
-            Component.STATE: 1 if sequence.state is not None else 0,
-        }
+        needs = own_units(session)
+        account = session.holder.account
         for tier in tiers:
-            pools = [
-                (self.ledger.pools.get((component, tier)), need) for component, need in needs.items() if need
-            ]
-            if pools and all(pool is not None and len(pool.free) >= need for pool, need in pools):
+            pools = [(self.ledger.pools.get((component, tier)), need) for component, need in needs.items()]
+            if pools and all(pool is not None and pool.available(account) >= need for pool, need in pools):
                 return tier
         return None
 
-    def leaving_units(self, component: Component) -> int:
-        """Units of a component that will be free when what is in flight has settled."""
+    def leaving_units(self, component: Component, tenant: str | None = None) -> int:
+        """Units of a component that will be free when what is in flight has settled: of all, or of a tenant.
+
+        What retires is on no tenant's account already.
+        """
         pool = self.ledger.pool(component)
-        leaving = 0
+        leaving = pool.by_kind[Kind.RETIRING] if tenant is None else 0
         for session in self.transits.values():
-            if session.place is Place.LEAVING:
+            if session.place is Place.LEAVING and tenant in (None, session.tenant):
                 leaving += session.holder.held[pool.index]
-        return leaving + pool.by_kind[Kind.RETIRING]
+        return leaving
+
+
+def own_units(session: Session) -> dict[Component, int]:
+    """How much a session holds itself of each component, without those of which it holds nothing."""
+    sequence = session.sequence
+    units = {
+        Component.FULL: len(sequence.full) if sequence.full is not None else 0,
+        Component.WINDOW: len(sequence.window.hold) if sequence.window is not None else 0,
+        Component.STATE: 1 if sequence.state is not None else 0,
+    }
+    return {component: count for component, count in units.items() if count}

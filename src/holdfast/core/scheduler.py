@@ -47,6 +47,7 @@ class Scheduler:
         state_budget: int = 1 << 30,
         on_disk: OnDisk | None = None,
     ) -> None:
+        ledger.limit = policy.limit
         self.registry = Registry(ledger, PrefixTree(ledger, state_budget), policy)
         self.pressure = Pressure(self.registry, on_disk)
         self.planner = Planner(self.registry, self.pressure, propose)
@@ -107,7 +108,7 @@ class Scheduler:
         registry = self.registry
         session = registry.find(session_id)
         lease = registry.tree.lease(registry.tree.match(session.tenant, b"", 0), session_id)
-        transit = registry.ledger.holder(Kind.TRANSIT, session_id)
+        transit = registry.ledger.holder(Kind.TRANSIT, session_id, session.tenant)
         registry.ledger.purpose = "adopt"
         try:
             session.parcel = adopt(session.sequence, lease, length, transit, registry.number())
@@ -155,7 +156,7 @@ class Scheduler:
             raise errors.AlreadyComputed(
                 f"session {session_id} has computed {session.sequence.computed} tokens, past {first}"
             )
-        self._require_fit(session.sequence.known, request)
+        self._require_fit(session.tenant, session.sequence.known, request)
         return self._enqueue(session, request)
 
     def request(self, tenant: str, request: TurnRequest, now: float) -> Turn:
@@ -163,10 +164,10 @@ class Scheduler:
         self.tick(now)
         if request.turn_id in self.registry.sessions:
             raise errors.TurnExists(f"a request or session {request.turn_id} is open already")
-        self._require_fit(0, request)
+        self._require_fit(tenant, 0, request)
         return self._enqueue(self._open(request.turn_id, tenant, None), request)
 
-    def _require_fit(self, known: int, request: TurnRequest) -> None:
+    def _require_fit(self, tenant: str, known: int, request: TurnRequest) -> None:
         """Raise unless a turn may follow `known` tokens, and may wait."""
         registry, policy = self.registry, self.registry.policy
         if not request.tokens and not (request.goes_on and known):
@@ -176,13 +177,13 @@ class Scheduler:
         total = known + len(request.tokens) + request.max_tokens
         if total > policy.context_length:
             raise errors.ContextExceeded(total, policy.context_length)
-        self._require_room(total)
+        self._require_room(tenant, total)
         if len(registry.queue) >= policy.queue_max:
             raise errors.QueueFull(f"{policy.queue_max} turns are waiting")
 
     def _enqueue(self, session: Session, request: TurnRequest) -> Turn:
         registry = self.registry
-        holder = registry.ledger.holder(Kind.TURN, f"{request.turn_id} of {session.id}")
+        holder = registry.ledger.holder(Kind.TURN, f"{request.turn_id} of {session.id}", session.tenant)
         turn = Turn(request, session.id, registry.number(), registry.now, holder)
         turn.known_before = session.sequence.known
         session.on("submit")
@@ -193,8 +194,8 @@ class Scheduler:
             heapq.heappush(registry.deadlines, (request.deadline, -turn.number, session.id))
         return turn
 
-    def _require_room(self, total: int) -> None:
-        """Refuse a turn that could not run even with all of memory to itself."""
+    def _require_room(self, tenant: str, total: int) -> None:
+        """Refuse a turn that could not run even with all of memory, or of its tenant's part, to itself."""
         ledger = self.registry.ledger
         layout = ledger.layout
         window_pages = 2 * (layout.pages_for(layout.window) + 1) + 1
@@ -208,6 +209,9 @@ class Scheduler:
             available = pool.size - len(pool.quarantine)
             if needs[component] > available:
                 raise errors.TooLarge(component.name.lower(), needs[component], available)
+            limit = ledger.account(tenant).limits[pool.index]
+            if needs[component] > limit:
+                raise errors.OverQuota(component.name.lower(), needs[component], limit)
 
     def abort(
         self, session_id: str, turn_id: str, now: float, keep: int | None = None, reason: str = "abort"

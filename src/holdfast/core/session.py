@@ -102,8 +102,8 @@ class Session:
     def __init__(
         self, ledger: Ledger, name: str, tenant: str, number: int, now: float, ttl: float | None
     ) -> None:
-        self.holder: Holder = ledger.holder(Kind.SESSION, name)
-        self.checkpoints: Holder = ledger.holder(Kind.CHECKPOINT, name)
+        self.holder: Holder = ledger.holder(Kind.SESSION, name, tenant)
+        self.checkpoints: Holder = ledger.holder(Kind.CHECKPOINT, name, tenant)
         self.sequence = Sequence(ledger, self.holder)
         self.tenant = tenant
         self.number = number

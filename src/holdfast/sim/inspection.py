@@ -41,6 +41,16 @@ class Inspection:
             if session.sequence.computed and session not in waiting:
                 self._session(session)
 
+    def quotas(self) -> None:
+        """Nobody may hold more than it may."""
+        ledger = self.registry.ledger
+        for account in ledger.accounts.values():
+            for pool in ledger.pools.values():
+                if account.room(pool) < 0:
+                    held, limit = account.held[pool.index], account.limits[pool.index]
+                    what = f"{held} units of {pool.name} are held, at most {limit} may be"
+                    raise Found("quota", what, f"tenant {account.name}")
+
     def _unit(
         self, pool: tuple[Component, Tier], unit: int, expected: list[int], whose: Callable[[], str]
     ) -> None:

@@ -1,4 +1,4 @@
-"""Planted bugs of closing, of steps that fail, of copies and of tiers.
+"""Planted bugs of closing, of steps that fail, of copies, of tiers and of tenants' quotas.
 
 Each function replaces one site by a version that differs in the effect of about one statement, and never
 raises of itself: it is for the audit, the device or the clients of a simulation to notice. See planting.py.
@@ -7,6 +7,7 @@ raises of itself: it is for the audit, the device or the clients of a simulation
 from __future__ import annotations
 
 from holdfast.core.layout import Tier
+from holdfast.core.ledger import Account, Holder, Ledger, Pool
 from holdfast.core.pressure import Pressure
 from holdfast.core.registry import Plan
 from holdfast.core.scheduler import Scheduler
@@ -167,6 +168,34 @@ def seal_in_flight_counts_as_rest(patcher: Patcher) -> None:
     patcher.replace(Scheduler, "_require_idle", faulty)
 
 
+# --- tenants ------------------------------------------------------------------------------------------
+
+
+def account_is_not_lowered(patcher: Patcher) -> None:
+    """What a tenant gives back stays on its account."""
+    original = Ledger.uncount
+
+    def faulty(self: Ledger, pool: Pool, holder: Holder, count: int) -> None:
+        original(self, pool, holder, count)
+        patcher.reach()
+        holder.account.held[pool.index] += count
+
+    patcher.replace(Ledger, "uncount", faulty)
+
+
+def quota_is_ignored(patcher: Patcher) -> None:
+    """A tenant takes what is free, however much it holds."""
+    original = Pool.require
+
+    def faulty(self: Pool, count: int, account: Account) -> None:
+        if count > account.room(self):
+            patcher.reach()
+            account = Account(account.name, [count + held for held in account.held])
+        original(self, count, account)
+
+    patcher.replace(Pool, "require", faulty)
+
+
 STEP_MUTANTS = tuple(
     Mutant(name, story, "scheduler", one, plant)
     for name, story, one, plant in (
@@ -181,5 +210,7 @@ STEP_MUTANTS = tuple(
         ("freed-while-in-transit", "B9", True, freed_while_in_transit),
         ("aborted-restore-keeps-its-parcel", "B9", True, aborted_restore_keeps_its_parcel),
         ("seal-in-flight-counts-as-rest", "B9", True, seal_in_flight_counts_as_rest),
+        ("account-is-not-lowered", "B17", True, account_is_not_lowered),
+        ("quota-is-ignored", "B16", True, quota_is_ignored),
     )
 )

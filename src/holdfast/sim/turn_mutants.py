@@ -70,7 +70,7 @@ def failed_admission_keeps_the_row(patcher: Patcher) -> None:
     """A turn that could not be added is in the batch all the same."""
     original = Planner._try_admit
 
-    def faulty(self: Planner, plan: Plan, session: Session, turn: Turn, budget: int) -> int:
+    def faulty(self: Planner, plan: Plan, session: Session, turn: Turn, budget: int) -> int | None:
         taken = original(self, plan, session, turn, budget)
         if not taken:
             patcher.reach()

@@ -13,10 +13,10 @@ from random import Random
 from holdfast.core.layout import Component, Tier, named_layout
 from holdfast.core.ledger import Ledger
 from holdfast.core.plan import RowResult, StepResult, TierMove
-from holdfast.core.policy import Policy
+from holdfast.core.policy import Policy, Share
 from holdfast.core.registry import Plan
 from holdfast.core.scheduler import Scheduler
-from holdfast.sim.clients import VOCABULARY, Clients
+from holdfast.sim.clients import TENANTS, VOCABULARY, Clients
 from holdfast.sim.content import extend
 from holdfast.sim.device import SimDevice, WrongContent
 from holdfast.sim.faults import Faults
@@ -89,7 +89,16 @@ class World:
             checkpoints=rng.choice((0, 1, 4)),
             leave_history=rng.random() < 0.7,
             durable_turns=rng.random() < 0.3,
+            shares=self._shares(),
         )
+
+    def _shares(self) -> dict[str, Share]:
+        """In every third world or so, what each tenant may hold, perhaps too little for long turns."""
+        rng = Random(f"shares {self.setup.seed}")
+        if rng.random() < 0.6:
+            return {}
+        parts = (1.0, 0.7, 0.4)
+        return {tenant: Share(rng.choice(parts), rng.choice(parts), rng.choice(parts)) for tenant in TENANTS}
 
     def _sizes(self) -> dict[tuple[Component, Tier], int]:
         """Pools small enough that memory is short most of the time, but any one turn fits."""
@@ -153,6 +162,7 @@ class World:
             self._settle()
         if self.workload.strict and self.ledger.settled == counted:
             self._census()
+        self.inspection.quotas()
         if (
             self.step % (STEPS_PER_INSPECTION if self.workload.strict else STEPS_PER_INSPECTION_OF_A_CROWD)
             == 0
