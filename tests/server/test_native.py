@@ -1,6 +1,7 @@
 """SGLang's own interface over real sockets: the answers of `/generate`, and what else its clients ask for."""
 
 import json
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from tests.server.conftest import Serve
 from tests.server.native_client import GREEDY, LONG, NativeClient
 from tests.server.serving import ADMIN_KEY, Server
+from tests.server.test_sessions import long_turn, wait_state
 
 END = 256
 """The token that ends what the echo model says."""
@@ -261,3 +263,23 @@ def test_keys_keep_tenants_and_the_admin_apart(serve: Serve) -> None:
     assert admin.abort(abort_all=True) == 200
     assert running.last()["meta_info"]["finish_reason"]["type"] == "abort"
     assert "model_path" in json.loads(anna.get("/get_model_info").text)
+
+
+def test_abort_all_ends_each_turn_by_its_own_policy(echo: Server) -> None:
+    calls: dict[str, Any] = {
+        policy: long_turn(echo, echo.open(policy), "long", on_abort=policy) for policy in ("keep", "rollback")
+    }
+    deadline = time.monotonic() + 60
+    while echo.state("keep")["tokens"]["known"] < 100:
+        assert time.monotonic() < deadline, "nothing is said"
+        time.sleep(0.005)
+    assert echo.post("/abort_request", {"abort_all": True}).status_code == 200
+    stands = {}
+    for policy, call in calls.items():
+        call.join()
+        turn = call.answer.json()
+        assert turn["finish_reason"] == "abort"
+        wait_state(echo, policy, "IDLE")
+        stands[policy] = turn["usage"]["prompt_tokens"] + turn["usage"]["completion_tokens"]
+    assert echo.state("keep")["tokens"]["known"] == stands["keep"] >= 100
+    assert echo.state("rollback")["tokens"]["known"] == 0

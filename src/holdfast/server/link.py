@@ -16,6 +16,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
 
+from holdfast.core.turn import KEEP_ALL
 from holdfast.server import wire
 from holdfast.server.problems import Problem, engine_lost, engine_unavailable, from_refusal
 
@@ -36,6 +37,7 @@ class TurnFeed:
         "accepted",
         "call",
         "end",
+        "keeps",
         "lost",
         "name",
         "on_end",
@@ -47,6 +49,7 @@ class TurnFeed:
         self.call = command.call
         self.name = command.name
         self.session = command.session
+        self.keeps = command.keeps
         self.traceparent = traceparent.get()
         self.end: wire.End | None = None
         self.lost: Problem | None = None
@@ -177,10 +180,10 @@ class EngineLink:
         if not feed.over and self.send is not None:
             self.send(wire.EndTurn(feed.call, keep, reason))
 
-    def end_all(self, keep: int | None, reason: str) -> None:
-        """Stop every turn in flight, whoever waits for it."""
+    def end_all(self, reason: str) -> None:
+        """Stop every turn in flight, whoever waits for it, each by its own policy."""
         for feed in list(self._feeds.values()):
-            self.end(feed, keep, reason)
+            self.end(feed, KEEP_ALL if feed.keeps else None, reason)
 
     def _send(self, command: wire.Command) -> None:
         if self.send is None:

@@ -84,7 +84,7 @@ async def abort_request(request: Request) -> Response:
     if body.abort_all:
         if not caller.admin:
             raise Problem(403, "admin_required", "abort_all needs the admin key", "abort_all")
-        native.service.link.end_all(None, "all requests were aborted")
+        native.service.link.end_all("all requests were aborted")
     elif body.rid:
         native.stop(caller.tenant, body.rid, "the request was aborted")
     return json_answer({"success": True})
