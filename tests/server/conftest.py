@@ -17,6 +17,7 @@ def shared_echo() -> Iterator[Server]:
     server = Server("echo", "--audit", "strict", "--kv-tokens", "65536", "--context-length", "8192")
     yield server
     assert server.stop() == 0
+    assert server.complaints() == []
 
 
 @pytest.fixture
@@ -25,6 +26,7 @@ def echo(shared_echo: Server) -> Iterator[Server]:
     assert shared_echo.post("/flush_cache").status_code == 200
     yield shared_echo
     shared_echo.check_clean()
+    assert shared_echo.complaints() == []
 
 
 @pytest.fixture
@@ -42,6 +44,7 @@ def serve() -> Iterator[Serve]:
             assert server.stop() == 0, "\n".join(server.lines)
         else:
             server.http.close()
+        assert not any("Traceback" in line for line in server.lines), "\n".join(server.lines)
 
 
 @pytest.fixture(scope="session")

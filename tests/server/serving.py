@@ -137,6 +137,12 @@ class Server:
             assert time.monotonic() < deadline, "the engine did not come back"
             time.sleep(0.05)
 
+    def complaints(self) -> list[str]:
+        """Lines of its log that say that something went wrong inside."""
+        return [
+            line for line in self.lines if "Traceback" in line or re.match(r"[\d:]+ (ERROR|CRITICAL)", line)
+        ]
+
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Ask the server to end, and return its exit status."""
         self.http.close()

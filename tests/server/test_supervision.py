@@ -126,6 +126,19 @@ def test_a_second_signal_does_not_wait(serve: Serve) -> None:
     call.join()
 
 
+def test_clients_that_are_cut_off_at_the_end_are_no_errors(serve: Serve) -> None:
+    """Every client that hears of the end closes what it had open, and what it says then reaches no engine."""
+    sizes = ("--kv-tokens", "500000", "--context-length", "80000")
+    server = serve("echo", "--drain-seconds", "0.2", *sizes)
+    endless = {"max_tokens": 79_000, "ignore_eos": True}
+    calls: list[Any] = [long_turn(server, server.open(), f"t-{each}", sampling=endless) for each in range(6)]
+    assert server.stop() == 0
+    for call in calls:
+        call.join()
+        assert call.answer.status_code == 503 or call.answer.json()["finish_reason"] == "abort"
+    assert server.complaints() == []
+
+
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["NoSuchModel"]}')
     with pytest.raises(AssertionError, match="NoSuchModel"):

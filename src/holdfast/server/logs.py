@@ -48,6 +48,12 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(entry, enc_hook=str).decode()
 
 
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether a line of the HTTP library says anything of the server: a client's message that is not UTF-8 is
+    the client's own fault, and it is told so when its connection is closed."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], UnicodeDecodeError)
+
+
 def set_up_logging(level: str, form: str, stream: TextIO) -> None:
     """Send this process's log lines to a stream."""
     handler = logging.StreamHandler(stream)
@@ -56,3 +62,4 @@ def set_up_logging(level: str, form: str, stream: TextIO) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("holdfast").setLevel(level.upper())
+    logging.getLogger("uvicorn.error").addFilter(_is_ours)

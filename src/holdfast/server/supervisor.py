@@ -154,7 +154,7 @@ class Supervisor:
                 case wire.Ready():
                     self.facts = report.facts
                     # Frames are small and the socket has no limit of its own: sending never waits.
-                    self.link.send = lambda command: _post(socket, command)
+                    self.link.send = lambda command: self._post(socket, command)
                     self.on_ready(report)
                     self._ready.set()
                 case _:
@@ -184,16 +184,19 @@ class Supervisor:
         elif self._process is not None and self._process.returncode is None:
             self._process.kill()
 
+    def _post(self, socket: zmq.asyncio.Socket, command: wire.Command) -> None:
+        sending = asyncio.ensure_future(socket.send(wire.encode(command), zmq.NOBLOCK))
+        sending.add_done_callback(self._sent)
 
-def _post(socket: zmq.asyncio.Socket, command: wire.Command) -> None:
-    sending = asyncio.ensure_future(socket.send(wire.encode(command), zmq.NOBLOCK))
-    sending.add_done_callback(_sent)
+    def _sent(self, future: asyncio.Future[zmq.MessageTracker | None]) -> None:
+        """See whether a command left: it does not when the engine is gone and nobody has noticed yet.
+
+        Whoever waits for its answer then hears of the engine's end. While the server stops, that is meant.
+        """
+        if not future.cancelled() and future.exception() is not None:
+            level = logging.DEBUG if self._stopping else logging.ERROR
+            log.log(level, "a command did not reach the engine: %s", type(future.exception()).__name__)
 
 
 def _unheard(*_: object) -> None:
     """Nobody listens."""
-
-
-def _sent(future: asyncio.Future[zmq.MessageTracker | None]) -> None:
-    if not future.cancelled() and future.exception() is not None:
-        log.error("a command did not reach the engine: %s", type(future.exception()).__name__)
