@@ -1,23 +1,28 @@
 """What guessing brings on texts that repeat themselves, and costs on one that does not.
 
-    python -m benchmarks.cpu_speculation [--repeats 5] [--tokens 160]
+    python -m benchmarks.cpu_speculation [--repeats 5] [--tokens 160] [--threads 2] [--json]
 
 The same engine with and without `speculate="ngram"`, in turns; greedy, so that both must say the same tokens.
-Shown are medians of the rounds' ratios, in wall-clock and in processor time, and the numbers of steps.
+Shown are medians of the rounds' ratios, in wall-clock and in processor time, the numbers of steps, and the
+load that others put on the machine. An interruption shows the texts that were whole by then.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import signal
+import sys
 import time
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from holdfast import Engine, Sampling
+from holdfast.cli.compare.machine import ForeignLoad
 from holdfast.engine.pull import pull
 
 CODE = """def area(width, height):
@@ -57,34 +62,61 @@ def run(engine: Engine, text: str, count: int) -> Run:
         return Run(tokens, ledger.step - step, time.perf_counter() - began, time.process_time() - processor)
 
 
+def measure(plain: Engine, guessing: Engine, name: str, repeats: int, count: int) -> dict[str, Any]:
+    """One text: how much faster it comes with guesses; a first round warms up."""
+    load = ForeignLoad()
+    pairs = [(run(plain, TEXTS[name], count), run(guessing, TEXTS[name], count)) for _ in range(repeats + 1)][
+        1:
+    ]
+    assert all(one.tokens == other.tokens for one, other in pairs), "guesses must change nothing"
+    ratios = [one.wall / other.wall for one, other in pairs]
+    return {
+        "name": "speculation",
+        "value": round(median(ratios), 3),
+        "unit": "ratio",
+        "text": name,
+        "output_tokens": count,
+        "system": "holdfast",
+        "min": round(min(ratios), 3),
+        "max": round(max(ratios), 3),
+        "rounds": repeats,
+        "processor_ratio": round(median(one.processor / other.processor for one, other in pairs), 3),
+        "steps_without": pairs[0][0].steps,
+        "steps_with": pairs[0][1].steps,
+        "foreign_load": round(load.cores(), 2),
+    }
+
+
 def main() -> None:
     """Measure every text and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", action="store_true", dest="as_json", help="one object a line")
     chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     torch.set_num_threads(chosen.threads)
     path = str(pull("smollm2"))
     options: dict[str, object] = {"kv_tokens": 8192, "context_length": 4096, "leave_history": False}
-    plain, guessing = Engine(path, **options), Engine(path, speculate="ngram", **options)
+    found: list[dict[str, Any]] = []
+    try:
+        plain, guessing = Engine(path, **options), Engine(path, speculate="ngram", **options)
+        for name in TEXTS:
+            found.append(measure(plain, guessing, name, chosen.repeats, chosen.tokens))
+            if chosen.as_json:
+                print(json.dumps(found[-1]), flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+    if chosen.as_json:
+        return
     table = Table(title=f"--speculate ngram over none, SmolLM2-135M-Instruct, {chosen.tokens} tokens")
-    for heading in ("text", "steps without", "steps with", "wall-clock ratio", "processor ratio"):
+    headings = ("text", "steps without", "steps with", "wall-clock ratio", "processor ratio", "foreign load")
+    for heading in headings:
         table.add_column(heading, justify="left" if heading == "text" else "right")
-    for name, text in TEXTS.items():
-        pairs = [
-            (run(plain, text, chosen.tokens), run(guessing, text, chosen.tokens))
-            for _ in range(chosen.repeats + 1)
-        ][1:]  # The first round warms up.
-        assert all(one.tokens == other.tokens for one, other in pairs), "guesses must change nothing"
-        without, with_guesses = pairs[0]
-        table.add_row(
-            name,
-            str(without.steps),
-            str(with_guesses.steps),
-            f"{median(one.wall / other.wall for one, other in pairs):.2f}",
-            f"{median(one.processor / other.processor for one, other in pairs):.2f}",
-        )
+    for figure in found:
+        keys = ("text", "steps_without", "steps_with", "value", "processor_ratio", "foreign_load")
+        table.add_row(*(str(figure[key]) for key in keys))
     Console(width=120).print(table)
 
 

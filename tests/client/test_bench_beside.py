@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from holdfast.cli.bench_beside import _table
+from holdfast.cli.bench_beside import Run, _run, _table
 from holdfast.cli.compare import measurements
 from holdfast.cli.compare.machine import ForeignLoad
 from holdfast.cli.compare.measurements import abort, prefill, prompt, run, throughput, turns
@@ -88,6 +91,52 @@ def test_an_interruption_leaves_what_was_measured() -> None:
         ("other", 1),
     ]
     assert measured.figures[0]["ratio_to_other"] == 4.0
+
+
+class Hanging(Clockwork):
+    """A system that is started and stopped, and whose third answer never comes; it may send us a signal."""
+
+    def __init__(self, name: str, number: int | None) -> None:
+        super().__init__(name, 0.1)
+        self.number = number
+        self.running: list[bool] = []
+
+    async def start(self) -> None:
+        self.running.append(True)
+
+    async def stop(self) -> None:
+        if self.number is not None:
+            os.kill(os.getpid(), self.number)  # A second time, while it stops.
+            await asyncio.sleep(0.01)
+        self.running.append(False)
+
+    async def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[Timing]:
+        if len(self.asked) == 2:
+            if self.number is not None:
+                os.kill(os.getpid(), self.number)
+            await asyncio.Event().wait()
+        return await super().complete(prompts, count)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_systems_and_shows_what_was_measured(number: int) -> None:
+    systems = [Hanging("holdfast", number), Hanging("other", number)]
+    quiet = Console(quiet=True)
+    measured, came = asyncio.run(_run([prefill(16)], systems, Run(3, 60.0, None, False), quiet))
+    assert came == number
+    assert measured.ended == "interrupted"
+    assert {figure["rounds"] for figure in measured.figures} == {1}
+    assert [system.running for system in systems] == [[True, False]] * 2
+
+
+def test_the_end_of_the_time_stops_the_systems_and_shows_what_was_measured() -> None:
+    system = Hanging("holdfast", None)
+    how = Run(3, 0.2 / 60, None, False)
+    measured, came = asyncio.run(_run([prefill(16)], [system], how, Console(quiet=True)))
+    assert came == 0
+    assert measured.ended is not None and measured.ended.startswith("ended after")
+    assert not measured.failed
+    assert system.running == [True, False]
 
 
 def test_a_system_that_fails_leaves_what_was_measured() -> None:
