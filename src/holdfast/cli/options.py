@@ -43,6 +43,12 @@ def parse_bytes(text: str | int) -> int:
     return int(float(found[1]) * _UNITS[found[2]])
 
 
+def write_bytes(count: int) -> str:
+    """A number of bytes as `parse_bytes` reads it, with the largest unit that says it exactly."""
+    unit = next((unit for unit, size in reversed(_UNITS.items()) if count and count % size == 0), "")
+    return f"{count // _UNITS[unit]}{unit}"
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option: the field that it fills, the type that is parsed, and its help.
@@ -61,19 +67,28 @@ class Option:
 
     def annotation(self, panel: str, default: object) -> Any:
         """What the parser of the command line reads it from."""
-        shown = False if default is None or default == () or isinstance(default, bool) else str(default)
         option: Any = typer.Option(
             *self.flags,
             envvar=self.variable or f"HOLDFAST_{self.name.upper()}",
             help=self.help,
             parser=self.parser,
             metavar="SIZE" if self.parser is parse_bytes else None,
-            show_default=shown,
+            show_default=self._shown(default),
             show_envvar=False,
             autocompletion=(lambda: list(self.choices)) if self.choices else None,
             rich_help_panel=panel,
         )
         return Annotated[self.kind | None, option]
+
+    def _shown(self, default: object) -> str | bool:
+        """The default as the help shows it; False where there is none, or where it is not to do something."""
+        if default is None or default is False or default == ():
+            return False
+        if default is True:
+            return self.name.replace("_", "-")
+        return (
+            write_bytes(default) if self.parser is parse_bytes and isinstance(default, int) else str(default)
+        )
 
 
 ENGINE_OPTIONS: tuple[Option, ...] = (
@@ -88,16 +103,23 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
     Option("context_length", int, "Most tokens of a session; the model's own if left out."),
     Option("page_size", int, "Tokens in a page of memory."),
     Option("kv_tokens", int, "Tokens of full-attention memory; from the free memory if left out."),
-    Option("window_tokens", int, "Tokens of sliding-window memory."),
-    Option("state_slots", int, "Slots of recurrent state."),
+    Option("window_tokens", int, "Tokens of sliding-window memory; from the free memory if left out."),
+    Option("state_slots", int, "Slots of recurrent state; from the free memory if left out."),
     Option("session_tokens", int, "Expected length of a session, for sharing out memory."),
-    Option("memory_fraction", float, "Share of the free memory to take."),
+    Option(
+        "memory_fraction",
+        float,
+        "Share of the free memory to take; 0.25 on a CPU and 0.95 on a GPU if left out.",
+    ),
     Option("host_memory", str, "Memory on the host for sessions at rest, such as 4GiB.", parse_bytes),
     Option("max_running", int, "Turns that run at once."),
     Option("chunk_tokens", int, "Most tokens of one turn's prompt in a step."),
     Option("step_tokens", int, "Most tokens of all turns in a step."),
     Option("max_queue", int, "Turns that may wait; one more is refused with 429."),
     Option("max_sessions", int, "Sessions that may be open."),
+    Option("tenant_device", float, "Part of the device's memory that one tenant may hold, 1 for all of it."),
+    Option("tenant_host", float, "Part of the host's memory that one tenant may hold."),
+    Option("tenant_disk", float, "Part of the disk's memory that one tenant may hold."),
     Option("session_ttl", float, "Seconds after which an idle session is closed."),
     Option("checkpoints", int, "Older turns of a session that it can be rewound to without computing."),
     Option(
@@ -114,9 +136,19 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         choices=("off", "commit", "fsync"),
     ),
     Option("disk", str, "Directory for the memory of sessions at rest."),
-    Option("disk_limit", str, "Most that may lie there, such as 100GiB.", parse_bytes),
+    Option(
+        "disk_limit",
+        str,
+        "Most that may lie there, such as 100GiB; 80 % of what is free if left out.",
+        parse_bytes,
+    ),
     Option("snapshot_seconds", float, "How long a session rests before its memory is written there."),
-    Option("overlap", bool, "Plan a step while the one before runs.", flags=("--overlap/--no-overlap",)),
+    Option(
+        "overlap",
+        bool,
+        "Plan a step while the one before runs; on a GPU if left out.",
+        flags=("--overlap/--no-overlap",),
+    ),
     Option(
         "fast_start",
         bool,
@@ -138,8 +170,8 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     Option(
         "api_keys",
         str,
-        "File of one key a line, `name:key` or the key alone; each is a tenant. HOLDFAST_API_KEYS holds the "
-        "same, separated by commas.",
+        "File of one key a line, `name:key` or the key alone; each is a tenant. What follows a key, such as "
+        "device=0.5 host=0.25, is what it may hold. HOLDFAST_API_KEYS holds the same, separated by commas.",
         variable="HOLDFAST_API_KEYS_FILE",
     ),
     Option("admin_key", str, "Key of /metrics and the admin calls; better in the environment than here."),

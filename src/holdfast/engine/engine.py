@@ -337,7 +337,7 @@ class Engine:
         """Fill in what was left open, and how many tokens may be generated after `prompt` tokens."""
         chosen = (sampling or Sampling()).with_defaults(self.loop.defaults)
         chosen.check_vocabulary(self.loop.model.config.vocabulary)
-        room = min(self.loop.model.context_length, self.loop.plan.tokens_max) - prompt
+        room = self.loop.tokens_max(TENANT) - prompt
         return chosen, chosen.max_tokens if chosen.max_tokens is not None else max(1, room)
 
     def drive(self) -> None:

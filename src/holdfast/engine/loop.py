@@ -19,10 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.core.errors import Refused, TurnExists
-from holdfast.core.layout import Tier
+from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import Ledger
 from holdfast.core.plan import StepResult
-from holdfast.core.policy import Policy
+from holdfast.core.policy import Policy, Share
 from holdfast.core.registry import Event, Plan
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Session
@@ -31,7 +31,7 @@ from holdfast.engine.book import Act, Book
 from holdfast.engine.executor import Executor, Flight
 from holdfast.engine.journal import Journal, JournalError
 from holdfast.engine.memory_plan import MemoryPlan, disk_bytes, plan_memory
-from holdfast.engine.options import EngineOptions, OptionError
+from holdfast.engine.options import EngineOptions, OptionError, tenant_parts
 from holdfast.engine.records import FinishedTurn
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.speculation import Speculator
@@ -102,6 +102,11 @@ class EngineLoop:
             checkpoints=options.checkpoints,
             leave_history=options.leave_history,
             durable_turns=options.journal is not None,
+            share=Share(**tenant_parts(options)),
+            shares={
+                tenant: Share(**{**tenant_parts(options), **parts})
+                for tenant, parts in options.tenant_shares.items()
+            },
         )
         ledger = Ledger(self.plan.layout, self.plan.sizes())
         self.disk: DiskTier | None = None
@@ -185,6 +190,14 @@ class EngineLoop:
         stream = self._attend(turn, sampling, listener)
         stream.fingerprint = fingerprint
         return turn, stream
+
+    def tokens_max(self, tenant: str) -> int:
+        """The longest sequence that a tenant may have: within the context, and within what it may hold."""
+        ledger = self.scheduler.registry.ledger
+        if not ledger.layout.full:
+            return self.model.context_length
+        pages = ledger.account(tenant).limits[ledger.pool(Component.FULL).index]
+        return min(self.model.context_length, pages * ledger.layout.page_size)
 
     def request(
         self, tenant: str, request: TurnRequest, sampling: Sampling, listener: Listener

@@ -6,10 +6,12 @@ an error that names the option.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 MEBIBYTE = 1 << 20
+TIERS = ("device", "host", "disk")
 
 
 class OptionError(ValueError):
@@ -28,7 +30,9 @@ class EngineOptions:
     sessions of `session_tokens` tokens. `host_memory` is in bytes. With a `journal` (a file) sessions outlive
     the process; `durability` says what their answers wait for. `disk` is a directory for the memory of
     sessions at rest, of at most `disk_limit` bytes; one that is idle for `snapshot_seconds` is written there.
-    `overlap` plans a step while the one before runs. `fast_start` captures no graphs of steps.
+    `overlap` plans a step while the one before runs. `fast_start` captures no graphs of steps. One tenant may
+    hold `tenant_device` of the memory of the device (1 is all of it), and likewise of the host's and the
+    disk's; `tenant_shares` says otherwise for single tenants: parts by tier (device, host, disk) by name.
     """
 
     device: str = "auto"
@@ -48,6 +52,10 @@ class EngineOptions:
     max_queue: int = 4096
     max_sessions: int = 10_000
     max_tenant_sessions: int | None = None
+    tenant_device: float = 1.0
+    tenant_host: float = 1.0
+    tenant_disk: float = 1.0
+    tenant_shares: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     session_ttl: float = 3600.0
     checkpoints: int = 4
     leave_history: bool = True
@@ -89,6 +97,13 @@ class EngineOptions:
             raise OptionError(
                 "memory_fraction", f"must be more than 0 and at most 0.98, not {self.memory_fraction}"
             )
+        for tier in TIERS:
+            require_part(f"tenant_{tier}", getattr(self, f"tenant_{tier}"))
+        for tenant, parts in self.tenant_shares.items():
+            for tier, part in parts.items():
+                if tier not in TIERS:
+                    raise OptionError("tenant_shares", f"of {tenant}: {tier} is none of {', '.join(TIERS)}")
+                require_part("tenant_shares", part)
         if self.host_memory < 0 or self.checkpoints < 0:
             raise OptionError(
                 "host_memory" if self.host_memory < 0 else "checkpoints", "must not be negative"
@@ -106,6 +121,17 @@ class EngineOptions:
         for name, allowed in choices:
             if getattr(self, name) not in allowed:
                 raise OptionError(name, f"must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+
+
+def require_part(option: str, part: float) -> None:
+    """Raise unless a number is a part of something: more than 0, at most 1."""
+    if not 0.0 < part <= 1.0:
+        raise OptionError(option, f"must be more than 0 and at most 1, not {part}")
+
+
+def tenant_parts(options: EngineOptions) -> dict[str, float]:
+    """Which part of each tier a tenant may hold that has no shares of its own."""
+    return {tier: getattr(options, f"tenant_{tier}") for tier in TIERS}
 
 
 def make_options(**given: object) -> EngineOptions:

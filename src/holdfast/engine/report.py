@@ -8,6 +8,7 @@ from holdfast.core.session import Place, Session
 from holdfast.engine.loop import EngineLoop
 
 TOP_HOLDERS = 10
+TOP_TENANTS = 1000
 
 KIND_LETTERS = {
     Kind.FREE: b".",
@@ -46,6 +47,7 @@ def memory_report(loop: EngineLoop) -> dict[str, object]:
         "step": ledger.step,
         "pools": pools,
         "top": _top_holders(loop),
+        "tenants": _tenants(loop),
         "audit": {
             "mode": loop.options.audit,
             "steps": ledger.settled,
@@ -62,6 +64,28 @@ def memory_report(loop: EngineLoop) -> dict[str, object]:
             for finding in audit.findings
         ],
     }
+
+
+def _tenants(loop: EngineLoop) -> list[dict[str, object]]:
+    """What each tenant holds and may hold of every pool: those that hold something, largest first."""
+    ledger = loop.scheduler.registry.ledger
+    accounts = [account for account in ledger.accounts.values() if any(account.held)]
+    accounts.sort(key=lambda account: -sum(account.held))
+    return [
+        {
+            "tenant": account.name,
+            "pools": [
+                {
+                    "component": pool.component.name.lower(),
+                    "tier": pool.tier.name.lower(),
+                    "units": account.held[pool.index],
+                    "limit": account.limits[pool.index],
+                }
+                for pool in ledger.pools.values()
+            ],
+        }
+        for account in accounts[:TOP_TENANTS]
+    ]
 
 
 def _top_holders(loop: EngineLoop) -> list[dict[str, object]]:

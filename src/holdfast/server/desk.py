@@ -216,7 +216,7 @@ class Desk:
     def _request(self, command: wire.StartTurn, sampling: Sampling, known: int) -> TurnRequest:
         """What the core is asked for. Without a limit, a turn may fill what is left of the context."""
         loop = self.loop
-        room = min(loop.model.context_length, loop.plan.tokens_max) - known - len(command.tokens)
+        room = loop.tokens_max(command.tenant) - known - len(command.tokens)
         limit = sampling.max_tokens if sampling.max_tokens is not None else max(1, room)
         if command.cut and room >= 1:
             limit = min(limit, room)

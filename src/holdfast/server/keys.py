@@ -2,20 +2,22 @@
 
 Each key belongs to a tenant, which has its own sessions, its own root of shared prefixes and its own caps.
 Keys come from a file (one a line, `tenant:key` or the key alone) or from HOLDFAST_API_KEYS. They are compared
-in constant time, as digests, and never logged. Without keys everyone is one tenant.
+in constant time, as digests, and never logged. Without keys everyone is one tenant. After a key may follow
+which part of each tier's memory its tenant may hold: `device=0.5 host=0.25 disk=0.1`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.engine.options import OptionError
+from holdfast.engine.options import TIERS, OptionError
 from holdfast.server.options import ServerOptions
 
 __all__ = ["ANONYMOUS", "Caller", "Keys"]
@@ -38,11 +40,31 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
+def _share(part: str) -> tuple[str, float]:
+    """What `tier=part` says, after a key."""
+    tier, _, number = part.partition("=")
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if tier not in TIERS or not 0.0 < value <= 1.0:
+        raise OptionError(
+            "api_keys", f"may have {'=, '.join(TIERS)}= with a number up to 1 after a key, and nothing else"
+        )
+    return tier, value
+
+
 class Keys:
     """All keys that open the server."""
 
-    def __init__(self, users: Mapping[str, str], admin: str | None) -> None:
-        """`users` are tenants by key."""
+    def __init__(
+        self,
+        users: Mapping[str, str],
+        admin: str | None,
+        shares: Mapping[str, dict[str, float]] | None = None,
+    ) -> None:
+        """`users` are tenants by key, `shares` what each may hold, by tier, where its line says so."""
+        self.shares = dict(shares or {})
         self._users = [(_digest(key), tenant) for key, tenant in users.items()]
         self._admin = None if admin is None else _digest(admin)
 
@@ -57,20 +79,21 @@ class Keys:
                 raise OptionError("api_keys", f"cannot be read: {type(error).__name__}") from error
         lines += os.environ.get("HOLDFAST_API_KEYS", "").split(",")
         users: dict[str, str] = {}
+        shares: dict[str, dict[str, float]] = {}
         for line in lines:
-            entry = line.strip()
+            entry, *parts = line.split() or [""]
             if not entry or entry.startswith("#"):
                 continue
             tenant, colon, key = entry.partition(":")
             if not colon:
                 tenant, key = f"key-{hashlib.sha256(entry.encode()).hexdigest()[:12]}", entry
-            tenant, key = tenant.strip(), key.strip()
             if not _TENANT.fullmatch(tenant) or not key or key in users:
                 raise OptionError("api_keys", "needs lines of `tenant:key`, each key once")
             users[key] = tenant
+            shares.setdefault(tenant, {}).update(_share(part) for part in parts)
         if len(users) > KEYS_MAX:
             raise OptionError("api_keys", f"may hold at most {KEYS_MAX} keys")
-        return cls(users, options.admin_key)
+        return cls(users, options.admin_key, {tenant: share for tenant, share in shares.items() if share})
 
     @property
     def required(self) -> bool:

@@ -57,8 +57,8 @@ class Serving:
         self.model = model
         self.path = path
         self.options = options
-        self.engine_options = engine_options
         self.keys = Keys.read(options)
+        self.engine_options = {**engine_options, "tenant_shares": self.keys.shares}
         if not options.loopback and not self.keys.required and not options.allow_anonymous:
             raise OptionError(
                 "host",

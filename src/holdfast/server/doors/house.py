@@ -59,6 +59,7 @@ def tenant_memory(report: dict[str, Any], caller: Caller) -> dict[str, Any]:
             top.append({**entry, "holder": kind})
     shown = {**report, "top": top}
     if not caller.admin:
+        shown["tenants"] = [each for each in report["tenants"] if each["tenant"] == caller.tenant]
         hidden = {"holder": "", "detail": "", "trail": []}
         shown["findings"] = [{**finding, **hidden} for finding in report["findings"]]
     return shown
