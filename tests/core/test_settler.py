@@ -420,3 +420,20 @@ def test_a_session_that_closes_in_a_failed_step_leaves_nothing_that_the_step_was
     turn = driver.submit("c", (*history, 7), 3)
     driver.run()
     assert turn.cached == 16, "only the shared whole page, which the device has verified, can be leaned on"
+
+
+def test_a_recount_in_an_idle_moment_drops_whom_it_finds_at_fault() -> None:
+    driver = Driver("hybrid", 3)
+    session = driver.open("a")
+    driver.turn("a", 7, 3)
+    assert driver.scheduler.recount() == []
+    full = session.sequence.full
+    assert full is not None
+    unit = full.units[0]
+    driver.ledger.pool(FULL).free.insert(0, unit)
+    (finding,) = driver.scheduler.recount()
+    assert (finding.kind, finding.healed) == ("claimed while free", "quarantined")
+    assert [event.kind for event in driver.scheduler.take_events()] == ["finding"]
+    assert session.sequence.computed == 0 and driver.ledger.pool(FULL).quarantine == [unit]
+    assert driver.scheduler.recount() == []
+    assert driver.turn("a", 3, 2, 1).computed == 8, "two pages of it are in the tree, and were never in doubt"

@@ -482,6 +482,14 @@ class Scheduler:
             if session.parcel is not None:
                 yield session.parcel
 
+    def recount(self) -> list[Finding]:
+        """A whole census now, for an idle moment. Findings are healed; who is touched loses its memory."""
+        found = self.audit.census()
+        for finding in found:
+            self._suffer(finding)
+        self._drop_tainted()
+        return found
+
     def _suffer(self, finding: Finding) -> None:
         """A finding names owners whose memory cannot be trusted: their turns fail, their memory goes."""
         registry = self.registry

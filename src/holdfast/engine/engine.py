@@ -372,7 +372,7 @@ class Engine:
 
     def audit(self) -> list[Finding]:
         """Recount everything now; what must not be is healed and returned."""
-        return self.loop.scheduler.audit.census()
+        return self.loop.scheduler.recount()
 
 
 def open_loop(name: str, options: EngineOptions, progress: Progress | None = None) -> EngineLoop:

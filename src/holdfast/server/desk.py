@@ -391,7 +391,7 @@ class Desk:
                     if not session.one_shot and session.tenant == command.name
                 ]
             case "census":
-                answer = [str(finding) for finding in loop.scheduler.audit.census()]
+                answer = [str(finding) for finding in loop.scheduler.recount()]
             case "flush":
                 loop.scheduler.flush()
                 answer = None

@@ -94,9 +94,8 @@ class Worker:
         self.desk.settled()
         if ledger.settled != self._counted and time.monotonic() - self._worked > QUIET_SECONDS:
             self._counted = ledger.settled
-            for finding in loop.scheduler.audit.census():
-                self.desk.findings += 1
-                log.error("audit: %s", finding)
+            loop.scheduler.recount()
+            loop.tell(loop.scheduler.take_events())
 
     def _send(self) -> None:
         for report in self.desk.take_reports():
