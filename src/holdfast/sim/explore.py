@@ -35,6 +35,8 @@ SETTINGS = (
     Setting("hybrid", 3, 5, slots=5, overlap=True, prologue=BOTH_RUN),
     Setting("window", 2, 7, host=4, prologue=ONE_RESTS_ONE_RUNS),
     Setting("window", 3, 7, overlap=True, leave_history=True, prologue=BOTH_RUN),
+    Setting("dense", 2, 7, host=4, overlap=True, share=0.75, prologue=ONE_RESTS_ONE_RUNS),
+    Setting("hybrid", 3, 6, slots=5, share=0.7, leave_history=True, prologue=BOTH_RUN),
 )
 STATES_PER_PROGRESS = 1000
 

@@ -14,7 +14,7 @@ from holdfast.core.audit import Audit, Finding
 from holdfast.core.layout import Component, Tier, named_layout
 from holdfast.core.ledger import Ledger, Pool
 from holdfast.core.plan import StepResult
-from holdfast.core.policy import Policy
+from holdfast.core.policy import Policy, Share
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Life, Session
 from holdfast.core.turn import KEEP_ALL, TurnRequest
@@ -53,14 +53,16 @@ class Setting:
     overlap: bool = False
     leave_history: bool = False
     window: int = 3
+    share: float = 1.0
     prologue: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         memory = f"{self.pages} pages of {self.page_size}, {self.slots} slots, {self.host} on host"
         overlap = ", overlap" if self.overlap else ""
         history = ", history is left" if self.leave_history else ""
+        share = f", {self.share} of them for a tenant" if self.share < 1.0 else ""
         begun = f", after {', '.join(self.prologue)}" if self.prologue else ""
-        return f"{self.layout}: {memory}{overlap}{history}{begun}"
+        return f"{self.layout}: {memory}{share}{overlap}{history}{begun}"
 
 
 class Quiet(Audit):
@@ -97,6 +99,7 @@ class TinyWorld:
             checkpoints=1,
             age_seconds=1e9,
             leave_history=setting.leave_history,
+            share=Share(device=setting.share),
         )
         self.scheduler = Scheduler(self.ledger, policy)
         self.audit = self.scheduler.audit
@@ -270,4 +273,5 @@ class TinyWorld:
         if found:
             raise found_by(self.audit, found[0])
         self.inspection.everything()
+        self.inspection.quotas()
         self.audience.watch()
