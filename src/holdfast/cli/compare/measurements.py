@@ -32,6 +32,9 @@ BATCHES_ONLY = "generate_batch"
 """A system that is measured with several streams at once, and with nothing else."""
 
 WARM_TOKENS = 4
+ABORTS = 3
+"""Aborts of one conversation, each followed by a whole turn; one alone would be a matter of chance."""
+
 INTERRUPTED = "interrupted"
 
 
@@ -210,7 +213,8 @@ def turns(last: int, given: int, wanted: int, shown: Sequence[int]) -> Case:
 
 
 def abort(turn: int, given: int, wanted: int, history: int = 0) -> Case:
-    """A client leaves in the middle of a turn: the first token of the next turn beside that of one before.
+    """A client leaves in the middle of a turn, some times, and says the next at once: its first token, beside
+    that of turns before.
 
     With a `history` the conversation begins with so many tokens, and the first token after them tells what
     computing a history again would take.
@@ -226,17 +230,20 @@ def abort(turn: int, given: int, wanted: int, history: int = 0) -> Case:
             timing = await conversation.say(prompt(given, seed * 1000 + number), wanted)
             if number > turn // 2:
                 normal.append(timing.first)
-        await conversation.say(prompt(given, seed * 1000 + turn), 4 * wanted, leave_after=wanted // 2)
-        after = await conversation.say(prompt(given, seed * 1000 + turn + 1), wanted)
+        after = []
+        for number in range(turn, turn + (2 if warm else 2 * ABORTS), 2):
+            await conversation.say(prompt(given, seed * 1000 + number), 4 * wanted, leave_after=wanted // 2)
+            timing = await conversation.say(prompt(given, seed * 1000 + number + 1), wanted)
+            after.append(timing.first)
         await conversation.close()
         values: Values = {
             "first_token_of_a_turn": (1e3 * median(normal), "ms"),
-            "first_token_after_abort": (1e3 * after.first, "ms"),
-            "after_abort_over_normal": (after.first / median(normal), "ratio"),
+            "first_token_after_abort": (1e3 * median(after), "ms"),
+            "after_abort_over_normal": (median(after) / median(normal), "ratio"),
         }
         if computing is not None:
             values["first_token_of_the_history"] = (1e3 * computing, "ms")
-            values["history_over_after_abort"] = (computing / after.first, "ratio")
+            values["history_over_after_abort"] = (computing / median(after), "ratio")
         return values
 
     parameters = {"turn": turn, "input_tokens": given, "output_tokens": wanted}
