@@ -416,29 +416,41 @@ int hf_linear(const Matrix *matrix, const float *x, int64_t x_stride, int rows, 
 
 /* --- the most likely token --- */
 
+typedef struct {
+    const float *values;
+    int64_t stride;
+    int columns;
+    float *peaks;
+    int64_t *places;
+} Search;
+
+static void search_piece(void *context, int row) {
+    const Search *search = context;
+    const float *at = search->values + row * search->stride;
+    float best[PANEL];
+    int unordered = 0, column = 0, columns = search->columns;
+    for (int lane = 0; lane < PANEL; lane++) best[lane] = -__builtin_inff();
+    for (; column + PANEL <= columns; column += PANEL) {
+        for (int lane = 0; lane < PANEL; lane++) {
+            float value = at[column + lane];
+            best[lane] = value > best[lane] ? value : best[lane];
+            unordered |= value != value;
+        }
+    }
+    float peak = -__builtin_inff();
+    for (int lane = 0; lane < PANEL; lane++) peak = best[lane] > peak ? best[lane] : peak;
+    for (; column < columns; column++) {
+        peak = at[column] > peak ? at[column] : peak;
+        unordered |= at[column] != at[column];
+    }
+    int64_t place = 0;
+    while (place < columns - 1 && at[place] != peak) place++;
+    search->peaks[row] = unordered ? __builtin_nanf("") : peak;
+    search->places[row] = place;
+}
+
 /* The largest value of each row and its first place; a row with NaN has the peak NaN. */
 void hf_argmax(const float *values, int64_t stride, int rows, int columns, float *peaks, int64_t *places) {
-    for (int row = 0; row < rows; row++) {
-        const float *at = values + row * stride;
-        float best[PANEL];
-        int unordered = 0, column = 0;
-        for (int lane = 0; lane < PANEL; lane++) best[lane] = -__builtin_inff();
-        for (; column + PANEL <= columns; column += PANEL) {
-            for (int lane = 0; lane < PANEL; lane++) {
-                float value = at[column + lane];
-                best[lane] = value > best[lane] ? value : best[lane];
-                unordered |= value != value;
-            }
-        }
-        float peak = -__builtin_inff();
-        for (int lane = 0; lane < PANEL; lane++) peak = best[lane] > peak ? best[lane] : peak;
-        for (; column < columns; column++) {
-            peak = at[column] > peak ? at[column] : peak;
-            unordered |= at[column] != at[column];
-        }
-        int64_t place = 0;
-        while (place < columns - 1 && at[place] != peak) place++;
-        peaks[row] = unordered ? __builtin_nanf("") : peak;
-        places[row] = place;
-    }
+    Search search = {values, stride, columns, peaks, places};
+    parallel(search_piece, &search, rows);
 }
