@@ -234,6 +234,7 @@ class Session:
 
     def restore(self) -> bool:
         """Bring the memory back to the device; whether it is there. The next turn does so by itself."""
+        self._engine.settle_seal(self.id)
         self._engine.loop.restore(self.id)
         return self._wait_for_move(Place.HOME)
 
