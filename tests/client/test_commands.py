@@ -139,6 +139,11 @@ def test_sampling_is_pleasant_in_this_process_too() -> None:
     [
         (["chat", "--url", "ftp://x"], "holdfast chat: the address of a server begins with http"),
         (["chat", "some-model", "--url", "http://x"], "holdfast chat: --url talks to the model of a server"),
+        (
+            ["chat", "--model", "m", "--url", "http://x"],
+            "holdfast chat: --url talks to the model of a server",
+        ),
+        (["chat", "--model", "nowhere"], "holdfast chat: there is no model 'nowhere'"),
         (["top", "--url", "ftp://x"], "holdfast top: the address of a server begins with http"),
         (["top", "--url", NOBODY], f"holdfast top: {NOBODY}: "),
         (["top", "--url", NOBODY], "is a server running there? `holdfast serve` starts one"),
@@ -168,6 +173,7 @@ def test_errors_are_one_clear_line(arguments: list[str], said: str, tmp_path: Pa
         (["nosuch"], "No such command 'nosuch'"),
         (["serve", "echo", "--port", "many"], "Invalid value for '--port'"),
         (["serve", "echo", "--no-such-option"], "No such option: --no-such-option"),
+        (["serve", "echo", "--model", "smollm2"], "leave one out"),
         (["sessions", "ls"], "Missing option '--journal'"),
         (["sim", "--mutant", "close-forgets-a-state-slot"], "is close-forgets-state-slot meant?"),
         (["sim", "--layout", "round"], "unknown layout 'round'; known: dense, "),
@@ -202,6 +208,7 @@ def test_a_model_on_the_line_goes_before_a_server_in_the_environment() -> None:
     ("arguments", "said"),
     [
         (["nowhere", "--port", "0"], "there is no model 'nowhere'"),
+        (["--model", "nowhere", "--port", "0"], "there is no model 'nowhere'"),
         (
             ["echo", "--port", "{taken}"],
             "--port {taken} on 127.0.0.1 cannot be used: Address already in use; ",

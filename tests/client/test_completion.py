@@ -38,7 +38,7 @@ def test_commands() -> None:
         ("holdfast serve --audit ", ["on", "strict"]),
         ("holdfast serve --device c", ["cpu", "cuda"]),
         ("holdfast chat --ur", ["--url"]),
-        ("holdfast chat --te", ["--temperature"]),
+        ("holdfast chat --tem", ["--temperature"]),
         ("holdfast top --on", ["--once"]),
         ("holdfast bench c", ["core"]),
         ("holdfast bench sessions --ab", ["--aborts"]),

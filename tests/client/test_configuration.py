@@ -9,7 +9,14 @@ import pytest
 import typer
 
 from holdfast.cli.config import SECTIONS, ConfigError, find_config, read_config
-from holdfast.cli.options import ENGINE_OPTIONS, SERVER_OPTIONS, option_kinds, takes_options
+from holdfast.cli.options import (
+    ENGINE_OPTIONS,
+    SERVER_OPTIONS,
+    option_kinds,
+    parse_bytes,
+    takes_options,
+    write_bytes,
+)
 from holdfast.cli.serve import COMPANIONS, make_server_options, require_companions
 from holdfast.engine.options import EngineOptions, OptionError
 from holdfast.server.options import ServerOptions
@@ -183,3 +190,11 @@ def test_options_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
     assert make_server_options({"host": "0.0.0.0", "allow_anonymous": True}).allow_anonymous
     monkeypatch.setenv("HOLDFAST_API_KEYS", "secret")
     assert make_server_options({"host": "0.0.0.0"}).host == "0.0.0.0"
+
+
+@pytest.mark.parametrize(
+    ("count", "written"), [(0, "0"), (1000, "1000"), (1024, "1K"), (16 << 20, "16M"), (3 << 40, "3T")]
+)
+def test_sizes_are_shown_as_they_are_read(count: int, written: str) -> None:
+    assert write_bytes(count) == written
+    assert parse_bytes(written) == count

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.options import takes_options
+from holdfast.cli.options import NAMED_MODEL, chosen_model, on_the_line, takes_options
 from holdfast.cli.refusals import refusal
 from holdfast.cli.remote import server_refusal
 from holdfast.client.calls import base_url
@@ -52,6 +52,7 @@ def chat(
             envvar="HOLDFAST_MODEL",
         ),
     ] = DEFAULT_MODEL,
+    named_model: NAMED_MODEL = None,
     url: Annotated[
         str | None, typer.Option(help="Talk to the server at this address instead.", envvar="HOLDFAST_URL")
     ] = None,
@@ -82,8 +83,9 @@ def chat(
     """Talk."""
     asked = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     stated = {name: value for name, value in asked.items() if value is not None}
-    if _on_the_line(context, "model") and url is not None:
-        if _on_the_line(context, "url"):
+    model = chosen_model(context, model, named_model)
+    if url is not None and (named_model is not None or on_the_line(context, "model")):
+        if on_the_line(context, "url"):
             raise refusal("chat", f"--url talks to the model of a server: leave {model} out, or --url")
         url = None
     try:
@@ -93,12 +95,6 @@ def chat(
             _here(model, system, stated, engine_options or {})
     except KeyboardInterrupt as interrupt:
         raise typer.Exit(130) from interrupt
-
-
-def _on_the_line(context: typer.Context, name: str) -> bool:
-    """Whether a value was typed; what the environment or a file says gives way to that."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _here(model: str, system: str | None, stated: dict[str, Any], engine_options: dict[str, object]) -> None:

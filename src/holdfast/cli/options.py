@@ -23,11 +23,15 @@ from holdfast.server.options import LOG_LEVELS, ServerOptions
 
 __all__ = [
     "ENGINE_OPTIONS",
+    "NAMED_MODEL",
     "SERVER_OPTIONS",
     "Option",
+    "chosen_model",
+    "on_the_line",
     "option_kinds",
     "parse_bytes",
     "takes_options",
+    "write_bytes",
 ]
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -200,6 +204,10 @@ GROUPS: Mapping[str, tuple[str, tuple[Option, ...], type[Any]]] = {
 }
 
 MODEL = "model"
+NAMED_MODEL = Annotated[
+    str | None,
+    typer.Option("--model", metavar="MODEL", help="The same as the argument.", show_default=False),
+]
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -238,6 +246,21 @@ CONFIG = Annotated[
         "(--page-size is HOLDFAST_PAGE_SIZE), which goes before the file.",
     ),
 ]
+
+
+def on_the_line(context: typer.Context, name: str) -> bool:
+    """Whether a value was typed; what the environment or a file says gives way to that."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def chosen_model(context: typer.Context, model: str, named: str | None) -> str:
+    """The model that is meant, by the argument or by `--model`; two that were typed must be the same."""
+    if named is None:
+        return model
+    if on_the_line(context, MODEL) and model != named:
+        raise typer.BadParameter(f"--model names {named}, but the line names {model} too: leave one out")
+    return named
 
 
 def _default_of(owner: type[Any], name: str) -> object:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.options import takes_options
+from holdfast.cli.options import NAMED_MODEL, chosen_model, takes_options
 from holdfast.cli.progress import StartProgress
 from holdfast.cli.refusals import option_problem, refusal
 from holdfast.engine.options import OptionError, make_options
@@ -44,6 +44,7 @@ WRONG = 2
 @app.command(help=HELP)
 @takes_options
 def serve(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
@@ -51,10 +52,12 @@ def serve(
             envvar="HOLDFAST_MODEL",
         ),
     ] = DEFAULT_MODEL,
+    named_model: NAMED_MODEL = None,
     engine_options: dict[str, Any] | None = None,
     server_options: dict[str, Any] | None = None,
 ) -> None:
     """Serve."""
+    model = chosen_model(context, model, named_model)
     engine = engine_options or {}
     try:
         server = make_server_options(server_options or {})
