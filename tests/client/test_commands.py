@@ -149,6 +149,7 @@ def test_sampling_is_pleasant_in_this_process_too() -> None:
         (["top", "--url", NOBODY], "is a server running there? `holdfast serve` starts one"),
         (["chat", "--url", NOBODY], "is a server running there? `holdfast serve` starts one"),
         (["bench", "sessions", "--url", NOBODY], f"holdfast bench sessions: {NOBODY}: "),
+        (["bench", "sessions", "--url", NOBODY], "is a server running there? `holdfast serve` starts one"),
         (["chat", "echo", "--temperature", "-1"], "holdfast chat: temperature must be between 0.0 and 100.0"),
         (
             ["chat", "{folder}", "--device", "tpu"],

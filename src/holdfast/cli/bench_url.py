@@ -23,6 +23,8 @@ from rich.table import Table
 
 from holdfast.cli.bench_beside import found_model
 from holdfast.cli.load import ChatDoor, Door, Load, Sample, SessionsDoor, percentile, run_load
+from holdfast.cli.refusals import refusal
+from holdfast.cli.remote import server_refusal
 from holdfast.client import Client, HoldfastError, NotFound, Retries
 from holdfast.client.calls import DEFAULT_URL
 from holdfast.engine.pull import PullError
@@ -110,9 +112,12 @@ def sessions(
                 for way in _ways(client, api)
                 for figure in _measure(client, way, name, api_key, load, notes)
             ]
-    except (HoldfastError, ValueError, IndexError) as error:
-        typer.echo(f"holdfast bench sessions: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(1) from error
+    except HoldfastError as error:
+        raise server_refusal("bench sessions", error) from error
+    except ValueError as error:
+        raise refusal("bench sessions", str(error)) from error
+    except IndexError as error:
+        raise refusal("bench sessions", f"{url} lists no model; name one with --model") from error
     except KeyboardInterrupt as interrupt:
         raise typer.Exit(130) from interrupt
     if as_json:
