@@ -14,6 +14,7 @@ from holdfast.client import (
     Conflict,
     ConnectionFailed,
     NotFound,
+    ProtocolError,
     Retries,
     Turn,
     Unavailable,
@@ -134,6 +135,16 @@ def test_a_session_whose_opening_was_answered_into_the_void_is_open() -> None:
         pytest.raises(Conflict),
     ):
         client.session(id="somebody's")
+
+
+def test_an_address_of_another_service_is_said_to_be_one() -> None:
+    page = Answer(200, (b"<html>hello</html>",), {"content-type": "text/html"})
+    other = answer({"object": "something else"})
+    with Scripted(page, page, other, other) as server, Client(server.url, retries=AT_ONCE) as client:
+        for act in (client.session, client.models, client.models, client.sessions):
+            with pytest.raises(ProtocolError, match="is the address that of a Holdfast server"):
+                act()
+        assert len(server.asked) == 4, "nothing is tried again"
 
 
 def test_closing_twice_is_no_error() -> None:

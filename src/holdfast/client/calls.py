@@ -110,11 +110,11 @@ def open_session(
     """Open a session under an id of the client's own, so that asking twice opens one; read as that id."""
     name = session_id or new_id("s")
     body = _stated({"id": name, "ttl": ttl, "metadata": metadata, "system": system})
-    return Call("POST", "/v1/sessions", body, lambda _: name, ("session_exists",))
+    return Call("POST", "/v1/sessions", body, lambda answer: _acknowledged(answer, name), ("session_exists",))
 
 
 def close_session(session_id: str) -> Call[None]:
-    return Call("DELETE", _session(session_id), None, _unread)
+    return Call("DELETE", _session(session_id), None, _done)
 
 
 def start_turn(
@@ -135,13 +135,13 @@ def start_turn(
         "on_abort": on_abort,
         "timeout": timeout,
     }
-    return Call("POST", _session(session_id, "turns"), _stated(body), _unread)
+    return Call("POST", _session(session_id, "turns"), _stated(body), _done)
 
 
 def interrupt_session(session_id: str, turn_id: str | None, keep: Body) -> Call[None]:
     """Cut into a turn; `keep` is what `keep_fields` says."""
     body = _stated({"turn_id": turn_id, **keep})
-    return Call("POST", _session(session_id, "interrupt"), body, _unread, ("turn_not_found",))
+    return Call("POST", _session(session_id, "interrupt"), body, _done, ("turn_not_found",))
 
 
 def rewind_session(session_id: str, turns: int) -> Call[SessionView]:
@@ -153,7 +153,13 @@ def fork_session(session_id: str, child_id: str | None, at_turn: int | None) -> 
     """A second session, under an id of the client's own; read as that id."""
     name = child_id or new_id("s")
     body = _stated({"id": name, "at_turn": at_turn, "request_id": new_id("r")})
-    return Call("POST", _session(session_id, "fork"), body, lambda _: name, ("session_exists",))
+    return Call(
+        "POST",
+        _session(session_id, "fork"),
+        body,
+        lambda answer: _acknowledged(answer, name),
+        ("session_exists",),
+    )
 
 
 def spill_session(session_id: str, tier: str | None) -> Call[SessionView | None]:
@@ -213,8 +219,16 @@ def _stated(fields: Mapping[str, object]) -> Body:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _unread(_: bytes) -> None:
-    """An answer that says nothing beyond having come."""
+def _acknowledged(answer: bytes, value: Answer) -> Answer:
+    """A value that was known before; the answer only has to be a Holdfast server's, or lost."""
+    if answer:
+        _object(answer)
+    return value
+
+
+def _done(answer: bytes) -> None:
+    """Nothing but that it was done."""
+    return _acknowledged(answer, None)
 
 
 def _object(answer: bytes) -> Body:
