@@ -100,7 +100,8 @@ def sessions(
 ) -> None:
     """Measure a server from outside, or an engine here."""
     if here is not None:
-        _measure_here(here, history, fit, rounds, threads, as_json)
+        sizes = (history, fit, turns, input_tokens, output_tokens)
+        _measure_here(here, sizes, rounds, threads, as_json)
         return
     load = Load(conversations, turns, input_tokens, output_tokens, aborts, idle, ignore_eos, seed)
     notes = Console(stderr=True)
@@ -129,8 +130,11 @@ def sessions(
         raise typer.Exit(1)
 
 
-def _measure_here(model: str, history: int, fit: int, rounds: int, threads: int, as_json: bool) -> None:
-    """More sessions than fit, in this process."""
+def _measure_here(
+    model: str, asked: tuple[int, int, int, int, int], rounds: int, threads: int, as_json: bool
+) -> None:
+    """More sessions than fit, in this process; `asked` are history, fit, turns, tokens in and tokens out."""
+    history, fit, turns, given, wanted = asked
     notes = Console(stderr=True)
     crowd = import_module("holdfast.cli.compare.crowd")  # It loads torch, which nothing else here needs.
     try:
@@ -142,7 +146,7 @@ def _measure_here(model: str, history: int, fit: int, rounds: int, threads: int,
                     notes.print(line, highlight=False, markup=False)
 
             options = {"load_format": "dummy"} if loading else {}
-            sizes = crowd.Sizes(history=history, fit=fit)
+            sizes = crowd.Sizes(history=history, fit=fit, turns=turns, given=given, wanted=wanted)
             figures = crowd.measure(str(path), options, sizes, rounds, threads, told)
     except PullError as error:
         typer.echo(f"holdfast bench sessions: {error}", err=True)
