@@ -161,7 +161,7 @@ class Pool:
         """Raise unless the holders of an account may take `count` units, without taking them."""
         if self.ledger.dropped:
             self.ledger.reclaim_dropped()
-        if count > account.room(self):
+        if count > account.room(self) and account.limits[self.index] < self.size:
             raise OverQuota(self, count, account)
         gate = self.gate
         if count > len(self.free) or (count and gate is not None and not gate(self, count)):
