@@ -5,6 +5,7 @@ random and run on small models of every layout, with so little memory that sessi
 Each turn is held against the same tokens as one prompt, computed from nothing by another engine.
 """
 
+import contextlib
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from holdfast.core.layout import Tier
 from holdfast.engine.engine import Engine, Session, Turn
+from holdfast.engine.journal_reading import read_sessions
 from holdfast.engine.sampling import Sampling
 from tests.models.small import (
     CLEAR_MARGIN,
@@ -60,6 +62,7 @@ acts = st.one_of(
     st.tuples(st.just("rest")),
     st.tuples(st.just("restart")),
     st.tuples(st.just("die")),
+    st.tuples(st.just("fall"), which, length, count, st.integers(0, 14)),
     st.tuples(st.just("close"), which),
 )
 scripts = st.lists(acts, min_size=6, max_size=22)
@@ -241,11 +244,41 @@ class Play:
 
     def die(self) -> None:
         """What lies in the files now is all that is left."""
-        grave = self.folder.with_name(f"life-{self.lives}")
-        shutil.copytree(self.folder, grave)
+        grave = self.bury()
         self.end()
         self.folder = grave
         self.engine = self.come_alive()
+
+    def fall(self, place: int, size: int, limit: int, steps: int) -> None:
+        """Die in the middle of a turn: it is there as it was, or it never was."""
+        session = self.session(place)
+        started = self.start(session, size, limit)
+        if started is None:
+            return
+        turn, said, expected = started
+        for _ in range(steps):
+            self.engine.drive()
+        told = turn.done
+        self.folder, before = self.bury(), self.engine
+        stored = {each.id: each for each in read_sessions(self.folder / "sessions.journal")}
+        if len(stored[session.id].turns) > len(self.histories[session.id]):
+            self.histories[session.id].append((said, expected))
+        else:
+            assert not told, "what was told is there"
+        before.close()
+        assert before.audit() == []
+        self.engine = self.come_alive()
+
+    def bury(self) -> Path:
+        """Keep the files as they are now; some may be half written, or go while they are copied."""
+        grave = self.folder.with_name(f"life-{self.lives}")
+        (grave / "disk").mkdir(parents=True)
+        for place in (".", "disk"):
+            for file in (self.folder / place).iterdir():
+                if file.is_file():
+                    with contextlib.suppress(FileNotFoundError):
+                        shutil.copy(file, grave / place / file.name)
+        return grave
 
     def close(self, place: int) -> None:
         if self.histories:
