@@ -129,8 +129,10 @@ def freed_while_in_transit(patcher: Patcher) -> None:
     """The source of a spill is given back when the copy begins, not when it has settled."""
     original = Pressure.spill
 
-    def faulty(self: Pressure, session: Session, tier: Tier | None = None) -> bool:
-        spilled = original(self, session, tier)
+    def faulty(
+        self: Pressure, session: Session, tier: Tier | None = None, asker: Session | None = None
+    ) -> bool:
+        spilled = original(self, session, tier, asker)
         if spilled:
             free_but_keep(patcher, session.sequence)
         return spilled
