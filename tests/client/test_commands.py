@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -237,9 +238,18 @@ def test_a_server_that_cannot_start_says_why(arguments: list[str], said: str, tm
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def wait_until_quiet(client: Client) -> None:
+    """The engine tells its figures once a second: wait for those that no longer count a turn."""
+    deadline = time.monotonic() + 120.0
+    while client.metrics().get("holdfast_turns_running") != 0.0:
+        assert time.monotonic() < deadline, "a turn is said to run that has ended"
+        time.sleep(0.1)
+
+
 def test_top_once(client: Client, url: str) -> None:
     with client.session(id="watched") as session:
         session.say("hello", max_tokens=50).wait()
+        wait_until_quiet(client)
         done = command("top", "--url", url, "--once")
         assert done.returncode == 0, done.stderr
         assert f"{url}  echo  sessions 1  running 0  queued 0" in done.stdout
@@ -251,6 +261,7 @@ def test_top_once(client: Client, url: str) -> None:
 def test_top_as_json(client: Client, url: str) -> None:
     with client.session() as session:
         session.say("hello", max_tokens=50).wait()
+        wait_until_quiet(client)
         lines = [
             json.loads(line)
             for line in command("top", "--json", "--once", HOLDFAST_URL=url).stdout.splitlines()
