@@ -32,7 +32,7 @@ def browser() -> Iterator[Browser]:
 def shared_server() -> Iterator[Server]:
     """A server of the model that says what it was told."""
     server = Server(
-        "echo", "--audit", "strict", "--kv-tokens", "65536", "--context-length", "8192", "--storm"
+        "echo", "--audit", "strict", "--kv-tokens", "65536", "--context-length", "60000", "--storm"
     )
     yield server
     assert server.stop() == 0

@@ -27,6 +27,7 @@ def filled(server: Server, open_page: OpenPage, **options: object) -> Page:
     page.locator(".node").nth(1).get_by_text("Fork from here").click()
     expect(page.locator(".branch-head")).to_have_count(2)
     page.locator(".branch-head").nth(1).get_by_role("button").click()
+    expect(page.locator(".turn")).to_have_count(2)
     page.fill("#said", "What do sailors say?")
     page.press("#said", "Enter")
     expect(page.locator(".turn[data-state=done]")).to_have_count(3)
@@ -84,6 +85,8 @@ def test_every_view_can_be_reached_and_used_with_the_keyboard(server: Server, op
         expect(page.locator(f"#tab-{name}")).to_be_focused()
         expect(page.locator(f"#{name}")).to_be_visible()
     page.keyboard.press("ArrowRight")
+    expect(page.locator("#tab-timeline")).to_be_focused()
+    expect(page.locator(".node")).to_have_count(1)
     for _ in range(12):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.textContent") == "Fork from here":
