@@ -248,6 +248,9 @@ def test_keys_keep_tenants_and_the_admin_apart(serve: Serve) -> None:
     for path in ("/flush_cache", "/get_server_info"):
         assert anna.get(path).status_code == 403
         assert admin.get(path).status_code == 200
+    for key, status in (("anna-key", 403), (ADMIN_KEY, 200)):
+        reset = server.post("/reset_prefix_cache", headers={"Authorization": f"Bearer {key}"})
+        assert reset.status_code == status
     for streaming in (False, True):
         name = anna.open(session_id=f"mine-{streaming}", streaming=streaming)
         assert bert.refused(text="x", session_params={"id": name})[0] == 404

@@ -28,7 +28,7 @@ log = logging.getLogger("holdfast.server")
 
 PUBLIC = ("/", "/health", "/health/ready", "/favicon.ico")
 PUBLIC_PREFIXES = ("/web/",)
-ADMIN = ("/metrics", "/flush_cache", "/get_server_info", "/server_info", "/v1/storm")
+ADMIN = ("/metrics", "/flush_cache", "/reset_prefix_cache", "/get_server_info", "/server_info", "/v1/storm")
 DRAINS = ("/health", "/health/ready", "/metrics", "/v1/memory")
 
 HEADER_BYTES_MAX = 32 << 10

@@ -134,6 +134,7 @@ async def close_session(request: Request) -> Response:
 
 @router.get("/flush_cache", **documented(None, "Forget prompts that nobody uses."))
 @router.post("/flush_cache", **documented(None, "Forget prompts that nobody uses."))
+@router.post("/reset_prefix_cache", **documented(None, "The same, as vLLM's clients ask for it."))
 async def flush_cache(request: Request) -> Response:
     await service_of(request).ask("flush")
     return json_answer({"success": True, "message": "what nobody holds was evicted; sessions keep theirs"})
