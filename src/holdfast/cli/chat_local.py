@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.cli.progress import StartProgress
-from holdfast.cli.refusals import option_problem
 from holdfast.cli.terminal import Chat, Cost, Speech, Talk
 from holdfast.core.errors import Refused
 from holdfast.engine.chat_template import ChatTemplateError
@@ -107,7 +106,7 @@ def run(
         with StartProgress(model) as progress:
             engine = Engine(model, progress=progress, **engine_options)
     except OptionError as error:
-        raise Unusable(option_problem(error)) from error
+        raise Unusable(error.typed) from error
     except (SamplingError, PullError, ConfigurationError) as error:
         raise Unusable(str(error)) from error
     with engine:

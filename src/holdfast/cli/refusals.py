@@ -7,17 +7,10 @@ from __future__ import annotations
 
 import typer
 
-from holdfast.engine.options import OptionError
-
-__all__ = ["option_problem", "refusal"]
+__all__ = ["refusal"]
 
 
 def refusal(command: str, problem: str, status: int = 1) -> typer.Exit:
     """Say what is wrong, in one line; raise what is returned."""
     typer.echo(f"holdfast {command}: {' '.join(problem.split())}", err=True)
     return typer.Exit(status)
-
-
-def option_problem(error: OptionError) -> str:
-    """What is wrong with an option, named as on the line."""
-    return f"--{error.option.replace('_', '-')}{str(error).removeprefix(error.option)}"

@@ -14,7 +14,7 @@ import typer
 
 from holdfast.cli.options import NAMED_MODEL, chosen_model, takes_options
 from holdfast.cli.progress import StartProgress
-from holdfast.cli.refusals import option_problem, refusal
+from holdfast.cli.refusals import refusal
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pull import DEFAULT_MODEL, PullError
 from holdfast.server.options import ServerOptions
@@ -64,7 +64,7 @@ def serve(
         require_companions(engine)
         make_options(**engine)
     except OptionError as error:
-        raise refusal("serve", option_problem(error), WRONG) from error
+        raise refusal("serve", error.typed, WRONG) from error
     raise typer.Exit(_run(model, engine, server))
 
 
@@ -76,7 +76,7 @@ def _run(model: str, engine: dict[str, Any], server: ServerOptions) -> int:
     try:
         return int(serving.run(model, engine, server, progress))
     except OptionError as error:
-        raise refusal("serve", option_problem(error), WRONG) from error
+        raise refusal("serve", error.typed, WRONG) from error
     except (unable, PullError, ValueError) as error:
         raise refusal("serve", str(error), WRONG) from error
     finally:

@@ -20,6 +20,12 @@ class OptionError(ValueError):
     def __init__(self, option: str, problem: str) -> None:
         super().__init__(f"{option} {problem}")
         self.option = option
+        self.problem = problem
+
+    @property
+    def typed(self) -> str:
+        """What is wrong, with the option named as on the command line."""
+        return f"--{self.option.replace('_', '-')} {self.problem}"
 
 
 @dataclass(frozen=True, slots=True)

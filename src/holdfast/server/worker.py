@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+import zlib
 from typing import TextIO
 
 import torch
@@ -133,7 +134,7 @@ def model_facts(loop: EngineLoop, path: str) -> wire.ModelFacts:
         eos_tokens=list(defaults.eos_tokens or loop.tokenizer.eos_tokens),
         plan=loop.plan.lines(),
         sessions_planned=loop.plan.sessions,
-        fingerprint=f"hf-{abs(hash((path, str(model.dtype)))) & 0xFFFFFFFF:08x}",
+        fingerprint=f"hf-{zlib.crc32(f'{path} {model.dtype}'.encode()):08x}",
     )
 
 
@@ -167,9 +168,12 @@ def start(socket: zmq.Socket[bytes], configure: wire.Configure) -> EngineLoop | 
 
     try:
         return open_loop(configure.model, make_options(**configure.options), progress)
-    except (OptionError, PullError, ConfigurationError, WeightMismatch) as error:
-        socket.send(wire.encode(wire.Unable(" ".join(str(error).split()))))
-        return None
+    except OptionError as error:
+        why = error.typed
+    except (PullError, ConfigurationError, WeightMismatch) as error:
+        why = str(error)
+    socket.send(wire.encode(wire.Unable(" ".join(why.split()))))
+    return None
 
 
 def main(path: str, parent: int, errors: TextIO = sys.stderr) -> int:
