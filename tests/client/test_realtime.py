@@ -200,3 +200,22 @@ def test_asynchronous(client: Client, url: str) -> None:
             assert [event.type async for event in realtime][-1] == "session.closed"
 
     asyncio.run(run())
+
+
+def test_a_fork_and_a_rewind_that_are_said_again_are_carried_out_once(client: Client) -> None:
+    with client.session() as session, session.realtime() as realtime:
+        for said in ("one", "two"):
+            realtime.append(said)
+            until(realtime, "response.done", realtime.commit(max_tokens=20))
+        fork = {"type": "session.fork", "request_id": "r-fork"}
+        made = [realtime._send(fork) or until(realtime, "session.forked")[-1].body["id"] for _ in range(2)]
+        assert made[0] == made[1]
+        assert len(client.sessions()) == 2
+        rewind = {"type": "session.rewind", "to_turn": 1, "request_id": "r-rewind"}
+        realtime._send(rewind)
+        assert until(realtime, "session.rewound")[-1].body["turns"] == 1
+        realtime.append("three")
+        until(realtime, "response.done", realtime.commit(max_tokens=20))
+        realtime._send(rewind)
+        assert until(realtime, "session.rewound")[-1].body["turns"] == 2, "it had been carried out before"
+        client.resume(made[0]).close()

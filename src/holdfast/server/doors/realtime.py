@@ -326,11 +326,11 @@ class Conversation:
 
     async def _rewind(self, channel: Channel, message: RewindMessage, labels: dict[str, Any]) -> None:
         record = channel.record()
-        await self.service.rewind(record, message.to_turn)
+        await self.service.rewind(record, message.to_turn, message.request_id)
         channel.emit("session.rewound", {**await self.service.describe(record), **labels})
 
     async def _fork(self, channel: Channel, message: ForkMessage, labels: dict[str, Any]) -> None:
-        forked = await self.service.fork(channel.record(), message.id, message.at_turn)
+        forked = await self.service.fork(channel.record(), message.id, message.at_turn, message.request_id)
         shown = await self.service.describe(forked)
         channel.emit("session.forked", {**shown, "parent": channel.name, **labels})
 
