@@ -74,7 +74,7 @@ class Keys:
         lines: list[str] = []
         if options.api_keys is not None:
             try:
-                lines = Path(options.api_keys).read_text(encoding="utf-8").splitlines()
+                lines = Path(options.api_keys).expanduser().read_text(encoding="utf-8").splitlines()
             except (OSError, UnicodeDecodeError) as error:
                 raise OptionError("api_keys", f"cannot be read: {type(error).__name__}") from error
         lines += os.environ.get("HOLDFAST_API_KEYS", "").split(",")
