@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from holdfast.kernels import attend, build_batch
-from holdfast.kernels.cpu import attention, library, matrix
+from holdfast.kernels.cpu import attention, library, matrix, sampling
 from holdfast.kernels.torch import attention as torch_attention
+from holdfast.kernels.torch import sampling as torch_sampling
 
 if library.library() is None:
     pytest.skip("this machine has no C kernels", allow_module_level=True)
@@ -35,6 +36,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     loaded.hf_threads(2)
     monkeypatch.setattr(matrix, "library", lambda: loaded)
     monkeypatch.setattr(attention, "library", lambda: loaded)
+    monkeypatch.setattr(sampling, "library", lambda: loaded)
     return loaded
 
 
@@ -118,13 +120,64 @@ def test_greatest_values(kernels: ctypes.CDLL) -> None:
     values[2, 1002] = 10.0
     values[3, 500] = torch.nan
     values[4] = -torch.inf
-    found = attention.argmax(values)
+    found = sampling.argmax(values)
     assert found is not None
     peaks, places = found
     assert places[:3].tolist() == values[:3].argmax(dim=-1).tolist()
     assert places[1] == 7
     assert torch.equal(peaks[:3], values[:3].amax(dim=-1))
     assert not peaks[3].isfinite() and not peaks[4].isfinite()
+
+
+LIMITS = {
+    "everything": (0, 1.0, 0.0),
+    "top-k": (40, 1.0, 0.0),
+    "top-p": (0, 0.9, 0.0),
+    "min-p": (0, 1.0, 0.02),
+    "all": (300, 0.7, 0.001),
+    "one": (1, 1.0, 0.0),
+    "nothing": (0, 0.0, 0.0),
+    "as many as there are": (5003, 0.999999, 0.0),
+}
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("spread", [0.1, 3.0, 30.0])
+def test_draws_are_those_of_torch(
+    kernels: ctypes.CDLL, limits: str, spread: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, columns = 200, 5003
+    generator = torch.Generator().manual_seed(int(10 * spread))
+    logits = torch.randn(rows, columns, generator=generator) * spread
+    logits[:, ::7] = logits[:, :1]  # Ties, which stay or go together.
+    logits[:, 5] = -torch.inf
+    temperature = torch.linspace(0.0, 1.5, rows)
+    top_k, top_p, min_p = (torch.full((rows,), value) for value in LIMITS[limits])
+    seeds = torch.randint(-(2**62), 2**62, (rows,), generator=generator)
+    given = (logits, temperature, top_k, top_p, min_p, seeds, torch.arange(rows) * 3)
+    found = sampling.sample(*given)
+    assert found is not None
+    monkeypatch.setattr(sampling, "library", lambda: None)
+    expected = torch_sampling.sample_tokens(*given)
+    assert found[0] == logits[0].argmax()
+    # Where two tokens arrive at almost the same time, or a share ends at a token, roundings may decide.
+    assert int((found != expected).sum()) <= 1
+    if limits == "everything":
+        assert len(set(found.tolist())) > (5 if spread > 10 else 60)
+
+
+def test_rows_without_a_greatest_value_have_no_token(kernels: ctypes.CDLL) -> None:
+    logits = torch.zeros(4, 100)
+    logits[0, 50] = torch.nan
+    logits[1, 50] = torch.inf
+    logits[2] = -torch.inf
+    logits[3, 70] = 1e30
+    ones = torch.ones(4)
+    found = sampling.sample(
+        logits, torch.tensor([1.0, 1.0, 1.0, 1e-30]), ones.int() * 5, ones * 0.9, ones * 0, *[ones.long()] * 2
+    )
+    assert found is not None
+    assert found.tolist() == [-1, -1, -1, 70]
 
 
 CASES = {

@@ -1,7 +1,7 @@
-"""Attention over pages and the greatest logits, by the C kernels, for float32 tensors on the CPU.
+"""Attention over pages by the C kernels, for float32 tensors on the CPU.
 
-`attend_pages` and `argmax` answer None where the kernels are not there or the tensors are not of a form that
-they take; the torch kernels, which call them, go on by themselves then.
+`attend_pages` answers None where the kernels are not there or the tensors are not of a form that they take;
+the torch kernels, which call it, go on by themselves then.
 """
 
 from __future__ import annotations
@@ -89,15 +89,3 @@ def attend_pages(
         out.stride(0),
     )
     return out
-
-
-def argmax(values: Tensor) -> tuple[Tensor, Tensor] | None:
-    """(greatest value, its first place) of each row of float32 values; NaN where a row has one."""
-    loaded = library()
-    if loaded is None or values.dtype != torch.float32 or not values.is_cpu or values.stride(-1) != 1:
-        return None
-    rows, columns = values.shape
-    peaks = torch.empty(rows, dtype=torch.float32)
-    places = torch.empty(rows, dtype=torch.int64)
-    loaded.hf_argmax(values.data_ptr(), values.stride(0), rows, columns, peaks.data_ptr(), places.data_ptr())
-    return peaks, places

@@ -91,3 +91,16 @@ class AttentionStructure(ctypes.Structure):
         ("head_dim", _WHOLE),
         ("window", _WHOLE),
     )
+
+
+class ChoiceStructure(ctypes.Structure):
+    """How each row's token is chosen."""
+
+    _fields_ = (
+        ("temperature", _POINTER),
+        ("top_k", _POINTER),
+        ("top_p", _POINTER),
+        ("min_p", _POINTER),
+        ("seeds", _POINTER),
+        ("positions", _POINTER),
+    )

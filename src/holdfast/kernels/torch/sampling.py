@@ -5,14 +5,14 @@ the probability, and its own probability is at least `min_p` of the greatest; al
 distribution after the temperature. The kept ones run a race: each waits an exponential time over its weight,
 and the first to arrive wins, which happens with its share of the probability. The times are a pure function
 of (seed, position, token): a row's token depends on nothing else in the batch, and all devices draw the same.
-Called through `holdfast.kernels`.
+Where the C kernels are there they do the same in one pass. Called through `holdfast.kernels`.
 """
 
 from __future__ import annotations
 
 import torch
 
-from holdfast.kernels.cpu.attention import argmax
+from holdfast.kernels.cpu import sampling as compiled
 
 CANDIDATES = (128, 2048)  # how many of the most likely tokens are looked at before a full sort is needed
 NO_TOKEN = -1
@@ -60,7 +60,11 @@ def sample_tokens(
     greedy: bool = False,
 ) -> torch.Tensor:
     values = logits.float()
-    found = argmax(values)
+    if not greedy:
+        tokens = compiled.sample(values, temperature, top_k, top_p, min_p, seeds, positions)
+        if tokens is not None:
+            return tokens
+    found = compiled.argmax(values)
     peak, best = values.max(dim=-1) if found is None else found
     if not greedy:
         rows = (temperature > 0).nonzero().squeeze(1)

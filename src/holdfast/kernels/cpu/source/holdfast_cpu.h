@@ -61,6 +61,14 @@ typedef struct {
     int32_t heads, kv_heads, head_dim, window;
 } Attention;
 
+/* How each row's token is chosen; a temperature of 0 takes the most likely one. */
+typedef struct {
+    const float *temperature;
+    const int32_t *top_k; /* 0: no limit */
+    const float *top_p, *min_p;
+    const int64_t *seeds, *positions;
+} Choice;
+
 /* Activations in 8 bits: `x = code * scale` in groups of 32; `sums` are scale times the sum of the codes. */
 typedef struct {
     int8_t *codes;
@@ -86,13 +94,17 @@ void hf_pack(uint8_t *blocks, const uint8_t *codes, const float *scales, const f
 void hf_rows(const Matrix *matrix, const int64_t *rows, int count, float multiplier, float *out);
 int hf_linear(const Matrix *matrix, const float *x, int64_t x_stride, int rows, float *out,
               int64_t out_stride);
-void hf_argmax(const float *values, int64_t stride, int rows, int columns, float *peaks, int64_t *places);
 
 /* --- attention.c --- */
 void attend(const Attention *rules, const Pages *pages, int layer, const float *query, int64_t query_stride,
             float *out, int64_t out_stride);
 void hf_attend(const Attention *rules, const Pages *pages, const float *query, int64_t query_stride,
                float *out, int64_t out_stride);
+
+/* --- sampling.c --- */
+void hf_argmax(const float *values, int64_t stride, int rows, int columns, float *peaks, int64_t *places);
+int hf_sample(const float *values, int64_t stride, int rows, int columns, const Choice *choice,
+              int64_t *tokens);
 
 /* --- decoder.c --- */
 int hf_decode(const Decoder *decoder, const Pages *pages, float *x, float *hidden);
