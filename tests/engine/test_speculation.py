@@ -95,9 +95,10 @@ def test_turns_stops_and_interruptions_with_guesses(tmp_path: Path) -> None:
     assert said[0] == said[1]
 
 
-def test_distribution_of_sampled_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["llama", "mistral", "bamba"], ids=["full", "window", "state"])
+def test_distribution_of_sampled_tokens(tmp_path: Path, family: str) -> None:
     """Chi-squared over many seeds: what is said with right and wrong guesses is distributed as without."""
-    plain, guessing = engines(tmp_path, "llama")
+    plain, guessing = engines(tmp_path, family)
     draws = 400
     likely = plain.generate([REPEATING[:30]], greedy(8))[0].token_ids
     made = propose_half_right(guessing, dict.fromkeys(range(10_000, 10_000 + draws), likely))
