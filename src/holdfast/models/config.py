@@ -144,7 +144,6 @@ class ExpertsConfig:
     activation: Activation = "silu"
     gated: bool = True
     normalise: bool = False
-    router_bias: bool = False
     bias: bool = False
     clamp: tuple[float, float] | None = None
     """(alpha, limit) of the clamped gate of gpt-oss, whose gate and up columns are interleaved."""
@@ -188,7 +187,6 @@ class ModelConfig:
     logits_multiplier: float = 1.0
     logits_softcap: float | None = None
     dtype: str | None = None
-    bos_token: int | None = None
     eos_tokens: tuple[int, ...] = ()
 
 
@@ -196,7 +194,6 @@ def base_config(
     fields: Fields, architecture: str, layers: tuple[LayerConfig, ...], *, norm_epsilon: float
 ) -> ModelConfig:
     """A `ModelConfig` from the keys that families spell alike; `dataclasses.replace` adds the rest."""
-    bos = fields.integers("bos_token_id")
     return ModelConfig(
         architecture=architecture,
         vocabulary=fields.integer("vocab_size"),
@@ -206,7 +203,6 @@ def base_config(
         norm_epsilon=norm_epsilon,
         tied_embeddings=fields.flag("tie_word_embeddings", False),
         dtype=checkpoint_dtype(fields),
-        bos_token=bos[0] if bos else None,
         eos_tokens=fields.integers("eos_token_id"),
     )
 

@@ -24,7 +24,6 @@ def configure(fields: Fields, architecture: str) -> ModelConfig:
         experts_per_token=fields.integer("num_experts_per_tok"),
         width=fields.integer("intermediate_size"),
         router="top_then_softmax",
-        router_bias=True,
         bias=True,
         clamp=(fields.number("swiglu_alpha", 1.702), fields.number("swiglu_limit", 7.0)),
     )
