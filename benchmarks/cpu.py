@@ -54,6 +54,7 @@ ROWS = (
     Row("first token of turn 20, ms", "first_token_of_turn_20", {LLAMA: ("<=", 0.4)}),
     Row("first token of the turn after an abort, ms", "first_token_after_abort", {}),
     Row("the same to a normal turn", "after_abort_over_normal", {"": ("<=", 1.2)}),
+    Row("asked for at once, to a normal turn", "at_once_after_abort_over_normal", {}),
     Row("`--speculate ngram`, code edit, to none", "speculation",
         {"": (">=", 1.5)}, lambda figure: figure["text"] == "code edit"),
     Row("`--speculate ngram`, extraction, to none", "speculation",
@@ -78,7 +79,7 @@ def commands(llama_server: str | None, minutes: float, threads: int | None, tiny
     return [
         [*bench, "throughput", *common, *small, *few],
         [*bench, "turns", *common, *small, *(["--turns", "2"] if tiny else [])],
-        [*bench, "abort", *common, *small, *(["--turn", "3"] if tiny else ["--rounds", "5"])],
+        [*bench, "abort", *common, *small, *(["--turn", "3"] if tiny else ["--rounds", "4"])],
         [*guesses, *(["--repeats", "1", "--tokens", "16"] if tiny else [])],
     ]
 

@@ -195,11 +195,13 @@ def test_turns_show_those_that_were_asked_for() -> None:
 def test_the_turn_after_an_abort_is_compared_with_those_before() -> None:
     ours = Clockwork("holdfast", 0.01)
     figures, _ = measured([ours], abort(6, 8, 10))
-    assert ours.left == [5] * (1 + 3 * 3)
+    assert ours.left == [5] * (2 + 3 * 6)
     values = {figure["name"]: figure["value"] for figure in figures}
     assert values["first_token_of_a_turn"] == 45.0
-    assert values["first_token_after_abort"] == 90.0
-    assert values["after_abort_over_normal"] == round(9 / 4.5, 3)
+    assert values["first_token_after_abort"] == 110.0
+    assert values["after_abort_over_normal"] == round(11 / 4.5, 3)
+    assert values["first_token_at_once_after_abort"] == 130.0
+    assert values["at_once_after_abort_over_normal"] == round(13 / 4.5, 3)
 
 
 def test_prompts_are_new_in_every_round() -> None:

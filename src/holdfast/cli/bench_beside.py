@@ -119,7 +119,7 @@ def abort_command(
     as_json: AsJson = False,
 ) -> None:
     """The turn after one that its client has left, beside a normal one."""
-    context = max(CONTEXT, history + (turn + 8) * (given + 2 * wanted))
+    context = max(CONTEXT, history + (turn + 16) * (given + 2 * wanted))
     beside = Beside(llama_server, transformers=not alone and model != RANDOM_BAMBA, context=context)
     case = abort(turn, given, wanted, history)
     _measure("abort", [case], model, beside, Run(rounds, minutes, threads, as_json))

@@ -33,7 +33,10 @@ BATCHES_ONLY = "generate_batch"
 
 WARM_TOKENS = 4
 ABORTS = 3
-"""Aborts of one conversation, each followed by a whole turn; one alone would be a matter of chance."""
+"""Aborts of each kind in a conversation, each before a whole turn; one alone would be a matter of chance."""
+
+MOMENT = 0.1
+"""Seconds that a client who has left lets pass before it speaks again."""
 
 INTERRUPTED = "interrupted"
 
@@ -213,8 +216,8 @@ def turns(last: int, given: int, wanted: int, shown: Sequence[int]) -> Case:
 
 
 def abort(turn: int, given: int, wanted: int, history: int = 0) -> Case:
-    """A client leaves in the middle of a turn, some times, and says the next at once: its first token, beside
-    that of turns before.
+    """A client leaves in the middle of a turn, some times: the first token of the next turn beside that of
+    turns before; the next turn asked for a moment later, and at once, while the system still lets go.
 
     With a `history` the conversation begins with so many tokens, and the first token after them tells what
     computing a history again would take.
@@ -230,20 +233,25 @@ def abort(turn: int, given: int, wanted: int, history: int = 0) -> Case:
             timing = await conversation.say(prompt(given, seed * 1000 + number), wanted)
             if number > turn // 2:
                 normal.append(timing.first)
-        after = []
-        for number in range(turn, turn + (2 if warm else 2 * ABORTS), 2):
+        after: dict[float, list[float]] = {MOMENT: [], 0.0: []}
+        for number in range(turn, turn + (4 if warm else 4 * ABORTS), 2):
+            pause = 0.0 if (number - turn) % 4 else MOMENT
             await conversation.say(prompt(given, seed * 1000 + number), 4 * wanted, leave_after=wanted // 2)
+            await asyncio.sleep(pause)
             timing = await conversation.say(prompt(given, seed * 1000 + number + 1), wanted)
-            after.append(timing.first)
+            after[pause].append(timing.first)
         await conversation.close()
+        usual, later, at_once = median(normal), median(after[MOMENT]), median(after[0.0])
         values: Values = {
-            "first_token_of_a_turn": (1e3 * median(normal), "ms"),
-            "first_token_after_abort": (1e3 * median(after), "ms"),
-            "after_abort_over_normal": (median(after) / median(normal), "ratio"),
+            "first_token_of_a_turn": (1e3 * usual, "ms"),
+            "first_token_after_abort": (1e3 * later, "ms"),
+            "after_abort_over_normal": (later / usual, "ratio"),
+            "first_token_at_once_after_abort": (1e3 * at_once, "ms"),
+            "at_once_after_abort_over_normal": (at_once / usual, "ratio"),
         }
         if computing is not None:
             values["first_token_of_the_history"] = (1e3 * computing, "ms")
-            values["history_over_after_abort"] = (computing / median(after), "ratio")
+            values["history_over_after_abort"] = (computing / later, "ratio")
         return values
 
     parameters = {"turn": turn, "input_tokens": given, "output_tokens": wanted}

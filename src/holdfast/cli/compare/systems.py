@@ -156,7 +156,7 @@ class _HoldfastSession:
             except Busy:  # The server has not heard yet that the turn before was left; waiting counts.
                 if waited > BUSY_SECONDS_MAX:
                     raise
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(0.0005)
                 continue
             timing.first += waited
             timing.total += waited
