@@ -1,7 +1,6 @@
 """SGLang's own interface over real sockets: the answers of `/generate`, and what else its clients ask for."""
 
 import json
-import time
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from tests.server.conftest import Serve
 from tests.server.native_client import GREEDY, LONG, NativeClient
 from tests.server.serving import ADMIN_KEY, Server
-from tests.server.test_sessions import long_turn, wait_state
+from tests.server.test_sessions import long_turn, wait_known, wait_state
 
 END = 256
 """The token that ends what the echo model says."""
@@ -272,10 +271,7 @@ def test_abort_all_ends_each_turn_by_its_own_policy(echo: Server) -> None:
     calls: dict[str, Any] = {
         policy: long_turn(echo, echo.open(policy), "long", on_abort=policy) for policy in ("keep", "rollback")
     }
-    deadline = time.monotonic() + 60
-    while echo.state("keep")["tokens"]["known"] < 100:
-        assert time.monotonic() < deadline, "nothing is said"
-        time.sleep(0.005)
+    wait_known(echo, "keep", 100)
     assert echo.post("/abort_request", {"abort_all": True}).status_code == 200
     stands = {}
     for policy, call in calls.items():

@@ -16,6 +16,7 @@ from holdfast.server.link import TurnFeed, traceparent
 from holdfast.server.tracing import NoTraces, TurnTraces, open_traces
 from tests.server.conftest import Serve
 from tests.server.serving import Server
+from tests.server.test_sessions import long_turn, wait_known
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana.json"
 NAME = re.compile(r"holdfast_[a-z_]+")
@@ -44,7 +45,10 @@ def test_turns_are_counted_by_outcome(echo: Server) -> None:
     name = echo.open()
     for _ in range(3):
         echo.say(name, "some words")
-    echo.say(name, "on and on", timeout=0.05, sampling={"max_tokens": 7000, "ignore_eos": True})
+    call = long_turn(echo, name, "cut")
+    wait_known(echo, name, 200)
+    assert echo.post(f"/v1/sessions/{name}/interrupt", {"turn_id": "cut", "keep": "none"}).status_code == 200
+    call.join()
     after = metrics(echo)
 
     def grown(sample: str) -> float:

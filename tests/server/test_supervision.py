@@ -12,14 +12,14 @@ import pytest
 
 from tests.server.conftest import Serve
 from tests.server.serving import Server
-from tests.server.test_sessions import long_turn
+from tests.server.test_sessions import ENDLESS, UNENDING, long_turn
 
 
 def test_kill_9_of_the_engine_is_heard_and_healed(serve: Serve) -> None:
-    server = serve("echo", "--kv-tokens", "16384", "--audit", "strict")
+    server = serve("echo", "--audit", "strict", *ENDLESS)
     name = server.open("lost")
     server.say(name, "hello")
-    call: Any = long_turn(server, name, "long")
+    call: Any = long_turn(server, name, "long", sampling=UNENDING)
     os.kill(server.engine_pid(), signal.SIGKILL)
     call.join()
     assert call.answer.status_code == 503
@@ -42,9 +42,9 @@ def test_kill_9_of_the_engine_is_heard_and_healed(serve: Serve) -> None:
 
 
 def test_kill_9_under_a_stream_ends_it_with_an_error(serve: Serve) -> None:
-    server = serve("echo", "--kv-tokens", "16384")
+    server = serve("echo", *ENDLESS)
     name = server.open()
-    body = {"input": "abc", "stream": True, "sampling": {"max_tokens": 7000, "ignore_eos": True}}
+    body = {"input": "abc", "stream": True, "sampling": UNENDING}
     with server.http.stream("POST", f"/v1/sessions/{name}/turns", json=body) as response:
         lines = response.iter_lines()
         assert next(lines) == "event: delta"
@@ -114,11 +114,14 @@ def test_a_signal_drains_and_exits_with_0(serve: Serve, number: int) -> None:
 
 
 def test_a_second_signal_does_not_wait(serve: Serve) -> None:
-    server = serve("echo", "--kv-tokens", "16384", "--context-length", "16384", "--drain-seconds", "600")
+    server = serve("echo", "--drain-seconds", "600", *ENDLESS)
     name = server.open()
-    call: Any = long_turn(server, name, "endless")
+    call: Any = long_turn(server, name, "endless", sampling=UNENDING)
     server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    deadline = time.monotonic() + 60
+    while server.get("/health/ready").status_code == 200:
+        assert time.monotonic() < deadline, "the signal is not heard"
+        time.sleep(0.01)
     refused = httpx.post(f"{server.url}/v1/sessions", json={}, timeout=10)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
     server.process.send_signal(signal.SIGTERM)
@@ -128,10 +131,8 @@ def test_a_second_signal_does_not_wait(serve: Serve) -> None:
 
 def test_clients_that_are_cut_off_at_the_end_are_no_errors(serve: Serve) -> None:
     """Every client that hears of the end closes what it had open, and what it says then reaches no engine."""
-    sizes = ("--kv-tokens", "500000", "--context-length", "80000")
-    server = serve("echo", "--drain-seconds", "0.2", *sizes)
-    endless = {"max_tokens": 79_000, "ignore_eos": True}
-    calls: list[Any] = [long_turn(server, server.open(), f"t-{each}", sampling=endless) for each in range(6)]
+    server = serve("echo", "--drain-seconds", "0.2", *ENDLESS, "--kv-tokens", "500000")
+    calls: list[Any] = [long_turn(server, server.open(), f"t-{each}", sampling=UNENDING) for each in range(6)]
     assert server.stop() == 0
     for call in calls:
         call.join()
