@@ -49,9 +49,14 @@ class JsonFormatter(logging.Formatter):
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether a line of the HTTP library says anything of the server: a client's message that is not UTF-8 is
-    the client's own fault, and it is told so when its connection is closed."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], UnicodeDecodeError)
+    """Whether a line of the HTTP library says anything of the server.
+
+    A client's message that is not UTF-8 is the client's own fault, and it is told so when its connection is
+    closed; nor is a client that leaves before its WebSocket is open an error of the server's.
+    """
+    if record.exc_info is not None and isinstance(record.exc_info[1], UnicodeDecodeError):
+        return False
+    return record.msg != "ASGI callable returned without completing handshake."
 
 
 def set_up_logging(level: str, form: str, stream: TextIO) -> None:
