@@ -15,18 +15,16 @@ import msgspec
 from holdfast.core.errors import Refused
 from holdfast.core.layout import Tier
 from holdfast.core.registry import Event
-from holdfast.core.session import Session
+from holdfast.core.session import Life, Session
 from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
-from holdfast.engine.loop import EngineLoop
+from holdfast.engine.loop import ENDS, EngineLoop
 from holdfast.engine.picture import MemoryPicture, leased_units
-from holdfast.engine.report import memory_map, memory_report, session_report
+from holdfast.engine.report import memory_report, session_report
 from holdfast.engine.sampling import Sampling, SamplingError
 from holdfast.engine.stream import TokenLogprob, TurnStream
 from holdfast.server import wire
 
 log = logging.getLogger("holdfast.engine")
-
-OUTCOMES = {"finished": "finished", "aborted": "aborted", "failed": "failed"}
 
 
 class Conversation:
@@ -53,6 +51,7 @@ class Desk:
         self.findings = 0
         self.picture = MemoryPicture(loop)
         self._waiting: list[Callable[[], bool]] = []
+        self._held: set[int] = set()
         self._closing: set[str] = set()
         self._reports: list[wire.Report] = []
         self._deltas: list[wire.Delta] = []
@@ -68,7 +67,7 @@ class Desk:
             case wire.EndTurn():
                 self._end_turn(command)
             case wire.StartTurn():
-                self._attempt(command.call, lambda: self._start(command))
+                self._start_when_ended(command)
             case wire.OpenSession():
                 self._attempt(command.call, lambda: self._open(command))
             case wire.CloseSession():
@@ -179,6 +178,30 @@ class Desk:
 
     # --- turns ------------------------------------------------------------------------------------
 
+    def _start_when_ended(self, command: wire.StartTurn) -> None:
+        """Start a turn now, or when the one before it, which was told to end, has let go of the session."""
+
+        def attempt() -> bool:
+            if command.call not in self._held:
+                return True  # Whoever asked for it is gone.
+            if command.session is not None and self._is_ending(command.session):
+                return False
+            self._held.discard(command.call)
+            self._attempt(command.call, lambda: self._start(command))
+            return True
+
+        self._held.add(command.call)
+        if not attempt():
+            self._waiting.append(attempt)
+
+    def _is_ending(self, name: str) -> bool:
+        """Whether a session's turn was told to end and waits only for its rows in flight."""
+        session = self.loop.scheduler.registry.sessions.get(name)
+        if session is None or session.turn is None or session.life is Life.CLOSING:
+            return False
+        ending = session.turn.ending
+        return ending is not None and ending.event == "abort"
+
     def _start(self, command: wire.StartTurn) -> None:
         loop = self.loop
         sampling = Sampling(**msgspec.structs.asdict(command.sampling)).with_defaults(loop.defaults)
@@ -253,13 +276,13 @@ class Desk:
                 first_seconds=0.0,
                 total_seconds=0.0,
                 view=view(session),
-                replayed=True,
             )
         )
         return True
 
     def _end_turn(self, command: wire.EndTurn) -> None:
-        """End a turn; one that is over already has told its end."""
+        """End a turn; one that is over already has told its end, and one that has not begun never will."""
+        self._held.discard(command.turn)
         conversation = self.turns.get(command.turn)
         if conversation is None or conversation.turn.over:
             return
@@ -288,7 +311,7 @@ class Desk:
     def _hear(self, conversation: Conversation, event: Event) -> None:
         if event.kind == "tokens":
             self._speak(conversation)
-        elif event.kind in OUTCOMES:
+        elif event.kind in ENDS:
             conversation.stream.end()
             if event.kind == "finished":
                 self._speak(conversation)
@@ -318,7 +341,7 @@ class Desk:
         now = loop.now()
         return wire.End(
             turn=conversation.call,
-            outcome=OUTCOMES[event.kind],
+            outcome=event.kind,
             reason=event.reason,
             text=stream.text_of(kept),
             tokens=stream.tokens[:kept],
@@ -374,8 +397,6 @@ class Desk:
         match command.what:
             case "memory":
                 answer = memory_report(loop)
-            case "map":
-                answer = memory_map(loop)
             case "picture":
                 answer = self.picture.take()
             case "leased":
@@ -390,8 +411,6 @@ class Desk:
                     for session in loop.scheduler.registry.sessions.values()
                     if not session.one_shot and session.tenant == command.name
                 ]
-            case "census":
-                answer = [str(finding) for finding in loop.scheduler.recount()]
             case "flush":
                 loop.scheduler.flush()
                 answer = None
