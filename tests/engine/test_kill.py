@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.core.tokens import pack
 from holdfast.engine.engine import Engine
 from holdfast.engine.journal_reading import read_sessions
-from holdfast.engine.records import StoredSession, pack
+from holdfast.engine.records import StoredSession
 from holdfast.engine.spill_files import digest
 from tests.engine.tiny import greedy, tiny_engine, word
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
+from holdfast.core.tokens import TOKEN_BYTES, pack
 from holdfast.engine.journal_reading import load
 from holdfast.engine.records import (
     TURNS_KEPT,
@@ -43,13 +44,11 @@ from holdfast.engine.records import (
     Unsnapped,
     checksum,
     detail,
-    pack,
 )
 
 log = logging.getLogger("holdfast.journal")
 
 Durability = Literal["off", "commit", "fsync"]
-DURABILITIES: tuple[Durability, ...] = ("off", "commit", "fsync")
 SYNCHRONOUS = {"off": "OFF", "commit": "NORMAL", "fsync": "FULL"}
 
 SCHEMA = 1
@@ -291,7 +290,7 @@ class Journal:
             before, depth, turn_id, said_in, said_out, finish = self._run(
                 "SELECT before, depth, turn_id, input, output, finish FROM turns WHERE number = ?", (number,)
             ).fetchone()
-            kept = said_out[: 4 * record.kept]
+            kept = said_out[: TOKEN_BYTES * record.kept]
             self._add_turn(record.session, before, depth, turn_id, said_in, kept, finish)
         self._orphans += 1
 

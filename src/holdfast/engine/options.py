@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-MEBIBYTE = 1 << 20
+from holdfast.core.layout import PAGE_SIZE_MAX
+
 TIERS = ("device", "host", "disk")
 
 
@@ -97,8 +98,8 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise OptionError(name, f"must be a whole number of at least 1, not {value!r}")
-        if self.page_size > 256:
-            raise OptionError("page_size", f"must be at most 256, not {self.page_size}")
+        if self.page_size > PAGE_SIZE_MAX:
+            raise OptionError("page_size", f"must be at most {PAGE_SIZE_MAX}, not {self.page_size}")
         if self.memory_fraction is not None and not 0.0 < self.memory_fraction <= 0.98:
             raise OptionError(
                 "memory_fraction", f"must be more than 0 and at most 0.98, not {self.memory_fraction}"

@@ -166,11 +166,6 @@ def detail(record: Record) -> str:
             return ""
 
 
-def pack(tokens: tuple[int, ...] | list[int]) -> bytes:
-    """Tokens as four bytes each."""
-    return array("I", tokens).tobytes()
-
-
 def unpack(packed: bytes) -> list[int]:
     """The tokens of four bytes each."""
     return array("I", packed).tolist()

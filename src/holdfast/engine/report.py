@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 from holdfast.core.layout import Component
-from holdfast.core.ledger import Kind
 from holdfast.core.session import Place, Session
 from holdfast.engine.loop import EngineLoop
 
 TOP_HOLDERS = 10
 TOP_TENANTS = 1000
-
-KIND_LETTERS = {
-    Kind.FREE: b".",
-    Kind.TREE: b"t",
-    Kind.TURN: b"r",
-    Kind.SESSION: b"s",
-    Kind.CHECKPOINT: b"c",
-    Kind.RETIRING: b"x",
-    Kind.TRANSIT: b"m",
-    Kind.QUARANTINE: b"q",
-}
-"""What stands for a holder's kind in a map of units."""
 
 
 def memory_report(loop: EngineLoop) -> dict[str, object]:
@@ -134,34 +121,3 @@ def session_report(loop: EngineLoop, session: Session) -> dict[str, object]:
         "ttl": session.ttl,
         "memory": held,
     }
-
-
-def memory_map(loop: EngineLoop) -> dict[str, object]:
-    """Who holds each unit of each pool: one letter a unit, and the names behind the runs of each holder."""
-    ledger = loop.scheduler.registry.ledger
-    pools: list[dict[str, object]] = []
-    for pool in ledger.pools.values():
-        letters = bytearray(KIND_LETTERS[Kind.FREE] * pool.size)
-        holders: dict[str, list[int]] = {}
-        for grant in ledger.live.values():
-            if grant.pool is pool:
-                letter = KIND_LETTERS[grant.holder.kind]
-                for unit in grant.units:
-                    letters[unit] = letter[0]
-                if grant.holder.kind is not Kind.TREE:
-                    name = f"{grant.holder.kind.name.lower()} {grant.holder.name}"
-                    holders.setdefault(name, []).extend(grant.units)
-        for _, units in pool.retiring:
-            for unit in units:
-                letters[unit] = KIND_LETTERS[Kind.RETIRING][0]
-        for unit in pool.quarantine:
-            letters[unit] = KIND_LETTERS[Kind.QUARANTINE][0]
-        pools.append(
-            {
-                "component": pool.component.name.lower(),
-                "tier": pool.tier.name.lower(),
-                "units": letters.decode("ascii"),
-                "holders": holders,
-            }
-        )
-    return {"step": ledger.step, "pools": pools}

@@ -10,13 +10,13 @@ import ipaddress
 from dataclasses import dataclass, field
 
 from holdfast.engine.options import OptionError
+from holdfast.engine.sampling import SEED_MAX
 
 __all__ = ["LOG_LEVELS", "ServerOptions"]
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 MEBIBYTE = 1 << 20
-SEED_MAX = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)

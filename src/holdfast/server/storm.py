@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from holdfast.core.turn import KEEP_ALL
 from holdfast.engine.sampling import Sampling
 from holdfast.server.keys import Caller
 from holdfast.server.problems import Problem
@@ -118,7 +119,7 @@ class Storm:
                         self._service.leave(feed, keeps=False)
                     elif stops_after is not None and said >= stops_after:
                         self.interrupts += 1
-                        self._service.link.end(feed, chance.choice([None, -1, said // 2]), "interrupt")
+                        self._service.link.end(feed, chance.choice([None, KEEP_ALL, said // 2]), "interrupt")
                         stops_after = None
             finally:
                 self._service.leave(feed, keeps=False)

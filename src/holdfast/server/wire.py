@@ -44,7 +44,6 @@ class Configure(msgspec.Struct, tag="configure", frozen=True):
     options: dict[str, Any]
     log_level: str = "info"
     log_format: str = "text"
-    threads: int | None = None
 
 
 class OpenSession(msgspec.Struct, tag="open", frozen=True):
@@ -139,8 +138,8 @@ class MoveSession(msgspec.Struct, tag="move", frozen=True):
 
 
 class Ask(msgspec.Struct, tag="ask", frozen=True):
-    """A question: `memory`, `map`, `picture`, `session` and `leased` (with the session's name), `sessions`
-    (of a tenant), `census`, `flush`."""
+    """A question: `memory`, `picture`, `session` and `leased` (with the session's name), `sessions` (of a
+    tenant), `flush`."""
 
     call: int
     what: str
@@ -196,7 +195,6 @@ class ModelFacts(msgspec.Struct, frozen=True):
     defaults: dict[str, Any]
     eos_tokens: list[int]
     plan: list[str]
-    sessions_planned: int
     fingerprint: str
 
 
@@ -297,7 +295,6 @@ class End(msgspec.Struct, frozen=True):
     logprobs: list[Logprob] | None = None
     prompt_logprobs: list[Logprob] | None = None
     view: SessionView | None = None
-    replayed: bool = False
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):

@@ -17,7 +17,6 @@ import time
 import zlib
 from typing import TextIO
 
-import torch
 import zmq
 
 from holdfast.engine.engine import open_loop
@@ -133,7 +132,6 @@ def model_facts(loop: EngineLoop, path: str) -> wire.ModelFacts:
         },
         eos_tokens=list(defaults.eos_tokens or loop.tokenizer.eos_tokens),
         plan=loop.plan.lines(),
-        sessions_planned=loop.plan.sessions,
         fingerprint=f"hf-{zlib.crc32(f'{path} {model.dtype}'.encode()):08x}",
     )
 
@@ -194,8 +192,6 @@ def main(path: str, parent: int, errors: TextIO = sys.stderr) -> int:
         configure = wire.decode_command(socket.recv())
         assert isinstance(configure, wire.Configure), "the first message says what to load"
         set_up_logging(configure.log_level, configure.log_format, errors)
-        if configure.threads is not None:
-            torch.set_num_threads(configure.threads)
         loop = start(socket, configure)
         if loop is None:
             return 2

@@ -32,7 +32,6 @@ __all__ = ["router"]
 router = APIRouter(tags=["openai"])
 
 PROMPTS_MAX = 1024
-CHOICES_MAX = 128
 TOP_LOGPROBS_MAX = 20
 
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.core.turn import KEEP_ALL
-from holdfast.engine.sampling import Sampling
+from holdfast.engine.sampling import BIASED_TOKENS_MAX, Sampling
 from holdfast.server import wire
 from holdfast.server.answers import StreamAnswer, TurnAnswer, event, json_answer
 from holdfast.server.doors.access import body_of, caller_of, service_of
@@ -25,7 +25,18 @@ from holdfast.server.prompts import ChatMessage, plain_messages
 from holdfast.server.service import Input, TurnAsked, fingerprint_of, make_sampling
 from holdfast.server.sessions import new_name, require_name
 
-__all__ = ["SamplingBody", "TurnBody", "ask_turn", "failed", "kept_tokens", "router", "shown_turn"]
+__all__ = [
+    "SamplingBody",
+    "TurnBody",
+    "ask_turn",
+    "biases",
+    "failed",
+    "kept_tokens",
+    "router",
+    "shown_delta",
+    "shown_turn",
+    "turn_failure",
+]
 
 router = APIRouter(tags=["sessions"])
 
@@ -70,8 +81,8 @@ class SamplingBody(msgspec.Struct, forbid_unknown_fields=True):
 
 def biases(given: dict[str, float]) -> dict[int, float]:
     """Biases by token id, which JSON writes as text."""
-    if len(given) > 4096:
-        raise bad_field("logit_bias", "may name at most 4096 tokens")
+    if len(given) > BIASED_TOKENS_MAX:
+        raise bad_field("logit_bias", f"may name at most {BIASED_TOKENS_MAX} tokens")
     if not all(name.isascii() and name.isdigit() and len(name) < 12 for name in given):
         raise bad_field("logit_bias", "must be keyed by token ids")
     return {int(name): bias for name, bias in given.items()}
