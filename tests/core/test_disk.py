@@ -248,7 +248,7 @@ def reborn(driver: Driver, name: str, file: dict[Component, list[list[int]]], **
         assert session.state == "SPILLED" and session.parcel is not None
         for component, units in file.items():
             for unit, contents in zip(session.parcel.away[component].units, units, strict=True):
-                other.device._write_unit((component, Tier.DISK), unit, contents)
+                other.device.write_unit((component, Tier.DISK), unit, contents)
     return other
 
 

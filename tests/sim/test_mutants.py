@@ -104,6 +104,9 @@ EXPECTED: dict[str, Report] = {
     # Tenants: whose quota it is.
     "account-is-not-lowered": report("counter", TENANT),
     "quota-is-ignored": report("quota", TENANT),
+    # Coming back after a death: the session that is not as its client knows it.
+    "revival-forgets-the-last-turn": report("transcript", NAME),
+    "file-is-taken-for-longer-than-it-is": report("content, books, assertion", SESSION, TURN, ROW, PARCEL),
 }
 
 # What a handful of events already shows.

@@ -125,7 +125,7 @@ class SimDevice:
         """
         for copy in plan.copies:
             pool = (copy.component, Tier.DEVICE)
-            self._write_unit(pool, copy.destination, self.read_unit(pool, copy.source))
+            self.write_unit(pool, copy.destination, self.read_unit(pool, copy.source))
         for move in plan.moves:
             if move.source_tier is not Tier.DISK or move.number not in late:
                 self.move(move)
@@ -134,10 +134,10 @@ class SimDevice:
     def spoil(self, plan: Plan) -> None:
         """Write nonsense wherever a plan would write: what a step that failed half-way leaves behind."""
         for copy in plan.copies:
-            self._write_unit((copy.component, Tier.DEVICE), copy.destination, self._blank[copy.component])
+            self.write_unit((copy.component, Tier.DEVICE), copy.destination, self._blank[copy.component])
         for move in plan.moves:
             for unit in move.destinations:
-                self._write_unit((move.component, move.destination_tier), unit, self._blank[move.component])
+                self.write_unit((move.component, move.destination_tier), unit, self._blank[move.component])
         for row in plan.rows:
             self._change_tables(self._tables, row)
             self._write(row, [NOTHING] * row.count)
@@ -164,14 +164,15 @@ class SimDevice:
         nothing: tuple[Table, Table] = ([], [])
         return self._tables.get(number, nothing), self._planned.get(number, nothing)
 
-    def _write_unit(self, pool: Pool, unit: int, contents: list[int]) -> None:
+    def write_unit(self, pool: Pool, unit: int, contents: list[int]) -> None:
+        """Let a unit contain that."""
         self.memory[pool][unit] = list(contents)
 
     def move(self, move: TierMove) -> None:
         """Copy units from one tier to another."""
         for source, destination in zip(move.sources, move.destinations, strict=True):
             contents = self.read_unit((move.component, move.source_tier), source)
-            self._write_unit((move.component, move.destination_tier), destination, contents)
+            self.write_unit((move.component, move.destination_tier), destination, contents)
 
     def _change_tables(self, tables: Tables, row: Row[Turn]) -> None:
         full, window = tables.setdefault(row.number, ([], []))
@@ -269,7 +270,7 @@ class SimDevice:
                 if page is not None:
                     missing = f"{component.name.lower()} page {page}"
         if row.state is not None:
-            self._write_unit((Component.STATE, Tier.DEVICE), row.state[1], contents[-1:])
+            self.write_unit((Component.STATE, Tier.DEVICE), row.state[1], contents[-1:])
         return missing
 
     def _write_pages(

@@ -32,7 +32,7 @@ EXECUTOR = (
 )
 # What is seldom asked for fails more often than the rate says.
 RARE = {"cut copy": 10.0, "fork copy": 4.0, "tail copy": 2.0, "restore": 2.0}
-OUTSIDE = ("move lost", "client lost", "clock jump")
+OUTSIDE = ("move lost", "client lost", "clock jump", "process killed")
 SITES = (*(f"allocate: {purpose}" for purpose in ALLOCATIONS), *EXECUTOR, *OUTSIDE)
 
 
@@ -46,9 +46,9 @@ class Faults:
         self.rate = rate
         self.counts = dict.fromkeys(SITES, 0)
 
-    def strike(self, site: str, weight: float = 1.0) -> bool:
-        """Whether this site fails now."""
-        if self.rate and self.rng.random() < self.rate * weight:
+    def strike(self, site: str, weight: float = 1.0, rng: Random | None = None) -> bool:
+        """Whether this site fails now; `rng` is for sites that have a chance of their own."""
+        if self.rate and (rng or self.rng).random() < self.rate * weight:
             self.counts[site] += 1
             return True
         return False

@@ -25,7 +25,11 @@ class Ask(NamedTuple):
 
 
 class Conversation:
-    """One session as its client sees it. `planned_at`: the retracts of its turn at its last row."""
+    """One session as its client sees it.
+
+    `boundaries` are the lengths at which its turns end, `inputs` those at which their inputs do. `planned_at`
+    has the retracts of its turn at its last row.
+    """
 
     __slots__ = (
         "asked",
@@ -33,6 +37,7 @@ class Conversation:
         "began",
         "boundaries",
         "contents",
+        "inputs",
         "last",
         "planned_at",
         "rested_at",
@@ -51,6 +56,7 @@ class Conversation:
         self.tokens: list[int] = []
         self.contents: list[int] = [EMPTY]
         self.boundaries: list[int] = []
+        self.inputs: list[int] = []
         self.turn_id: str | None = None
         self.said = 0
         self.last: tuple[int, int] | None = None
@@ -104,8 +110,14 @@ class Conversation:
         """The turn ended well."""
         if (reason == "stop") != stops(self.contents[-1]):
             raise Mismatch(f"{self.session_id} finished with {reason!r}")
-        self.boundaries.append(len(self.tokens))
+        self._end_here()
         self.turn_id = None
+
+    def _end_here(self) -> None:
+        """The turn stands, up to where the tokens end."""
+        assert self.last is not None
+        self.boundaries.append(len(self.tokens))
+        self.inputs.append(self.last[1])
 
     def interrupted(self, event: str, reason: str, turn: Turn) -> None:
         """The turn was aborted or failed. What is left of it must be what its client asked for."""
@@ -133,7 +145,7 @@ class Conversation:
         else:
             self._cut(input_end + keep)
             self.said = keep
-            self.boundaries.append(len(self.tokens))
+            self._end_here()
         self.turn_id = None
 
     def _withdraw(self) -> None:
@@ -144,12 +156,13 @@ class Conversation:
     def cut_last(self, keep: int | None) -> None:
         """The last finished turn is cut after the fact."""
         self.boundaries.pop()
+        self.inputs.pop()
         self.end(keep)
 
     def rewind(self, turns: int) -> None:
         """Only the first `turns` turns remain."""
         self._cut(self.boundaries[turns - 1] if turns else 0)
-        del self.boundaries[turns:]
+        del self.boundaries[turns:], self.inputs[turns:]
         self.last = None
 
     def fork(self, session_id: str, turns: int) -> Conversation:
@@ -159,4 +172,24 @@ class Conversation:
         other.tokens = self.tokens[:length]
         other.contents = self.contents[: length + 1]
         other.boundaries = self.boundaries[:turns]
+        other.inputs = self.inputs[:turns]
         return other
+
+    def turns(self) -> list[tuple[list[int], list[int]]]:
+        """The turns that stand: what was said to the model, and what it said."""
+        starts = [0, *self.boundaries][: len(self.boundaries)]
+        return [
+            (self.tokens[start:middle], self.tokens[middle:end])
+            for start, middle, end in zip(starts, self.inputs, self.boundaries, strict=True)
+        ]
+
+    def come_back(self) -> None:
+        """The process died and another has begun: what was in flight never was, and what stood stands."""
+        self._cut(self.boundaries[-1] if self.boundaries else 0)
+        self.turn_id = None
+        turns = self.turns()
+        self.last = None
+        if turns:
+            said_in, said_out = turns[-1]
+            self.said = len(said_out)
+            self.last = (self.inputs[-1] - len(said_in), self.inputs[-1])

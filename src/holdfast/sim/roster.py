@@ -18,6 +18,9 @@ class Roster:
     def __len__(self) -> int:
         return len(self._names)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._at
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 

@@ -1,4 +1,4 @@
-"""Planted bugs of closing, of steps that fail, of copies, of tiers and of tenants' quotas.
+"""Planted bugs of closing, of steps that fail, of copies, of tiers, of tenants' quotas and of coming back.
 
 Each function replaces one site by a version that differs in the effect of about one statement, and never
 raises of itself: it is for the audit, the device or the clients of a simulation to notice. See planting.py.
@@ -6,16 +6,22 @@ raises of itself: it is for the audit, the device or the clients of a simulation
 
 from __future__ import annotations
 
+from holdfast.core import tiers
 from holdfast.core.layout import Tier
+from holdfast.core.lease import Lease
 from holdfast.core.ledger import Account, Holder, Ledger, Pool
 from holdfast.core.pressure import Pressure
 from holdfast.core.registry import Plan
 from holdfast.core.scheduler import Scheduler
+from holdfast.core.sequence import Sequence
 from holdfast.core.session import Life, Session
 from holdfast.core.settler import Settler
 from holdfast.core.tiers import Parcel
+from holdfast.core.turn import TurnRequest
 from holdfast.sim.planting import Mutant, Patcher
 from holdfast.sim.turn_mutants import free_but_keep
+
+History = list[tuple[TurnRequest, list[int]]]
 
 # --- closing ------------------------------------------------------------------------------------------
 
@@ -198,6 +204,37 @@ def quota_is_ignored(patcher: Patcher) -> None:
     patcher.replace(Pool, "require", faulty)
 
 
+# --- coming back after a death ------------------------------------------------------------------------
+
+
+def revival_forgets_the_last_turn(patcher: Patcher) -> None:
+    """A session comes back without the last turn that its client was told of."""
+    original = Scheduler.revive
+
+    def faulty(
+        self: Scheduler, session_id: str, tenant: str, now: float, ttl: float | None, history: History
+    ) -> Session:
+        if history:
+            patcher.reach()
+        return original(self, session_id, tenant, now, ttl, history[:-1])
+
+    patcher.replace(Scheduler, "revive", faulty)
+
+
+def file_is_taken_for_longer_than_it_is(patcher: Patcher) -> None:
+    """Of a file that ends inside a page, the rest of that page counts as computed."""
+    original = tiers.adopt
+
+    def faulty(sequence: Sequence, lease: Lease, length: int, transit: Holder, number: int) -> Parcel:
+        page_size = sequence.ledger.layout.page_size
+        longer = min(sequence.known, -(-length // page_size) * page_size)
+        if longer > length:
+            patcher.reach()
+        return original(sequence, lease, longer, transit, number)
+
+    patcher.replace(tiers, "adopt", faulty)
+
+
 STEP_MUTANTS = tuple(
     Mutant(name, story, "scheduler", one, plant)
     for name, story, one, plant in (
@@ -214,5 +251,7 @@ STEP_MUTANTS = tuple(
         ("seal-in-flight-counts-as-rest", "B9", True, seal_in_flight_counts_as_rest),
         ("account-is-not-lowered", "B17", True, account_is_not_lowered),
         ("quota-is-ignored", "B16", True, quota_is_ignored),
+        ("revival-forgets-the-last-turn", "B15", True, revival_forgets_the_last_turn),
+        ("file-is-taken-for-longer-than-it-is", "B15", True, file_is_taken_for_longer_than_it_is),
     )
 )

@@ -22,6 +22,7 @@ from holdfast.sim.device import SimDevice, WrongContent
 from holdfast.sim.faults import Faults
 from holdfast.sim.found import Found, assertions_of_the_core, found_by
 from holdfast.sim.inspection import Inspection
+from holdfast.sim.restart import come_back
 from holdfast.sim.workloads import WORKLOADS, Workload
 
 __all__ = ["Found", "Setup", "World"]
@@ -30,6 +31,8 @@ STALL_STEPS = 200
 STEPS_PER_INSPECTION = 16
 STEPS_PER_INSPECTION_OF_A_CROWD = 400
 CLOSING_STEPS = 4
+DEATHS = 0.04
+"""How often the process is killed, beside other faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,30 +54,47 @@ class World:
         self.rng = rng = Random(f"{setup.seed}/{setup.layout}/{setup.page_size}/{setup.workload}")
         self.workload: Workload = WORKLOADS[setup.workload]
         self.layout = named_layout(setup.layout, setup.page_size, window=rng.choice((3, 8, 20)))
-        self.ledger = Ledger(self.layout, self._sizes())
+        self.sizes = self._sizes()
         self.overlap = rng.random() < 0.6
-        drafting = rng.random() < 0.4
+        self.drafting = rng.random() < 0.4
         self.faults = Faults(Random(f"faults {setup.seed}"), setup.faults)
-        self.scheduler = Scheduler(
-            self.ledger,
-            self._policy(),
-            strict=self.workload.strict,
-            state_budget=rng.choice((1, 3, 1000)),
-        )
+        self.policy = self._policy()
+        self.state_budget = rng.choice((1, 3, 1000))
+        self._boot()
         self.clients = Clients(self.workload, self.scheduler, rng, self.faults)
-        if drafting:
-            self.scheduler.planner.propose = self.clients.propose
-        self.device = SimDevice(self.layout, VOCABULARY, self._log)
-        self.inspection = Inspection(self.scheduler, self.device)
-        self.numbers: dict[int, str] = {}
+        self._attach()
         self.now = 0.0
         self.step = 0
         self.stalled = 0
-        self.launched = True
         self.trace = 0
         self.disk_rng = Random(f"disk {setup.seed}")
+        self.death_rng = Random(f"deaths {setup.seed}")
+
+    def _boot(self) -> None:
+        """A process begins, with nothing in memory."""
+        self.ledger = Ledger(self.layout, self.sizes)
+        self.scheduler = Scheduler(
+            self.ledger, self.policy, strict=self.workload.strict, state_budget=self.state_budget
+        )
+        self.device = SimDevice(self.layout, VOCABULARY, self._log)
+        self.inspection = Inspection(self.scheduler, self.device)
+        self.numbers: dict[int, str] = {}
         self.late: dict[int, tuple[int, list[TierMove]]] = {}
+        self.launched = True
+
+    def _attach(self) -> None:
+        """Clients find the process, and faults find it too."""
+        self.clients.scheduler = self.scheduler
+        if self.drafting:
+            self.scheduler.planner.propose = self.clients.propose
         self.faults.guard(self.ledger)
+
+    def _die(self) -> None:
+        """The process is killed. Another begins with what was durable."""
+        self._boot()
+        come_back(self.clients, self.scheduler, self.device, self.now, self.death_rng)
+        self._attach()
+        self.stalled = 0
 
     def _policy(self) -> Policy:
         rng = self.rng
@@ -150,6 +170,8 @@ class World:
         if self.faults.strike("clock jump", 0.1):
             self.now += self.rng.choice((-50.0, 5.0, 35.0))
         clients.now = self.now
+        if self.faults.strike("process killed", DEATHS, self.death_rng):
+            self._die()
         self._arrive()
         actions = self.workload.actions_per_step
         while self.rng.random() < actions:
