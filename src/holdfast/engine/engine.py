@@ -34,6 +34,7 @@ from holdfast.engine.sampling import Sampling
 from holdfast.engine.spill_files import weights_identity
 from holdfast.engine.stream import TokenLogprob, TurnStream
 from holdfast.engine.tokenizer import open_tokenizer
+from holdfast.kernels.cpu.library import match_threads
 from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
 
 TENANT = "local"
@@ -392,6 +393,8 @@ def open_loop(name: str, options: EngineOptions, progress: Progress | None = Non
             context_length=options.context_length,
             progress=_stage(progress, "load"),
         )
+    if device.type == "cpu":
+        match_threads()
     identity = weights_identity(path) if options.disk is not None else ""
     loop = EngineLoop(loaded, open_tokenizer(checkpoint), checkpoint.generation, options, identity=identity)
     if loaded.device.type == "cuda" and not options.fast_start:

@@ -3,7 +3,7 @@
 `library()` answers the loaded library, or None where there is no compiler, the processor lacks the vector
 instructions, or `HOLDFAST_CPU_KERNELS=off`; the torch kernels serve then. A compiled file is named by all
 that went into it (sources, flags, compiler, processor), so a cache that machines share holds one for each.
-Called by the rest of this package alone.
+Called by the rest of this package, and by who sets torch's threads.
 """
 
 from __future__ import annotations
@@ -57,6 +57,12 @@ def library() -> ctypes.CDLL | None:
         return None
     loaded.hf_threads(torch.get_num_threads())
     return loaded
+
+
+def match_threads() -> int:
+    """Let the kernels, if they are loaded, run on as many threads as torch does now; answers how many."""
+    loaded = library() if library.cache_info().currsize else None
+    return 0 if loaded is None else int(loaded.hf_threads(torch.get_num_threads()))
 
 
 def calculates(loaded: ctypes.CDLL) -> bool:
