@@ -175,7 +175,7 @@ def test_memory_names_every_holder(make: Make) -> None:
     turn = running.say([word("cold")] * 50, greedy(30))
     until(running, turn, 5)
     report = engine.memory()
-    assert set(report) == {"step", "pools", "top", "audit", "findings"}
+    assert set(report) == {"step", "pools", "top", "tenants", "audit", "findings"}
     assert report["findings"] == []
     pools = report["pools"]
     assert isinstance(pools, list)
@@ -195,6 +195,13 @@ def test_memory_names_every_holder(make: Make) -> None:
     holders = [entry["holder"] for entry in top]
     assert "session talk" in holders
     assert any(holder.startswith("turn ") and holder.endswith(" of run") for holder in holders)
+    tenants = report["tenants"]
+    assert isinstance(tenants, list)
+    (tenant,) = tenants
+    assert [pool["limit"] for pool in tenant["pools"]] == [pool["units"] for pool in pools]
+    assert [pool["units"] for pool in tenant["pools"]] == [
+        pool["units"] - pool["holders"]["FREE"] - pool["holders"]["RETIRING"] for pool in pools
+    ]
     audit = report["audit"]
     assert isinstance(audit, dict)
     assert audit["mode"] == "strict"
