@@ -35,7 +35,8 @@ def test_a_conversation(client: Client) -> None:
         assert second.text == "four"
         assert second.usage.cached_tokens == first.usage.prompt_tokens + first.usage.completion_tokens
         view = session.view()
-        assert (view.turns, view.state, view.ttl, view.metadata) == (2, "IDLE", 60, {"who": "me"})
+        assert (view.turns, view.ttl, view.metadata) == (2, 60, {"who": "me"})
+        assert view.state in ("IDLE", "SEALING"), "the last token may still be on its way into memory"
         assert [listed.id for listed in client.sessions()] == [session.id]
         again = client.resume(session.id)
         assert again.turns == 2
