@@ -243,17 +243,19 @@ def own_pages(driver: Driver, *sessions: tuple[str, str]) -> None:
         assert driver.session(name).holder.held[0] == 8
 
 
+def spill_each(driver: Driver, *names: str) -> list[Tier | None]:
+    """Spill sessions one after the other; answers where each lies in the end, None for the device."""
+    for name in names:
+        assert driver.scheduler.spill(name, driver.now)
+        driver.run()
+    parcels = [driver.session(name).parcel for name in names]
+    return [None if parcel is None else parcel.tier for parcel in parcels]
+
+
 def test_who_has_most_of_the_host_gives_way_there_too() -> None:
     driver = Driver("dense", 4, pages=100, host=20)
     own_pages(driver, ("old", "red"), ("young", "red"), ("other", "blue"))
-    for name in ("old", "young", "other"):
-        assert driver.scheduler.spill(name, driver.now)
-        driver.run()
-    assert [driver.session(name).place for name in ("old", "young", "other")] == [
-        Place.HOME,
-        Place.AWAY,
-        Place.AWAY,
-    ]
+    assert spill_each(driver, "old", "young", "other") == [None, Tier.HOST, Tier.HOST]
     assert driver.session("old").sequence.computed == 0
     assert driver.registry.counters.dropped == 1
     assert (held(driver, "red", tier=Tier.HOST), held(driver, "blue", tier=Tier.HOST)) == (8, 8)
@@ -265,11 +267,7 @@ def test_who_has_most_of_the_host_gives_way_there_too() -> None:
 def test_a_quota_on_the_host_sends_a_session_further_down() -> None:
     driver = Driver("dense", 4, pages=100, host=40, disk=40, share=Share(host=0.25))
     own_pages(driver, ("first", "red"), ("second", "red"), ("other", "blue"))
-    for name in ("first", "second", "other"):
-        assert driver.scheduler.spill(name, driver.now)
-        driver.run()
-    tiers = [driver.session(name).parcel.tier for name in ("first", "second", "other")]
-    assert tiers == [Tier.HOST, Tier.DISK, Tier.HOST]
+    assert spill_each(driver, "first", "second", "other") == [Tier.HOST, Tier.DISK, Tier.HOST]
 
 
 def test_a_quota_on_the_host_sinks_only_the_tenants_own() -> None:
@@ -277,11 +275,7 @@ def test_a_quota_on_the_host_sinks_only_the_tenants_own() -> None:
         "dense", 4, pages=100, host=40, disk=40, on_disk=lambda session: True, share=Share(host=0.25)
     )
     own_pages(driver, ("other", "blue"), ("first", "red"), ("second", "red"))
-    for name in ("other", "first", "second"):
-        assert driver.scheduler.spill(name, driver.now)
-        driver.run()
-    tiers = [driver.session(name).parcel.tier for name in ("other", "first", "second")]
-    assert tiers == [Tier.HOST, Tier.DISK, Tier.HOST]
+    assert spill_each(driver, "other", "first", "second") == [Tier.HOST, Tier.DISK, Tier.HOST]
 
 
 def test_a_spill_takes_nothing_from_whom_it_makes_room_for() -> None:
