@@ -1,8 +1,15 @@
 """Options are checked when they are made, and every error names its option."""
 
+from pathlib import Path
+
 import pytest
 
-from holdfast.engine.options import EngineOptions, OptionError, make_options
+from holdfast.engine.engine import open_loop
+from holdfast.engine.options import EngineOptions, OptionError, check_context, make_options
+from holdfast.models.config import AttentionConfig, LayerConfig, ModelConfig
+from holdfast.models.families import family_of
+from holdfast.models.fields import Fields, Json
+from tests.engine.tiny import CONFIGURATIONS, write_model
 
 
 def test_defaults_are_possible() -> None:
@@ -50,3 +57,52 @@ def test_an_unknown_option_is_refused_with_those_there_are() -> None:
     with pytest.raises(OptionError, match=r"^pagesize is no option; there are .*page_size") as caught:
         make_options(pagesize=16)
     assert caught.value.option == "pagesize"
+
+
+LENGTHS = {"max_position_embeddings": 4096, "rope_theta": 10_000.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize(
+    ("more", "reach"),
+    [
+        ({}, 4096),
+        ({"rope_scaling": YARN}, 16_384),
+        ({"rope_scaling": {**YARN, "original_max_position_embeddings": 512}}, 4096),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 4096),
+    ],
+)
+def test_positions_carry_as_far_as_the_configuration_says(more: dict[str, Json], reach: int) -> None:
+    fields = Fields({**CONFIGURATIONS["llama"], **LENGTHS, **more}, "test")  # type: ignore[dict-item]
+    config = family_of("LlamaForCausalLM").configure(fields, "LlamaForCausalLM")
+    assert (config.context_length, config.context_reach) == (4096, reach)
+
+
+def test_a_model_without_positions_has_no_end() -> None:
+    attention = AttentionConfig(heads=2, kv_heads=2, head_dim=8, scale=1.0, rope=None)
+    config = ModelConfig("none", 10, 16, 4096, (LayerConfig((attention,)),), 1e-5)
+    assert config.context_reach is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "reach", "warned"),
+    [(None, 4096, False), (1, 4096, False), (4096, 4096, False), (16_384, 16_384, True), (10**6, None, True)],
+)
+def test_a_longer_context_than_the_models_own_is_warned_of(
+    asked: int | None, reach: int | None, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_context(make_options(context_length=asked), 4096, reach)
+    said = f"context_length {asked} is more than the 4096 tokens that the model was made for"
+    assert caplog.messages == ([said] if warned else [])
+
+
+def test_a_context_that_the_model_cannot_have_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
+    directory = str(write_model(tmp_path))
+    with pytest.raises(OptionError) as caught:
+        open_loop(directory, make_options(context_length=2049))
+    assert (
+        caught.value.typed
+        == "--context-length must be at most 2048, as far as the model's positions carry, not 2049"
+    )
+    # Random weights were made for nothing.
+    assert open_loop(directory, make_options(context_length=2049, load_format="dummy", kv_tokens=64))

@@ -27,7 +27,7 @@ from holdfast.core.turn import KEEP_ALL, TurnRequest
 from holdfast.core.turn import Turn as CoreTurn
 from holdfast.engine.echo import open_echo
 from holdfast.engine.loop import EngineLoop
-from holdfast.engine.options import EngineOptions, OptionError, make_options
+from holdfast.engine.options import EngineOptions, OptionError, check_context, make_options
 from holdfast.engine.pull import ECHO_MODELS, resolve_model
 from holdfast.engine.report import memory_report
 from holdfast.engine.sampling import Sampling
@@ -384,6 +384,7 @@ def open_loop(name: str, options: EngineOptions, progress: Progress | None = Non
     device = _device(options.device)
     path = resolve_model(name, _stage(progress, "fetch"))
     checkpoint = open_checkpoint(path)
+    check_context(options, checkpoint.config.context_length, checkpoint.config.context_reach)
     placement = choose_placement(checkpoint, device, options.dtype)
     with _one_thread():
         loaded = load_model(

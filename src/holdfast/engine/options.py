@@ -6,11 +6,14 @@ an error that names the option.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from holdfast.core.layout import PAGE_SIZE_MAX
+
+log = logging.getLogger("holdfast.engine")
 
 TIERS = ("device", "host", "disk")
 
@@ -139,6 +142,22 @@ def require_part(option: str, part: float) -> None:
 def tenant_parts(options: EngineOptions) -> dict[str, float]:
     """Which part of each tier a tenant may hold that has no shares of its own."""
     return {tier: getattr(options, f"tenant_{tier}") for tier in TIERS}
+
+
+def check_context(options: EngineOptions, made_for: int, reach: int | None) -> None:
+    """Raise if contexts are asked for that a model's positions do not carry to, and warn past its own length.
+
+    A model is made for `made_for` tokens; its positions carry to `reach`, or have no end where that is None.
+    Random weights were made for nothing, and may be measured at any length.
+    """
+    asked = options.context_length
+    if asked is None or asked <= made_for or options.load_format == "dummy":
+        return
+    if reach is not None and asked > reach:
+        raise OptionError(
+            "context_length", f"must be at most {reach}, as far as the model's positions carry, not {asked}"
+        )
+    log.warning("context_length %d is more than the %d tokens that the model was made for", asked, made_for)
 
 
 def make_options(**given: object) -> EngineOptions:

@@ -189,6 +189,15 @@ class ModelConfig:
     dtype: str | None = None
     eos_tokens: tuple[int, ...] = ()
 
+    @property
+    def context_reach(self) -> int | None:
+        """How far its positions carry: past `context_length` where rotary scaling does; None without any."""
+        mixers = [mixer for layer in self.layers for mixer in layer.mixers]
+        ropes = {mixer.rope for mixer in mixers if isinstance(mixer, AttentionConfig)} - {None}
+        if not ropes:
+            return None
+        return max(self.context_length, *(int(rope.original_context * rope.factor) for rope in ropes))
+
 
 def base_config(
     fields: Fields, architecture: str, layers: tuple[LayerConfig, ...], *, norm_epsilon: float
