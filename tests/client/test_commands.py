@@ -154,7 +154,7 @@ def test_sampling_is_pleasant_in_this_process_too() -> None:
         (["chat", "echo", "--temperature", "-1"], "holdfast chat: temperature must be between 0.0 and 100.0"),
         (
             ["chat", "{folder}", "--device", "tpu"],
-            "holdfast chat: --device must be auto, cpu or cuda, not 'tpu'",
+            "holdfast chat: --device must be one of auto, cpu, cuda, not 'tpu'",
         ),
         (["pull", "nowhere"], "holdfast pull: 'nowhere' cannot be pulled; what can is smollm2"),
         (["sessions", "ls", "--journal", "{folder}/none"], "holdfast sessions: {folder}/none is not there"),
@@ -221,7 +221,10 @@ def test_a_model_on_the_line_goes_before_a_server_in_the_environment() -> None:
         ),
         (["echo", "--journal", "/proc/none/journal", "--port", "0"], "--journal cannot be used: "),
         (["echo", "--disk", "/proc/none", "--port", "0"], "--disk cannot be used: "),
-        (["{folder}", "--device", "tpu", "--port", "0"], "--device must be auto, cpu or cuda, not 'tpu'"),
+        (
+            ["{folder}", "--device", "tpu", "--port", "0"],
+            "--device must be one of auto, cpu, cuda, not 'tpu'",
+        ),
         (["echo", "--host", "0.0.0.0"], "--host 0.0.0.0 lets other machines in, and there are no keys"),
         (["echo", "--durability", "fsync"], "--durability means nothing without --journal"),
         (["echo", "--page-size", "300"], "--page-size must be at most 256, not 300"),

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from holdfast.engine.engine import open_loop
-from holdfast.engine.options import EngineOptions, OptionError, check_context, make_options
+from holdfast.engine.options import CHOICES, EngineOptions, OptionError, check_context, make_options
+from holdfast.models.checkpoint import choose_placement, open_checkpoint
 from holdfast.models.config import AttentionConfig, LayerConfig, ModelConfig
 from holdfast.models.families import family_of
 from holdfast.models.fields import Fields, Json
@@ -43,6 +45,10 @@ def test_defaults_are_possible() -> None:
         ("tenant_disk", -1.0),
         ("tenant_shares", {"ann": {"device": 2.0}}),
         ("tenant_shares", {"ann": {"gpu": 0.5}}),
+        ("device", "gpu"),
+        ("device", "cuda:first"),
+        ("device", None),
+        ("dtype", "fp16"),
         ("load_format", "pickle"),
         ("audit", "off"),
     ],
@@ -51,6 +57,26 @@ def test_a_wrong_value_is_refused_by_name(option: str, value: object) -> None:
     with pytest.raises(OptionError, match=rf"^{option} ") as caught:
         make_options(**{option: value})
     assert caught.value.option == option
+
+
+def test_one_of_a_few_words_is_refused_with_those_there_are() -> None:
+    with pytest.raises(OptionError) as caught:
+        make_options(dtype="int8")
+    assert caught.value.typed == "--dtype must be one of auto, float32, bfloat16, float16, not 'int8'"
+    assert make_options(device="cuda:1").device == "cuda:1"
+
+
+def test_every_dtype_that_can_be_chosen_can_be_loaded(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write_model(tmp_path))
+    for name in CHOICES["dtype"]:
+        placed = choose_placement(checkpoint, torch.device("cpu"), name).dtype
+        assert str(placed) == f"torch.{'float32' if name == 'auto' else name}"
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 99, reason="that many GPUs are here")
+def test_a_gpu_that_is_not_there_is_refused_before_a_model_is_looked_for() -> None:
+    with pytest.raises(OptionError, match=r"^device cuda:99 cannot be used: torch finds \d+ GPUs here"):
+        open_loop("no-such-model", make_options(device="cuda:99"))
 
 
 def test_an_unknown_option_is_refused_with_those_there_are() -> None:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from holdfast.cli.config import ConfigError, find_config, read_config
-from holdfast.engine.options import EngineOptions
+from holdfast.engine.options import CHOICES, EngineOptions
 from holdfast.server.options import LOG_LEVELS, ServerOptions
 
 __all__ = [
@@ -96,14 +96,9 @@ class Option:
 
 
 ENGINE_OPTIONS: tuple[Option, ...] = (
-    Option("device", str, "auto, cpu or cuda.", choices=("auto", "cpu", "cuda")),
-    Option(
-        "dtype",
-        str,
-        "auto, float32, bfloat16 or float16.",
-        choices=("auto", "float32", "bfloat16", "float16"),
-    ),
-    Option("load_format", str, "auto, or dummy for random weights.", choices=("auto", "dummy")),
+    Option("device", str, "auto, cpu or cuda.", choices=CHOICES["device"]),
+    Option("dtype", str, "auto, float32, bfloat16 or float16.", choices=CHOICES["dtype"]),
+    Option("load_format", str, "auto, or dummy for random weights.", choices=CHOICES["load_format"]),
     Option("context_length", int, "Most tokens of a session; the model's own if left out."),
     Option("page_size", int, "Tokens in a page of memory."),
     Option("kv_tokens", int, "Tokens of full-attention memory; from the free memory if left out."),
@@ -137,7 +132,7 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         "durability",
         str,
         "What an answer waits for: off, commit (survives a crash) or fsync (a power cut).",
-        choices=("off", "commit", "fsync"),
+        choices=CHOICES["durability"],
     ),
     Option("disk", str, "Directory for the memory of sessions at rest."),
     Option(
@@ -163,9 +158,9 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         "speculate",
         str,
         "none, or ngram: guess what repeats earlier text, and check it.",
-        choices=("none", "ngram"),
+        choices=CHOICES["speculate"],
     ),
-    Option("audit", str, "on, or strict: recount all memory after every step.", choices=("on", "strict")),
+    Option("audit", str, "on, or strict: recount all memory after every step.", choices=CHOICES["audit"]),
 )
 
 SERVER_OPTIONS: tuple[Option, ...] = (

@@ -417,12 +417,13 @@ def _one_thread() -> Iterator[None]:
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    kind = name.partition(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise OptionError("device", f"must be auto, cpu or cuda, not {name!r}")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise OptionError("device", f"{name} cannot be used: torch finds no GPU here; choose cpu or auto")
-    return torch.device(name)
+    device = torch.device(name)
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= found:
+        raise OptionError(
+            "device", f"{name} cannot be used: torch finds {found} GPUs here; choose cpu or auto"
+        )
+    return device
 
 
 def _stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:

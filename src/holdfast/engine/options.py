@@ -7,6 +7,7 @@ an error that names the option.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal
@@ -16,6 +17,16 @@ from holdfast.core.layout import PAGE_SIZE_MAX
 log = logging.getLogger("holdfast.engine")
 
 TIERS = ("device", "host", "disk")
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "device": ("auto", "cpu", "cuda"),
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "load_format": ("auto", "dummy"),
+    "durability": ("off", "commit", "fsync"),
+    "speculate": ("none", "ngram"),
+    "audit": ("on", "strict"),
+}
+"""The options that are one of a few words. A device may be one of several GPUs besides, such as `cuda:1`."""
 
 
 class OptionError(ValueError):
@@ -122,15 +133,11 @@ class EngineOptions:
             raise OptionError("session_ttl", f"must be a positive number of seconds, not {self.session_ttl}")
         if self.snapshot_seconds < 0:
             raise OptionError("snapshot_seconds", f"must not be negative, not {self.snapshot_seconds}")
-        choices = (
-            ("load_format", ("auto", "dummy")),
-            ("audit", ("on", "strict")),
-            ("speculate", ("none", "ngram")),
-            ("durability", ("off", "commit", "fsync")),
-        )
-        for name, allowed in choices:
-            if getattr(self, name) not in allowed:
-                raise OptionError(name, f"must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        for name, allowed in CHOICES.items():
+            value = getattr(self, name)
+            one_gpu = name == "device" and re.fullmatch(r"cuda:\d+", str(value))
+            if value not in allowed and not one_gpu:
+                raise OptionError(name, f"must be one of {', '.join(allowed)}, not {value!r}")
 
 
 def require_part(option: str, part: float) -> None:

@@ -193,7 +193,7 @@ class ModelConfig:
     def context_reach(self) -> int | None:
         """How far its positions carry: past `context_length` where rotary scaling does; None without any."""
         mixers = [mixer for layer in self.layers for mixer in layer.mixers]
-        ropes = {mixer.rope for mixer in mixers if isinstance(mixer, AttentionConfig)} - {None}
+        ropes = [mixer.rope for mixer in mixers if isinstance(mixer, AttentionConfig) and mixer.rope]
         if not ropes:
             return None
         return max(self.context_length, *(int(rope.original_context * rope.factor) for rope in ropes))
