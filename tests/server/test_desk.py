@@ -12,10 +12,9 @@ from holdfast.server.desk import Desk
 SESSION = "ann/talk"
 
 
-@pytest.fixture
-def desk() -> Iterator[Desk]:
-    """A desk with one session, whose first turn speaks and has rows in flight."""
-    loop = open_echo("echo-hybrid", make_options(audit="strict", overlap=True))
+def speaking(overlap: bool) -> Iterator[Desk]:
+    """A desk with one session, whose first turn speaks."""
+    loop = open_echo("echo-hybrid", make_options(audit="strict", overlap=overlap))
     desk = Desk(loop)
     desk.receive(wire.OpenSession(1, SESSION, "ann"))
     start(desk, 2, "x" * 400)
@@ -27,6 +26,18 @@ def desk() -> Iterator[Desk]:
     assert loop.scheduler.recount() == []
 
 
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    """A desk with one session, whose first turn speaks and has rows in flight."""
+    yield from speaking(overlap=True)
+
+
+@pytest.fixture
+def resting() -> Iterator[Desk]:
+    """A desk with one session, whose first turn speaks and has no rows in flight."""
+    yield from speaking(overlap=False)
+
+
 def start(desk: Desk, call: int, text: str) -> None:
     tokens = desk.loop.tokenizer.encode(text)
     desk.receive(wire.StartTurn(call, f"t-{call}", "ann", tokens, wire.SamplingFields(), session=SESSION))
@@ -34,7 +45,7 @@ def start(desk: Desk, call: int, text: str) -> None:
 
 def step(desk: Desk) -> None:
     desk.loop.step()
-    desk.settled()
+    desk.try_waiting()
 
 
 def reports(desk: Desk) -> list[wire.Report]:
@@ -90,7 +101,65 @@ def test_a_turn_that_is_given_up_while_it_waits_never_begins(desk: Desk) -> None
     assert ends(heard) == [(2, "aborted")] and of_call(heard, 3) == []
 
 
-def test_a_turn_on_a_session_that_speaks_on_is_refused_at_once(desk: Desk) -> None:
+def test_a_turn_on_a_session_that_speaks_on_is_refused_after_a_step(desk: Desk) -> None:
     start(desk, 3, "again")
+    assert of_call(reports(desk), 3) == [], "the word that the turn before is to end may follow"
+    step(desk)
     (refused,) = of_call(reports(desk), 3)
+    assert isinstance(refused, wire.Declined) and refused.code == "session_busy"
+    assert not desk.waits and list(desk.turns) == [2]
+
+
+def test_a_turn_that_comes_before_the_end_of_the_one_before_waits_for_it(desk: Desk) -> None:
+    start(desk, 3, "again")
+    desk.receive(wire.EndTurn(2, None, "the client went away"))
+    heard: list[wire.Report] = []
+    while desk.loop.busy or desk.waits:
+        step(desk)
+        heard += reports(desk)
+    assert ends(heard) == [(2, "aborted"), (3, "finished")]
+    (answer,) = of_call(heard, 3)
+    assert isinstance(answer, wire.Done)
+
+
+@pytest.mark.parametrize("end_first", [True, False])
+def test_the_step_after_an_abort_is_the_next_turn_s(resting: Desk, end_first: bool) -> None:
+    ledger = resting.loop.scheduler.registry.ledger
+    planned, computed = ledger.step, resting.turns[2].turn.computed
+    left = resting.turns[2].turn
+    if not end_first:
+        start(resting, 3, "again")
+    resting.receive(wire.EndTurn(2, None, "the client went away"))
+    if end_first:
+        start(resting, 3, "again")
+    resting.try_waiting()
+    heard = reports(resting)
+    assert ends(heard) == [(2, "aborted")] and isinstance(of_call(heard, 3)[0], wire.Done)
+    assert (ledger.step, left.computed) == (planned, computed), "no step for the turn that was left"
+    step(resting)
+    assert resting.turns[3].turn.computed == len("again")
+
+
+def test_a_turn_waits_for_an_end_that_comes_with_the_step_under_way(resting: Desk) -> None:
+    ledger = resting.loop.scheduler.registry.ledger
+    start(resting, 3, "again")
+    planned = ledger.step
+    resting.loop.step()
+    resting.receive(wire.EndTurn(2, None, "the client went away"))
+    resting.try_waiting()
+    heard = reports(resting)
+    assert ends(heard) == [(2, "aborted")] and isinstance(of_call(heard, 3)[0], wire.Done)
+    assert ledger.step == planned + 1
+
+
+def test_turns_that_wait_begin_in_the_order_in_which_they_came(resting: Desk) -> None:
+    start(resting, 3, "again")
+    resting.receive(wire.EndTurn(2, None, "the client went away"))
+    start(resting, 4, "later")
+    heard: list[wire.Report] = []
+    while resting.loop.busy or resting.waits:
+        step(resting)
+        heard += reports(resting)
+    assert ends(heard) == [(2, "aborted"), (3, "finished")]
+    (refused,) = of_call(heard, 4)
     assert isinstance(refused, wire.Declined) and refused.code == "session_busy"

@@ -2,7 +2,8 @@
 
 One object in the engine process. `receive` takes a command; what it causes is in `take_reports`, in order,
 with one `Step` for all that a step brought. A verb that must wait until rows in flight have settled waits
-here and is tried again after each step. Nothing here touches a socket or blocks.
+here; whoever makes the steps has it tried again after each, when the commands that came meanwhile have been
+received. Nothing here touches a socket or blocks.
 """
 
 from __future__ import annotations
@@ -109,11 +110,15 @@ class Desk:
             self._attempt(command.call, act)
             return True
 
-        if not attempt():
-            self._waiting.append(attempt)
+        self._try(attempt)
 
-    def settled(self) -> None:
-        """A step has settled: try again what waits for that."""
+    def _try(self, attempt: Callable[[], bool]) -> None:
+        """Try something now, but never before what has waited longer; it waits if it returns False."""
+        self._waiting.append(attempt)
+        self.try_waiting()
+
+    def try_waiting(self) -> None:
+        """Try what waits, in the order in which it came."""
         if self._waiting:
             self._waiting = [attempt for attempt in self._waiting if not attempt()]
             self.loop.tell(self.loop.scheduler.take_events())
@@ -179,28 +184,34 @@ class Desk:
     # --- turns ------------------------------------------------------------------------------------
 
     def _start_when_ended(self, command: wire.StartTurn) -> None:
-        """Start a turn now, or when the one before it, which was told to end, has let go of the session."""
+        """Start a turn now, or when the one before it has let go of the session.
+
+        A client that leaves a turn and asks for the next at once is heard in either order: its leaving is
+        noticed on one connection, its request comes on another. So a turn on a session that speaks waits for
+        one step, and is refused only if that brings no word that the turn before is to end.
+        """
+        ledger = self.loop.scheduler.registry.ledger
+        settled_before = ledger.settled
 
         def attempt() -> bool:
             if command.call not in self._held:
                 return True  # Whoever asked for it is gone.
-            if command.session is not None and self._is_ending(command.session):
+            before = self._turn_before(command.session)
+            if before is not None and (ledger.settled == settled_before or _is_ending(before)):
                 return False
             self._held.discard(command.call)
             self._attempt(command.call, lambda: self._start(command))
             return True
 
         self._held.add(command.call)
-        if not attempt():
-            self._waiting.append(attempt)
+        self._try(attempt)
 
-    def _is_ending(self, name: str) -> bool:
-        """Whether a session's turn was told to end and waits only for its rows in flight."""
+    def _turn_before(self, name: str | None) -> Turn | None:
+        """The turn that a session is at, if there is one and the session stays open."""
+        if name is None:
+            return None
         session = self.loop.scheduler.registry.sessions.get(name)
-        if session is None or session.turn is None or session.life is Life.CLOSING:
-            return False
-        ending = session.turn.ending
-        return ending is not None and ending.event == "abort"
+        return None if session is None or session.life is Life.CLOSING else session.turn
 
     def _start(self, command: wire.StartTurn) -> None:
         loop = self.loop
@@ -417,6 +428,11 @@ class Desk:
             case _:
                 raise AssertionError(f"nobody asks for {command.what}")
         self._done(command.call, answer=answer)
+
+
+def _is_ending(turn: Turn) -> bool:
+    """Whether a turn was told to end and waits only for its rows in flight."""
+    return turn.ending is not None and turn.ending.event == "abort"
 
 
 def view(session: Session) -> wire.SessionView:

@@ -59,9 +59,10 @@ class Worker:
         while not self.stopping and os.getppid() == self.parent:
             loop = self.desk.loop
             self._receive(wait=not (loop.busy or self.desk.waits))
+            self.desk.try_waiting()
+            self._send()  # What was accepted, refused or ended is known before a step, which may take long.
             if loop.busy:
                 loop.step()
-                self.desk.settled()
                 self._worked = time.monotonic()
             else:
                 self._idle()
@@ -91,7 +92,6 @@ class Worker:
         ledger = loop.scheduler.registry.ledger
         if loop.scheduler.registry.copies or any(pool.retiring for pool in ledger.pools.values()):
             loop.step()  # Copies that a fork or a cut left to do, and what waits for a step to be free.
-        self.desk.settled()
         if ledger.settled != self._counted and time.monotonic() - self._worked > QUIET_SECONDS:
             self._counted = ledger.settled
             loop.scheduler.recount()

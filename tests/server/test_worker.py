@@ -1,0 +1,100 @@
+"""The engine process's loop, with the API process played by the test: what is told before which step."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+import zmq
+
+from holdfast.engine.echo import open_echo
+from holdfast.engine.options import make_options
+from holdfast.server import wire
+from holdfast.server.desk import Desk
+from holdfast.server.worker import Worker
+
+SESSION = "ann/talk"
+
+
+class Counter:
+    """The other end of the socket: answers what it hears with commands, and tells the engine to end."""
+
+    def __init__(self, answer: Callable[[wire.Report], list[wire.Command]]) -> None:
+        self.answer = answer
+        self.commands: list[wire.Command] = []
+
+    def poll(self, _milliseconds: int) -> bool:
+        """The engine has nothing to do: unless there is a command for it, this is the end."""
+        if not self.commands:
+            self.commands.append(wire.Stop())
+        return True
+
+    def recv(self, _flags: int) -> bytes:
+        if not self.commands:
+            raise zmq.Again
+        return wire.encode(self.commands.pop(0))
+
+    def send(self, frame: bytes) -> None:
+        self.commands += self.answer(wire.decode_report(frame))
+
+
+def start(desk: Desk, call: int, text: str) -> wire.StartTurn:
+    tokens = desk.loop.tokenizer.encode(text)
+    return wire.StartTurn(call, f"t-{call}", "ann", tokens, wire.SamplingFields(), session=SESSION)
+
+
+def make_desk(overlap: bool = False) -> Desk:
+    return Desk(open_echo("echo-hybrid", make_options(audit="strict", overlap=overlap)))
+
+
+def run(desk: Desk, answer: Callable[[wire.Report], list[wire.Command]], *commands: wire.Command) -> None:
+    counter = Counter(answer)
+    counter.commands += commands
+    Worker(counter, desk, os.getppid()).run()  # type: ignore[arg-type]
+    assert desk.loop.scheduler.recount() == []
+
+
+def test_a_turn_s_acceptance_is_told_before_its_first_step() -> None:
+    desk = make_desk()
+    accepted: list[int] = []
+    ended: list[int] = []
+
+    def hear(report: wire.Report) -> list[wire.Command]:
+        if isinstance(report, wire.Done) and report.call == 2:
+            accepted.append(desk.loop.scheduler.registry.ledger.step)
+        elif isinstance(report, wire.Step):
+            ended.extend(end.turn for end in report.ends)
+        return []
+
+    run(desk, hear, wire.OpenSession(1, SESSION, "ann"), start(desk, 2, "hello"))
+    assert accepted == [0] and ended == [2]
+
+
+@pytest.mark.parametrize("end_first", [True, False], ids=["end first", "turn first"])
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no overlap"])
+def test_a_turn_right_after_an_abort_is_accepted_once_and_no_step_is_lost(
+    overlap: bool, end_first: bool
+) -> None:
+    desk = make_desk(overlap)
+    ledger = desk.loop.scheduler.registry.ledger
+    left: list[int] = []
+    accepted: list[int] = []
+    refused: list[str] = []
+    ends: list[tuple[int, str]] = []
+
+    def hear(report: wire.Report) -> list[wire.Command]:
+        if isinstance(report, wire.Declined):
+            refused.append(report.code)
+        elif isinstance(report, wire.Done) and report.call == 3:
+            accepted.append(ledger.step)
+        elif isinstance(report, wire.Step):
+            ends.extend((end.turn, end.outcome) for end in report.ends)
+            if not left and any(delta.turn == 2 for delta in report.deltas):
+                left.append(ledger.step)
+                commands = [wire.EndTurn(2, None, "the client went away"), start(desk, 3, "again")]
+                return commands if end_first else commands[::-1]
+        return []
+
+    run(desk, hear, wire.OpenSession(1, SESSION, "ann"), start(desk, 2, "x" * 400))
+    assert refused == [] and ends == [(2, "aborted"), (3, "finished")]
+    # With overlap one row is in flight, and settles with the plan that is made after it.
+    assert accepted == [left[0] + (1 if overlap else 0)]
