@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.core.layout import Tier
 from holdfast.core.session import Place
-from holdfast.engine import spill
+from holdfast.engine import spill, spill_files
 from holdfast.engine.engine import Engine, Session
 from holdfast.engine.spill import FAULT_SECONDS
 from holdfast.engine.spill_files import Files
@@ -448,3 +448,43 @@ def test_while_the_journal_is_at_fault_nothing_waits_for_the_disk(make: Make, tm
     to_disk(engine)
     expected = talk(make().session(), range(3))
     costs_only_itself(engine.resume("s"), 2, expected[2])
+
+
+def test_an_end_in_a_hurry_leaves_what_was_written_and_computes_the_rest_again(
+    make_any: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = talk(make_any().session(), range(3))
+    engine = make_any(**options(tmp_path))
+    names = ("a", "b", "c")
+    for name in names:
+        talk(engine.session(id=name), range(2))
+    shown: list[tuple[int, int]] = []
+    with caplog.at_level(logging.WARNING, "holdfast.disk"):
+        engine.loop.shut_down(lambda done, total: shown.append((done, total)), lambda: len(shown) == 2)
+    assert shown == [(1, 3), (2, 3)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "1 of 3 sessions are not written: there was no time; they will be computed again"
+    ]
+    assert len(files(tmp_path)) == 2
+    engine = make_any(**options(tmp_path))
+    costs_only_itself(engine.resume("a"), 2, expected[2])
+    costs_only_itself(engine.resume("b"), 2, expected[2])
+    turn = engine.resume("c").say(said(2), greedy(9))
+    assert (turn.token_ids, turn.usage.cached_tokens) == (expected[2], 0)
+
+
+def test_a_file_that_is_given_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spill_files, "PIECE_BYTES", 1000)
+    given = Files(tmp_path)
+    given.write("whole", b"x" * 2500)
+    assert given.read("whole") == b"x" * 2500
+    synced = os.fdatasync
+
+    def give_up(descriptor: int) -> None:
+        synced(descriptor)
+        given.given_up = True
+
+    monkeypatch.setattr(os, "fdatasync", give_up)
+    with pytest.raises(OSError, match="no time"):
+        given.write("half", b"x" * 2500)
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]

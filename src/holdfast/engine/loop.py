@@ -17,6 +17,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from holdfast.core.errors import Refused, TurnExists
 from holdfast.core.layout import Component, Tier
@@ -35,12 +36,12 @@ from holdfast.engine.options import EngineOptions, OptionError, tenant_parts
 from holdfast.engine.records import FinishedTurn
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.speculation import Speculator
-from holdfast.engine.spill import DiskTier
+from holdfast.engine.spill import DiskTier, Hurry
 from holdfast.engine.spill_files import Files
 from holdfast.engine.stream import TurnStream
 from holdfast.engine.tokenizer import Tokenizer
 from holdfast.models.generation import GenerationDefaults
-from holdfast.models.model import Model
+from holdfast.models.model import Model, ModelDescription
 
 log = logging.getLogger("holdfast.engine")
 
@@ -72,19 +73,35 @@ def _unobserved(event: Event) -> None:
     """Events that are about no turn (a session closed, a finding) have no listener of their own."""
 
 
+class PlanRunner(Protocol):
+    """Who carries plans out, in their order; the `Executor` does it with a model's weights."""
+
+    def start(self, plan: Plan) -> Flight:
+        """Launch a step."""
+
+    def finish(self, flight: Flight) -> StepResult:
+        """Wait for what came of it."""
+
+    def release(self, turn: Turn) -> None:
+        """Forget a turn that is over."""
+
+
 class EngineLoop:
     """One model, one core, one executor."""
 
     def __init__(
         self,
-        model: Model,
+        model: ModelDescription,
         tokenizer: Tokenizer,
         defaults: GenerationDefaults,
         options: EngineOptions,
-        make_executor: Callable[[EngineLoop], Executor] | None = None,
+        make_executor: Callable[[EngineLoop], PlanRunner] | None = None,
         identity: str = "",
     ) -> None:
-        """`identity` names the model's weights: memory that lies in files is good for the same ones only."""
+        """`identity` names the model's weights: memory that lies in files is good for the same ones only.
+
+        Whoever only describes a model brings what carries its plans out.
+        """
         self.model = model
         self.tokenizer = tokenizer
         self.defaults = defaults
@@ -124,12 +141,14 @@ class EngineLoop:
         self.book = Book(open_journal(options, tokenizer))
         # A CPU that computes a step has no time to plan the next one.
         self._overlap = model.device.type == "cuda" if options.overlap is None else options.overlap
+        self.executor: PlanRunner
         if make_executor is not None:
             self.executor = make_executor(self)
         else:
-            self.executor = Executor(model, self.plan, options.max_running, self.stream_of)
+            assert isinstance(model, Model), "only weights can be computed with"
+            self.executor = executor = Executor(model, self.plan, options.max_running, self.stream_of)
             if options.disk is not None:
-                self.disk = self._open_disk(options.disk, identity)
+                self.disk = self._open_disk(options.disk, identity, executor)
         if self.book.journal is not None:
             self._revive(self.book.journal)
         if self.disk is not None:
@@ -151,13 +170,13 @@ class EngineLoop:
             if self.disk is not None:
                 self.disk.welcome(stored)
 
-    def _open_disk(self, directory: str, identity: str) -> DiskTier:
+    def _open_disk(self, directory: str, identity: str, executor: Executor) -> DiskTier:
         form = (self.options.page_size, self.plan.layout, self.model.memory_shape, self.model.dtype)
         return DiskTier(
             Files(Path(directory)),
             disk_bytes(self.options),
             self.options.snapshot_seconds,
-            (self.scheduler, self.executor, self.book),
+            (self.scheduler, executor, self.book),
             (identity, hashlib.sha256(repr(form).encode()).hexdigest()),
             self.now,
         )
@@ -474,23 +493,29 @@ class EngineLoop:
         self.book.ended(session.id, turn.request.tokens, _finished(event, session, turn, stream))
         self.book.when_durable(told)
 
-    def shut_down(self, progress: Callable[[int, int], None] | None = None) -> None:
+    def shut_down(
+        self,
+        progress: Callable[[int, int], None] | None = None,
+        hurried: Callable[[], bool] | None = None,
+    ) -> None:
         """Write every session's memory to disk and what is left to the journal, and let go of both.
 
         The sessions come back with the next loop. Turns in flight should be over: one that is not, never was.
+        Once `hurried` says so, no more memory is written: what is not in a file is computed again.
         """
+        hurry = Hurry(hurried)
         registry = self.scheduler.registry
         for _ in range(SEALING_STEPS):
             if registry.seals or registry.flights:
                 self.step()
         deadline = self.now() + MOVING_SECONDS
-        while registry.transits and self.now() < deadline:
+        while registry.transits and self.now() < deadline and not hurry():
             self.step()
         if self.disk is not None:
             if self.book.journal is not None:
-                self.disk.write_all(progress if progress is not None else _unwatched)
+                self.disk.write_all(progress if progress is not None else _unwatched, hurry)
             self.book.flush()
-            self.disk.close()
+            self.disk.close(hurry)
             self.disk = None
         if self.book.journal is not None:
             self.book.flush()

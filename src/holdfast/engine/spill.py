@@ -40,7 +40,21 @@ log = logging.getLogger("holdfast.disk")
 
 FAULT_SECONDS = 5.0  # How long the disk is left alone after it could not be written.
 LOOK_SECONDS = 0.5  # How often idle sessions are looked at.
+HURRY_SECONDS = 0.1  # How often an engine that ends looks whether there is still time.
+GIVE_UP_SECONDS = 2.0  # How long a thread whose file was given up may take to notice.
 NEWS_MIN = 128  # A file is written anew in the background when as many tokens, and a sixteenth, are new.
+
+
+class Hurry:
+    """Whether whoever ends the engine will wait no more; once that is so it stays so."""
+
+    def __init__(self, asked: Callable[[], bool] | None) -> None:
+        self._asked = asked
+        self._hurried = False
+
+    def __call__(self) -> bool:
+        self._hurried = self._hurried or (self._asked is not None and self._asked())
+        return self._hurried
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,8 +374,9 @@ class DiskTier:
         if session is not None and self._write(session, precaution=True) is None:
             self._look_at = self.clock() + FAULT_SECONDS
 
-    def write_all(self, progress: Callable[[int, int], None]) -> None:
-        """Have every session written that is not, exactly as it is now; returns when that is done."""
+    def write_all(self, progress: Callable[[int, int], None], hurry: Hurry) -> None:
+        """Have every session written that is not, exactly as it is now; returns when that is done, or when
+        there is no time for it any more."""
         sessions = [
             session
             for name in self.book.sessions
@@ -369,13 +384,24 @@ class DiskTier:
             and self._worth_writing(session, 1)
             and not self.current(session)
         ]
-        for done, session in enumerate(sessions):
+        left = len(sessions)
+        for session in sessions:
+            if hurry():
+                break
             self._write(session)
-            while self._under_way:
-                self.wait(1.0)
+            while self._under_way and not hurry():
+                self.wait(HURRY_SECONDS)
                 self.collect()
             self.book.flush()
-            progress(done + 1, len(sessions))
+            if not self._under_way:
+                left -= 1
+                progress(len(sessions) - left, len(sessions))
+        if left:
+            log.warning(
+                "%d of %d sessions are not written: there was no time; they will be computed again",
+                left,
+                len(sessions),
+            )
 
     # --- restarts ---------------------------------------------------------------------------------
 
@@ -407,10 +433,17 @@ class DiskTier:
         numbers = [int(name.removesuffix(SUFFIX).rpartition("-")[2]) for name in known]
         self._serial = max([self._serial, *numbers])
 
-    def close(self) -> None:
-        """Let the thread end. Without a journal nobody could know whose the files are: they go."""
+    def close(self, hurry: Hurry) -> None:
+        """Let the thread end. Without a journal nobody could know whose the files are: they go.
+
+        In a hurry the file that is being written is given up, and a disk that stands still left alone. What
+        such a thread leaves behind has no row in the journal, and is swept away by the next engine.
+        """
         self._jobs.put(None)
-        self._thread.join()
+        while self._thread.is_alive() and not hurry():
+            self._thread.join(HURRY_SECONDS)
+        self.files.given_up = True
+        self._thread.join(GIVE_UP_SECONDS)
         if self.book.journal is None:
             for name in list(self.snapshots):
                 self.forget(name)

@@ -8,6 +8,7 @@ whole, after it and its directory were synced, or not at all. Called by the disk
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ from torch import Tensor
 FORMAT = "holdfast-session-1"
 SUFFIX = ".session.safetensors"
 HEADER_BYTES_MAX = 1 << 20
+PIECE_BYTES = 64 << 20
 SAMPLES = 16
 SAMPLE_BYTES = 1 << 14
 
@@ -43,10 +45,11 @@ class Header:
 
 
 class Files:
-    """The files of one directory, by name."""
+    """The files of one directory, by name. Once they are `given_up`, none is written any more."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.given_up = False
         directory.mkdir(parents=True, exist_ok=True)
 
     def write(self, name: str, content: bytes) -> None:
@@ -70,10 +73,17 @@ class Files:
             os.close(directory)
 
     def put(self, descriptor: int, content: bytes) -> None:
-        """Write all bytes of a file that is open."""
+        """Write all bytes of a file that is open, or raise if that is given up meanwhile.
+
+        Each piece is on the disk before the next one is written, so that nobody waits for more than one.
+        """
         view = memoryview(content)
         while view:
-            view = view[os.write(descriptor, view) :]
+            if self.given_up:
+                raise OSError(errno.ECANCELED, "there was no time to write it")
+            view = view[os.write(descriptor, view[:PIECE_BYTES]) :]
+            if view:
+                os.fdatasync(descriptor)
 
     def read(self, name: str) -> bytes:
         """All bytes of a file."""

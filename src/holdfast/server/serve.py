@@ -1,8 +1,9 @@
 """`holdfast serve`: two processes, one address.
 
 This process listens, reads and writes; the engine's process computes. SIGTERM (or Ctrl-C) drains: no new work
-is taken, turns in flight get their time to end and are then rolled back, and the process exits with 0. A
-second signal skips the waiting.
+is taken, turns in flight get their time to end and are then rolled back, the engine writes its sessions to
+disk, and the process exits with 0. Another signal ends what is being waited for: first the turns in flight,
+then the writing. Sessions that are not written are computed again from the journal.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class Serving:
             stop.cancel()
             # Turns that are still in flight are rolled back with the engine's end, and their clients told.
             await service.supervisor.stop()
-            await asyncio.gather(supervising, return_exceptions=True)
+            await self._let_write(service.supervisor, supervising)
             server.should_exit = True
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(serving), GOODBYE_SECONDS)
@@ -181,8 +182,19 @@ class Serving:
         draining = asyncio.create_task(service.drain(self.options.drain_seconds))
         hurry = asyncio.create_task(self.hurry.wait())
         await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        if not draining.done():
+            self.hurry.clear()  # This one was for the turns in flight.
         for task in (draining, hurry):
             task.cancel()
+
+    async def _let_write(self, supervisor: Supervisor, supervising: asyncio.Task[None]) -> None:
+        """Wait until the engine has written its sessions and ended; another signal cuts the writing short."""
+        hurry = asyncio.create_task(self.hurry.wait())
+        await asyncio.wait({supervising, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        if not supervising.done():
+            supervisor.hurry()
+        hurry.cancel()
+        await asyncio.gather(supervising, return_exceptions=True)
 
 
 def shown_name(model: str) -> str:

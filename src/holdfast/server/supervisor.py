@@ -184,6 +184,11 @@ class Supervisor:
         elif self._process is not None and self._process.returncode is None:
             self._process.kill()
 
+    def hurry(self) -> None:
+        """Let an engine process that was told to end do so without writing the sessions that are left."""
+        if self.link.send is not None:
+            self.link.send(wire.Stop(at_once=True))
+
     def _post(self, socket: zmq.asyncio.Socket, command: wire.Command) -> None:
         sending = asyncio.ensure_future(socket.send(wire.encode(command), zmq.NOBLOCK))
         sending.add_done_callback(self._sent)

@@ -147,7 +147,12 @@ class Ask(msgspec.Struct, tag="ask", frozen=True):
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):
-    """End the engine process; turns in flight are rolled back."""
+    """End the engine process; turns in flight are rolled back, and sessions written to disk.
+
+    A second one, with `at_once`, cuts the writing short.
+    """
+
+    at_once: bool = False
 
 
 Command = (

@@ -3,7 +3,8 @@
 Started by the supervisor as `python -m holdfast.server.worker SOCKET PARENT`. The first message says what to
 load; from then on it takes commands, makes steps while there is something to do, and tells what came of them.
 While nothing is to do it sleeps until a command comes, lets time pass for idle sessions, and recounts all
-memory once after each spell of work. It ends when it is told to, or when its parent is gone.
+memory once after each spell of work. It ends when it is told to, or when its parent is gone: turns in flight
+are rolled back, and sessions are written to disk, until it is told once more.
 """
 
 from __future__ import annotations
@@ -115,6 +116,15 @@ class Worker:
         self._send()
 
 
+def told_to_hurry(socket: zmq.Socket[bytes]) -> bool:
+    """Whether the process, which is ending, is to do so at once; nothing else is heard any more."""
+    while socket.poll(0):
+        command = wire.decode_command(socket.recv())
+        if isinstance(command, wire.Stop) and command.at_once:
+            return True
+    return False
+
+
 def model_facts(loop: EngineLoop, path: str) -> wire.ModelFacts:
     """What the API process needs to know of a loaded model."""
     model, defaults = loop.model, loop.defaults
@@ -202,7 +212,10 @@ def main(path: str, parent: int, errors: TextIO = sys.stderr) -> int:
         facts = model_facts(loop, configure.model)
         socket.send(wire.encode(wire.Ready(facts, vocabulary_of(loop.tokenizer), stored_sessions(loop))))
         Worker(socket, desk, parent).run()
-        loop.shut_down(lambda done, total: socket.send(wire.encode(wire.Progress("spill", done, total))))
+        loop.shut_down(
+            lambda done, total: socket.send(wire.encode(wire.Progress("spill", done, total))),
+            lambda: told_to_hurry(socket),
+        )
         return 0
     finally:
         socket.close()
