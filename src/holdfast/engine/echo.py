@@ -8,7 +8,8 @@ recurrent state. Words are tokens of one byte.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from tokenizers import AddedToken, decoders, pre_tokenizers
@@ -18,22 +19,23 @@ from tokenizers.models import BPE
 from holdfast.core.plan import Row, RowResult, StepResult
 from holdfast.core.registry import Plan
 from holdfast.core.turn import Turn
-from holdfast.engine.executor import Executor, Flight
+from holdfast.engine.executor import Flight
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions
-from holdfast.engine.stream import TokenLogprob
+from holdfast.engine.stream import TokenLogprob, TurnStream
 from holdfast.engine.tokenizer import Tokenizer
+from holdfast.models.config import ModelConfig
 from holdfast.models.families import family_of
 from holdfast.models.fields import Fields, Json
 from holdfast.models.generation import GenerationDefaults
-from holdfast.models.layout import memory_shape
-from holdfast.models.model import Model
+from holdfast.models.layout import MemoryShape, memory_shape
 
 __all__ = ["echo_tokenizer", "open_echo"]
 
 CONTEXT_LENGTH = 32_768
 KV_TOKENS = 1 << 20
 STATE_SLOTS = 4096
+CPU = torch.device("cpu")
 
 START, END = "<|start|>", "<|end|>"
 TEMPLATE = (
@@ -72,30 +74,35 @@ _SHAPES: dict[str, tuple[str, dict[str, Json]]] = {
 }
 
 
-class EchoModel(Model):
-    """The facts of a model, without its weights."""
+@dataclass(frozen=True, slots=True)
+class EchoModel:
+    """The description of a model that has no weights."""
 
-    def __init__(self, name: str, context_length: int | None) -> None:
-        architecture, fields = _SHAPES[name]
-        self.config = family_of(architecture).configure(Fields(dict(fields), name), architecture)
-        self.context_length = context_length if context_length is not None else CONTEXT_LENGTH
-        self.memory_shape = memory_shape(self.config)
-        self.device = torch.device("cpu")
-        self.dtype = torch.float32
+    config: ModelConfig
+    context_length: int
+    memory_shape: MemoryShape
+    device: torch.device = CPU
+    dtype: torch.dtype = torch.float32
 
 
-class EchoExecutor(Executor):
+def echo_model(name: str, context_length: int | None) -> EchoModel:
+    """One of the shapes of memory. Nothing is computed, so that a context may be of any length."""
+    architecture, fields = _SHAPES[name]
+    config = family_of(architecture).configure(Fields(dict(fields), name), architecture)
+    length = context_length if context_length is not None else CONTEXT_LENGTH
+    return EchoModel(config, length, memory_shape(config))
+
+
+class EchoExecutor:
     """Runs every plan at once: a turn is answered with the words of its last message, again and again."""
 
-    def __init__(self, loop: EngineLoop, end: int) -> None:
-        self.stream_of = loop.stream_of
+    def __init__(self, stream_of: Callable[[Turn], TurnStream], end: int) -> None:
+        self.stream_of = stream_of
         self.end = end
-        self.tokens_computed = 0
         self._words: dict[int, list[int]] = {}
 
     def start(self, plan: Plan) -> Flight:
         """There is nothing to launch."""
-        self.tokens_computed += sum(row.count for row in plan.rows)
         return Flight(plan, None, None, [])
 
     def finish(self, flight: Flight) -> StepResult:
@@ -155,11 +162,10 @@ def open_echo(name: str, options: EngineOptions) -> EngineLoop:
         options = replace(options, state_slots=STATE_SLOTS)
     tokenizer = echo_tokenizer()
     end = tokenizer.eos_tokens[0]
-    model = EchoModel(name, options.context_length)
     return EngineLoop(
-        model,
+        echo_model(name, options.context_length),
         tokenizer,
         GenerationDefaults((end,)),
         options,
-        make_executor=lambda loop: EchoExecutor(loop, end),
+        make_executor=lambda loop: EchoExecutor(loop.stream_of, end),
     )

@@ -26,6 +26,7 @@ from holdfast.core.session import Place
 from holdfast.core.turn import KEEP_ALL, TurnRequest
 from holdfast.core.turn import Turn as CoreTurn
 from holdfast.engine.echo import open_echo
+from holdfast.engine.executor import Executor
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions, OptionError, check_context, make_options
 from holdfast.engine.pull import ECHO_MODELS, resolve_model
@@ -398,7 +399,7 @@ def open_loop(name: str, options: EngineOptions, progress: Progress | None = Non
         match_threads()
     identity = weights_identity(path) if options.disk is not None else ""
     loop = EngineLoop(loaded, open_tokenizer(checkpoint), checkpoint.generation, options, identity=identity)
-    if loaded.device.type == "cuda" and not options.fast_start:
+    if loaded.device.type == "cuda" and not options.fast_start and isinstance(loop.executor, Executor):
         loop.executor.capture(progress)
     return loop
 

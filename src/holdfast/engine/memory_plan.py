@@ -19,7 +19,7 @@ from holdfast.engine.profiling import step_bytes
 from holdfast.models.checkpoint import available_bytes
 from holdfast.models.layout import MemoryShape
 from holdfast.models.memory import UnitCounts
-from holdfast.models.model import Model
+from holdfast.models.model import Model, ModelDescription
 
 SESSIONS_PLANNED_MAX = 4096
 CPU_FRACTION, GPU_FRACTION = 0.25, 0.95
@@ -75,7 +75,7 @@ def _units(counts: UnitCounts, component: Component) -> int:
     return (counts.full, counts.window, counts.state)[component]
 
 
-def plan_memory(model: Model, options: EngineOptions) -> MemoryPlan:
+def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
     """Share out the memory that is free now, or take the sizes that were stated."""
     shape = model.memory_shape
     layout = MemoryLayout(
@@ -121,10 +121,10 @@ def plan_memory(model: Model, options: EngineOptions) -> MemoryPlan:
     )
 
 
-def _pool_bytes(model: Model, options: EngineOptions) -> int:
+def _pool_bytes(model: ModelDescription, options: EngineOptions) -> int:
     """What pools may take: on a GPU what is free once the largest step and the graphs have their part."""
     fraction = options.memory_fraction
-    if model.device.type != "cuda":
+    if model.device.type != "cuda" or not isinstance(model, Model):
         return int(free_bytes(model.device) * (CPU_FRACTION if fraction is None else fraction))
     working = step_bytes(model, options)
     left = free_bytes(model.device) - working - GRAPH_BYTES

@@ -7,6 +7,8 @@ float32 logits. A model keeps no state of its own and never allocates memory for
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,21 @@ from holdfast.models.fused import fuse
 from holdfast.models.layout import MemoryShape, memory_shape
 from holdfast.models.memory import Memory, UnitCounts
 from holdfast.models.weights import WeightReader
+
+
+class ModelDescription(Protocol):
+    """What there is to know of a model without computing with it: enough for memory and for the scheduler."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def context_length(self) -> int: ...
+    @property
+    def memory_shape(self) -> MemoryShape: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
 
 
 class Model:
