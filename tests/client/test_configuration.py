@@ -19,6 +19,7 @@ from holdfast.cli.options import (
 )
 from holdfast.cli.serve import COMPANIONS, make_server_options, require_companions
 from holdfast.engine.options import EngineOptions, OptionError
+from holdfast.server.keys import Keys
 from holdfast.server.options import ServerOptions
 
 Seen = list[tuple[str, dict[str, object], dict[str, object]]]
@@ -162,6 +163,7 @@ def test_the_tables_are_the_dataclasses() -> None:
         ({"host": "::"}, "host"),
         ({"host": "example.org"}, "host"),
         ({"api_keys": "absent.txt"}, "api_keys"),
+        ({"host": "0.0.0.0", "api_keys": "none.txt"}, "host"),
         ({"port": 70000}, "port"),
         ({"log_level": "loud"}, "log_level"),
         ({"host": "0.0.0.0", "api_keys": "keys.txt", "allow_anonymous": True}, "allow_anonymous"),
@@ -169,8 +171,9 @@ def test_the_tables_are_the_dataclasses() -> None:
 )
 def test_options_that_cannot_be_meant(stated: dict[str, object], option: str) -> None:
     Path("keys.txt").write_text("me:secret\n")
+    Path("none.txt").write_text("# Nobody yet.\n")
     with pytest.raises(OptionError) as caught:
-        make_server_options(stated)
+        Keys.read(make_server_options(stated))
     assert caught.value.option == option
 
 
@@ -186,10 +189,11 @@ def test_options_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("keys.txt").write_text("me:secret\n")
     assert make_server_options({}) == ServerOptions()
     assert make_server_options({"host": "::1", "cors_origin": ["a"]}).cors_origin == ("a",)
-    assert make_server_options({"host": "0.0.0.0", "api_keys": "keys.txt"}).api_keys == "keys.txt"
-    assert make_server_options({"host": "0.0.0.0", "allow_anonymous": True}).allow_anonymous
+    assert not Keys.read(make_server_options({})).required
+    assert Keys.read(make_server_options({"host": "0.0.0.0", "api_keys": "keys.txt"})).required
+    assert not Keys.read(make_server_options({"host": "0.0.0.0", "allow_anonymous": True})).required
     monkeypatch.setenv("HOLDFAST_API_KEYS", "secret")
-    assert make_server_options({"host": "0.0.0.0"}).host == "0.0.0.0"
+    assert Keys.read(make_server_options({"host": "0.0.0.0"})).required
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,7 @@ Reads the options, refuses what cannot be meant, and hands over to the server, w
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -36,7 +34,6 @@ HELP = (
     "Talk to it with holdfast chat --url, watch it with holdfast top."
 )
 
-KEYS_VARIABLE = "HOLDFAST_API_KEYS"
 WRONG = 2
 """The status of a server that could not be started as it was asked to."""
 
@@ -120,16 +117,4 @@ def make_server_options(stated: dict[str, Any]) -> ServerOptions:
     """The options as the server takes them; raises `OptionError` for what cannot be meant."""
     if "cors_origin" in stated:
         stated = {**stated, "cors_origin": tuple(stated["cors_origin"])}
-    options = ServerOptions(**stated)
-    if options.api_keys is not None and not Path(options.api_keys).expanduser().is_file():
-        raise OptionError("api_keys", f"names {options.api_keys}, which is no file")
-    has_keys = options.api_keys is not None or bool(os.environ.get(KEYS_VARIABLE))
-    if not options.loopback and not has_keys and not options.allow_anonymous:
-        raise OptionError(
-            "host",
-            f"{options.host} lets other machines in, and there are no keys: give --api-keys FILE (or "
-            f"{KEYS_VARIABLE}), listen on 127.0.0.1, or say --allow-anonymous if everybody may use the model",
-        )
-    if has_keys and options.allow_anonymous:
-        raise OptionError("allow_anonymous", "contradicts the keys that were given: leave one of them out")
-    return options
+    return ServerOptions(**stated)

@@ -24,6 +24,7 @@ __all__ = ["ANONYMOUS", "Caller", "Keys"]
 
 ANONYMOUS = "public"
 KEYS_MAX = 100_000
+VARIABLE = "HOLDFAST_API_KEYS"
 
 _TENANT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -70,14 +71,19 @@ class Keys:
 
     @classmethod
     def read(cls, options: ServerOptions) -> Keys:
-        """The keys that the options and the environment name."""
+        """The keys that the options and the environment name.
+
+        Raises `OptionError` for keys that cannot be used, and where strangers would be let in though nobody
+        said that they may be.
+        """
         lines: list[str] = []
         if options.api_keys is not None:
             try:
                 lines = Path(options.api_keys).expanduser().read_text(encoding="utf-8").splitlines()
             except (OSError, UnicodeDecodeError) as error:
-                raise OptionError("api_keys", f"cannot be read: {type(error).__name__}") from error
-        lines += os.environ.get("HOLDFAST_API_KEYS", "").split(",")
+                problem = f"names {options.api_keys}, which cannot be read: {type(error).__name__}"
+                raise OptionError("api_keys", problem) from error
+        lines += os.environ.get(VARIABLE, "").split(",")
         users: dict[str, str] = {}
         shares: dict[str, dict[str, float]] = {}
         for line in lines:
@@ -93,6 +99,16 @@ class Keys:
             shares.setdefault(tenant, {}).update(_share(part) for part in parts)
         if len(users) > KEYS_MAX:
             raise OptionError("api_keys", f"may hold at most {KEYS_MAX} keys")
+        if users and options.allow_anonymous:
+            raise OptionError(
+                "allow_anonymous", "contradicts the keys that were given: leave one of them out"
+            )
+        if not users and not options.loopback and not options.allow_anonymous:
+            raise OptionError(
+                "host",
+                f"{options.host} lets other machines in, and there are no keys: give --api-keys FILE (or "
+                f"{VARIABLE}), listen on 127.0.0.1, or say --allow-anonymous if everybody may use the model",
+            )
         return cls(users, options.admin_key, {tenant: share for tenant, share in shares.items() if share})
 
     @property

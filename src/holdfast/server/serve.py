@@ -53,19 +53,15 @@ class Quiet(uvicorn.Server):
 class Serving:
     """One server from its start to its end."""
 
-    def __init__(self, model: str, path: str, engine_options: dict[str, Any], options: ServerOptions) -> None:
+    def __init__(
+        self, model: str, path: str, engine_options: dict[str, Any], options: ServerOptions, keys: Keys
+    ) -> None:
         """`path` is where the model called `model` was found."""
         self.model = model
         self.path = path
         self.options = options
-        self.keys = Keys.read(options)
-        self.engine_options = {**engine_options, "tenant_shares": self.keys.shares}
-        if not options.loopback and not self.keys.required and not options.allow_anonymous:
-            raise OptionError(
-                "host",
-                f"{options.host} can be reached by other machines: give --api-keys FILE, "
-                "or --allow-anonymous to let everyone in",
-            )
+        self.keys = keys
+        self.engine_options = {**engine_options, "tenant_shares": keys.shares}
         self.stopping = asyncio.Event()
         self.hurry = asyncio.Event()
 
@@ -210,6 +206,7 @@ def run(
 ) -> int:
     """Serve a model until a signal comes; raises `OptionError` or `EngineUnable` where it cannot."""
     make_options(**engine_options)
+    keys = Keys.read(options)
     set_up_logging(options.log_level, options.log_format, sys.stderr)
     told = progress or _silent
     path = model
@@ -217,7 +214,7 @@ def run(
         path = str(resolve_model(model, lambda done, total: told("fetch", done, total)))
 
     async def main() -> int:
-        return await Serving(model, path, engine_options, options).run(told)
+        return await Serving(model, path, engine_options, options, keys).run(told)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())
