@@ -297,7 +297,7 @@ def test_a_mark_is_let_go_when_its_turn_is_durable(make: Make, path: str) -> Non
 
 
 def test_caps_of_a_tenant(make: Make, path: str) -> None:
-    loop = make(max_tenant_sessions=2, max_sessions=5).loop
+    loop = make(tenant_sessions=2, max_sessions=5).loop
     loop.open_session("a", "red")
     loop.open_session("b", "red")
     with pytest.raises(errors.TooManySessions):

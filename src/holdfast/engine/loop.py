@@ -114,7 +114,7 @@ class EngineLoop:
             running_max=options.max_running,
             queue_max=options.max_queue,
             sessions_max=options.max_sessions,
-            tenant_sessions_max=options.max_tenant_sessions or options.max_sessions,
+            tenant_sessions_max=options.tenant_sessions or options.max_sessions,
             session_ttl=options.session_ttl,
             checkpoints=options.checkpoints,
             leave_history=options.leave_history,

@@ -72,7 +72,7 @@ class EngineOptions:
     step_tokens: int = 1024
     max_queue: int = 4096
     max_sessions: int = 10_000
-    max_tenant_sessions: int | None = None
+    tenant_sessions: int | None = None
     tenant_device: float = 1.0
     tenant_host: float = 1.0
     tenant_disk: float = 1.0
@@ -106,7 +106,7 @@ class EngineOptions:
             "window_tokens",
             "state_slots",
             "max_queue",
-            "max_tenant_sessions",
+            "tenant_sessions",
             "disk_limit",
         ):
             value = getattr(self, name)
