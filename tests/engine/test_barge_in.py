@@ -37,7 +37,7 @@ def interrupted(session: Session, turn: int, heard: int, keep: int | str) -> Tur
 def test_fifty_interruptions_in_a_row_never_compute_the_history(make_any: Make, overlap: bool) -> None:
     """Each turn computes its own tokens, and at most what the turn before it kept."""
     engine = make_any(overlap=overlap)
-    anywhere = engine.loop.plan.layout.cuts_anywhere
+    anywhere = engine.loop.memory_plan.layout.cuts_anywhere
     session = engine.session()
     session.say(said(0, 300), greedy(20)).wait()
     run(engine)
@@ -88,7 +88,7 @@ def test_a_long_input_is_not_computed_again(make_any: Make) -> None:
 
 def test_the_last_finished_turn_is_cut_as_cheaply(make_any: Make) -> None:
     engine = make_any()
-    anywhere = engine.loop.plan.layout.cuts_anywhere
+    anywhere = engine.loop.memory_plan.layout.cuts_anywhere
     session = engine.session()
     session.say(said(0, 200), greedy(20)).wait()
     for number in range(5):
@@ -119,7 +119,7 @@ def test_rewinding_computes_little(make_any: Make) -> None:
     session.rewind(6)
     turn = session.say(said(21), greedy(5))
     assert turn.usage.prompt_tokens == ends[6] + 20
-    anywhere = engine.loop.plan.layout.cuts_anywhere
+    anywhere = engine.loop.memory_plan.layout.cuts_anywhere
     assert turn.usage.cached_tokens == ends[6] if anywhere else turn.usage.cached_tokens > 0
 
 
@@ -148,7 +148,7 @@ def test_a_hundred_forks_cost_less_than_two_copies(name: str) -> None:
     session = engine.session()
     session.say([7] * (length - 3), greedy(3)).wait()
     run(engine)
-    ledger, page_bytes = engine.loop.scheduler.registry.ledger, engine.loop.plan.page_bytes
+    ledger, unit_bytes = engine.loop.scheduler.registry.ledger, engine.loop.memory_plan.unit_bytes
     components = ledger.layout.components
 
     def taken() -> dict[Component, int]:
@@ -156,7 +156,7 @@ def test_a_hundred_forks_cost_less_than_two_copies(name: str) -> None:
         return {component: pool.size - len(pool.free) for component, pool in pools.items()}
 
     def weight(units: dict[Component, int]) -> int:
-        return sum(page_bytes[component] * count for component, count in units.items())
+        return sum(unit_bytes[component] * count for component, count in units.items())
 
     alone = taken()
     children = [session.fork() for _ in range(100)]

@@ -290,7 +290,7 @@ def test_a_mark_is_let_go_when_its_turn_is_durable(make: Make, path: str) -> Non
     for _ in range(20):
         engine.loop.step()
     pinned = [point.pinned for point in engine.loop.scheduler.registry.find("s").sequence.points]
-    assert pinned == ([] if engine.loop.plan.layout.cuts_anywhere else [True, True])
+    assert pinned == ([] if engine.loop.memory_plan.layout.cuts_anywhere else [True, True])
     break_journal(engine, False)
     run(engine.loop)
     assert engine.loop.scheduler.registry.find("s").sequence.points == []

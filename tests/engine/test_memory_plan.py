@@ -29,7 +29,7 @@ SLOT_BYTES = (96 * 3 + 4 * 16 * 8) * 4
 def test_stated_sizes_are_taken(hybrid: Model) -> None:
     plan = plan_memory(hybrid, make_options(kv_tokens=1000, state_slots=20, session_tokens=100))
     assert plan.sizes() == {(Component.FULL, Tier.DEVICE): 63, (Component.STATE, Tier.DEVICE): 20}
-    assert plan.page_bytes == {Component.FULL: PAGE_BYTES, Component.STATE: SLOT_BYTES}
+    assert plan.unit_bytes == {Component.FULL: PAGE_BYTES, Component.STATE: SLOT_BYTES}
     assert plan.tokens_max == 63 * 16
     assert plan.sessions == min(63 // 7, 20 // 3)
 

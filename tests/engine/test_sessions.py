@@ -179,7 +179,7 @@ def test_memory_names_every_holder(make: Make) -> None:
     assert report["findings"] == []
     pools = report["pools"]
     assert isinstance(pools, list)
-    components = [pool.name.lower() for pool in engine.loop.plan.layout.components]
+    components = [pool.name.lower() for pool in engine.loop.memory_plan.layout.components]
     assert [(pool["component"], pool["tier"]) for pool in pools] == [(name, "device") for name in components]
     for pool in pools:
         assert sum(pool["holders"].values()) == pool["units"]

@@ -106,7 +106,7 @@ class EngineLoop:
         self.tokenizer = tokenizer
         self.defaults = defaults
         self.options = options
-        self.plan: MemoryPlan = plan_memory(model, options)
+        self.memory_plan: MemoryPlan = plan_memory(model, options)
         policy = Policy(
             context_length=model.context_length,
             vocabulary=model.config.vocabulary,
@@ -125,7 +125,7 @@ class EngineLoop:
                 for tenant, parts in options.tenant_shares.items()
             },
         )
-        ledger = Ledger(self.plan.layout, self.plan.sizes())
+        ledger = Ledger(self.memory_plan.layout, self.memory_plan.sizes())
         self.disk: DiskTier | None = None
         guesses = options.speculate == "ngram"
         self.speculator = Speculator(lambda turn: self.stream_of(turn).sampling) if guesses else None
@@ -146,7 +146,7 @@ class EngineLoop:
             self.executor = make_executor(self)
         else:
             assert isinstance(model, Model), "only weights can be computed with"
-            self.executor = executor = Executor(model, self.plan, options.max_running, self.stream_of)
+            self.executor = executor = Executor(model, self.memory_plan, options.max_running, self.stream_of)
             if options.disk is not None:
                 self.disk = self._open_disk(options.disk, identity, executor)
         if self.book.journal is not None:
@@ -171,7 +171,7 @@ class EngineLoop:
                 self.disk.welcome(stored)
 
     def _open_disk(self, directory: str, identity: str, executor: Executor) -> DiskTier:
-        form = (self.options.page_size, self.plan.layout, self.model.memory_shape, self.model.dtype)
+        form = (self.options.page_size, self.memory_plan.layout, self.model.memory_shape, self.model.dtype)
         return DiskTier(
             Files(Path(directory)),
             disk_bytes(self.options),

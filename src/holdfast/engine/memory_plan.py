@@ -38,7 +38,7 @@ class MemoryPlan:
     layout: MemoryLayout
     device: UnitCounts
     host: UnitCounts
-    page_bytes: dict[Component, int]
+    unit_bytes: dict[Component, int]
     session_tokens: int
     sessions: int
     disk: UnitCounts
@@ -65,7 +65,7 @@ class MemoryPlan:
         for component in self.layout.components:
             units = _units(self.device, component)
             kind = "slots" if component is Component.STATE else f"pages of {self.layout.page_size} tokens"
-            size = units * self.page_bytes[component] / 2**20
+            size = units * self.unit_bytes[component] / 2**20
             lines.append(f"{component.name.lower()}: {units} {kind}, {size:.0f} MiB")
         lines.append(f"room for {self.sessions} sessions of {self.session_tokens} tokens on the device")
         return lines

@@ -26,7 +26,7 @@ def memory_report(loop: EngineLoop) -> dict[str, object]:
             shown["page_size"] = ledger.layout.page_size
         shown |= {
             "units": pool.size,
-            "bytes_per_unit": loop.plan.page_bytes[pool.component],
+            "bytes_per_unit": loop.memory_plan.unit_bytes[pool.component],
             "holders": pool.counts(),
         }
         pools.append(shown)
@@ -101,7 +101,7 @@ def session_report(loop: EngineLoop, session: Session) -> dict[str, object]:
                 units += sum(holder.held[pool.index] for holder in holders)
         held[component.name.lower()] = {
             "units": units,
-            "bytes": units * loop.plan.page_bytes.get(component, 0),
+            "bytes": units * loop.memory_plan.unit_bytes.get(component, 0),
         }
     sequence = session.sequence
     lease = sequence.lease

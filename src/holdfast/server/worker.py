@@ -133,7 +133,7 @@ def model_facts(loop: EngineLoop, path: str) -> wire.ModelFacts:
         architecture=model.config.architecture,
         vocabulary=model.config.vocabulary,
         context_length=model.context_length,
-        tokens_max=loop.plan.tokens_max,
+        tokens_max=loop.memory_plan.tokens_max,
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
         defaults={
@@ -141,7 +141,7 @@ def model_facts(loop: EngineLoop, path: str) -> wire.ModelFacts:
             for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         },
         eos_tokens=list(defaults.eos_tokens or loop.tokenizer.eos_tokens),
-        plan=loop.plan.lines(),
+        plan=loop.memory_plan.lines(),
         fingerprint=f"hf-{zlib.crc32(f'{path} {model.dtype}'.encode()):08x}",
     )
 
