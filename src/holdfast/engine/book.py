@@ -33,7 +33,7 @@ Act = Callable[[], None]
 
 
 @dataclass(slots=True)
-class SessionRecord:
+class SessionEntry:
     """A session as its client described it, and what it may ask for again. `created` is the time of day."""
 
     tenant: str
@@ -51,7 +51,7 @@ class Book:
 
     def __init__(self, journal: Journal | None) -> None:
         self.journal = journal
-        self.sessions: dict[str, SessionRecord] = {}
+        self.sessions: dict[str, SessionEntry] = {}
         self._held: list[Act] = []
 
     @property
@@ -104,16 +104,16 @@ class Book:
         system: str | None = None,
     ) -> None:
         """A session was opened."""
-        record = SessionRecord(tenant, ttl, metadata if metadata is not None else {}, system, time.time())
-        self.sessions[session_id] = record
-        self.write(Opened(session_id, tenant, ttl, json.dumps(record.metadata), system, record.created))
+        entry = SessionEntry(tenant, ttl, metadata if metadata is not None else {}, system, time.time())
+        self.sessions[session_id] = entry
+        self.write(Opened(session_id, tenant, ttl, json.dumps(entry.metadata), system, entry.created))
 
     def forked(self, session_id: str, parent_id: str, turns: int) -> None:
         """A session goes on from another."""
         parent = self.sessions[parent_id]
-        record = SessionRecord(parent.tenant, parent.ttl, dict(parent.metadata), parent.system, time.time())
-        self.sessions[session_id] = record
-        self.write(Forked(session_id, parent_id, turns, record.created))
+        entry = SessionEntry(parent.tenant, parent.ttl, dict(parent.metadata), parent.system, time.time())
+        self.sessions[session_id] = entry
+        self.write(Forked(session_id, parent_id, turns, entry.created))
 
     def cut(self, session_id: str, turns: int, kept: int | None) -> None:
         """A session went back to `turns` turns; `kept` is what it keeps of the last, where that is less."""
@@ -126,44 +126,44 @@ class Book:
 
     def revived(self, stored: StoredSession) -> None:
         """A session is here again, as the journal has it."""
-        record = SessionRecord(
+        entry = SessionEntry(
             stored.tenant, stored.ttl, json.loads(stored.metadata), stored.system, stored.created
         )
-        record.finished = {turn.turn_id: turn for turn in stored.finished}
-        record.requests = dict(stored.requests)
-        self.sessions[stored.id] = record
+        entry.finished = {turn.turn_id: turn for turn in stored.finished}
+        entry.requests = dict(stored.requests)
+        self.sessions[stored.id] = entry
 
     # --- turns and requests that come again -------------------------------------------------------
 
     def ended(self, session_id: str, tokens: tuple[int, ...], turn: FinishedTurn) -> None:
         """A turn ended and stands; it can be asked for again from the moment it is durable."""
-        record = self.sessions[session_id]
+        entry = self.sessions[session_id]
         self.write(Ended(session_id, tokens, turn))
-        record.unwritten.add(turn.turn_id)
+        entry.unwritten.add(turn.turn_id)
 
         def written() -> None:
-            record.unwritten.discard(turn.turn_id)
-            record.finished[turn.turn_id] = turn
-            _keep_last(record.finished)
+            entry.unwritten.discard(turn.turn_id)
+            entry.finished[turn.turn_id] = turn
+            _keep_last(entry.finished)
 
         self.when_durable(written)
 
     def replay(self, session_id: str, turn_id: str, fingerprint: str) -> FinishedTurn | None:
         """How a turn ended, if it did; a conflict if it was asked for something else."""
-        record = self.sessions.get(session_id)
-        if record is None:
+        entry = self.sessions.get(session_id)
+        if entry is None:
             return None
-        if turn_id in record.unwritten:
+        if turn_id in entry.unwritten:
             raise JournalUnavailable(f"turn {turn_id} has ended and is not written yet; try again later")
-        turn = record.finished.get(turn_id)
+        turn = entry.finished.get(turn_id)
         if turn is not None and turn.fingerprint != fingerprint:
             raise TurnConflict(f"turn {turn_id} of session {session_id} has finished, and had another body")
         return turn
 
     def answered(self, session_id: str, request_id: str | None, asked: str) -> str | None:
         """What a verb with this id answered, if it was carried out before; a conflict if it was another."""
-        record = self.sessions.get(session_id)
-        found = record.requests.get(request_id) if record is not None and request_id is not None else None
+        entry = self.sessions.get(session_id)
+        found = entry.requests.get(request_id) if entry is not None and request_id is not None else None
         if found is None:
             return None
         if found[0] != asked:
