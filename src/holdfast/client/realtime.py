@@ -137,7 +137,7 @@ class Realtime(_Line):
         """Go back so that `turns` turns remain; answered by `session.rewound`."""
         self._send(self.dialogue.rewind(turns))
 
-    def fork(self, id: str | None = None, at_turn: int | None = None) -> str:  # noqa: A002
+    def fork(self, at_turn: int | None = None, id: str | None = None) -> str:  # noqa: A002
         """A second session from here or from an earlier turn; its id. Answered by `session.forked`."""
         message = self.dialogue.fork(id, at_turn)
         self._send(message)
@@ -244,7 +244,7 @@ class AsyncRealtime(_Line):
         """Go back so that `turns` turns remain; answered by `session.rewound`."""
         await self._send(self.dialogue.rewind(turns))
 
-    async def fork(self, id: str | None = None, at_turn: int | None = None) -> str:  # noqa: A002
+    async def fork(self, at_turn: int | None = None, id: str | None = None) -> str:  # noqa: A002
         """A second session from here or from an earlier turn; its id. Answered by `session.forked`."""
         message = self.dialogue.fork(id, at_turn)
         await self._send(message)

@@ -220,11 +220,11 @@ class Session:
         self._engine.settle_seal(self.id)
         self._engine.until_done(lambda done: self._engine.loop.rewind(self.id, turns, done=done))
 
-    def fork(self, turns: int | None = None) -> Session:
-        """A second session that goes on from here, or from an earlier turn; memory is shared."""
+    def fork(self, at_turn: int | None = None) -> Session:
+        """A second session that goes on from here, or from the end of an earlier turn; memory is shared."""
         self._engine.settle_seal(self.id)
         child = f"s-{secrets.token_hex(4)}"
-        self._engine.until_done(lambda done: self._engine.loop.fork(self.id, child, turns, done=done))
+        self._engine.until_done(lambda done: self._engine.loop.fork(self.id, child, at_turn, done=done))
         return Session(self._engine, child, self.system)
 
     def spill(self, tier: str | None = None) -> bool:
