@@ -49,7 +49,7 @@ def make_desk(overlap: bool = False) -> Desk:
 def run(desk: Desk, answer: Callable[[wire.Report], list[wire.Command]], *commands: wire.Command) -> None:
     counter = Counter(answer)
     counter.commands += commands
-    Worker(counter, desk, os.getppid()).run()  # type: ignore[arg-type]
+    Worker(counter, desk, os.getppid()).run()
     assert desk.loop.scheduler.recount() == []
 
 

@@ -39,12 +39,6 @@ def event(value: Any, name: str | None = None) -> bytes:
     return head + b"data: " + _encoder.encode(value) + b"\n\n"
 
 
-async def _gone(receive: Receive) -> None:
-    """Returns when the client has gone away."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 Work = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
@@ -58,13 +52,11 @@ class _Watched(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.ensure_future(self._work(scope, receive, send))
-        watch = asyncio.ensure_future(_gone(receive))
+        watch = asyncio.ensure_future(self._watch(receive))
         try:
-            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-            else:
-                self._leave()
+            done, _ = await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         except BaseException:
             self._leave()
             raise
@@ -72,6 +64,12 @@ class _Watched(Response):
             for task in (work, watch):
                 task.cancel()
             await asyncio.gather(work, watch, return_exceptions=True)
+
+    async def _watch(self, receive: Receive) -> None:
+        """Leave the moment that the client is gone: its next request may be waiting to be read."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._leave()
 
 
 class TurnAnswer(_Watched):
