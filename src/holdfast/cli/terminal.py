@@ -35,12 +35,12 @@ class Cost(Protocol):
     """What a turn cost, in tokens."""
 
     @property
-    def cached_tokens(self) -> int:
-        """Tokens that were in memory already."""
+    def prompt_tokens(self) -> int:
+        """Tokens before the answer, the history included."""
 
     @property
-    def computed_tokens(self) -> int:
-        """Tokens that were computed."""
+    def cached_tokens(self) -> int:
+        """Those of them that were in memory already."""
 
     @property
     def completion_tokens(self) -> int:
@@ -225,7 +225,7 @@ def printable(text: str) -> str:
 def summary(usage: Cost, first: float, total: float, interrupted: bool) -> str:
     """One line about what a turn cost."""
     parts = [
-        f"computed {usage.computed_tokens}",
+        f"computed {usage.prompt_tokens - usage.cached_tokens}",
         f"cached {usage.cached_tokens}",
         f"first token {first:.2f} s",
     ]

@@ -49,7 +49,11 @@ class TurnFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a turn cost, in tokens: `prompt` counts the history, `cached` is what was in memory already."""
+    """What a turn cost, in tokens: `prompt` counts the history, `cached` of it was in memory already.
+
+    `computed` is all that the model computed for the turn, generated tokens and what had to be computed again
+    included; over HTTP it is of the prompt alone.
+    """
 
     prompt_tokens: int
     cached_tokens: int
