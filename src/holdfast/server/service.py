@@ -408,27 +408,7 @@ def _checked_timeout(timeout: float | None) -> float | None:
 
 
 def _wire_sampling(sampling: Sampling) -> wire.SamplingFields:
-    return wire.SamplingFields(
-        max_tokens=sampling.max_tokens,
-        min_tokens=sampling.min_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        presence_penalty=sampling.presence_penalty,
-        logit_bias=dict(sampling.logit_bias),
-        seed=sampling.seed,
-        stop=list(sampling.stop_strings),
-        stop_token_ids=list(sampling.stop_token_ids),
-        ignore_eos=sampling.ignore_eos,
-        n=sampling.n,
-        logprobs=sampling.logprobs,
-        prompt_logprobs=sampling.prompt_logprobs,
-        skip_special_tokens=sampling.skip_special_tokens,
-        keep_stop=sampling.keep_stop,
-    )
+    return msgspec.convert(sampling, wire.SamplingFields, from_attributes=True)
 
 
 def fingerprint_of(body: Any) -> str:
