@@ -53,7 +53,7 @@ def _sort_picks(
     tl.store(order + first * BLOCK_M + tail, -1, mask=tail < mine * BLOCK_M)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows_out"])
 def _expert_product(
     x, weight, bias, shares, out, order, block_expert, x_stride, weight_expert, weight_row, rows_out, depth,
     alpha, limit,

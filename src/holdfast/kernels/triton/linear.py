@@ -42,7 +42,7 @@ GATED_ONE = Blocks(4, 1024, 8, 4)
 GATED_FEW = Blocks(32, 128, 4, 4)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows_out"])
 def _vector_product(
     x, weight, bias, out, rows_out, depth, weight_row, alpha, limit,
     GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN: tl.constexpr,
@@ -95,7 +95,7 @@ def _vector_product(
     tl.store(out + row, result.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows_out"])
 def _gated_product(
     x, weight, bias, out, tokens, rows_out, depth, x_stride, weight_row, alpha, limit,
     ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr,
