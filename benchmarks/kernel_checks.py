@@ -14,8 +14,9 @@ from itertools import pairwise
 import torch
 
 from holdfast import kernels
-from holdfast.kernels import Batch, Mamba2Weights, Pages, Rotation, Splits, StepTables, build_batch
+from holdfast.kernels import Batch, Mamba2Weights, Pieces, Rotation, build_batch, tile_count
 from holdfast.kernels import torch as reference
+from holdfast.kernels.batch import PIECE_FIELDS
 from holdfast.kernels.torch.fp8 import dequantise
 from tests.kernels import naive
 from tests.kernels.batches import NAN, fill_cache, paged_batch, relative_error
@@ -228,49 +229,64 @@ def check_gated_delta(dtype: torch.dtype) -> Errors:
 
 
 def check_pieces(dtype: torch.dtype) -> Errors:
-    """Contexts that the device shares out, from one key to many pieces, twice over the same counters."""
+    """Keys that the device cuts into pieces, of short rows and of longer ones, twice over their counters."""
     generator = torch.Generator().manual_seed(random.randrange(1 << 30))
+    rows_of = (
+        ([1, 255, 256, 257, 9000, 64], [1] * 6),
+        ([300] * 70, [1] * 70),
+        ([1300, 40, 1320, 3000, 33, 700, 2], [1, 40, 32, 1, 1, 100, 2]),
+        ([2500, 3], [128, 1]),
+    )
     for heads, kv_heads, dim, page_size in (
         (32, 8, 128, 64),
         (14, 2, 64, 1),
         (8, 1, 256, 16),
         (64, 8, 64, 5),
     ):
-        for contexts in ([1, 255, 256, 257, 9000, 64], [20_000], [300] * 70):
-            batch, total = paged_batch(
-                [1] * len(contexts), [c - 1 for c in contexts], page_size, device="cuda"
-            )
+        for contexts, counts in rows_of:
+            starts = [context - count for context, count in zip(contexts, counts, strict=True)]
+            batch, total = paged_batch(counts, starts, page_size, device="cuda")
             storage, keys, values = fill_cache(batch, total, kv_heads, dim, dtype=dtype, generator=generator)
             assert batch.full is not None
-            rows = len(contexts)
-            integers = torch.zeros(rows + 1 + rows * kv_heads, dtype=torch.int32, device="cuda")
-            start, arrived = integers.split([rows + 1, rows * kv_heads])
-            batch.splits = Splits(start, arrived, 66)
-            sinks = normal(torch.float32, heads) if dim == 64 else None
-            tables = StepTables(
-                torch.zeros(rows, dtype=torch.int64, device="cuda"), batch.full.table, None, 0, 0
+            group = heads // kv_heads
+            batch.pieces = tuple(
+                listed_pieces(batch, kv_heads, max(1, height // group), above, most)
+                for height, above, most in ((16, 0, 64), (64, 64, 1 << 30))
             )
-            order = torch.arange(rows, dtype=torch.int32, device="cuda")
-            slots = batch.full.slots.clone()
-            batch.full = Pages(batch.full.table.clone(), torch.zeros_like(slots), page_size)
-            kernels.prepare_step(torch.zeros_like(order), order, tables, batch)
-            yield 0.0 if torch.equal(batch.full.slots, slots) else math.inf
-            query = normal(dtype, rows, heads, dim)
+            kernels.list_pieces(batch)
+            sinks = normal(torch.float32, heads) if dim == 64 else None
+            query = normal(dtype, sum(counts), heads, dim)
             for _ in range(2):
                 actual = kernels.attend(
                     query, storage[:, 1, 0], storage[:, 1, 1], batch.full, batch, scale=dim**-0.5, sinks=sinks
                 )
-                for row in range(rows):
-                    expected = naive.attend_row(
-                        query[row : row + 1], keys[row], values[row], dim**-0.5, None, sinks
-                    )
-                    yield error(actual[row : row + 1], expected)
-            yield float(arrived.abs().sum())
+                place = 0
+                for row, count in enumerate(counts):
+                    own = slice(place, place + count)
+                    expected = naive.attend_row(query[own], keys[row], values[row], dim**-0.5, None, sinks)
+                    yield error(actual[own], expected)
+                    place += count
+            yield float(sum(int(pieces.arrived.abs().sum()) for pieces in batch.pieces))
+
+
+def listed_pieces(batch: Batch, kv_heads: int, queries: int, above: int, most: int) -> Pieces:
+    wanted = 66
+    lines = tile_count(batch.tokens.shape[0], batch.rows, queries) + wanted
+    listed = torch.full((lines, PIECE_FIELDS), 1 << 30, dtype=torch.int32, device="cuda")
+    arrived = torch.zeros(lines * kv_heads, dtype=torch.int32, device="cuda")
+    return Pieces(listed, arrived, queries, wanted, above, most)
 
 
 def check_linear(dtype: torch.dtype) -> Errors:
     for tokens in (1, 2, 16, 40):
-        for outputs, inputs in ((6144, 4096), (4096, 12288), (2880, 2880), (100, 704), (24576, 4096)):
+        for outputs, inputs in (
+            (6144, 4096),
+            (4096, 12288),
+            (2880, 2880),
+            (100, 704),
+            (1, 704),
+            (24576, 4096),
+        ):
             x, weight, bias = (
                 normal(dtype, tokens, inputs),
                 normal(dtype, outputs, inputs) * inputs**-0.5,
@@ -278,6 +294,8 @@ def check_linear(dtype: torch.dtype) -> Errors:
             )
             expected = x.double() @ weight.double().T + bias.double()
             yield error(kernels.linear(x, weight, bias), expected)
+            if outputs == 1:
+                continue
             for activation in ("swiglu", "relu_squared"):
                 actual = kernels.linear_gated(x, weight, bias, activation)
                 yield error(actual, naive.activate(expected, activation))

@@ -9,7 +9,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from holdfast.kernels import Batch, Pages, Splits, StepTables
+from holdfast.kernels import Batch, Pages, Pieces, StepTables, tile_count
+from holdfast.kernels.batch import PIECE_FIELDS
 from tests.kernels import naive
 from tests.kernels.batches import NAN, relative_error
 
@@ -28,7 +29,7 @@ def ops(request: pytest.FixtureRequest) -> ModuleType:
     return import_module(f"holdfast.kernels.{request.param}")
 
 
-def empty_batch(counts: list[int], contexts: list[int], tokens: int, page: int, extra: int | None) -> Batch:
+def empty_batch(counts: list[int], contexts: list[int], tokens: int, page: int) -> Batch:
     """A batch with its rows and contexts, and everything else still to be filled in."""
     rows = len(counts)
     width = max(1, *(-(-context // page) for context in contexts))
@@ -37,10 +38,6 @@ def empty_batch(counts: list[int], contexts: list[int], tokens: int, page: int, 
         table = torch.full((rows, width), UNTOUCHED, dtype=torch.int32)
         return Pages(table, torch.full((tokens,), UNTOUCHED, dtype=torch.int64), page)
 
-    splits = None
-    if extra is not None:
-        start = torch.zeros(rows + 1, dtype=torch.int32)
-        splits = Splits(start, torch.zeros(rows * 2, dtype=torch.int32), extra)
     starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0).to(torch.int32)
     return Batch(
         tokens=torch.full((tokens,), UNTOUCHED, dtype=torch.int64),
@@ -55,7 +52,6 @@ def empty_batch(counts: list[int], contexts: list[int], tokens: int, page: int, 
         count_max=max(counts),
         context_max=max(contexts),
         rows_of_one=counts.count(1),
-        splits=splits,
     )
 
 
@@ -75,7 +71,7 @@ def test_rows_of_all_lengths_find_their_inputs(ops: ModuleType, page: int) -> No
     total = sum(counts)
     inputs = torch.arange(total + 5, dtype=torch.int32)
     inputs[3] = inputs[2] = -1
-    batch = empty_batch(counts, contexts, total + 5, page, None)
+    batch = empty_batch(counts, contexts, total + 5, page)
     ops.prepare_step(inputs, torch.tensor(row_table, dtype=torch.int32), tables, batch)
     assert batch.full is not None and batch.window is not None
     assert tables.full is not None and tables.window is not None
@@ -100,7 +96,7 @@ def test_rows_of_all_lengths_find_their_inputs(ops: ModuleType, page: int) -> No
 
 def test_rows_that_only_fill_up_stay_in_the_reserved_unit(ops: ModuleType) -> None:
     tables = random_tables(5, 4, 8)
-    batch = empty_batch([1, 1, 1], [20, 1, 1], 3, 4, None)
+    batch = empty_batch([1, 1, 1], [20, 1, 1], 3, 4)
     inputs = torch.tensor([-1, 0, 0], dtype=torch.int32)
     ops.prepare_step(inputs, torch.tensor([2, -1, -1], dtype=torch.int32), tables, batch)
     assert batch.full is not None
@@ -125,10 +121,70 @@ def test_sampled_tokens_are_noted_and_broken_ones_are_zero(ops: ModuleType) -> N
     assert sampled.tolist() == [2, 5, 5, 77, 5, 5, 5, 5, 0]
 
 
-@pytest.mark.parametrize("contexts", [[1], [700, 1, 256, 257, 3000, 12], [1, 1, 1], [5000]])
-@pytest.mark.parametrize("sunk", [False, True])
-def test_attention_over_shared_out_keys(interpreter: None, contexts: list[int], sunk: bool) -> None:
-    """However the device shares the keys out, the softmax is that of the whole row."""
+def pieces_of(batch: Batch, queries: int, wanted: int, above: int = 0, most: int = 1 << 30) -> Pieces:
+    lines = tile_count(batch.tokens.shape[0], batch.rows, queries) + wanted
+    listed = torch.full((lines, PIECE_FIELDS), UNTOUCHED, dtype=torch.int32)
+    return Pieces(listed, torch.zeros(lines * 2, dtype=torch.int32), queries, wanted, above, most)
+
+
+def test_pieces_cover_the_keys_of_every_tile(interpreter: None) -> None:
+    """The tiles of each kind of row, and of each tile every key once; the rest of the list is empty."""
+    triton = import_module("holdfast.kernels.triton")
+    counts, contexts = [1, 7, 0, 1, 3, 4], [64, 700, 0, 2000, 3, 4]
+    batch = empty_batch(counts, contexts, 20, 16)
+    batch.pieces = (pieces_of(batch, 2, 5, most=3), pieces_of(batch, 3, 9, above=3))
+    triton.list_pieces(batch)
+    # Row, first token and tokens of each tile, and the position of its first token.
+    tiles = (
+        [(0, 0, 1, 63), (3, 8, 1, 1999), (4, 9, 2, 0), (4, 11, 1, 2)],
+        [(1, 1, 3, 693), (1, 4, 3, 696), (1, 7, 1, 699), (5, 12, 3, 0), (5, 15, 1, 3)],
+    )
+    for pieces, expected in zip(batch.pieces, tiles, strict=True):
+        lines = pieces.listed.tolist()
+        line = 0
+        for row, token, queries, position in expected:
+            count = lines[line][0]
+            key = 0
+            for number in range(line, line + count):
+                assert lines[number][:5] == [count, row, token, queries, position]
+                assert lines[number][5] == key < lines[number][6]
+                assert lines[number][7] == line
+                key = lines[number][6]
+            assert key == position + queries
+            line += count
+        assert line > len(expected), "a long tile has several pieces"
+        assert [piece[0] for piece in lines[line:]] == [0] * (len(lines) - line)
+
+
+def test_rows_of_about_one_length_are_left_whole(interpreter: None) -> None:
+    triton = import_module("holdfast.kernels.triton")
+    contexts = [1000, 1300, 1100, 1250]
+    batch = empty_batch([1] * 4, contexts, 4, 16)
+    batch.pieces = (pieces_of(batch, 4, 4),)
+    triton.list_pieces(batch)
+    assert batch.pieces[0].listed[:, 0].tolist() == [1, 1, 1, 1] + [0] * 5
+    batch.context[0] = 4000
+    triton.list_pieces(batch)
+    assert batch.pieces[0].listed[:, 0].tolist() == [2, 2, 1, 1, 1] + [0] * 4
+
+
+@pytest.mark.parametrize(
+    ("counts", "contexts", "wanted", "sunk"),
+    [
+        ([1], [1], 17, True),
+        ([1] * 6, [700, 1, 256, 257, 3000, 12], 1, False),
+        ([1] * 6, [700, 1, 256, 257, 3000, 12], 5, True),
+        ([1], [5000], 17, True),
+        ([1, 9, 0, 1, 40, 2], [300, 1400, 0, 2, 40, 513], 3, True),
+        ([1, 9, 0, 1, 40, 2], [300, 1400, 0, 2, 40, 513], 17, False),
+        ([30], [1900], 5, False),
+        ([0, 4, 0], [0, 4, 0], 3, False),
+    ],
+)
+def test_attention_over_pieces(
+    interpreter: None, counts: list[int], contexts: list[int], wanted: int, sunk: bool
+) -> None:
+    """However the keys are cut into pieces, the softmax is that of the whole row."""
     triton = import_module("holdfast.kernels.triton")
     page, kv_heads, group, dim = 16, 2, 3, 8
     generator = torch.Generator().manual_seed(len(contexts))
@@ -145,19 +201,25 @@ def test_attention_over_shared_out_keys(interpreter: None, contexts: list[int], 
         for position in range(context):
             storage[own[position // page], 0, position % page] = keys[row][position]
             storage[own[position // page], 1, position % page] = values[row][position]
-    batch = empty_batch([1] * len(contexts), contexts, len(contexts), page, 5)
+    total = sum(counts)
+    batch = empty_batch(counts, contexts, total + 3, page)
+    batch.pieces = (pieces_of(batch, 5, wanted, most=9), pieces_of(batch, 21, wanted, above=9))
     tables = StepTables(torch.zeros(len(contexts), dtype=torch.int64), full, full, 0, 0)
     order = torch.arange(len(contexts), dtype=torch.int32)
-    triton.prepare_step(torch.zeros(len(contexts), dtype=torch.int32), order, tables, batch)
-    assert batch.full is not None and batch.splits is not None
-    assert int(batch.splits.start[-1]) <= len(contexts) + 5
-    query = torch.randn(len(contexts), kv_heads * group, dim, generator=generator)
+    triton.prepare_step(torch.zeros(total + 3, dtype=torch.int32), order, tables, batch)
+    triton.list_pieces(batch)
+    assert batch.full is not None
+    query = torch.randn(total + 3, kv_heads * group, dim, generator=generator)
     sinks = torch.randn(kv_heads * group, generator=generator) if sunk else None
     for _ in range(2):  # the counters are as they were
         actual = triton.attend(
             query, storage[:, 0], storage[:, 1], batch.full, batch, scale=dim**-0.5, sinks=sinks
         )
-        for row in range(len(contexts)):
-            expected = naive.attend_row(query[row : row + 1], keys[row], values[row], dim**-0.5, None, sinks)
-            assert relative_error(actual[row : row + 1], expected) < 3e-6
-        assert int(batch.splits.arrived.abs().sum()) == 0
+        place = 0
+        for row, count in enumerate(counts):
+            if count:
+                own = slice(place, place + count)
+                expected = naive.attend_row(query[own], keys[row], values[row], dim**-0.5, None, sinks)
+                assert relative_error(actual[own], expected) < 3e-6
+            place += count
+        assert not any(pieces.arrived.any() for pieces in batch.pieces)

@@ -29,6 +29,7 @@ from holdfast.engine.graphs import (
     Progress,
     Recorder,
     StepGraphs,
+    largest_of,
     record_cuda,
     run_step,
     shapes,
@@ -37,17 +38,15 @@ from holdfast.engine.inputs import Limits, Nobody, Sample, Shape, StepBuffers, V
 from holdfast.engine.memory_plan import MemoryPlan
 from holdfast.engine.sampler import BatchSampler, Sampled, token_logprobs
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.sharing import sharing_for
 from holdfast.engine.staging import Arrival, Staging, fill
 from holdfast.engine.stream import TokenLogprob, TurnStream
 from holdfast.engine.tables import NOBODY, BlockTables
-from holdfast.kernels import Batch
+from holdfast.kernels import Batch, Pieces
 from holdfast.models.memory import Memory, UnitCounts
 from holdfast.models.model import Model
 
 NUMERIC_ERROR = "numeric_error"
-
-WAVES = 4
-"""Programs of attention for each multiprocessor that long contexts are shared out among."""
 
 
 @dataclass(slots=True)
@@ -88,20 +87,11 @@ class Executor:
         self._staging.pin(self.host)
         self._nobody = Nobody(counts.state, self.sampler.nobody, NOBODY)
         self._context_max = min(model.context_length, memory.tokens_max)
-        self._extra, self._arrived = self._pieces()
+        self._sharing = sharing_for(model.config, largest_of(shapes(rows_max)), model.device)
         self._graphs: StepGraphs | None = None
         self._sampler_rows: dict[int, tuple[int, int]] = {}
         self._free_rows = list(range(rows_max - 1, -1, -1))
         self.tokens_computed = 0
-
-    def _pieces(self) -> tuple[int, Tensor | None]:
-        """How finely attention over long contexts is shared out, and the counters of its merges."""
-        shape, device = self.model.memory_shape.full, self.model.device
-        if shape is None or device.type != "cuda":
-            return 1, None
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-        counters = torch.zeros(4 * self._rows_max * shape.kv_heads, dtype=torch.int32, device=device)
-        return -(-processors * WAVES // shape.kv_heads), counters
 
     def run(self, plan: Plan) -> StepResult:
         """Run a step to its end."""
@@ -115,12 +105,7 @@ class Executor:
         if record is None:
             record = record_cuda()
         wanted = shapes(self._rows_max)
-        largest = Shape(
-            max(shape.rows for shape in wanted),
-            max(shape.tokens for shape in wanted),
-            max(shape.samples for shape in wanted),
-            decode=False,
-        )
+        largest = largest_of(wanted)
         words = torch.zeros(largest.words, dtype=torch.int32, device=self.model.device)
         buffers = self._buffers(largest, self.layout.pages_for(self._context_max))
         graphs = StepGraphs(words, record)
@@ -131,7 +116,7 @@ class Executor:
             limits = Limits(
                 1 if shape.decode else shape.tokens, self._context_max, singles, graphs.least(shape)
             )
-            batch = buffers.batch(given, shape, self.layout.page_size, limits, self._extra)
+            batch = self._batch(buffers, given, shape, limits)
             self._bring(shape, [], [], [], words)
             self._prepare(given, batch)
             graphs.capture(shape, batch, self._step_of(batch, given))
@@ -144,8 +129,14 @@ class Executor:
 
     def _buffers(self, shape: Shape, width: int) -> StepBuffers:
         components = (self.layout.full, self.layout.window > 0)
-        fits = self._arrived is not None and 4 * self._rows_max >= shape.rows
-        return StepBuffers(self.model.device, shape, width, components, self._arrived if fits else None)
+        return StepBuffers(self.model.device, shape, width, components)
+
+    def _batch(self, buffers: StepBuffers, given: Views, shape: Shape, limits: Limits) -> Batch:
+        """The batch of a step; where it has rows of one token, its keys are shared out."""
+        pieces: tuple[Pieces, ...] = ()
+        if self._sharing is not None and limits.rows_of_one:
+            pieces = self._sharing.pieces(shape)
+        return buffers.batch(given, shape, self.layout.page_size, limits, pieces)
 
     # --- launching --------------------------------------------------------------------------------
 
@@ -255,8 +246,9 @@ class Executor:
         context_max = max(row.start + row.count for row in rows)
         buffers = self._buffers(shape, self.layout.pages_for(context_max))
         limits = Limits(count_max, context_max, counts.count(1))
-        batch = buffers.batch(given, shape, self.layout.page_size, limits, self._extra)
+        batch = self._batch(buffers, given, shape, limits)
         self._prepare(given, batch)
+        kernels.list_pieces(batch)
         return self.model.forward(batch, self.memory), None, given
 
     def _bring(

@@ -69,6 +69,16 @@ def shapes(rows_max: int) -> list[Shape]:
     return sorted(decode + mixed, key=lambda shape: (shape.tokens, shape.rows), reverse=True)
 
 
+def largest_of(wanted: list[Shape]) -> Shape:
+    """A shape that has room for each of these."""
+    return Shape(
+        max(shape.rows for shape in wanted),
+        max(shape.tokens for shape in wanted),
+        max(shape.samples for shape in wanted),
+        decode=False,
+    )
+
+
 def record_cuda() -> Recorder:
     """Records steps as CUDA graphs that share their memory."""
     pool = torch.cuda.graph_pool_handle()
@@ -91,6 +101,7 @@ def run_step(
     model: Model, memory: Memory, sampler: BatchSampler, batch: Batch, given: Views, sampled: Tensor
 ) -> Outcome:
     """The forward pass, the samples of plain rows, and their tokens noted for the next step."""
+    kernels.list_pieces(batch)
     hidden = model.forward(batch, memory)
     logits = model.logits(hidden[given.sample_place])
     tokens = sampler.draw(logits, given.sampler_row, given.sample_position)

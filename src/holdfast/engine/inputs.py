@@ -18,7 +18,7 @@ from torch import Tensor
 
 from holdfast.core.plan import Row
 from holdfast.core.turn import Turn
-from holdfast.kernels import Batch, Pages, Splits
+from holdfast.kernels import Batch, Pages, Pieces
 
 Words = NDArray[np.int32]
 
@@ -135,8 +135,7 @@ def pack(
 class StepBuffers:
     """What the device works out from a step's words: tokens, positions, tables and places to write.
 
-    Sized for a largest step; a smaller one takes a part of each. `arrived` outlives every step and is zero
-    between them.
+    Sized for a largest step; a smaller one takes a part of each.
     """
 
     def __init__(
@@ -145,7 +144,6 @@ class StepBuffers:
         shape: Shape,
         width: int,
         components: tuple[bool, bool],
-        arrived: Tensor | None,
     ) -> None:
         """`components`: whether there are full and window pages, whose tables have `width` columns."""
 
@@ -157,10 +155,10 @@ class StepBuffers:
         self._tables = [
             integers(shape.rows, width, kind=torch.int32) if used else None for used in components
         ]
-        self._arrived = arrived if components[0] else None
-        self._piece_start = integers(shape.rows + 1, kind=torch.int32)
 
-    def batch(self, given: Views, shape: Shape, page_size: int, limits: Limits, extra: int) -> Batch:
+    def batch(
+        self, given: Views, shape: Shape, page_size: int, limits: Limits, pieces: tuple[Pieces, ...]
+    ) -> Batch:
         """The batch of one shape in these buffers."""
 
         def pages(component: int) -> Pages | None:
@@ -169,10 +167,6 @@ class StepBuffers:
                 return None
             return Pages(table[: shape.rows], slots[: shape.tokens], page_size)
 
-        splits = None
-        if self._arrived is not None and shape.decode:
-            start = self._piece_start[: shape.rows + 1]
-            splits = Splits(start, self._arrived, extra)
         return Batch(
             tokens=self._tokens[: shape.tokens],
             positions=self._positions[: shape.tokens],
@@ -187,5 +181,5 @@ class StepBuffers:
             context_max=limits.context_max,
             rows_of_one=limits.rows_of_one,
             least=limits.least,
-            splits=splits,
+            pieces=pieces,
         )

@@ -4,7 +4,7 @@ CPU tensors take the torch implementations in `kernels/torch`, CUDA tensors the 
 `kernels/triton`; both promise the same results up to rounding. No function waits for the device: whatever
 sizes its work comes from host-side integers (shapes and the counts in `Batch`), so a step can be captured in
 a CUDA graph. Inputs may be strided views unless a function says otherwise. Models and the executor call
-these functions; all else of this package that is for them is `Batch`, `Pages`, `Splits` and their builders,
+these functions; all else of this package that is for them is `Batch`, `Pages`, `Pieces` and their builders,
 and the bundles `Rotation`, `Mamba2Weights` and `StepTables`.
 
 Conventions, for all functions:
@@ -22,7 +22,7 @@ from typing import Literal
 
 import torch
 
-from holdfast.kernels.batch import Batch, Pages, Splits, build_batch, build_pages
+from holdfast.kernels.batch import Batch, Pages, Pieces, build_batch, build_pages, tile_count
 from holdfast.kernels.dispatch import implementation
 from holdfast.kernels.parameters import Mamba2Weights, Rotation, StepTables
 from holdfast.kernels.torch.activation import Activation
@@ -32,8 +32,8 @@ __all__ = [
     "Batch",
     "Mamba2Weights",
     "Pages",
+    "Pieces",
     "Rotation",
-    "Splits",
     "StepTables",
     "attend",
     "build_batch",
@@ -48,6 +48,7 @@ __all__ = [
     "linear",
     "linear_fp8",
     "linear_gated",
+    "list_pieces",
     "mamba2_scan",
     "move_units",
     "note_sampled",
@@ -61,6 +62,7 @@ __all__ = [
     "scatter_units",
     "swiglu",
     "swiglu_clamped",
+    "tile_count",
     "write_kv",
 ]
 
@@ -358,10 +360,15 @@ def prepare_step(tokens: torch.Tensor, row_table: torch.Tensor, tables: StepTabl
 
     `tokens` int32 [T] are the inputs, -1 for what the row's sequence sampled last; `row_table` int32 [rows]
     is each row's row in the tables, -1 for one that only fills up the batch. Writes the batch's tokens and
-    positions, the tables and slots of its pages, and its splits where it has some. Tokens past the last row,
+    positions, and the tables and slots of its pages. Tokens past the last row,
     and those of rows without a table, are token 0 at position 0 of the reserved unit.
     """
     implementation(tokens).prepare_step(tokens, row_table, tables, batch)
+
+
+def list_pieces(batch: Batch) -> None:
+    """Lists the batch's pieces, where it has some, from its `row_start` and `context` (see `Pieces`)."""
+    implementation(batch.tokens).list_pieces(batch)
 
 
 def change_tables(changes: torch.Tensor, table: torch.Tensor) -> None:

@@ -33,17 +33,31 @@ class Pages:
 
 
 @dataclass(slots=True)
-class Splits:
-    """How the keys of one-token rows are shared out among programs, worked out on the device.
+class Pieces:
+    """The pieces of keys that the programs of attention take, listed by the device.
 
-    Row r has the pieces `[start[r], start[r + 1])`, of about one length. `extra` is the host's promise: all
-    rows together have at most `rows + extra` pieces. `arrived` counts finished pieces by row and key
-    head; it is zero between launches.
+    Rows of more than `above` and at most `most` tokens are cut into tiles of at most `queries` tokens, and
+    the keys that a tile sees into pieces of about one length: about `wanted` of them for all tiles together,
+    and at least one for each. `listed` has a line for each piece: how many pieces its tile has (0: no
+    piece), the row, the tile's first token and how many it has, that token's position, the first key and the
+    end of the keys, and the line of the tile's first piece. `arrived` counts finished pieces by that line and
+    by key head; it is zero between launches.
     """
 
-    start: torch.Tensor  # int32 [rows + 1]
-    arrived: torch.Tensor  # int32 [rows * kv_heads]
-    extra: int
+    listed: torch.Tensor  # int32 [lines, PIECE_FIELDS]
+    arrived: torch.Tensor  # int32 [lines * kv_heads], or more
+    queries: int
+    wanted: int
+    above: int = 0
+    most: int = 1 << 30
+
+
+PIECE_FIELDS = 8
+
+
+def tile_count(tokens: int, rows: int, queries: int) -> int:
+    """How many tiles of so many tokens a batch has room for; with `wanted` more there are lines enough."""
+    return tokens // queries + rows
 
 
 @dataclass(slots=True)
@@ -68,7 +82,7 @@ class Batch:
     context_max: int  # longest context of any row (an upper bound is enough)
     rows_of_one: int  # how many rows have exactly one new token; of a captured batch, whether all or some may
     least: tuple[int, int] = (0, 0)  # of a captured batch: the fewest tokens and rows that it may hold
-    splits: Splits | None = None  # of full attention's keys, where the device has worked them out
+    pieces: tuple[Pieces, ...] = ()  # of full attention's keys, where the device lists them: of all rows
 
     @property
     def one_token_rows(self) -> bool:

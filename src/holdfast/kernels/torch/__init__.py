@@ -11,7 +11,7 @@ from holdfast.kernels.torch.mamba2 import mamba2_scan
 from holdfast.kernels.torch.norm import rms_norm, rms_norm_gated, rms_norm_residual
 from holdfast.kernels.torch.rotary import rotate_and_write, write_kv
 from holdfast.kernels.torch.sampling import sample_tokens
-from holdfast.kernels.torch.step import change_tables, note_sampled, prepare_step
+from holdfast.kernels.torch.step import change_tables, list_pieces, note_sampled, prepare_step
 from holdfast.kernels.torch.units import copy_units, gather_units, move_units, scatter_units
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "linear",
     "linear_fp8",
     "linear_gated",
+    "list_pieces",
     "mamba2_scan",
     "move_units",
     "note_sampled",

@@ -66,6 +66,10 @@ def _place(
     slots[len(position) :] = reserved * size
 
 
+def list_pieces(batch: Batch) -> None:
+    assert not batch.pieces, "attention on the host does without pieces"
+
+
 def change_tables(changes: torch.Tensor, table: torch.Tensor) -> None:
     table.view(-1)[changes[0].long()] = changes[1]
 

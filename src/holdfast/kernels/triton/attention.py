@@ -8,8 +8,8 @@ partial results are then merged by a second kernel, which also adds the sinks. H
 follows from host-side counts; what each split covers follows from the row's context, on the device.
 
 One-token rows and longer rows of a mixed batch are two launches, each of which passes over the other's rows,
-so that a long-lived session's decode row is split however many prefill tokens stand beside it. Where all rows
-have one token and the device has shared out their keys (`Batch.splits`), `pieces` has the kernel.
+so that a long-lived session's decode row is split however many prefill tokens stand beside it. Where the
+device has listed pieces of their keys (`Batch.pieces`), `pieces` has the kernel.
 
 Same function and promises as `kernels/torch/attention.py`. Called through `holdfast.kernels`.
 """
@@ -263,9 +263,11 @@ def attend(
     for tensor in (query, key_cache, value_cache):
         assert tensor.stride(-1) == 1, "the elements of a head must be adjacent"
     assert value_cache.shape[-1] == dim, "keys and values have the same width"
-    if batch.splits is not None and batch.one_token_rows and window is None:
-        return attend_pieces(query, key_cache, value_cache, pages, batch, scale, sinks, softcap)
     out = torch.empty(tokens, heads, dim, dtype=query.dtype, device=query.device)
+    if batch.pieces and window is None:
+        for pieces in batch.pieces:
+            attend_pieces(query, key_cache, value_cache, out, pages, pieces, scale, sinks, softcap)
+        return out
     rule = _Rule(scale, window, sinks, softcap)
     mixed = 0 < batch.rows_of_one < batch.rows
     for singles in (True, False):

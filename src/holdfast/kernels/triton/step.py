@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, disable-error-code="possibly-undefined"
-"""A step's inputs in one launch: tokens, positions, places to write, tables, and the pieces of long contexts.
+"""A step's inputs: tokens, positions, places to write and tables in one launch; the pieces of its contexts.
 
-One launch has three kinds of programs: blocks of tokens, blocks of a row's table, and one that shares out the
-keys of all rows. Only pages below a row's context are copied. Same functions and promises as
-`kernels/torch/step.py`. Called through `holdfast.kernels`.
+The first launch has two kinds of programs: blocks of tokens and blocks of a row's table. Only pages below a
+row's context are copied. Same functions and promises as `kernels/torch/step.py`. Called through
+`holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from holdfast.kernels.batch import Batch
+from holdfast.kernels.batch import Batch, tile_count
 from holdfast.kernels.parameters import StepTables
 from holdfast.kernels.triton.launch import ceiling, power_of_two
 from holdfast.kernels.triton.pieces import PIECE_LEAST, PIECE_STEP
@@ -39,40 +39,75 @@ def _copy_entries(table, out, owner, pages, reserved, stride, out_stride, row, E
 
 
 @triton.jit
-def _share_keys(context, rows, start, extra, least, STEP: tl.constexpr, BLOCK: tl.constexpr):
-    """How many pieces each row has: no more than `rows + extra` in all."""
-    row = tl.arange(0, BLOCK)
-    keys = tl.load(context + row, mask=row < rows, other=0)
-    size = tl.maximum(least, tl.cdiv(tl.cdiv(tl.sum(keys, axis=0), extra), STEP) * STEP)
-    pieces = tl.cdiv(keys, size)
-    ends = tl.cumsum(pieces, axis=0)
-    tl.store(start + row, ends - pieces, mask=row < rows)
-    tl.store(start + rows, tl.sum(pieces, axis=0))
+def _last_at(start, place, rows, BLOCK: tl.constexpr, ROUNDS: tl.constexpr, SIZE: tl.constexpr):
+    """For each place the last row whose tokens, or tiles of BLOCK tokens, begin at or before it."""
+    low = tl.zeros([SIZE], tl.int32)
+    high = tl.zeros([SIZE], tl.int32) + rows
+    for _ in tl.static_range(ROUNDS):
+        middle = (low + high) // 2
+        begin = tl.load(start + middle)
+        if BLOCK:
+            begin = begin // BLOCK + middle
+        begins = begin <= place
+        low = tl.where(begins & (high - low > 1), middle, low)
+        high = tl.where(begins, high, tl.maximum(middle, low + 1))
+    return low
 
 
-@triton.jit(do_not_specialize=["rows", "token_count", "token_blocks", "extra"])
+@triton.jit(do_not_specialize=["rows", "tiles", "lines", "wanted", "above", "most"])
+def _list_pieces(
+    row_start, context, listed, rows, tiles, lines, wanted, above, most,
+    QUERIES: tl.constexpr, FIELDS: tl.constexpr, LEAST: tl.constexpr, STEP: tl.constexpr,
+    ROUNDS: tl.constexpr, BLOCK_TILES: tl.constexpr, BLOCK_LINES: tl.constexpr,
+):  # fmt: skip
+    """The list of `Pieces`, by one program that has all tiles."""
+    tile = tl.arange(0, BLOCK_TILES)
+    row = _last_at(row_start, tile, rows, QUERIES, ROUNDS, BLOCK_TILES)
+    begins = tl.load(row_start + row)
+    count = tl.load(row_start + row + 1) - begins
+    passed = (tile - (begins // QUERIES + row)) * QUERIES
+    queries = tl.minimum(count - passed, QUERIES)
+    mine = (tile < tiles) & (queries > 0) & (count > above) & (count <= most)
+    first = tl.load(context + row) - count + passed
+    keys = tl.where(mine, first + queries, 0)
+    size = tl.maximum(LEAST, tl.cdiv(tl.sum(keys, axis=0), wanted))
+    # To the nearest number, so that rows of about one length are not all cut for the sake of a few keys.
+    pieces = tl.where(mine, tl.maximum(1, (keys + size // 2) // size), 1)
+    length = tl.maximum(1, tl.cdiv(tl.cdiv(keys, pieces), STEP)) * STEP
+    pieces = tl.cdiv(keys, length)
+    line = tl.cumsum(pieces, axis=0) - pieces
+    for piece in tl.range(0, tl.max(pieces, axis=0)):
+        at = listed + (line + piece) * FIELDS
+        has = piece < pieces
+        tl.store(at, pieces, mask=has)
+        tl.store(at + 1, row, mask=has)
+        tl.store(at + 2, begins + passed, mask=has)
+        tl.store(at + 3, queries, mask=has)
+        tl.store(at + 4, first, mask=has)
+        tl.store(at + 5, piece * length, mask=has)
+        tl.store(at + 6, tl.minimum(piece * length + length, keys), mask=has)
+        tl.store(at + 7, line, mask=has)
+    rest = tl.arange(0, BLOCK_LINES)
+    spare = (rest >= tl.sum(pieces, axis=0)) & (rest < lines)
+    tl.store(listed + rest * FIELDS, 0, mask=spare)
+
+
+@triton.jit(do_not_specialize=["rows", "token_count", "token_blocks"])
 def _prepare(
     tokens, row_table, row_start, context, sampled, full, window, tokens_out, positions,
-    full_slots, window_slots, full_out, window_out, piece_start,
-    rows, token_count, token_blocks, extra, full_stride, window_stride, full_out_stride, window_out_stride,
+    full_slots, window_slots, full_out, window_out,
+    rows, token_count, token_blocks, full_stride, window_stride, full_out_stride, window_out_stride,
     full_reserved, window_reserved,
-    PAGE: tl.constexpr, FULL: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr, ROUNDS: tl.constexpr,
-    LEAST: tl.constexpr, STEP: tl.constexpr, TOKENS: tl.constexpr, ENTRIES: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
+    PAGE: tl.constexpr, FULL: tl.constexpr, WINDOW: tl.constexpr, ROUNDS: tl.constexpr, TOKENS: tl.constexpr,
+    ENTRIES: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     if program < token_blocks:
         if tl.program_id(1) == 0:
             place = program * TOKENS + tl.arange(0, TOKENS)
             inside = place < token_count
-            # The last row that begins at or before the token; rows of no tokens lie before it.
-            low = tl.zeros([TOKENS], tl.int32)
-            high = tl.zeros([TOKENS], tl.int32) + rows
-            for _ in tl.static_range(ROUNDS):
-                middle = (low + high) // 2
-                begins = tl.load(row_start + middle) <= place
-                low = tl.where(begins & (high - low > 1), middle, low)
-                high = tl.where(begins, high, tl.maximum(middle, low + 1))
+            # Rows of no tokens lie before the row of a token.
+            low = _last_at(row_start, place, rows, 0, ROUNDS, TOKENS)
             owner = tl.load(row_table + low)
             real = inside & (owner >= 0) & (place < tl.load(row_start + rows))
             owner = tl.maximum(owner, 0).to(tl.int64)
@@ -89,7 +124,7 @@ def _prepare(
             if WINDOW:
                 slot = _slot(window, owner, position, real, window_stride, window_reserved, PAGE)
                 tl.store(window_slots + place, slot, mask=inside)
-    elif program < token_blocks + rows:
+    else:
         row = (program - token_blocks).to(tl.int64)
         owner = tl.load(row_table + row).to(tl.int64)
         pages = tl.cdiv(tl.load(context + row), PAGE)
@@ -102,12 +137,10 @@ def _prepare(
                 window, window_out, owner, pages, window_reserved, window_stride, window_out_stride, row,
                 ENTRIES,
             )  # fmt: skip
-    elif SPLIT and tl.program_id(1) == 0:
-        _share_keys(context, rows, piece_start, extra, LEAST, STEP, BLOCK_ROWS)
 
 
 def prepare_step(tokens: torch.Tensor, row_table: torch.Tensor, tables: StepTables, batch: Batch) -> None:
-    full, window, splits = batch.full, batch.window, batch.splits
+    full, window = batch.full, batch.window
     pages = full or window
     page_size = 1 if pages is None else pages.page_size
     count = batch.tokens.shape[0]
@@ -116,20 +149,32 @@ def prepare_step(tokens: torch.Tensor, row_table: torch.Tensor, tables: StepTabl
     full_table = nothing if tables.full is None else tables.full
     window_table = nothing if tables.window is None else tables.window
     entries = ceiling(batch.context_max, page_size) if pages is not None else 1
-    _prepare[(blocks + batch.rows + 1, ceiling(max(entries, 1), ENTRIES))](
+    rounds = max(1, batch.rows.bit_length())
+    _prepare[(blocks + batch.rows, ceiling(max(entries, 1), ENTRIES))](
         tokens, row_table, batch.row_start, batch.context, tables.sampled, full_table, window_table,
         batch.tokens, batch.positions,
         nothing if full is None else full.slots, nothing if window is None else window.slots,
         nothing if full is None else full.table, nothing if window is None else window.table,
-        nothing if splits is None else splits.start,
-        batch.rows, count, blocks, 1 if splits is None else splits.extra,
+        batch.rows, count, blocks,
         full_table.stride(0), window_table.stride(0),
         0 if full is None else full.table.stride(0), 0 if window is None else window.table.stride(0),
         tables.reserved_full, tables.reserved_window,
-        PAGE=page_size, FULL=full is not None, WINDOW=window is not None, SPLIT=splits is not None,
-        ROUNDS=max(1, batch.rows.bit_length()), LEAST=PIECE_LEAST, STEP=PIECE_STEP, TOKENS=TOKENS,
-        ENTRIES=ENTRIES, BLOCK_ROWS=power_of_two(batch.rows), num_warps=4,
+        PAGE=page_size, FULL=full is not None, WINDOW=window is not None, ROUNDS=rounds, TOKENS=TOKENS,
+        ENTRIES=ENTRIES, num_warps=4,
     )  # fmt: skip
+
+
+def list_pieces(batch: Batch) -> None:
+    rounds = max(1, batch.rows.bit_length())
+    for pieces in batch.pieces:
+        tiles = tile_count(batch.tokens.shape[0], batch.rows, pieces.queries)
+        lines, fields = pieces.listed.shape
+        _list_pieces[(1,)](
+            batch.row_start, batch.context, pieces.listed, batch.rows, tiles, lines, pieces.wanted,
+            pieces.above, pieces.most, QUERIES=pieces.queries, FIELDS=fields, LEAST=PIECE_LEAST,
+            STEP=PIECE_STEP, ROUNDS=rounds, BLOCK_TILES=power_of_two(tiles), BLOCK_LINES=power_of_two(lines),
+            num_warps=4,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -1,0 +1,66 @@
+"""How attention's keys are shared out over a GPU: the lists of pieces that a step's kernels fill and read.
+
+Contexts of very different lengths stand in one step. So that none keeps the others waiting, and one graph
+serves them all, the device cuts the keys of each step into pieces (see `kernels.Pieces`). The lists lie in
+the same place for every step. Used by the executor.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from holdfast.engine.inputs import Shape
+from holdfast.kernels import Pieces, tile_count
+from holdfast.kernels.batch import PIECE_FIELDS
+from holdfast.models.config import AttentionConfig, ModelConfig
+
+LOW_TILE, HIGH_TILE = 16, 64
+"""Rows of the matrix that a tile of a short row is, and one of a longer row: tokens times query heads."""
+
+SHORT_ROW = 64
+"""Tokens up to which a row is short: it waits for its keys, as rows of one token do, and not for products."""
+
+FILLING = 4
+"""Pieces for each multiprocessor that a device is filled with."""
+
+
+class Sharing:
+    """The lists of pieces for steps of at most one shape."""
+
+    def __init__(self, attention: AttentionConfig, largest: Shape, device: torch.device) -> None:
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._wanted = -(-processors * FILLING // attention.kv_heads)
+        self._queries = [
+            max(1, height * attention.kv_heads // attention.heads) for height in (LOW_TILE, HIGH_TILE)
+        ]
+        self._lines = tile_count(largest.tokens, largest.rows, self._queries[0]) + self._wanted
+        self._listed = torch.zeros(2, self._lines, PIECE_FIELDS, dtype=torch.int32, device=device)
+        self._arrived = torch.zeros(self._lines * attention.kv_heads, dtype=torch.int32, device=device)
+
+    def pieces(self, shape: Shape) -> tuple[Pieces, ...]:
+        """The lists of one shape: of short rows, and of longer ones where it may have any.
+
+        A step that is too large for them fills the device anyway: it has none.
+        """
+        if shape.decode:
+            lines = shape.rows + self._wanted
+            return (Pieces(self._listed[0, :lines], self._arrived, self._queries[0], self._wanted),)
+        lists = []
+        for listed, queries, above, most in zip(
+            self._listed, self._queries, (0, SHORT_ROW), (SHORT_ROW, shape.tokens), strict=True
+        ):
+            lines = tile_count(shape.tokens, shape.rows, queries) + self._wanted
+            if lines > self._lines:
+                return ()
+            if most > above:
+                lists.append(Pieces(listed[:lines], self._arrived, queries, self._wanted, above, most))
+        return tuple(lists)
+
+
+def sharing_for(config: ModelConfig, largest: Shape, device: torch.device) -> Sharing | None:
+    """What a model's full attention needs, where it has any and runs on a GPU."""
+    mixers = [mixer for layer in config.layers for mixer in layer.mixers]
+    full = [mixer for mixer in mixers if isinstance(mixer, AttentionConfig) and mixer.window is None]
+    if not full or device.type != "cuda":
+        return None
+    return Sharing(max(full, key=lambda mixer: mixer.kv_heads), largest, device)
