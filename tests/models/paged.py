@@ -67,6 +67,7 @@ class PagedRunner:
             window_page_size=self.page_size,
             state_source=[sequence.slot for sequence, _ in rows],
             state_destination=destinations,
+            device=self.model.device,
         )
         logits = self.model.logits(self.model.forward(batch, self.memory))
         for (sequence, tokens), destination in zip(rows, destinations, strict=True):

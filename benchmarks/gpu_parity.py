@@ -1,0 +1,175 @@
+"""Every family on the GPU against transformers, in float32 and in bfloat16, with the strict audit on.
+
+    PYTHONPATH=src python3 benchmarks/gpu_parity.py                 # all families
+    PYTHONPATH=src python3 benchmarks/gpu_parity.py llama bamba
+
+Small random models as in the parity tests, whose reference transformers computes on the CPU in float32:
+
+- float32: logits within 1e-4 of the reference and the same greedy tokens, for ragged batches of prompts, page
+  sizes 1, 16 and 64 and chunks of 1, 7 and 64 tokens.
+- bfloat16: logits no further from the reference than those of transformers in bfloat16 on the same GPU are,
+  twice over and a little more: both round where they please.
+- bfloat16 sessions from graphs, with overlap, other sessions beside, an interrupt that keeps six tokens and a
+  rewind: every greedy token that was said is the most likely one after the whole history, computed at once,
+  or so near to it that rounding may decide.
+
+One JSON object a line. Needs torch, triton, transformers, safetensors and numpy alone. Families run side by
+side, since most of the time goes into compiling kernels. Exit status 1: one of them is off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.gpu_sessions import Talk, open_loop, open_model
+from holdfast.models.model import Model
+from tests.models.paged import PagedRunner, Sequence, generate
+from tests.models.reference import GENERATED, VARIANTS, VOCABULARY, Reference, make_reference
+
+SETTINGS = ((1, 7), (16, 64), (64, 1))
+EXACT = 1e-4
+REGRET = 0.03
+"""How far below the most likely token's logit one may lie, in units of the largest, that rounding chose."""
+WORKERS = 12
+
+
+def distance(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    """The largest difference of logits, in units of the largest logit."""
+    return max(
+        float((mine.float().cpu() - other).abs().max() / other.abs().max())
+        for mine, other in zip(ours, theirs, strict=True)
+    )
+
+
+def exact(model: Model, reference: Reference) -> tuple[float, bool]:
+    """The distance in float32, and whether all greedy tokens are the same."""
+    worst, same = 0.0, True
+    for page_size, chunk in SETTINGS:
+        logits, generated = generate(
+            model, reference.prompts, page_size=page_size, chunk=chunk, count=GENERATED
+        )
+        worst = max(worst, distance(logits, reference.logits))
+        same &= generated == reference.generated
+    return worst, same
+
+
+def forced(model: Model, reference: Reference) -> float:
+    """The distance over the reference's own tokens, in chunks of 37."""
+    logits = []
+    for prompt, generated in zip(reference.prompts, reference.generated, strict=True):
+        tokens = (prompt + generated)[:-1]
+        runner, sequence = PagedRunner(model, 16), Sequence()
+        parts = [runner.run([(sequence, tokens[at : at + 37])])[0] for at in range(0, len(tokens), 37)]
+        logits.append(torch.cat(parts))
+    return distance(logits, reference.logits)
+
+
+@torch.inference_mode()
+def theirs(name: str, reference: Reference) -> float:
+    """How far transformers in bfloat16 is from itself in float32."""
+    model = VARIANTS[name].build().to("cuda", torch.bfloat16)
+    model.set_experts_implementation("eager")  # the grouped product refuses odd sizes
+    logits = []
+    for prompt, generated in zip(reference.prompts, reference.generated, strict=True):
+        tokens = torch.tensor([(prompt + generated)[:-1]], device="cuda")
+        logits.append(model(tokens, use_cache=False).logits[0])
+    return distance(logits, reference.logits)
+
+
+def regret(model: Model) -> float:
+    """How far the tokens of an interrupted, rewound session lie below the most likely ones, at worst."""
+    loop = open_loop(
+        model,
+        True,
+        page_size=16,
+        kv_tokens=2048,
+        window_tokens=2048,
+        state_slots=48,
+        audit="strict",
+        overlap=True,
+        chunk_tokens=16,
+        max_running=8,
+    )
+    talk, beside = Talk(loop, "one"), [Talk(loop, f"beside {number}") for number in range(4)]
+
+    def say(count: int, limit: int, kept: int | None = None) -> None:
+        for number, other in enumerate(beside):
+            other.begin([(number + 5 * i) % VOCABULARY for i in range(7 + 4 * number)], 8 + 5 * number, 0.8)
+        talk.begin([(11 * talk.turns + 3 * i) % VOCABULARY for i in range(count)], limit)
+        if kept is not None:
+            while len(talk.said) < kept + 3:
+                loop.step()
+            loop.interrupt("one", kept)
+        for each in (talk, *beside):
+            each.finish()
+        while loop.busy:
+            loop.step()
+
+    say(41, 24)
+    say(20, 40, kept=6)
+    say(3, 16)
+    loop.rewind("one", 2)
+    say(5, 16)
+    findings = loop.scheduler.audit.census()
+    assert not findings, [str(finding) for finding in findings]
+    history = loop.scheduler.registry.sessions["one"].sequence.tokens
+    tokens = history.slice(0, len(history))
+    assert len(tokens) == 41 + 24 + 20 + 6 + 5 + 16
+    (logits,) = PagedRunner(model, 16).run([(Sequence(), tokens)])
+    spoken = [place for first, end in ((41, 65), (85, 91), (96, 112)) for place in range(first, end)]
+    before = logits[[place - 1 for place in spoken]].float()
+    said = before.gather(1, torch.tensor(tokens, device="cuda")[spoken][:, None])[:, 0]
+    return float((before.max(dim=1).values - said).max() / logits.float().abs().max())
+
+
+def check(name: str) -> dict[str, object]:
+    """All figures of one family, and whether they are fine."""
+    begun = time.perf_counter()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+            reference = make_reference(VARIANTS[name], Path(folder))
+            error, same = exact(open_model(Path(folder), "cuda", "float32", dummy=False), reference)
+            half = open_model(Path(folder), "cuda", "bfloat16", dummy=False)
+            rounded, usual, missed = forced(half, reference), theirs(name, reference), regret(half)
+    except Exception:  # noqa: BLE001 - the other families are still worth running
+        return {"family": name, "fine": False, "raised": traceback.format_exc(limit=-3)}
+    return {
+        "family": name,
+        "float32": error,
+        "same_tokens": same,
+        "bfloat16": round(rounded, 4),
+        "transformers_bfloat16": round(usual, 4),
+        "regret": round(missed, 4),
+        "fine": error <= EXACT and same and rounded <= 2 * usual + 0.01 and missed <= REGRET,
+        "seconds": round(time.perf_counter() - begun),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("families", nargs="*", help="only these")
+    names = parser.parse_args().families or list(VARIANTS)
+    fine = True
+    with multiprocessing.get_context("spawn").Pool(min(WORKERS, len(names)), maxtasksperchild=4) as pool:
+        for answer in pool.imap_unordered(check, names):
+            print(json.dumps(answer), flush=True)
+            fine &= bool(answer["fine"])
+    return 0 if fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
