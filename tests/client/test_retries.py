@@ -156,6 +156,19 @@ def test_closing_twice_is_no_error() -> None:
         assert [call.method for call in server.asked] == ["POST", "DELETE", "DELETE"]
 
 
+@pytest.mark.parametrize("gone", [refusal(404, "session_not_found"), refusal(410, "session_expired")])
+def test_leaving_a_session_that_is_no_more_is_no_error(gone: Answer) -> None:
+    async def leave(url: str) -> None:
+        async with AsyncClient(url, retries=AT_ONCE) as client, await client.session():
+            pass
+
+    with Scripted(OPENED, gone, OPENED, gone) as server:
+        with Client(server.url, retries=AT_ONCE) as client, client.session():
+            pass
+        asyncio.run(leave(server.url))
+        assert [call.method for call in server.asked] == ["POST", "DELETE"] * 2
+
+
 def test_forks_and_rewinds_are_the_same_when_they_are_sent_again() -> None:
     view = {"id": "s", "state": "IDLE", "turns": 1, "tokens": {"known": 1, "computed": 1}}
     answers = (OPENED, SILENT, answer({"id": "x"}), SILENT, answer(view), answer(view))

@@ -12,13 +12,14 @@ fails or the server asks for patience (see `retry`). The same names as in `sync`
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, TypeVar, Unpack
 
 from holdfast.client import calls
 from holdfast.client.calls import Call
 from holdfast.client.dialogue import Dialogue
-from holdfast.client.errors import NotFound
+from holdfast.client.errors import Expired, NotFound
 from holdfast.client.realtime import AsyncRealtime
 from holdfast.client.retry import Retries
 from holdfast.client.transport import AsyncTransport
@@ -107,13 +108,12 @@ class AsyncSession:
         return AsyncRealtime(transport.url, transport.headers, dialogue, transport.retries)
 
     async def close(self) -> None:
-        """End the conversation and give its memory back. Closing twice is no error."""
+        """End the conversation and give its memory back. Closing one that is no more is no error."""
         if self._current is not None:
             await self._current.close()
-        try:
-            await self._transport.ask(calls.close_session(self.id))
-        except NotFound:
             self._current = None
+        with suppress(NotFound, Expired):
+            await self._transport.ask(calls.close_session(self.id))
 
 
 class AsyncClient:

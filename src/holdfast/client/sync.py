@@ -12,13 +12,14 @@ again by themselves when the connection fails or the server asks for patience (s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, TypeVar, Unpack
 
 from holdfast.client import calls
 from holdfast.client.calls import Call
 from holdfast.client.dialogue import Dialogue
-from holdfast.client.errors import NotFound
+from holdfast.client.errors import Expired, NotFound
 from holdfast.client.realtime import Realtime
 from holdfast.client.retry import Retries
 from holdfast.client.transport import Transport
@@ -111,13 +112,12 @@ class Session:
         return Realtime(transport.url, transport.headers, Dialogue(self.id, resume_after), transport.retries)
 
     def close(self) -> None:
-        """End the conversation and give its memory back. Closing twice is no error."""
+        """End the conversation and give its memory back. Closing one that is no more is no error."""
         if self._current is not None:
             self._current.close()
-        try:
-            self._transport.ask(calls.close_session(self.id))
-        except NotFound:
             self._current = None
+        with suppress(NotFound, Expired):
+            self._transport.ask(calls.close_session(self.id))
 
 
 class Client:
