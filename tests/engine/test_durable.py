@@ -1,5 +1,6 @@
 """Sessions that outlive their engine: what was acknowledged is there again, and nothing is applied twice."""
 
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,6 +94,34 @@ def test_cuts_and_forks_are_remembered(make: Make, path: str) -> None:
     engine = make(journal=path)
     assert sorted(engine.sessions()) == sorted(["s", fork.id])
     assert history(engine, engine.resume("s")) == ends[2]
+
+
+def test_a_damaged_session_loses_nothing_that_is_said_after_it(make: Make, path: str) -> None:
+    engine = make(journal=path)
+    session = engine.session(id="s")
+    ends: list[list[int]] = []
+    for name in ("cold", "deep", "old"):
+        session.say([word(name)] * 3, greedy(6)).wait()
+        ends.append(history(engine, session))
+    engine.close()
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE turns SET output = x'01000000' WHERE depth = 2")
+    connection.commit()
+    connection.close()
+    engine = make(journal=path)
+    session = engine.resume("s")
+    assert (session.turns, history(engine, session)) == (1, ends[0])
+    session.say([word("today")] * 4, greedy(5)).wait()
+    session.say([word("stones")] * 2, greedy(5)).wait()
+    known, child = history(engine, session), session.fork(2)
+    engine.close()
+    engine = make(journal=path)
+    assert history(engine, engine.resume("s")) == known
+    assert history(engine, engine.resume(child.id)) == known[: -2 - 5]
+    engine.resume("s").rewind(1)
+    engine.close()
+    engine = make(journal=path)
+    assert history(engine, engine.resume("s")) == ends[0]
 
 
 def test_an_interrupted_turn_is_kept_and_one_rolled_back_never_was(make: Make, path: str) -> None:

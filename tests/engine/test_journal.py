@@ -130,7 +130,7 @@ def test_the_log_says_what_happened_and_is_bounded(path: Path, monkeypatch: pyte
     write(path, opened("o"), opened(), ended("s", 1), CutBack("s", 1, 2), Forked("f", "s", 1, 1.0))
     write(path, Snapped("s", "a", 5, 9), Requested("s", "q", "rewind 1", ""), Closed("s", "expired"))
     assert read_log(path, "s") == [
-        ("cutback", "1 turns remain, 2 tokens of the last kept"),
+        ("cutback", "1 turn left, 2 tokens of the last kept"),
         ("snapped", "5 tokens, 9 bytes in a"),
         ("requested", "rewind 1 (q)"),
         ("closed", "expired"),
@@ -213,6 +213,57 @@ def test_a_row_that_was_changed_is_never_believed(path: Path) -> None:
     assert sessions["s"].damaged and not sessions["f"].damaged
 
 
+def change(path: Path, statement: str, *values: object) -> None:
+    """Damage a journal."""
+    connection = sqlite3.connect(path)
+    connection.execute(statement, values)
+    connection.commit()
+    connection.close()
+
+
+DAMAGES = {
+    "words": ("UPDATE turns SET output = x'00000000' WHERE turn_id = 't3'", ["t1", "t2"]),
+    "place": ("UPDATE turns SET depth = 1 WHERE turn_id = 't3'", None),
+    "link": ("UPDATE turns SET before = 1 WHERE turn_id = 't3'", ["t1"]),
+    "gap": ("DELETE FROM turns WHERE turn_id = 't2'", []),
+    "end": ("DELETE FROM turns WHERE turn_id = 't4'", []),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_session_goes_on_from_where_it_is_whole(path: Path, damage: str) -> None:
+    """What is said afterwards is there after the next restart, too, and can be cut and forked."""
+    write(path, opened(), *(ended("s", number) for number in (1, 2, 3, 4)))
+    statement, whole = DAMAGES[damage]
+    change(path, statement)
+    (before,) = read_sessions(path)
+    assert before.damaged
+    kept = [turn.turn_id for turn in before.turns]
+    assert whole is None or kept == whole
+    with Journal(path, "commit", "v") as journal:
+        (session,) = journal.load()
+        assert [turn.turn_id for turn in session.turns] == kept
+        for record in (ended("s", 5), ended("s", 6), Forked("f", "s", len(kept) + 1, 1.0)):
+            journal.append(record)
+        assert journal.flush()
+    after = {session.id: session for session in read_sessions(path)}
+    if whole is not None:
+        assert not after["s"].damaged
+        assert [turn.turn_id for turn in after["s"].turns] == [*kept, "t5", "t6"]
+        assert [turn.turn_id for turn in after["f"].turns] == [*kept, "t5"]
+    write(path, CutBack("s", 0, None))
+    assert [session.turns for session in read_sessions(path) if session.id == "s"] == [[]]
+
+
+def test_answers_and_notes_that_cannot_be_read_are_forgotten(path: Path) -> None:
+    write(path, opened(), ended("s", 1), ended("s", 2))
+    change(path, "UPDATE finished SET result = '{\"turn_id\": 7' WHERE turn_id = 't1'")
+    change(path, "UPDATE sessions SET metadata = '{half'")
+    (session,) = write(path)
+    assert [turn.turn_id for turn in session.finished] == ["t2"]
+    assert (session.metadata, len(session.turns), session.damaged) == ("{}", 2, False)
+
+
 def test_a_journal_of_other_words_is_refused(path: Path) -> None:
     write(path, opened())
     with pytest.raises(JournalError, match="another vocabulary"):
@@ -247,6 +298,8 @@ def test_a_newer_journal_is_refused(path: Path) -> None:
     connection.close()
     with pytest.raises(JournalError, match="version 99"):
         Journal(path, "commit", "v")
+    with pytest.raises(JournalError, match="version 99"):
+        read_sessions(path)
 
 
 def test_an_older_journal_is_brought_up_step_by_step(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,11 +31,13 @@ from typing import Literal
 from holdfast.core.tokens import TOKEN_BYTES, pack
 from holdfast.engine.journal_reading import load
 from holdfast.engine.records import (
+    SCHEMA,
     TURNS_KEPT,
     Closed,
     CutBack,
     Ended,
     Forked,
+    JournalError,
     Opened,
     Record,
     Requested,
@@ -46,12 +48,13 @@ from holdfast.engine.records import (
     detail,
 )
 
+__all__ = ["Durability", "Journal", "JournalError", "JournalInUse", "upgrade"]
+
 log = logging.getLogger("holdfast.journal")
 
 Durability = Literal["off", "commit", "fsync"]
 SYNCHRONOUS = {"off": "OFF", "commit": "NORMAL", "fsync": "FULL"}
 
-SCHEMA = 1
 LOG_KEPT = 10_000
 LOCK_POLL_SECONDS = 0.05
 ORPHANS_MAX = 512  # Cuts and closes after which turns that nobody reaches are swept away.
@@ -83,8 +86,8 @@ UPGRADES: dict[int, str] = {}
 Probe = Callable[[str], None]
 
 
-class JournalError(RuntimeError):
-    """A journal cannot be opened: it is in use, of a newer version, or of another model."""
+class JournalInUse(JournalError):
+    """Another process has the journal open for writing."""
 
 
 class Journal:
@@ -275,13 +278,11 @@ class Journal:
         """The number of a session's turn `turns`, counted from 1; None for the very start."""
         number = self._head(session)
         while number is not None:
-            before, depth = self._run(
-                "SELECT before, depth FROM turns WHERE number = ?", (number,)
-            ).fetchone()
-            if depth <= turns:
-                break
-            number = before
-        return number
+            found = self._run("SELECT before, depth FROM turns WHERE number = ?", (number,)).fetchone()
+            if found is None or found[1] <= turns:
+                return None if found is None else number
+            number = found[0]
+        return None
 
     def _cut(self, record: CutBack) -> None:
         number = self._turn_at(record.session, record.turns)
@@ -331,8 +332,15 @@ class Journal:
         self._orphans = 0
 
     def load(self) -> list[StoredSession]:
-        """Every session that is open, as of the last record that was written whole."""
-        return list(load(self._connection))
+        """Every session that is open, as of the last record that was written whole.
+
+        One that is damaged goes on from where it is whole, in the file as well.
+        """
+        sessions = list(load(self._connection))
+        for session in sessions:
+            if session.damaged:
+                self.append(CutBack(session.id, len(session.turns), None))
+        return sessions
 
 
 def _unprobed(point: str) -> None:
@@ -352,7 +360,7 @@ def _lock(path: Path, patience: float) -> int:
         except OSError as error:
             if time.monotonic() >= deadline:
                 os.close(held)
-                raise JournalError(f"{path} is in use by another process") from error
+                raise JournalInUse(f"{path} is in use by another process") from error
         if not waited:
             waited = True
             log.warning("another process has the journal; waiting for it to end")

@@ -10,9 +10,19 @@ import json
 import logging
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
-from holdfast.engine.records import FinishedTurn, Snapped, StoredSession, StoredTurn, checksum, unpack
+from holdfast.engine.records import (
+    SCHEMA,
+    FinishedTurn,
+    JournalError,
+    Snapped,
+    StoredSession,
+    StoredTurn,
+    checksum,
+    unpack,
+)
 
 log = logging.getLogger("holdfast.journal")
 
@@ -20,8 +30,8 @@ _CHAIN = (
     "WITH RECURSIVE chain (number, before, depth) AS ("
     "SELECT number, before, depth FROM turns WHERE number = ? UNION ALL "
     "SELECT t.number, t.before, t.depth FROM turns t JOIN chain c ON t.number = c.before) "
-    "SELECT turn_id, input, output, finish, checksum FROM chain JOIN turns USING (number) "
-    "ORDER BY chain.depth"
+    "SELECT number, turns.before, turns.depth, turn_id, input, output, finish, checksum "
+    "FROM chain JOIN turns USING (number) ORDER BY chain.depth"
 )
 
 
@@ -32,11 +42,9 @@ def load(connection: sqlite3.Connection) -> Iterator[StoredSession]:
     ).fetchall()
     for *described, head in rows:
         session = StoredSession(*described)
+        _check_metadata(session)
         _load_turns(connection, session, head)
-        for (result,) in connection.execute(
-            "SELECT result FROM finished WHERE session = ? ORDER BY number", (session.id,)
-        ):
-            session.finished.append(FinishedTurn(**json.loads(result)))
+        _load_finished(connection, session)
         for request_id, asked, answer in connection.execute(
             "SELECT request_id, asked, answer FROM requests WHERE session = ? ORDER BY number", (session.id,)
         ):
@@ -51,30 +59,78 @@ def load(connection: sqlite3.Connection) -> Iterator[StoredSession]:
 
 def _load_turns(connection: sqlite3.Connection, session: StoredSession, head: int | None) -> None:
     """A history up to its first row that does not add up: what follows it would be out of place."""
-    for turn_id, said_in, said_out, finish, expected in connection.execute(_CHAIN, (head,)):
-        if checksum(turn_id, said_in, said_out, finish) != expected:
+    reached = None
+    for number, before, depth, turn_id, *said, finish, expected in connection.execute(_CHAIN, (head,)):
+        said_in, said_out = said
+        in_place = (before, depth) == (reached, len(session.turns) + 1)
+        if not in_place or checksum(turn_id, said_in, said_out, finish) != expected:
             log.error("session %s: turn %s is damaged; the session ends before it", session.id, turn_id)
             session.damaged = True
             return
         session.turns.append(StoredTurn(turn_id, unpack(said_in), unpack(said_out), finish))
+        reached = number
+    if reached != head:
+        log.error("session %s: its last turn is missing; the session starts anew", session.id)
+        session.damaged = True
+
+
+def _load_finished(connection: sqlite3.Connection, session: StoredSession) -> None:
+    """The answers that may be asked for again; one that cannot be read is forgotten."""
+    for turn_id, result in connection.execute(
+        "SELECT turn_id, result FROM finished WHERE session = ? ORDER BY number", (session.id,)
+    ):
+        try:
+            session.finished.append(FinishedTurn(**json.loads(result)))
+        except (ValueError, TypeError):
+            log.error("session %s: the answer of turn %s is damaged, and forgotten", session.id, turn_id)
+
+
+def _check_metadata(session: StoredSession) -> None:
+    try:
+        json.loads(session.metadata)
+    except ValueError:
+        log.error("session %s: its metadata is damaged, and forgotten", session.id)
+        session.metadata = "{}"
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """A journal that this program can read; `JournalError` says what is wrong with another one."""
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            raise JournalError(f"{path} is no journal")
+        if version > SCHEMA:
+            raise JournalError(f"{path} has version {version}; this program knows {SCHEMA} at most")
+        if version < SCHEMA:
+            raise JournalError(
+                f"{path} has version {version}; a server that is started on it brings it to {SCHEMA}"
+            )
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def read_sessions(path: Path) -> list[StoredSession]:
     """Every session of a journal, without changing it; a server may be writing it meanwhile."""
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-    try:
+    with closing(open_for_reading(path)) as connection:
         return list(load(connection))
-    finally:
-        connection.close()
 
 
 def read_log(path: Path, session: str) -> list[tuple[str, str]]:
     """What happened to a session lately, oldest first: kinds and details."""
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-    try:
+    with closing(open_for_reading(path)) as connection:
         rows = connection.execute(
             "SELECT kind, detail FROM log WHERE session = ? ORDER BY number", (session,)
         )
         return [(kind, detail) for kind, detail in rows]
-    finally:
-        connection.close()
+
+
+def read_vocabulary(path: Path) -> str:
+    """What the tokens of a journal mean, as its writer has noted it."""
+    with closing(open_for_reading(path)) as connection:
+        found = connection.execute("SELECT value FROM facts WHERE name = 'vocabulary'").fetchone()
+    if found is None:
+        raise JournalError(f"{path} is no journal")
+    return str(found[0])

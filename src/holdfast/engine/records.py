@@ -10,8 +10,15 @@ import zlib
 from array import array
 from dataclasses import dataclass, field
 
+SCHEMA = 1
+"""The version of a journal's tables."""
+
 TURNS_KEPT = 8
 """Finished turns of a session that can be asked for again, and as many of its requests."""
+
+
+class JournalError(RuntimeError):
+    """A journal cannot be used: it is in use, of another version, or of another model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +160,9 @@ def detail(record: Record) -> str:
             return f"turn {record.turn.turn_id}: {len(record.input)} tokens in, {len(record.turn.tokens)} out"
         case CutBack():
             kept = "" if record.kept is None else f", {record.kept} tokens of the last kept"
-            return f"{record.turns} turns remain{kept}"
+            return f"{_turns(record.turns)} left{kept}"
         case Forked():
-            return f"from {record.turns} turns of {record.parent}"
+            return f"from {_turns(record.turns)} of {record.parent}"
         case Closed():
             return record.reason
         case Requested():
@@ -164,6 +171,10 @@ def detail(record: Record) -> str:
             return f"{record.length} tokens, {record.bytes} bytes in {record.file}"
         case Opened() | Unsnapped():
             return ""
+
+
+def _turns(count: int) -> str:
+    return "1 turn" if count == 1 else f"{count} turns"
 
 
 def unpack(packed: bytes) -> list[int]:
