@@ -1,6 +1,7 @@
 """`holdfast sessions`: what a real server has left in a journal is listed, shown and removed."""
 
 import json
+import sqlite3
 import subprocess
 from pathlib import Path
 
@@ -30,11 +31,19 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
         talk.say("a secret", max_tokens=50).wait()
         talk.say("more", max_tokens=50).wait()
         talk.fork(id="child", at_turn=1)
+        other = ann.session(id="other")
+        for said in ("one", "two", "three"):
+            other.say(said, max_tokens=50).wait()
+        other.rewind(2)
+        other.say("four", max_tokens=50).wait()
+        other.interrupt(keep=2)
         bob.session(id="same")
         ann.session(id="same")
         busy = look(path, "rm", "talk")
         assert busy.returncode == 1
-        assert "is in use by another process" in busy.stderr
+        assert "is in use by another process: stop the server" in busy.stderr
+        assert "DELETE /v1/sessions/talk" in busy.stderr
+        assert "has no session absent" in look(path, "rm", "absent").stderr
         assert "ann/talk" in look(path, "ls").stdout, "reading beside a server is allowed"
     return path
 
@@ -42,10 +51,10 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_list(journal: Path) -> None:
     lines = [json.loads(line) for line in look(journal, "ls", "--json").stdout.splitlines()]
     assert {line["id"]: line["turns"] for line in lines} == {
-        "ann/talk": 2, "ann/child": 1, "ann/same": 0, "bob/same": 0,
+        "ann/talk": 2, "ann/child": 1, "ann/other": 3, "ann/same": 0, "bob/same": 0,
     }  # fmt: skip
     assert next(line["parent"] for line in lines if line["id"] == "ann/child") == "ann/talk"
-    assert "4 sessions in" in look(journal, "ls").stdout
+    assert "5 sessions in" in look(journal, "ls").stdout
 
 
 def test_show(journal: Path) -> None:
@@ -59,6 +68,38 @@ def test_show(journal: Path) -> None:
     ]
     assert [line["name"] for line in lines] == ["session", "turn", "turn"]
     assert [line["text"] for line in lines[1:]] == ["a secret", "more"]
+
+
+def test_what_is_said_to_have_been_said_is_what_stands(journal: Path) -> None:
+    """Not what a rewind took back; and where a turn was cut, that is told."""
+    shown = look(journal, "show", "other", "--text")
+    assert shown.returncode == 0, shown.stderr
+    assert "three" not in shown.stdout
+    assert ": two\n" in shown.stdout
+    assert ": four (cut: 2 of 5 tokens stand)\n" in shown.stdout
+    assert "cutback 2 turns left" in shown.stdout
+
+
+@pytest.mark.parametrize("verb", ["ls", "show", "rm"])
+def test_what_is_no_journal_of_this_program_is_said_in_one_line(
+    journal: Path, tmp_path: Path, verb: str
+) -> None:
+    newer, empty = tmp_path / "newer", tmp_path / "empty"
+    newer.write_bytes(journal.read_bytes())
+    connection = sqlite3.connect(newer)
+    connection.execute("PRAGMA user_version = 7")
+    connection.execute("ALTER TABLE sessions RENAME TO conversations")
+    connection.close()
+    empty.touch()
+    for path, why in (
+        (newer, "has version 7; this program knows 1 at most"),
+        (empty, "is no journal"),
+        (tmp_path, "is no file"),
+    ):
+        told = look(path, verb, *(() if verb == "ls" else ("talk",)))
+        assert (told.returncode, told.stdout, told.stderr.count("\n")) == (1, "", 1), told.stderr
+        assert why in told.stderr
+    assert empty.read_bytes() == b""
 
 
 def test_names_that_are_not_clear(journal: Path) -> None:

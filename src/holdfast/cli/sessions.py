@@ -21,8 +21,8 @@ from rich.table import Table
 
 from holdfast.cli.refusals import refusal
 from holdfast.cli.terminal import printable
-from holdfast.engine.journal import Journal, JournalError
-from holdfast.engine.journal_reading import read_log, read_sessions
+from holdfast.engine.journal import Journal, JournalError, JournalInUse
+from holdfast.engine.journal_reading import read_log, read_sessions, read_vocabulary
 from holdfast.engine.records import Closed, StoredSession
 
 __all__ = ["app"]
@@ -58,8 +58,10 @@ def _explained(journal: Path) -> Iterator[None]:
 
 
 def _read(journal: Path) -> list[StoredSession]:
-    if not journal.is_file():
+    if not journal.exists():
         raise JournalError(f"{journal} is not there; `holdfast serve --journal {journal}` writes one")
+    if not journal.is_file():
+        raise JournalError(f"{journal} is no file, and a journal is one")
     return read_sessions(journal)
 
 
@@ -125,7 +127,7 @@ def show(
     with _explained(journal):
         session = _find(journal, name)
         happened = read_log(journal, session.id)
-    said = {turn.turn_id: turn.text for turn in session.finished} if text else {}
+    said = _said(session) if text else {}
     if as_json:
         typer.echo(json.dumps(_described(session)))
         for turn in session.turns:
@@ -148,25 +150,36 @@ def show(
         console.print(f"{kind.lower()} {detail}".rstrip(), style="dim", markup=False)
 
 
+def _said(session: StoredSession) -> dict[str, str]:
+    """What the turns of a session said, as far as it is remembered. Where one was cut, that is told: the text
+    is that of the whole turn, because what its tokens mean is not known here."""
+    remembered = {turn.turn_id: turn for turn in session.finished}
+    said = {}
+    for turn in session.turns:
+        found = remembered.get(turn.turn_id)
+        if found is not None:
+            cut = len(turn.output) < len(found.tokens)
+            kept = f" (cut: {len(turn.output)} of {len(found.tokens)} tokens stand)" if cut else ""
+            said[turn.turn_id] = found.text + kept
+    return said
+
+
 @app.command("rm")
 def remove(name: NAME, journal: JOURNAL) -> None:
-    """Close a session for good; no server may be using the journal."""
+    """Close a session for good; no server may be using the journal.
+
+    Its file, where there is one, goes when a server is next started.
+    """
     with _explained(journal):
         session = _find(journal, name)
-        with Journal(journal, "fsync", _vocabulary(journal)) as opened:
-            opened.append(Closed(session.id, "removed"))
-            if not opened.flush():
-                raise JournalError(f"{journal} cannot be written: {opened.fault}")
+        try:
+            with Journal(journal, "fsync", read_vocabulary(journal)) as opened:
+                opened.append(Closed(session.id, "removed"))
+                if not opened.flush():
+                    raise JournalError(f"{journal} cannot be written: {opened.fault}")
+        except JournalInUse as error:
+            called = session.id.partition("/")[2]
+            raise JournalError(
+                f"{error}: stop the server first, or let it close the session: DELETE /v1/sessions/{called}"
+            ) from error
     typer.echo(f"{session.id} is gone")
-
-
-def _vocabulary(journal: Path) -> str:
-    """What the tokens of a journal mean, as its writer has noted it."""
-    connection = sqlite3.connect(f"{journal.absolute().as_uri()}?mode=ro", uri=True)
-    try:
-        found = connection.execute("SELECT value FROM facts WHERE name = 'vocabulary'").fetchone()
-    finally:
-        connection.close()
-    if found is None:
-        raise JournalError(f"{journal} is no journal")
-    return str(found[0])
