@@ -1,8 +1,9 @@
 """Whatever happens between and during turns, a conversation says what it would have said without it.
 
 Scripts of turns, interruptions, cuts, rewinds, forks, moves between tiers, restarts and deaths are drawn at
-random and run on small models of every layout, with so little memory that sessions give way to one another.
-Each turn is held against the same tokens as one prompt, computed from nothing by another engine.
+random and run on small models of every layout, with every durability of the journal, and with so little
+memory that sessions give way to one another. Each turn is held against the same tokens as one prompt, which
+another engine computes from nothing.
 """
 
 import contextlib
@@ -98,11 +99,14 @@ class Reference:
 class Play:
     """One script on one engine after another; `histories` is what everybody must have heard."""
 
-    def __init__(self, directory: Path, folder: Path, reference: Reference, overlap: bool) -> None:
+    def __init__(
+        self, directory: Path, folder: Path, reference: Reference, overlap: bool, durability: str
+    ) -> None:
         self.directory = directory
         self.folder = folder
         self.reference = reference
         self.overlap = overlap
+        self.durability = durability
         self.histories: dict[str, list[tuple[list[int], list[int]]]] = {}
         self.serial = 0
         self.lives = 0
@@ -119,6 +123,7 @@ class Play:
                 "host_memory": 1 << 19,
                 "session_tokens": 256,
                 "journal": str(self.folder / "sessions.journal"),
+                "durability": self.durability,
                 "disk": str(self.folder / "disk"),
                 "disk_limit": 64 << 20,
                 "snapshot_seconds": 0.0,
@@ -270,7 +275,12 @@ class Play:
         self.engine = self.come_alive()
 
     def bury(self) -> Path:
-        """Keep the files as they are now; some may be half written, or go while they are copied."""
+        """Keep the files as they are now; some may be half written, or go while they are copied.
+
+        Verbs that nobody waits to be durable are written with the next step: death comes after it.
+        """
+        if self.durability == "off":
+            self.engine.loop.book.flush()
         grave = self.folder.with_name(f"life-{self.lives}")
         (grave / "disk").mkdir(parents=True)
         for place in (".", "disk"):
@@ -344,12 +354,12 @@ def play(
         phases=(Phase.generate,),
         suppress_health_check=list(HealthCheck),
     )
-    @given(scripts, st.booleans())
-    def scripted(script: Script, overlap: bool) -> None:
+    @given(scripts, st.booleans(), st.sampled_from(["commit", "fsync", "off"]))
+    def scripted(script: Script, overlap: bool, durability: str) -> None:
         directory, reference = family_of(family)
         folder = factory.mktemp("play") / "life-0"
         folder.mkdir()
-        Play(directory, folder, reference, overlap).run(script)
+        Play(directory, folder, reference, overlap, durability).run(script)
 
     scripted()
 
