@@ -151,6 +151,8 @@ def test_sampling_is_pleasant_in_this_process_too() -> None:
         (["chat", "--url", NOBODY], "is a server running there? `holdfast serve` starts one"),
         (["bench", "sessions", "--url", NOBODY], f"holdfast bench sessions: {NOBODY}: "),
         (["bench", "sessions", "--url", NOBODY], "is a server running there? `holdfast serve` starts one"),
+        (["bench", "sessions", "--here", "nowhere"], "holdfast bench sessions: 'nowhere' cannot be pulled"),
+        (["bench", "turns", "nowhere"], "holdfast bench turns: 'nowhere' cannot be pulled"),
         (["chat", "echo", "--temperature", "-1"], "holdfast chat: temperature must be between 0.0 and 100.0"),
         (
             ["chat", "{folder}", "--device", "tpu"],
@@ -167,6 +169,13 @@ def test_errors_are_one_clear_line(arguments: list[str], said: str, tmp_path: Pa
     assert done.returncode == 1
     assert said.format(folder=tmp_path) in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_history_that_a_model_has_no_positions_for_is_not_measured(tmp_path: Path) -> None:
+    done = command("bench", "sessions", "--here", str(write_model(tmp_path / "tiny")), "--history", "6000")
+    assert done.returncode == 1
+    assert "context_length must be at most 2048" in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].startswith("holdfast bench sessions: ")
 
 
 @pytest.mark.parametrize(

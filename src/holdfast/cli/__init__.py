@@ -66,7 +66,7 @@ def build(commands: tuple[Command, ...] = COMMANDS) -> typer.Typer:
     """Return the application with one forwarding entry for each of `commands`; imports none of them."""
     assert len({command.name for command in commands}) == len(commands), "two commands share a name"
     app = typer.Typer(
-        name="holdfast",
+        name=PROGRAM,
         help=HELP,
         no_args_is_help=True,
     )
@@ -81,7 +81,7 @@ def _add(app: typer.Typer, command: Command) -> None:
     @app.command(command.name, help=command.summary, context_settings=FORWARD_UNREAD)
     def forward(context: typer.Context) -> None:
         application = import_module(command.module).app
-        application(args=context.args, prog_name=f"holdfast {command.name}")
+        application(args=context.args, prog_name=f"{PROGRAM} {command.name}")
 
 
 def _no_common_options() -> None:

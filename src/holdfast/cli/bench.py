@@ -1,9 +1,9 @@
 """`holdfast bench`: measure, and show each figure beside its baseline.
 
 `bench core` measures the memory core alone: no model, no device, no torch; `throughput`, `turns` and `abort`
-are in `bench_beside`, `sessions` in `bench_url`. It prints a table, or with
-`--json` one object a line; what it does meanwhile goes to standard error. Targets that are missed are shown,
-not punished: the exit status is 0 whenever the measurement ran.
+are in `bench_beside`, `sessions` in `bench_url`. It prints a table, or with `--json` one object a line; what
+it does meanwhile goes to standard error. Targets that are missed are shown, not punished: the exit status is
+0 whenever the measurement ran.
 """
 
 from __future__ import annotations

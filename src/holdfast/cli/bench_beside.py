@@ -36,6 +36,7 @@ from holdfast.cli.compare.measurements import (
 from holdfast.cli.compare.random_model import RANDOM_BAMBA, write_random_bamba
 from holdfast.cli.compare.systems import CONTEXT, Holdfast, LlamaServer, System
 from holdfast.cli.compare.wire import BenchError
+from holdfast.cli.refusals import refusal
 from holdfast.engine.pull import PullError, pull
 
 __all__ = ["abort_command", "throughput_command", "turns_command"]
@@ -154,8 +155,7 @@ def _measure(title: str, cases: Sequence[Case], model: str, beside: Beside, how:
             systems = _systems(cases, path, loading, beside, threads)
             measured, signal_number = asyncio.run(_run(cases, systems, how, notes))
     except (BenchError, PullError) as error:
-        notes.print(f"bench {title}: {error}", style="red", highlight=False)
-        raise typer.Exit(1) from error
+        raise refusal(f"bench {title}", str(error)) from error
     if how.as_json:
         for figure in measured.figures:
             typer.echo(json.dumps({**figure, "model": path.name, "threads": threads}))

@@ -27,7 +27,9 @@ from holdfast.cli.refusals import refusal
 from holdfast.cli.remote import server_refusal
 from holdfast.client import Client, HoldfastError, NotFound, Retries
 from holdfast.client.calls import DEFAULT_URL
+from holdfast.engine.options import OptionError
 from holdfast.engine.pull import PullError
+from holdfast.models.fields import ConfigurationError
 
 __all__ = ["HELP", "sessions", "summarise"]
 
@@ -148,9 +150,11 @@ def _measure_here(
             options = {"load_format": "dummy"} if loading else {}
             sizes = crowd.Sizes(history=history, fit=fit, turns=turns, given=given, wanted=wanted)
             figures = crowd.measure(str(path), options, sizes, rounds, threads, told)
-    except PullError as error:
-        typer.echo(f"holdfast bench sessions: {error}", err=True)
-        raise typer.Exit(1) from error
+    except OptionError as error:
+        problem = f"{model} cannot be asked for so many tokens: {error}; a shorter --history needs fewer"
+        raise refusal("bench sessions", problem) from error
+    except (PullError, ConfigurationError) as error:
+        raise refusal("bench sessions", str(error)) from error
     if as_json:
         for figure in figures:
             typer.echo(json.dumps(figure))
