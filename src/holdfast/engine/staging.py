@@ -7,6 +7,8 @@ by the executor.
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import Tensor
 
@@ -51,14 +53,22 @@ class Staging:
         self._taken: _Buffer | None = None
 
     def pin(self, memory: Memory | None) -> None:
-        """Let the device address a host tier, so that moves are launches like any other."""
+        """Let the device address a host tier, so that moves are launches like any other.
+
+        It does so until nobody uses this object any more: the tier's memory is given back after that.
+        """
         if memory is None or not self._pinned:
             return
-        for component in ("full", "window", "state"):
-            for storage in memory.storage(component):
-                if storage.numel():
-                    runtime = torch.cuda.cudart()
-                    torch.cuda.check_error(runtime.cudaHostRegister(storage.data_ptr(), storage.nbytes, 0))
+        storages = [
+            storage
+            for component in ("full", "window", "state")
+            for storage in memory.storage(component)
+            if storage.numel()
+        ]
+        for storage in storages:
+            address = storage.data_ptr()
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, storage.nbytes, 0))
+        weakref.finalize(self, _unpin, storages).atexit = False  # a process that ends gives back everything
 
     def words(self, size: int) -> Tensor:
         """Words to fill in for the next `send`, int32 on the host."""
@@ -95,6 +105,12 @@ class Staging:
         event = torch.cuda.Event()
         event.record()
         return Arrival(arrived, event)
+
+
+def _unpin(storages: list[Tensor]) -> None:
+    """The device forgets the addresses of a tier, whose memory is still there."""
+    for storage in storages:
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(storage.data_ptr()))
 
 
 def fill(words: Tensor) -> Words:
