@@ -40,7 +40,9 @@ from tests.models.reference import GENERATED, VARIANTS, VOCABULARY, Reference, m
 SETTINGS = ((1, 7), (16, 64), (64, 1))
 EXACT = 1e-4
 REGRET = 0.03
-"""How far below the most likely token's logit one may lie, in units of the largest, that rounding chose."""
+"""How far below the most likely token's logit one may lie, in units of the largest, that rounding chose.
+
+Where rounding picks other experts, by which transformers is off as well, it may be a quarter of that."""
 WORKERS = 12
 
 
@@ -152,7 +154,7 @@ def check(name: str) -> dict[str, object]:
         "bfloat16": round(rounded, 4),
         "transformers_bfloat16": round(usual, 4),
         "regret": round(missed, 4),
-        "fine": error <= EXACT and same and rounded <= 2 * usual + 0.01 and missed <= REGRET,
+        "fine": error <= EXACT and same and rounded <= 2 * usual + 0.01 and missed <= max(REGRET, usual / 4),
         "seconds": round(time.perf_counter() - begun),
     }
 
