@@ -17,12 +17,12 @@ class Runtime:
     def __init__(self) -> None:
         self.known: dict[int, int] = {}
 
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
         assert address not in self.known and flags == 0
         self.known[address] = size
         return 0
 
-    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+    def cudaHostUnregister(self, address: int) -> int:
         del self.known[address]
         return 0
 
@@ -30,6 +30,7 @@ class Runtime:
 def test_a_host_tier_is_unpinned_before_its_memory_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = Runtime()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "check_error", lambda code: None)
     shape = MemoryShape(PageShape(2, 1, 8), None, 0, StateShape(1, 4, 3, 2, 4, 4))
     memory = Memory(shape, UnitCounts(4, 0, 3), 16, torch.float32, torch.device("cpu"))
     sizes = [tensor.nbytes for name in ("full", "state") for tensor in memory.storage(name)]

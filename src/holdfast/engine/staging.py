@@ -68,7 +68,8 @@ class Staging:
         for storage in storages:
             address = storage.data_ptr()
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, storage.nbytes, 0))
-        weakref.finalize(self, _unpin, storages).atexit = False  # a process that ends gives back everything
+        # A process that ends gives back everything.
+        weakref.finalize(self, _unpin, storages).atexit = False  # type: ignore[misc]
 
     def words(self, size: int) -> Tensor:
         """Words to fill in for the next `send`, int32 on the host."""
