@@ -233,10 +233,17 @@ def activation(name: str) -> Activation:
     return _ACTIVATIONS[name]
 
 
-def rope_from(fields: Fields, head_dim: int, theta: float = 10_000.0, layer_type: str | None = None) -> Rope:
+def rope_from(
+    fields: Fields,
+    head_dim: int,
+    theta: float = 10_000.0,
+    layer_type: str | None = None,
+    rotated_share: float = 1.0,
+) -> Rope:
     """The rotary settings, from `rope_parameters` or from the older `rope_theta` and `rope_scaling`.
 
-    Where a model has different settings for each type of layer, `layer_type` picks one of them.
+    Where a model has different settings for each type of layer, `layer_type` picks one of them. Where nothing
+    is said of it, `rotated_share` of a head is rotated.
     """
     parameters = fields.inner("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
     if layer_type is not None and parameters.has(layer_type):
@@ -247,7 +254,7 @@ def rope_from(fields: Fields, head_dim: int, theta: float = 10_000.0, layer_type
         else fields.number("rope_theta", theta)
     )
     holder = parameters if parameters.has("partial_rotary_factor") else fields
-    dimensions = int(head_dim * holder.number("partial_rotary_factor", 1.0))
+    dimensions = int(head_dim * holder.number("partial_rotary_factor", rotated_share))
     kind = parameters.text("rope_type", parameters.text("type", "default"))
     if kind in ("default", "mrope"):
         return Rope(base, dimensions)

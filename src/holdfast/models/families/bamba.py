@@ -42,10 +42,7 @@ def mamba2(fields: Fields, *, width: int | None = None) -> Mamba2Config:
 
 
 def configure(fields: Fields, architecture: str) -> ModelConfig:
-    size = decoder.head_dim(fields)
-    parameters = fields.inner("rope_parameters")
-    stated = parameters.has("partial_rotary_factor") or fields.has("partial_rotary_factor")
-    rope = rope_from(fields, size if stated else int(size * _ROTATED_SHARE))
+    rope = rope_from(fields, decoder.head_dim(fields), rotated_share=_ROTATED_SHARE)
     bias = fields.flag("attention_bias")
     attention = decoder.attention(fields, rope=rope, input_bias=bias, output_bias=bias)
     scan, feed_forward = mamba2(fields), decoder.gated_mlp(fields)

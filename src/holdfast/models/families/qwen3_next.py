@@ -29,18 +29,16 @@ from holdfast.models.fields import ConfigurationError, Fields
 from holdfast.models.recurrent import GatedDelta
 
 _ROTATED_SHARE = 0.25
+"""What of each head is rotated where the configuration does not say."""
 
 DeltaReader = Callable[[Builder, str, DeltaConfig], GatedDelta]
 
 
 def _mixers(fields: Fields) -> tuple[MixerConfig, ...]:
-    size = decoder.head_dim(fields)
-    parameters = fields.inner("rope_parameters")
-    stated = parameters.has("partial_rotary_factor") or fields.has("partial_rotary_factor")
     bias = fields.flag("attention_bias")
     attention = decoder.attention(
         fields,
-        rope=rope_from(fields, size if stated else int(size * _ROTATED_SHARE)),
+        rope=rope_from(fields, decoder.head_dim(fields), rotated_share=_ROTATED_SHARE),
         input_bias=bias,
         output_bias=bias,
         head_norm=True,
