@@ -37,6 +37,9 @@ def test_checkpoints_are_sharded_and_progress_is_told(reference_of: Callable[[st
     assert told == sorted(told)
     assert all(done <= total for done, total in told)
     assert len(told) > 10
+    done, total = told[-1]
+    headers = sum(8 + int.from_bytes(file.read_bytes()[:8], "little") for file in path.glob("*.safetensors"))
+    assert done == total - headers, "all weights were read, and counted at their size"
 
 
 def test_one_file_without_an_index(reference_of: Callable[[str], Reference], tmp_path: Path) -> None:

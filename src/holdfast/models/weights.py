@@ -40,6 +40,9 @@ Progress = Callable[[int, int], None]
 
 _LISTED = 20
 
+_ELEMENT_BYTES = {"F64": 8, "F32": 4, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
+"""By their names in safetensors files; those that are not here have two."""
+
 
 class WeightMismatch(ConfigurationError):
     """The checkpoint's names or shapes are not those of the model that its configuration describes."""
@@ -100,7 +103,9 @@ class SafetensorsSource:
         return tuple(self._where[name].get_slice(name).get_shape())
 
     def bytes_of(self, name: str) -> int:
-        return math.prod(self.shape(name)) * 2
+        return math.prod(self.shape(name)) * _ELEMENT_BYTES.get(
+            self._where[name].get_slice(name).get_dtype(), 2
+        )
 
     def read(self, name: str) -> Tensor:
         tensor: Tensor = self._where[name].get_tensor(name)
@@ -119,8 +124,8 @@ class SafetensorsSource:
 class Placement:
     """Where weights go and in what form.
 
-    `quantised` keeps weights that the checkpoint has in 8 bits or fewer in torch's CPU kernels' layout;
-    `dense_copies` keeps a dense copy of those beside it, for batches in which the dense product is faster.
+    `quantised` keeps weights that the checkpoint has in 8 bits or fewer as the CPU's kernels read them;
+    `dense_copies` keeps a dense copy beside those whose kernels are slower in large batches.
     """
 
     device: torch.device
