@@ -46,7 +46,7 @@ class Attention:
         epsilon: float,
         norm_offset: float,
     ) -> None:
-        self.config = self._config = config
+        self.config = config
         self._layer = layer
         self._epsilon = epsilon
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -68,7 +68,7 @@ class Attention:
                 reader.norm(f"{prefix}k_norm", sizes[1], norm_offset),
             )
         self._projection_norms = norms if config.projection_norm else None
-        self.rotation = self._rotation = (
+        self.rotation = (
             Rotation(rotary, *norms, eps=epsilon)
             if norms is not None and config.head_norm
             else Rotation(rotary)
@@ -83,7 +83,7 @@ class Attention:
         return self._input, self._output
 
     def __call__(self, x: Tensor, batch: Batch, memory: Memory) -> Tensor:
-        config = self._config
+        config = self.config
         if config.input_multiplier != 1.0:
             x = x * config.input_multiplier
         query, gate, key, value = self._input(x).split(self._splits, dim=-1)
@@ -103,7 +103,7 @@ class Attention:
             views.value,
             pages.slots,
             batch.positions,
-            self._rotation,
+            self.rotation,
         )
         mixed = kernels.attend(
             query,
@@ -140,7 +140,7 @@ class Mlp:
     """A feed-forward part: `down(activation(gate) * up)`, or `down(activation(up))` without a gate."""
 
     def __init__(self, config: MlpConfig, inputs: Linear, output: Linear) -> None:
-        self.config = self._config = config
+        self.config = config
         self._input = inputs
         self._output = output
         self._activation = _NAMES[config.activation, config.gated]
@@ -163,7 +163,7 @@ class Mlp:
         return self._input, self._output
 
     def __call__(self, x: Tensor, batch: Batch, memory: Memory) -> Tensor:  # noqa: ARG002
-        config = self._config
+        config = self.config
         if isinstance(self._input, DenseLinear) and config.gate_multiplier == 1.0:
             inner = kernels.linear_gated(x, self._input.weight, self._input.bias, self._activation)
         else:
