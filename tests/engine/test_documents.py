@@ -60,7 +60,7 @@ def test_examples_of_the_wire_run_against_a_server(tmp_path: Path, family: str) 
         return Server(tmp_path / "model", *sizes, *kept)
 
     write_small_model(tmp_path / "model", family)
-    verbs, leaving, restarted = SHELL.findall((ROOT / "docs" / "sessions.md").read_text())
+    verbs, leaving, restarted, _ = SHELL.findall((ROOT / "docs" / "sessions.md").read_text())
     server = serve()
     definitions = "\n".join(verbs.splitlines()[:4]).replace(ADDRESS, server.url) + "\n"
     assert ADDRESS in verbs
@@ -90,6 +90,28 @@ def test_examples_of_the_wire_run_against_a_server(tmp_path: Path, family: str) 
     assert third["usage"]["cached_tokens"] == second["usage"]["cached_tokens"], "nothing is computed again"
     assert {line["id"].rpartition("/")[2] for line in listed if isinstance(line, dict)} >= {"talk", "aside"}
     server.check_clean()
+    assert server.stop() == 0
+
+
+def test_the_example_of_quotas_runs_against_a_server(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "sessions.md").read_text()
+    (printed,) = re.findall(r"^\$ (printf 'ann:.*)$", page, re.MULTILINE)
+    (options,) = re.findall(r"^\$ holdfast serve --api-keys keys (.*) --port 8001$", page, re.MULTILINE)
+    assert shell(printed, tmp_path) == []
+    write_small_model(tmp_path / "model", "llama")
+    server = Server(tmp_path / "model", "--api-keys", str(tmp_path / "keys"), *options.split())
+    example = SHELL.findall(page)[-1]
+    assert "http://127.0.0.1:8001" in example
+    opened, turn, tenants, other, refused = shell(
+        example.replace("http://127.0.0.1:8001", server.url), tmp_path
+    )
+    assert (opened["id"], other["id"], other["turns"]) == ("talk", "talk", 0)
+    assert turn["usage"]["completion_tokens"] == 8
+    (ann,) = json.loads("{" + tenants[: tenants.index("]}]") + 3] + "}")["tenants"]
+    assert ann["tenant"] == "ann"
+    assert [pool["limit"] for pool in ann["pools"]] == [8192 // 16 // 2]
+    assert ann["pools"][0]["units"] > 0
+    assert refused["error"]["code"] == "over_quota"
     assert server.stop() == 0
 
 
