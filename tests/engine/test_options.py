@@ -23,6 +23,8 @@ def test_defaults_are_possible() -> None:
     [
         ("page_size", 0),
         ("page_size", 257),
+        ("page_size", None),
+        ("max_queue", None),
         ("page_size", True),
         ("page_size", 1.5),
         ("context_length", 0),
@@ -40,6 +42,9 @@ def test_defaults_are_possible() -> None:
         ("host_memory", -1),
         ("checkpoints", -1),
         ("session_ttl", 0.0),
+        ("session_ttl", float("nan")),
+        ("snapshot_seconds", -1.0),
+        ("snapshot_seconds", float("nan")),
         ("tenant_device", 0.0),
         ("tenant_host", 1.5),
         ("tenant_disk", -1.0),

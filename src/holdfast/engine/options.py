@@ -18,6 +18,25 @@ log = logging.getLogger("holdfast.engine")
 
 TIERS = ("device", "host", "disk")
 
+COUNTS = (
+    "page_size",
+    "session_tokens",
+    "max_running",
+    "chunk_tokens",
+    "step_tokens",
+    "max_queue",
+    "max_sessions",
+)
+COUNTS_OR_NONE = (
+    "context_length",
+    "kv_tokens",
+    "window_tokens",
+    "state_slots",
+    "tenant_sessions",
+    "disk_limit",
+)
+"""Options that are whole numbers of at least 1, or left open."""
+
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "device": ("auto", "cpu", "cuda"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
@@ -91,26 +110,11 @@ class EngineOptions:
     audit: Literal["on", "strict"] = "on"
 
     def __post_init__(self) -> None:
-        positive = (
-            "page_size",
-            "session_tokens",
-            "max_running",
-            "chunk_tokens",
-            "step_tokens",
-            "max_sessions",
-        )
-        for name in (
-            *positive,
-            "context_length",
-            "kv_tokens",
-            "window_tokens",
-            "state_slots",
-            "max_queue",
-            "tenant_sessions",
-            "disk_limit",
-        ):
+        for name in (*COUNTS, *COUNTS_OR_NONE):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            if value is None and name in COUNTS_OR_NONE:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise OptionError(name, f"must be a whole number of at least 1, not {value!r}")
         if self.page_size > PAGE_SIZE_MAX:
             raise OptionError("page_size", f"must be at most {PAGE_SIZE_MAX}, not {self.page_size}")
@@ -129,9 +133,9 @@ class EngineOptions:
             raise OptionError(
                 "host_memory" if self.host_memory < 0 else "checkpoints", "must not be negative"
             )
-        if self.session_ttl <= 0:
+        if not self.session_ttl > 0:
             raise OptionError("session_ttl", f"must be a positive number of seconds, not {self.session_ttl}")
-        if self.snapshot_seconds < 0:
+        if not self.snapshot_seconds >= 0:
             raise OptionError("snapshot_seconds", f"must not be negative, not {self.snapshot_seconds}")
         for name, allowed in CHOICES.items():
             value = getattr(self, name)
