@@ -210,6 +210,11 @@ def test_verbs_with_an_id_are_carried_out_once(make: Make, path: str) -> None:
     assert loop.scheduler.registry.sessions["s"].boundaries == ends
     assert loop.fork("s", "yet another", 1, request_id="q2").id == "c"
     assert sorted(loop.book.sessions) == ["c", "s"]
+    loop.close_session("c")
+    run(loop)
+    with pytest.raises(errors.RequestConflict, match="session c, which is closed since"):
+        loop.fork("s", "yet another", 1, request_id="q2")
+    assert sorted(loop.book.sessions) == ["s"]
 
 
 # --- answers wait for the file ---

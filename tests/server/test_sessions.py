@@ -200,6 +200,19 @@ def test_rewind_and_fork(echo: Server) -> None:
     assert echo.post(f"/v1/sessions/{name}/rewind", {"to_turn": 9}).status_code == 404
 
 
+def test_a_fork_that_is_asked_for_again_after_its_end_is_refused_and_the_parent_stays(echo: Server) -> None:
+    parent = echo.open()
+    echo.say(parent, "one")
+    asked = {"id": "once", "request_id": "f1"}
+    for _ in range(2):
+        assert echo.post(f"/v1/sessions/{parent}/fork", asked).json()["id"] == "once"
+    assert echo.http.delete("/v1/sessions/once").status_code == 200
+    refused = echo.post(f"/v1/sessions/{parent}/fork", asked)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "request_conflict")
+    assert echo.say(parent, "two")["text"] == "two"
+    assert [each["id"] for each in echo.get("/v1/sessions").json()["sessions"]] == [parent]
+
+
 def test_close_is_final_and_may_be_repeated(echo: Server) -> None:
     name = echo.open("gone")
     echo.say(name, "hello")

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.core.errors import Refused, TurnExists
+from holdfast.core.errors import Refused, RequestConflict, TurnExists
 from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import Ledger
 from holdfast.core.plan import StepResult
@@ -324,7 +324,8 @@ class EngineLoop:
     ) -> Session:
         """A new session that goes on from the end of an earlier turn, or of the last.
 
-        A fork that is asked for again by its `request_id` answers the session that it made the first time.
+        A fork that is asked for again by its `request_id` answers the session that it made the first time; it
+        is refused if that one is closed since, rather than to make another.
         """
         self.book.require_journal()
         asked = f"fork {turns}"
@@ -335,8 +336,10 @@ class EngineLoop:
             self._note_named(parent)
             self.book.forked(new_id, session_id, len(child.boundaries))
             self.book.requested(session_id, request_id, asked, new_id)
-        else:
+        elif made in self.book.sessions:
             child = self.scheduler.registry.find(made)
+        else:
+            raise RequestConflict(f"request {request_id} made session {made}, which is closed since")
         self._acknowledge(done)
         return child
 
