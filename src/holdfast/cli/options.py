@@ -99,7 +99,11 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
     Option("device", str, "auto, cpu or cuda.", choices=CHOICES["device"]),
     Option("dtype", str, "auto, float32, bfloat16 or float16.", choices=CHOICES["dtype"]),
     Option("load_format", str, "auto, or dummy for random weights.", choices=CHOICES["load_format"]),
-    Option("context_length", int, "Most tokens of a session; the model's own if left out."),
+    Option(
+        "context_length",
+        int,
+        "Most tokens of a session; the model's own if left out, and no more than its positions carry to.",
+    ),
     Option("page_size", int, "Tokens in a page of memory."),
     Option("kv_tokens", int, "Tokens of full-attention memory; from the free memory if left out."),
     Option("window_tokens", int, "Tokens of sliding-window memory; from the free memory if left out."),
