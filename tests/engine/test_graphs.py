@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
+from holdfast.core.registry import Plan
 from holdfast.engine import graphs
 from holdfast.engine.engine import Engine
+from holdfast.engine.executor import Flight
 from holdfast.engine.graphs import Outcome, Recorded, decode_rows, shapes
 from holdfast.engine.sampling import Sampling
 
@@ -87,3 +89,52 @@ def test_shapes_cover_every_number_of_rows() -> None:
     largest = [shape.tokens for shape in shapes(256)]
     assert largest == sorted(largest, reverse=True)
     assert all(shape.rows <= shape.tokens for shape in shapes(256))
+
+
+def steps_of(engine: Engine) -> list[list[int]]:
+    """The tokens of each row of each step, as the engine goes on."""
+    steps: list[list[int]] = []
+    start = engine.loop.executor.start
+
+    def noted(plan: Plan) -> Flight:
+        if plan.rows:
+            steps.append([row.count for row in plan.rows])
+        return start(plan)
+
+    engine.loop.executor.start = noted  # type: ignore[method-assign]
+    return steps
+
+
+def test_inputs_ride_along_with_answers_in_small_steps(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make(max_running=6, chunk_tokens=200, step_tokens=200, overlap=False, audit="strict")
+    monkeypatch.setattr(graphs, "SMALL_STEP", 16)
+    sampling = Sampling(temperature=0, max_tokens=12, ignore_eos=True)
+    capture(engine, monkeypatch)
+    steps = steps_of(engine)
+    # Alone, a long input is one large step.
+    speaker = engine.session()
+    speaking = speaker.say([9] * 100, sampling)
+    engine.loop.step()
+    assert steps == [[100]]
+    # Beside an answer it goes in small ones, and the answer gets on in each.
+    asking = engine.session().say([11] * 40, sampling)
+    speaking.wait()
+    assert steps[1:4] == [[1, 15], [1, 15], [1, 10]]
+    asking.wait()
+    while engine.loop.busy:
+        engine.loop.step()
+    # Short inputs that come at once go in small steps as well: the first ones are answered first.
+    del steps[:]
+    turns = [engine.session().say([13 + number] * 8, sampling) for number in range(4)]
+    for turn in turns:
+        turn.wait()
+    assert [sum(step) for step in steps[:3]] == [16, 16, 5]
+    # Without shapes to run small steps in, they are as large as they may be.
+    plain = make(max_running=6, chunk_tokens=200, step_tokens=200, overlap=False)
+    steps = steps_of(plain)
+    first = plain.session().say([9] * 20, sampling)
+    plain.loop.step()
+    second = plain.session().say([11] * 40, sampling)
+    first.wait()
+    second.wait()
+    assert steps[:2] == [[20], [1, 40]]

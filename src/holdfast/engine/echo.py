@@ -132,6 +132,10 @@ class EchoExecutor:
         said = tokens[start + 1 : ends[-1]]
         return list(said[said.index(NEWLINE) + 1 :]) if start >= 0 and NEWLINE in said else list(said)
 
+    def small_step(self, rows: int) -> int | None:  # noqa: ARG002
+        """Steps take no time, whatever their size."""
+        return None
+
     def release(self, turn: Turn) -> None:
         """A turn is over."""
         self._words.pop(turn.number, None)

@@ -124,6 +124,10 @@ class Executor:
                 progress("capture", done + 1, len(wanted))
         self._graphs = graphs
 
+    def small_step(self, rows: int) -> int | None:
+        """Tokens of a step that answers of so many rows hardly notice; None where there is no such step."""
+        return None if self._graphs is None else self._graphs.small_step(rows)
+
     def _step_of(self, batch: Batch, given: Views) -> Callable[[], Outcome]:
         return lambda: run_step(self.model, self.memory, self.sampler, batch, given, self.tables.sampled)
 

@@ -25,6 +25,9 @@ from holdfast.models.model import Model
 
 MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512)
 MIXED_ROWS = (1, 4, 16, 64)
+SMALL_STEP = 256
+"""Tokens up to which a mixed step takes little longer than a decode step: both read all weights once."""
+
 TILES_ONLY = 4
 """Rows up to which a mixed step treats rows of one token like all others, in one launch of attention."""
 
@@ -145,6 +148,10 @@ class StepGraphs:
             return next((shape for count, shape in self._decode if count >= rows), None)
         room = max(rows, samples)
         return next((shape for shape in self._mixed if shape.tokens >= tokens and shape.rows >= room), None)
+
+    def small_step(self, rows: int) -> int | None:
+        """How many tokens a step of so many rows should have at most, so that it stays a short one."""
+        return SMALL_STEP if rows <= MIXED_ROWS[-1] else None
 
     def batch(self, shape: Shape) -> Batch:
         """The buffers of a captured shape."""

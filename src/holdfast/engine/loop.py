@@ -16,6 +16,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -81,6 +82,9 @@ class PlanRunner(Protocol):
 
     def finish(self, flight: Flight) -> StepResult:
         """Wait for what came of it."""
+
+    def small_step(self, rows: int) -> int | None:
+        """Tokens of a step that answers of so many rows hardly notice; None where there is no such step."""
 
     def release(self, turn: Turn) -> None:
         """Forget a turn that is over."""
@@ -389,7 +393,7 @@ class EngineLoop:
         scheduler = self.scheduler
         if self.disk is not None:
             self.disk.collect()
-        plan = scheduler.plan(self.options.step_tokens, self.now())
+        plan = scheduler.plan(self._budget(), self.now())
         if self.disk is not None:
             self.disk.launch(plan)
         self._rest(plan)
@@ -404,6 +408,26 @@ class EngineLoop:
         self.book.flush()
         if self.disk is not None:
             self.disk.tend()
+
+    def _budget(self) -> int:
+        """How many tokens the next step may have.
+
+        A long input that nobody waits beside goes in large steps. Where answers are being generated, or all
+        inputs are short, steps are small if the device has small ones: inputs then ride along with the
+        answers, at next to no cost, and no answer stands still for somebody else's input.
+        """
+        most, registry = self.options.step_tokens, self.scheduler.registry
+        small = self.executor.small_step(len(registry.running))
+        if small is None or small >= most:
+            return most
+        waiting = islice(registry.queue.values(), registry.policy.looked_at_max)
+        longest = max((len(turn.request.tokens) for turn in waiting), default=0)
+        for session in registry.running:
+            left = session.sequence.known - session.sequence.planned
+            if left <= 1:
+                return small
+            longest = max(longest, left)
+        return small if longest <= small else most
 
     def _rest(self, plan: Plan) -> None:
         """A step without work waits a moment for the disk or the journal, rather than to spin."""
