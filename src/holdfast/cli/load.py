@@ -36,7 +36,10 @@ BUSY_POLL_SECONDS = 0.002
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What to do: conversations at once, turns of each, their sizes in tokens, and how many are cut short."""
+    """What to do: conversations at once, turns of each, and how many are cut short.
+
+    What is said is `input_tokens` common words, most of them one token; an answer has `output_tokens` at most.
+    """
 
     sessions: int = 8
     turns: int = 10

@@ -6,7 +6,8 @@
                 print(piece, end="")
 
 One task can interrupt the turn that another one reads. Calls are sent again by themselves when the connection
-fails or the server asks for patience (see `retry`). The same names as in `sync`, to be awaited.
+fails or the server asks for patience (see `retry`). The same names as in `sync`, to be awaited; the number of
+turns is in a session's `view`.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def _open_directory(path: Path) -> Checkpoint:
 def _open_gguf(path: Path) -> Checkpoint:
     # The gguf package is imported only here: most runs do without it.
     reading = importlib.import_module("holdfast.models.gguf_metadata")
-    file = reading.open_file(path)
+    file = reading.GgufFile(path)
     fields: Fields = reading.describe(file)
     family, config = _configure(fields)
     source: Source = reading.open_source(file, fields)

@@ -8,10 +8,11 @@ its rows. Called by `checkpoint`.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from holdfast.models.fields import ConfigurationError, Fields, Json
 from holdfast.models.gguf import GgufFile, GgufSource
+
+__all__ = ["GgufFile", "describe", "open_source"]
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -44,11 +45,6 @@ _LAYER_TENSORS = {
 
 _LAYER = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
 _FREQUENCY_FACTORS = "rope_freqs.weight"
-
-
-def open_file(path: Path) -> GgufFile:
-    """The file, mapped, with its header parsed."""
-    return GgufFile(path)
 
 
 def describe(file: GgufFile) -> Fields:
