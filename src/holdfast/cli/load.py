@@ -38,7 +38,7 @@ BUSY_POLL_SECONDS = 0.002
 class Load:
     """What to do: conversations at once, turns of each, and how many are cut short.
 
-    What is said is `input_tokens` common words, most of them one token; an answer has `output_tokens` at most.
+    What is said is `input_tokens` common words, mostly of one token; an answer has `output_tokens` at most.
     """
 
     sessions: int = 8
