@@ -285,9 +285,11 @@ def soak(serve: Callable[[], Server], journal: Path, victims: list[str], seed: i
     return ward
 
 
-def test_no_answer_is_lost_and_none_given_twice(serve: Serve, tmp_path: Path) -> None:
+@pytest.mark.parametrize("durability", ["commit", pytest.param("fsync", marks=pytest.mark.soak)])
+def test_no_answer_is_lost_and_none_given_twice(serve: Serve, tmp_path: Path, durability: str) -> None:
     journal = tmp_path / "sessions.journal"
-    options = ("--kv-tokens", "65536", "--audit", "strict", "--journal", str(journal))
+    durable = ("--journal", str(journal), "--durability", durability)
+    options = ("--kv-tokens", "65536", "--audit", "strict", *durable)
     soak(lambda: serve("echo-hybrid", *options), journal, ["server", "engine", "both", "engine", "server"], 1)
 
 
