@@ -120,6 +120,28 @@ def test_an_abort_replaces_a_retraction_that_waits_for_rows() -> None:
     follows(driver)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_close_does_not_trust_what_follows_a_faulty_row(layout: str) -> None:
+    """The row after a faulty one was computed from a token that never was: nobody may lean on its memory."""
+    driver = chat(layout, leave_history=True)
+    turn = driver.submit("a", prompt(6, 2), 30)
+    driver.until(lambda: turn.generated == 3)
+    history = driver.tokens("a")
+    first = driver.plan()
+    driver.plan()
+    result = driver.compute(first)
+    result.rows[0].tokens = [10**6]
+    driver.scheduler.settle(first, result, driver.now)
+    driver.device.settled(first)
+    driver.scheduler.close("a", driver.now)
+    assert turn.ending is not None and turn.ending.event == "abort" and not turn.ending.trusted
+    driver.land()
+    assert "a" not in driver.registry.sessions
+    again = driver.request((*history, 1, 2, 3), 4)
+    driver.run()
+    assert again.state.value == "finished"
+
+
 @pytest.mark.parametrize("when", ["queued", "running", "in flight"])
 def test_an_aborted_request_of_its_own_leaves_nothing(when: str) -> None:
     driver = Driver("hybrid", 3)

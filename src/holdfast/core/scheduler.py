@@ -135,7 +135,7 @@ class Scheduler:
         if session.unsettled or session.life is Life.RUNNING:
             session.on("defer close")
             if turn is not None and not turn.over:
-                turn.ending = Ending("abort", reason)
+                turn.will_end("abort", reason)
                 if not session.unsettled:
                     self.settler.end(session)
             return
@@ -233,8 +233,7 @@ class Scheduler:
                 self.settler.close(session, reason)
             return
         if turn.ending is None or turn.ending.event == "retract":
-            trusted = turn.ending is None or turn.ending.trusted
-            turn.ending = Ending("abort", reason, keep, trusted)
+            turn.will_end("abort", reason, keep)
             if not session.unsettled:
                 self.settler.end(session)
 

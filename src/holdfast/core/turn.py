@@ -128,6 +128,14 @@ class Turn:
             raise IllegalTransition(f"turn {self.request.turn_id}: {event} while {self.state.value}")
         self.state = after
 
+    def will_end(self, event: str, reason: str, keep: int | None = None) -> None:
+        """Note how the turn is to end, instead of what was noted before.
+
+        Where one of its rows has gone wrong, rows that are still in flight stay untrusted.
+        """
+        trusted = self.ending is None or self.ending.trusted
+        self.ending = Ending(event, reason, keep, trusted)
+
     @property
     def input_end(self) -> int:
         """The length of the history with this turn's input."""
