@@ -141,3 +141,15 @@ def test_inputs_ride_along_with_answers_in_small_steps(make: Make, monkeypatch: 
     first.wait()
     second.wait()
     assert max(sum(step) for step in steps if len(step) == 2) > 30
+
+
+def test_guesses_are_not_kept_out_by_small_steps(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make(max_running=6, step_tokens=200, overlap=False, audit="strict", speculate="ngram")
+    monkeypatch.setattr(graphs, "SMALL_STEP", 4)
+    capture(engine, monkeypatch)
+    steps = steps_of(engine)
+    sampling = Sampling(temperature=0, max_tokens=12, ignore_eos=True)
+    turns = [engine.session().say([13, 14, 15] * 5, sampling) for _ in range(6)]
+    for turn in turns:
+        assert len(turn.wait().token_ids) == 12
+    assert all(len(step) == 6 for step in steps if len(step) > 1), "nobody is left out of a step"
