@@ -414,8 +414,8 @@ class EngineLoop:
 
         A long input that nobody waits beside goes in large steps. Where answers are being generated, or all
         inputs are short, steps are small if the device has small ones: inputs then ride along with the
-        answers, at next to no cost, and no answer stands still for somebody else's input. Guesses want room of
-        their own: with them all steps may be large.
+        answers, at next to no cost, and no answer stands still for somebody else's input. Guesses want room
+        of their own: with them all steps may be large.
         """
         most, registry = self.options.step_tokens, self.scheduler.registry
         small = self.executor.small_step(len(registry.running))
