@@ -192,16 +192,17 @@ def test_turns_show_those_that_were_asked_for() -> None:
     assert values == {"first_token_of_turn_2": 20.0, "first_token_of_turn_5": 50.0}
 
 
-def test_the_turn_after_an_abort_is_compared_with_those_before() -> None:
+def test_the_turn_after_an_abort_is_compared_with_normal_ones_among_them() -> None:
     ours = Clockwork("holdfast", 0.01)
     figures, _ = measured([ours], abort(6, 8, 10))
     assert ours.left == [5] * (2 + 3 * 6)
     values = {figure["name"]: figure["value"] for figure in figures}
-    assert values["first_token_of_a_turn"] == 45.0
-    assert values["first_token_after_abort"] == 110.0
-    assert values["after_abort_over_normal"] == round(11 / 4.5, 3)
-    assert values["first_token_at_once_after_abort"] == 130.0
-    assert values["at_once_after_abort_over_normal"] == round(13 / 4.5, 3)
+    # Of the turns from 6 to 23, each longer than the one before, every third is normal: 6, 9, ... 21.
+    assert values["first_token_of_a_turn"] == 135.0
+    assert values["first_token_after_abort"] == 170.0
+    assert values["after_abort_over_normal"] == round(17 / 13.5, 3)
+    assert values["first_token_at_once_after_abort"] == 140.0
+    assert values["at_once_after_abort_over_normal"] == round(14 / 13.5, 3)
 
 
 def test_prompts_are_new_in_every_round() -> None:

@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from statistics import median
 from typing import Any
 
@@ -32,11 +33,11 @@ BATCHES_ONLY = "generate_batch"
 """A system that is measured with several streams at once, and with nothing else."""
 
 WARM_TOKENS = 4
-ABORTS = 3
-"""Aborts of each kind in a conversation, each before a whole turn; one alone would be a matter of chance."""
-
 MOMENT = 0.1
 """Seconds that a client who has left lets pass before it speaks again."""
+
+PAUSES = (MOMENT, 0.0, 0.0, MOMENT, MOMENT, 0.0)
+"""What passes after each abort of a conversation; one of each kind alone would be a matter of chance."""
 
 INTERRUPTED = "interrupted"
 
@@ -217,9 +218,10 @@ def turns(last: int, given: int, wanted: int, shown: Sequence[int]) -> Case:
 
 def abort(turn: int, given: int, wanted: int, history: int = 0) -> Case:
     """A client leaves in the middle of a turn, some times: the first token of the next turn beside that of
-    turns before; the next turn asked for a moment later, and at once, while the system still lets go.
+    a normal one; the next turn asked for a moment later, and at once, while the system still lets go.
 
-    With a `history` the conversation begins with so many tokens, and the first token after them tells what
+    Normal turns stand among the others, so that all of them have histories of about one length. With a
+    `history` the conversation begins with so many tokens, and the first token after them tells what
     computing a history again would take.
     """
 
@@ -228,18 +230,16 @@ def abort(turn: int, given: int, wanted: int, history: int = 0) -> Case:
         computing = None
         if history and not warm:
             computing = (await conversation.say(prompt(history, seed * 1000), wanted)).first
-        normal = []
-        for number in range(turn - 1 if warm else 1, turn):
-            timing = await conversation.say(prompt(given, seed * 1000 + number), wanted)
-            if number > turn // 2:
-                normal.append(timing.first)
+        prompts = (prompt(given, seed * 1000 + number) for number in count(1))
+        for _ in range(turn - 1 if warm else 1, turn):
+            await conversation.say(next(prompts), wanted)
+        normal: list[float] = []
         after: dict[float, list[float]] = {MOMENT: [], 0.0: []}
-        for number in range(turn, turn + (4 if warm else 4 * ABORTS), 2):
-            pause = 0.0 if (number - turn) % 4 else MOMENT
-            await conversation.say(prompt(given, seed * 1000 + number), 4 * wanted, leave_after=wanted // 2)
+        for pause in PAUSES[: 2 if warm else None]:
+            normal.append((await conversation.say(next(prompts), wanted)).first)
+            await conversation.say(next(prompts), 4 * wanted, leave_after=wanted // 2)
             await asyncio.sleep(pause)
-            timing = await conversation.say(prompt(given, seed * 1000 + number + 1), wanted)
-            after[pause].append(timing.first)
+            after[pause].append((await conversation.say(next(prompts), wanted)).first)
         await conversation.close()
         usual, later, at_once = median(normal), median(after[MOMENT]), median(after[0.0])
         values: Values = {
