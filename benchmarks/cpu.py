@@ -52,6 +52,7 @@ ROWS = (
     Row("prompt of 512, tokens/s", "prefill", {LLAMA: (">=", 3.0), LOOP: (">=", 1.0)}),
     Row("first token of turn 2 (32 in, 32 out), ms", "first_token_of_turn_2", {}),
     Row("first token of turn 20, ms", "first_token_of_turn_20", {LLAMA: ("<=", 0.4)}),
+    Row("first token of a normal turn, ms", "first_token_of_a_turn", {}),
     Row("first token of the turn right after an abort, ms", "first_token_at_once_after_abort", {}),
     Row("the same to a normal turn", "at_once_after_abort_over_normal", {"": ("<=", 1.2)}),
     Row("asked for 0.1 s later, to a normal turn", "after_abort_over_normal", {}),
