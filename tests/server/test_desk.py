@@ -52,6 +52,15 @@ def reports(desk: Desk) -> list[wire.Report]:
     return list(desk.take_reports())
 
 
+def until_quiet(desk: Desk) -> list[wire.Report]:
+    """Make steps while there is anything to do; returns what was told."""
+    heard: list[wire.Report] = []
+    while desk.loop.busy or desk.waits:
+        step(desk)
+        heard += reports(desk)
+    return heard
+
+
 def of_call(heard: list[wire.Report], call: int) -> list[wire.Report]:
     return [
         report for report in heard if isinstance(report, wire.Done | wire.Declined) and report.call == call
@@ -68,10 +77,7 @@ def test_a_turn_waits_for_the_one_that_was_told_to_end(desk: Desk) -> None:
     desk.receive(wire.EndTurn(2, None, "the client went away"))
     start(desk, 3, "again")
     assert of_call(reports(desk), 3) == [], "neither begun nor refused"
-    heard: list[wire.Report] = []
-    while desk.loop.busy or desk.waits:
-        step(desk)
-        heard += reports(desk)
+    heard = until_quiet(desk)
     assert ends(heard) == [(2, "aborted"), (3, "finished")]
     (answer,) = of_call(heard, 3)
     assert isinstance(answer, wire.Done)
@@ -81,10 +87,7 @@ def test_only_one_turn_gets_the_session_that_several_wait_for(desk: Desk) -> Non
     desk.receive(wire.EndTurn(2, None, "the client went away"))
     for call in (3, 4):
         start(desk, call, "again")
-    heard: list[wire.Report] = []
-    while desk.loop.busy or desk.waits:
-        step(desk)
-        heard += reports(desk)
+    heard = until_quiet(desk)
     assert ends(heard) == [(2, "aborted"), (3, "finished")]
     (refused,) = of_call(heard, 4)
     assert isinstance(refused, wire.Declined) and refused.code == "session_busy"
@@ -94,10 +97,7 @@ def test_a_turn_that_is_given_up_while_it_waits_never_begins(desk: Desk) -> None
     desk.receive(wire.EndTurn(2, None, "the client went away"))
     start(desk, 3, "again")
     desk.receive(wire.EndTurn(3, None, "the client went away"))
-    heard: list[wire.Report] = []
-    while desk.loop.busy or desk.waits:
-        step(desk)
-        heard += reports(desk)
+    heard = until_quiet(desk)
     assert ends(heard) == [(2, "aborted")] and of_call(heard, 3) == []
 
 
@@ -113,10 +113,7 @@ def test_a_turn_on_a_session_that_speaks_on_is_refused_after_a_step(desk: Desk) 
 def test_a_turn_that_comes_before_the_end_of_the_one_before_waits_for_it(desk: Desk) -> None:
     start(desk, 3, "again")
     desk.receive(wire.EndTurn(2, None, "the client went away"))
-    heard: list[wire.Report] = []
-    while desk.loop.busy or desk.waits:
-        step(desk)
-        heard += reports(desk)
+    heard = until_quiet(desk)
     assert ends(heard) == [(2, "aborted"), (3, "finished")]
     (answer,) = of_call(heard, 3)
     assert isinstance(answer, wire.Done)
