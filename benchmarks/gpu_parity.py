@@ -32,7 +32,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.gpu_sessions import Talk, open_loop, open_model
+from benchmarks.gpu_sessions import Talk, open_model, strict_loop
 from holdfast.models.model import Model
 from tests.models.paged import PagedRunner, Sequence, generate
 from tests.models.reference import GENERATED, VARIANTS, VOCABULARY, Reference, make_reference
@@ -91,18 +91,7 @@ def theirs(name: str, reference: Reference) -> float:
 
 def regret(model: Model) -> float:
     """How far the tokens of an interrupted, rewound session lie below the most likely ones, at worst."""
-    loop = open_loop(
-        model,
-        True,
-        page_size=16,
-        kv_tokens=2048,
-        window_tokens=2048,
-        state_slots=48,
-        audit="strict",
-        overlap=True,
-        chunk_tokens=16,
-        max_running=8,
-    )
+    loop = strict_loop(model, graphs=True, page_size=16, overlap=True)
     talk, beside = Talk(loop, "one"), [Talk(loop, f"beside {number}") for number in range(4)]
 
     def say(count: int, limit: int, kept: int | None = None) -> None:

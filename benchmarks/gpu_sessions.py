@@ -143,9 +143,9 @@ def conversation(loop: EngineLoop, vocabulary: int) -> list[int]:
     return said
 
 
-def answers(model: Model, graphs: bool, page_size: int, overlap: bool) -> list[int]:
-    """What a strict engine says in the conversation."""
-    loop = open_loop(
+def strict_loop(model: Model, graphs: bool, page_size: int, overlap: bool) -> EngineLoop:
+    """An engine for a few short sessions that counts everything after every step."""
+    return open_loop(
         model,
         graphs,
         page_size=page_size,
@@ -157,7 +157,11 @@ def answers(model: Model, graphs: bool, page_size: int, overlap: bool) -> list[i
         chunk_tokens=16,
         max_running=8,
     )
-    return conversation(loop, 128)
+
+
+def answers(model: Model, graphs: bool, page_size: int, overlap: bool) -> list[int]:
+    """What a strict engine says in the conversation."""
+    return conversation(strict_loop(model, graphs, page_size, overlap), 128)
 
 
 def check_tokens() -> Iterator[tuple[str, bool]]:
