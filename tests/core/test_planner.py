@@ -73,9 +73,29 @@ def test_with_overlap_a_row_takes_the_token_that_the_row_before_it_samples() -> 
     driver.settle()
     assert rows(driver.plan()) == [("a", 6, 1, True)]
     driver.settle()
+    assert rows(driver.plan()) == [], "the last token is sampled, and not known yet"
+    driver.settle()
+    driver.settle()
     assert rows(driver.plan()) == [("a", 7, 1, False)], "the row after the last token is the seal"
     driver.run()
     assert driver.session("a").sequence.computed == 8
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_with_overlap_a_turn_that_follows_at_once_takes_the_last_token_along(layout: str) -> None:
+    driver = Driver(layout, 4, overlap=True)
+    for name in ("a", "b"):
+        driver.open(name)
+    driver.submit("b", prompt(5, 1), 30)
+    driver.submit("a", prompt(5), 3)
+    driver.until(lambda: driver.session("a").turn is None)
+    assert [row.turn.session_id for flight in driver.registry.flights for row in flight.rows] == ["b"]
+    following = driver.submit("a", prompt(6, 2), 2)
+    assert rows(driver.plan())[1:] == [("a", 7, 7, True)], "it waits for no row of the turn before it"
+    driver.run()
+    assert following.cached == 8, "the token that it took along is none of its own"
+    history = [*prompt(5), *driver.says(list(prompt(5)), 3), *prompt(6, 2)]
+    assert driver.tokens("a") == [*history, *driver.says(history, 2)]
 
 
 # --- shortage ---

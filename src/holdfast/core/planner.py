@@ -76,7 +76,9 @@ class Planner:
             if todo > 1 or self.propose is not None:
                 prefilling.append(session)
                 continue
-            if todo < 1 or budget < 1:
+            sample = turn.generated + turn.awaiting < turn.request.max_tokens
+            # The last token is left to a seal or to the next turn, which a row of it in flight would hold up.
+            if todo < 1 or budget < 1 or not sample:
                 continue
             source = sequence.state_source() if stateful else None
             ledger.purpose = "decode page"
@@ -85,7 +87,6 @@ class Planner:
             except OutOfUnits as shortfall:
                 if not self._extend_under_pressure(session, shortfall):
                     continue
-            sample = turn.generated + turn.awaiting < turn.request.max_tokens
             inputs = [] if start >= len(tokens) else [tokens[start]]
             row: Row[Turn] = Row(turn, session.number, start, 1, inputs, sample, sequence.table_changes())
             if stateful:
