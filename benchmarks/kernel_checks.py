@@ -18,6 +18,7 @@ from holdfast.kernels import Batch, Mamba2Weights, Pieces, Rotation, build_batch
 from holdfast.kernels import torch as reference
 from holdfast.kernels.batch import PIECE_FIELDS
 from holdfast.kernels.torch.fp8 import dequantise
+from holdfast.kernels.triton.fp8 import GROUP, LARGEST, rounds
 from tests.kernels import naive
 from tests.kernels.batches import NAN, fill_cache, paged_batch, relative_error
 
@@ -301,15 +302,25 @@ def check_linear(dtype: torch.dtype) -> Errors:
                 yield error(actual, naive.activate(expected, activation))
 
 
+def in_eight_bits(x: torch.Tensor, group: int) -> torch.Tensor:
+    """x as it is after a rounding to 8 bits, with one scale for each group."""
+    groups = x.double().unflatten(-1, (-1, group))
+    scale = groups.abs().amax(-1, keepdim=True) / LARGEST
+    return ((groups / scale).to(torch.float8_e4m3fn).double() * scale).flatten(-2)
+
+
 def check_fp8(dtype: torch.dtype) -> Errors:
-    for tokens in (1, 16, 50, 300):
+    for tokens in (1, 16, 30, 50, 100, 300):
         for outputs, inputs in ((4096, 4096), (1000, 704)):
             codes = normal(torch.float32, outputs, inputs).to(torch.float8_e4m3fn)
-            for block in ((128, 128), (1, inputs), (outputs, inputs)):
+            for block in ((GROUP, GROUP), (1, inputs), (outputs, inputs)):
                 scales = torch.rand(-(-outputs // block[0]), -(-inputs // block[1]), device="cuda") + 0.5
                 x, bias = normal(dtype, tokens, inputs), normal(dtype, outputs)
                 weight = dequantise(codes, scales, block).double()
-                expected = x.double() @ weight.T + bias.double()
+                seen = x.double()
+                if rounds(x, codes):
+                    seen = in_eight_bits(x, min(inputs, block[1]))
+                expected = seen @ weight.T + bias.double()
                 yield error(kernels.linear_fp8(x, codes, scales, block, bias), expected)
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-COMPILE = """
+ABSENT = """
 import sys
 import torch
 from triton.backends.compiler import GPUTarget
@@ -30,6 +30,9 @@ JITFunction.run = lambda self, *args, grid, warmup, **named: launch(
     self, *args, grid=grid, warmup=True, **named
 )
 
+"""
+
+PROJECTIONS = """
 from holdfast.kernels.triton import linear, linear_gated
 
 tokens, outputs = int(sys.argv[1]), int(sys.argv[2])
@@ -39,16 +42,43 @@ linear_gated(x, torch.cat((weight, weight)), None, "swiglu")
 print("compiled")
 """
 
+EIGHT_BITS = """
+from holdfast.kernels.triton import fp8
 
-@pytest.mark.parametrize("tokens", [1, 5])
-@pytest.mark.parametrize("outputs", [1, 24])
-def test_projections_of_any_width_compile(tokens: int, outputs: int) -> None:
+tokens, outputs = int(sys.argv[1]), int(sys.argv[2])
+fp8.overlap = lambda x: {"OVERLAP": True, "launch_pdl": True}
+fp8._multiplies = lambda index: True
+fp8.processors = lambda index: 132
+fp8.scaled_mm = lambda codes, weight, *rest, **named: torch.zeros(codes.shape[0], weight.shape[1])
+for depth in (256, 300):
+    codes = torch.zeros(outputs, depth, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    for block in ((128, 128), (1, depth)):
+        scales = torch.ones(-(-outputs // block[0]), -(-depth // block[1]))
+        x = torch.zeros(tokens, depth, dtype=torch.bfloat16)
+        assert fp8.linear_fp8(x, codes, scales, block, None).shape == (tokens, outputs)
+print("compiled")
+"""
+
+
+def compiles(source: str, *arguments: int) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE, str(tokens), str(outputs)],
+        [sys.executable, "-c", ABSENT + source, *map(str, arguments)],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.stdout == "compiled\n", done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("outputs", [1, 24])
+def test_projections_of_any_width_compile(tokens: int, outputs: int) -> None:
+    compiles(PROJECTIONS, tokens, outputs)
+
+
+@pytest.mark.parametrize(("tokens", "outputs"), [(1, 1), (1, 256), (40, 256), (100, 256)])
+def test_projections_in_eight_bits_compile(tokens: int, outputs: int) -> None:
+    """The interpreter cannot convert such numbers: what they come to is checked on a GPU."""
+    compiles(EIGHT_BITS, tokens, outputs)

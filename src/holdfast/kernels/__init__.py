@@ -156,7 +156,10 @@ def linear_fp8(
     block: tuple[int, int],
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`linear` with a weight of 8-bit floats [out, in] times the float32 scale of each `block` of it."""
+    """`linear` with a weight of 8-bit floats [out, in] times the float32 scale of each `block` of it.
+
+    Activations of more than one token may be rounded to 8 bits too, where a device multiplies those faster.
+    """
     out: torch.Tensor = implementation(x).linear_fp8(x, codes, scales, block, bias)
     return out
 

@@ -1,18 +1,26 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Projections whose weight is kept in 8-bit floating point: read so, multiplied in the activations' type.
+"""Projections whose weight is kept in 8-bit floating point.
 
 A step of a few tokens is bound by the bytes of its weights, of which there are half as many. One token: a
-program walks along some rows of the weight, as in `linear`. A few tokens: the weight is the left factor, so
-that it goes from memory through the conversion into the product without a stop; each block of products is
-multiplied by its scale before it is added. Many tokens: the weight is converted as a whole and the library
-multiplies. Same function and promises as `kernels/torch/fp8.py`. Called through `holdfast.kernels`.
+program walks along some rows of the weight, as in `linear`. A few tokens: the weight is the left factor of a
+product; where there are too few rows to fill the device, their depth is shared out, and the last of a tile's
+programs to arrive adds up the parts in their order. Many tokens: the library multiplies.
+
+Where the device multiplies numbers of 8 bits, the activations of more than one token are rounded to them,
+with a scale for each group of a token (or for each token, where the weight has no blocks): checkpoints in 8
+bits are made for it. Elsewhere the weight becomes the activations' type, on its way into the product or, for
+many tokens, as a whole. Same function as in `kernels/torch/fp8.py`. Called through `holdfast.kernels`.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
+from torch.nn.functional import ScalingType, scaled_mm
 
 from holdfast.kernels.triton.launch import (
     ceiling,
@@ -20,22 +28,66 @@ from holdfast.kernels.triton.launch import (
     overlap,
     power_of_two,
     precision,
+    processors,
     wait_for_inputs,
 )
 
-DEPTH = 128
+
+class Blocks(NamedTuple):
+    """Rows of the weight a program, elements along them at a time, warps, stages of loads, programs to have.
+
+    `filling` is for each multiprocessor.
+    """
+
+    rows: int
+    depth: int
+    warps: int
+    stages: int
+    filling: int = 1
+
+
+GROUP = 128
+"""Elements of a row that have one scale, in weights and in activations."""
+LARGEST = 448.0
+"""The largest number in 8 bits."""
 FEW_TOKENS = 64
-# One token: rows of the weight a program, elements along them at a time, warps; as measured on an H200.
-ONE_ROWS, ONE_DEPTH, ONE_WARPS = 16, 1024, 8
-# A few tokens: rows of the weight a program, warps, stages of loads: up to 16 tokens, more, in float32.
-SIXTEEN_BLOCKS, FEW_BLOCKS, FLOAT32_BLOCKS = (32, 2, 5), (64, 4, 3), (32, 4, 2)
+
+# As measured on an H200; for a few tokens by the power of two that they fit.
+ONE = Blocks(8, 1024, 4, 4)
+FEW = {
+    16: Blocks(64, GROUP, 4, 5, 3),
+    32: Blocks(64, GROUP, 4, 5, 3),
+    64: Blocks(64, GROUP, 4, 4, 3),
+}
+FLOAT32 = Blocks(32, GROUP, 4, 2)
+SPLITS_MOST = 16
+COUNTERS = 16_384
+"""Tiles whose depth may be shared out."""
 
 
 @triton.jit
+def _scaled(
+    x, scales, begin, depth, block_depth,
+    WHOLE: tl.constexpr, EVEN: tl.constexpr, GROUP: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Some activations of one token, times the scales of the weights that they meet."""
+    place = begin + tl.arange(0, DEPTH)
+    if EVEN:
+        value = tl.load(x + place).to(tl.float32)
+    else:
+        value = tl.load(x + place, mask=place < depth, other=0.0).to(tl.float32)
+    if not WHOLE:
+        group = begin + tl.arange(0, DEPTH // GROUP) * GROUP
+        scale = tl.load(scales + group // block_depth, mask=group < depth, other=0.0)
+        value = tl.reshape(tl.reshape(value, [DEPTH // GROUP, GROUP]) * scale[:, None], [DEPTH])
+    return value[None, :]
+
+
+@triton.jit(do_not_specialize=["rows_out"])
 def _one_product(
     x, codes, scales, bias, out, rows_out, depth, scale_row, block_rows, block_depth,
-    HAS_BIAS: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    HAS_BIAS: tl.constexpr, WHOLE: tl.constexpr, EVEN: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of one token, whose rows lie in one block; `WHOLE`: a row has one scale."""
     launch_next(OVERLAP)
@@ -44,15 +96,19 @@ def _one_product(
     steps = tl.arange(0, DEPTH)
     lines = codes + row.to(tl.int64)[:, None] * depth + steps[None, :]
     block_scales = scales + (tl.program_id(0) * ROWS // block_rows) * scale_row
-    total = tl.zeros([ROWS, DEPTH], tl.float32)
+    taken = inside[:, None]
+    if not EVEN:
+        taken = taken & (steps < depth)[None, :]
+    # Weights do not depend on the kernel before.
+    part = tl.load(lines, mask=taken, other=0.0)
     wait_for_inputs(OVERLAP)
-    for begin in tl.range(0, depth, DEPTH, num_stages=3):
-        deep = begin + steps < depth
-        value = tl.load(x + begin + steps, mask=deep, other=0.0).to(tl.float32)
-        if not WHOLE:
-            value *= tl.load(block_scales + (begin + steps) // block_depth, mask=deep, other=0.0)
-        part = tl.load(lines + begin, mask=inside[:, None] & deep[None, :], other=0.0)
-        total += part.to(tl.float32) * value[None, :]
+    total = part.to(tl.float32) * _scaled(x, block_scales, 0, depth, block_depth, WHOLE, EVEN, GROUP, DEPTH)
+    for begin in tl.range(DEPTH, depth, DEPTH, num_stages=STAGES):
+        if not EVEN:
+            taken = inside[:, None] & (begin + steps < depth)[None, :]
+        part = tl.load(lines + begin, mask=taken, other=0.0)
+        value = _scaled(x, block_scales, begin, depth, block_depth, WHOLE, EVEN, GROUP, DEPTH)
+        total += part.to(tl.float32) * value
     result = tl.sum(total, axis=1)
     if WHOLE:
         result *= tl.load(scales + row // block_rows * scale_row, mask=inside, other=0.0)
@@ -61,15 +117,18 @@ def _one_product(
     tl.store(out + row, result.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "splits"])
 def _few_product(
-    x, codes, scales, bias, out, tokens, rows_out, depth, x_stride, scale_row, block_rows, block_depth,
-    HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+    x, x_scales, codes, scales, bias, out, partial, arrived, tokens, rows_out, depth, x_stride, x_scale_group,
+    x_group, scale_row, block_rows, block_depth, splits,
+    HAS_BIAS: tl.constexpr, ROUNDED: tl.constexpr, SPLIT: tl.constexpr, TOKENS: tl.constexpr,
+    ROWS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Some outputs of a few tokens."""
+    """Some outputs of a few tokens, or a split's part of their sums."""
     launch_next(OVERLAP)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    row = tile * ROWS + tl.arange(0, ROWS)
     token = tl.arange(0, TOKENS)
     steps = tl.arange(0, DEPTH)
     inside = row < rows_out
@@ -78,17 +137,67 @@ def _few_product(
     values = x + token.to(tl.int64)[None, :] * x_stride + steps[:, None]
     scale_lines = scales + (row // block_rows) * scale_row
     total = tl.zeros([ROWS, TOKENS], tl.float32)
+    length = tl.cdiv(tl.cdiv(depth, splits), DEPTH) * DEPTH
+    first = split * length
     wait_for_inputs(OVERLAP)
-    for begin in tl.range(0, depth, DEPTH):
+    for begin in tl.range(first, tl.minimum(first + length, depth), DEPTH):
         deep = begin + steps < depth
         right = tl.load(values + begin, mask=deep[:, None] & real[None, :], other=0.0)
         left = tl.load(lines + begin, mask=inside[:, None] & deep[None, :], other=0.0).to(right.dtype)
-        scale = tl.load(scale_lines + begin // block_depth, mask=inside, other=0.0)
-        total += tl.dot(left, right, input_precision=PRECISION) * scale[:, None]
-    if HAS_BIAS:
-        total += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)[:, None]
-    places = out + token.to(tl.int64)[None, :] * rows_out + row[:, None]
-    tl.store(places, total.to(out.dtype.element_ty), mask=inside[:, None] & real[None, :])
+        scale = tl.load(scale_lines + begin // block_depth, mask=inside, other=0.0)[:, None]
+        if ROUNDED:
+            of_group = x_scales + begin // x_group * x_scale_group
+            scale = scale * tl.load(of_group + token, mask=real, other=0.0)[None, :]
+        total += tl.dot(left, right, input_precision=PRECISION) * scale
+    stored = inside[:, None] & real[None, :]
+    last = True
+    if SPLIT:
+        within = tl.arange(0, ROWS)[:, None] * TOKENS + token[None, :]
+        parts = partial + tile.to(tl.int64) * splits * (ROWS * TOKENS) + within
+        tl.store(parts + split * (ROWS * TOKENS), total)
+        # All threads have stored before one of them says so.
+        tl.debug_barrier()
+        last = tl.atomic_add(arrived + tile, 1) == splits - 1
+        if last:
+            tl.store(arrived + tile, 0)
+            total = tl.zeros([ROWS, TOKENS], tl.float32)
+            for other in tl.range(0, splits):
+                # Written by other programs in this launch: not to be found in a cache of one's own.
+                total += tl.load(parts + other * (ROWS * TOKENS), cache_modifier=".cg")
+    if last:
+        if HAS_BIAS:
+            total += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)[:, None]
+        places = out + token.to(tl.int64)[None, :] * rows_out + row[:, None]
+        tl.store(places, total.to(out.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def _round(
+    x,
+    codes,
+    scales,
+    depth,
+    x_stride,
+    scale_token,
+    scale_group,
+    largest,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Some groups of one token in 8 bits, with their scales."""
+    launch_next(OVERLAP)
+    wait_for_inputs(OVERLAP)
+    token = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    column = group[:, None] * GROUP + tl.arange(0, BLOCK)[None, :]
+    inside = (tl.arange(0, BLOCK) < GROUP)[None, :] & (column < depth)
+    value = tl.load(x + token * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    # A group of zeros has any scale.
+    scale = tl.maximum(tl.max(tl.abs(value), axis=1), 1e-10) / largest
+    tl.store(codes + token * depth + column, (value / scale[:, None]).to(codes.dtype.element_ty), mask=inside)
+    tl.store(scales + token * scale_token + group * scale_group, scale, mask=group * GROUP < depth)
 
 
 @triton.jit
@@ -101,6 +210,121 @@ def _convert(codes, scales, out, depth, scale_row, block_rows, block_depth, BLOC
     tl.store(out + row * depth + column, value.to(out.dtype.element_ty), mask=inside)
 
 
+@cache
+def _counters(device: torch.device) -> torch.Tensor:
+    """How many programs of a tile have arrived; zero between launches, which never run side by side."""
+    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+
+
+class _Weight(NamedTuple):
+    codes: torch.Tensor
+    scales: torch.Tensor
+    block: tuple[int, int]
+
+    @property
+    def whole(self) -> bool:
+        """Whether a row has one scale."""
+        return self.block[1] >= self.codes.shape[1]
+
+
+def _one(x: torch.Tensor, weight: _Weight, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    rows_out, depth = weight.codes.shape
+    _one_product[(ceiling(rows_out, ONE.rows),)](
+        x, weight.codes, weight.scales, x if bias is None else bias, out, rows_out, depth,
+        weight.scales.stride(0), *weight.block, HAS_BIAS=bias is not None, WHOLE=weight.whole,
+        EVEN=depth % ONE.depth == 0, GROUP=GROUP, ROWS=ONE.rows, DEPTH=ONE.depth, STAGES=ONE.stages,
+        num_warps=ONE.warps, **overlap(x),
+    )  # fmt: skip
+
+
+class _Rounded(NamedTuple):
+    """Activations in 8 bits: codes [tokens, depth], scales [groups, tokens] of `group` elements each."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    group: int
+
+
+def _few(
+    x: torch.Tensor, rounded: _Rounded | None, weight: _Weight, bias: torch.Tensor | None, out: torch.Tensor
+) -> None:
+    tokens, (rows_out, depth) = x.shape[0], weight.codes.shape
+    height = power_of_two(tokens, 16)
+    blocks = FLOAT32 if x.dtype == torch.float32 else FEW[height]
+    tiles = ceiling(rows_out, blocks.rows)
+    wanted = processors(x.device.index) * blocks.filling // tiles
+    splits = max(1, min(SPLITS_MOST, wanted, depth // (2 * blocks.depth))) if tiles <= COUNTERS else 1
+    size = tiles * splits * blocks.rows * height if splits > 1 else 0
+    partial = torch.empty(size, dtype=torch.float32, device=x.device) if size else x
+    values, value_scales, group = (x, x, depth) if rounded is None else rounded
+    _few_product[(tiles, splits)](
+        values, value_scales, weight.codes, weight.scales, x if bias is None else bias, out, partial,
+        _counters(x.device), tokens, rows_out, depth, values.stride(0), value_scales.stride(0), group,
+        weight.scales.stride(0), *weight.block, splits,
+        HAS_BIAS=bias is not None, ROUNDED=rounded is not None, SPLIT=splits > 1, TOKENS=height,
+        ROWS=blocks.rows, DEPTH=blocks.depth, PRECISION=precision(x.dtype),
+        num_warps=blocks.warps, num_stages=blocks.stages, **overlap(x),
+    )  # fmt: skip
+
+
+def _converted(x: torch.Tensor, weight: _Weight, bias: torch.Tensor | None) -> torch.Tensor:
+    """The product with the whole weight in the activations' type."""
+    rows_out, depth = weight.codes.shape
+    dense = torch.empty(rows_out, depth, dtype=x.dtype, device=x.device)
+    _convert[(rows_out, ceiling(depth, 2048))](
+        weight.codes, weight.scales, dense, depth, weight.scales.stride(0), *weight.block, BLOCK=2048,
+        num_warps=4,
+    )  # fmt: skip
+    return torch.nn.functional.linear(x, dense, bias)
+
+
+def _in_eight_bits(x: torch.Tensor, weight: _Weight) -> _Rounded:
+    """Activations with scales as the weight has them: for each group of a token, or for each token."""
+    tokens, depth = x.shape
+    group, groups = (depth, 1) if weight.whole else (GROUP, 8)
+    # The library wants whole rows of scales.
+    padded = ceiling(tokens, 16) * 16
+    codes = torch.empty(padded, depth, dtype=weight.codes.dtype, device=x.device)
+    scales = torch.empty(depth // group, padded, dtype=torch.float32, device=x.device)
+    _round[(tokens, ceiling(depth, group * groups))](
+        x, codes, scales, depth, x.stride(0), 1, padded, LARGEST, GROUPS=groups, GROUP=group,
+        BLOCK=power_of_two(group), num_warps=4, **overlap(x),
+    )  # fmt: skip
+    return _Rounded(codes, scales, group)
+
+
+def _many(x: torch.Tensor, rounded: _Rounded, weight: _Weight, bias: torch.Tensor | None) -> torch.Tensor:
+    """The library's product of 8-bit factors."""
+    scales, recipe, weight_recipe = weight.scales, ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
+    if weight.whole:
+        scales = scales.expand(weight.codes.shape[0], 1).contiguous()
+        recipe = weight_recipe = ScalingType.RowWise
+    product = scaled_mm(
+        rounded.codes,
+        weight.codes.t(),
+        rounded.scales.t(),
+        recipe,
+        scales.t(),
+        weight_recipe,
+        bias=bias,
+        output_dtype=x.dtype,
+    )
+    return product[: x.shape[0]]
+
+
+def rounds(x: torch.Tensor, codes: torch.Tensor) -> bool:
+    """Whether activations are rounded to 8 bits before they meet a weight."""
+    if x.shape[0] <= 1 or x.dtype != torch.bfloat16:
+        return False
+    return codes.shape[0] % GROUP == codes.shape[1] % GROUP == 0 and _multiplies(x.device.index)
+
+
+@cache
+def _multiplies(index: int | None) -> bool:
+    """Whether the device multiplies numbers of 8 bits, and the library has scales for groups of them."""
+    return index is not None and torch.cuda.get_device_capability(index) == (9, 0)
+
+
 def linear_fp8(
     x: torch.Tensor,
     codes: torch.Tensor,
@@ -108,31 +332,16 @@ def linear_fp8(
     block: tuple[int, int],
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    tokens, rows_out, depth = x.shape[0], codes.shape[0], codes.shape[1]
+    tokens, depth = x.shape[0], codes.shape[1]
     assert codes.is_contiguous() and scales.is_contiguous() and x.stride(1) == 1
-    assert block[1] >= depth or block[1] % DEPTH == 0, "a block of products has one scale along its depth"
+    assert block[1] >= depth or block[1] % GROUP == 0, "a block of products has one scale along its depth"
+    weight = _Weight(codes, scales, block)
+    rounded = _in_eight_bits(x, weight) if rounds(x, codes) else None
     if tokens > FEW_TOKENS:
-        weight = torch.empty(rows_out, depth, dtype=x.dtype, device=x.device)
-        _convert[(rows_out, ceiling(depth, 2048))](
-            codes, scales, weight, depth, scales.stride(0), *block, BLOCK=2048, num_warps=4
-        )
-        return torch.nn.functional.linear(x, weight, bias)
-    out = torch.empty(tokens, rows_out, dtype=x.dtype, device=x.device)
-    offset = x if bias is None else bias
-    whole = block[1] >= depth
-    if tokens == 1 and (whole or block[0] % ONE_ROWS == 0):
-        _one_product[(ceiling(rows_out, ONE_ROWS),)](
-            x, codes, scales, offset, out, rows_out, depth, scales.stride(0), *block,
-            HAS_BIAS=bias is not None, WHOLE=whole, ROWS=ONE_ROWS, DEPTH=ONE_DEPTH,
-            num_warps=ONE_WARPS, **overlap(x),
-        )  # fmt: skip
+        return _converted(x, weight, bias) if rounded is None else _many(x, rounded, weight, bias)
+    out = torch.empty(tokens, codes.shape[0], dtype=x.dtype, device=x.device)
+    if tokens == 1 and (weight.whole or block[0] % ONE.rows == 0):
+        _one(x, weight, bias, out)
     elif tokens:
-        rows, warps, stages = SIXTEEN_BLOCKS if tokens <= 16 else FEW_BLOCKS
-        if x.dtype == torch.float32:
-            rows, warps, stages = FLOAT32_BLOCKS
-        _few_product[(ceiling(rows_out, rows),)](
-            x, codes, scales, offset, out, tokens, rows_out, depth, x.stride(0), scales.stride(0), *block,
-            HAS_BIAS=bias is not None, TOKENS=power_of_two(tokens, 16), ROWS=rows, DEPTH=DEPTH,
-            PRECISION=precision(x.dtype), num_warps=warps, num_stages=stages, **overlap(x),
-        )  # fmt: skip
+        _few(x, rounded, weight, bias, out)
     return out
