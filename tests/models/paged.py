@@ -69,7 +69,7 @@ class PagedRunner:
             state_destination=destinations,
             device=self.model.device,
         )
-        logits = self.model.logits(self.model.forward(batch, self.memory))
+        logits = self.model.logits(self.model.forward(batch, self.memory)).float()
         for (sequence, tokens), destination in zip(rows, destinations, strict=True):
             if sequence.slot >= 0:
                 self.free["state"].append(sequence.slot)

@@ -199,7 +199,7 @@ class Executor:
         if tokens is None or not self._plain(samples):
             chosen = hidden.index_select(0, given.sample_place[: len(samples)])
             flight.sampled = self.sampler.sample(
-                self.model.logits(chosen),
+                self.model.logits(chosen).float(),
                 [sample.sampler_row for sample in samples],
                 [sample.position for sample in samples],
             )

@@ -38,7 +38,7 @@ def step_bytes(model: Model, options: EngineOptions) -> int:
     # One row decodes and one is filled in: both kinds of kernels run.
     hidden = model.forward(_batch(model, options, [1, tokens - 1]), memory)
     rows = min(options.max_running, tokens)
-    logits = model.logits(hidden[:rows])
+    logits = model.logits(hidden[:rows]).float()
     torch.log_softmax(logits, dim=-1)
     torch.cuda.synchronize(model.device)
     peak = torch.cuda.max_memory_allocated(model.device) - before

@@ -1,7 +1,7 @@
 """A loaded model: tokens in, hidden states and logits out.
 
 `Model.forward` runs one ragged batch against a `Memory`; `Model.logits` turns chosen hidden states into
-float32 logits. A model keeps no state of its own and never allocates memory for sequences. Built by
+logits. A model keeps no state of its own and never allocates memory for sequences. Built by
 `checkpoint.load_model`, called by the executor.
 """
 
@@ -89,10 +89,10 @@ class Model:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Float32 logits [rows, vocabulary] of hidden states that `forward` answered."""
-        logits = self._head(hidden).float()
+        """Logits [rows, vocabulary] of hidden states from `forward`; float32 where the model scales them."""
+        logits = self._head(hidden)
         if self.config.logits_multiplier != 1.0:
-            logits = logits * self.config.logits_multiplier
+            logits = logits.float() * self.config.logits_multiplier
         if self.config.logits_softcap is not None:
-            logits = torch.tanh(logits / self.config.logits_softcap) * self.config.logits_softcap
+            logits = torch.tanh(logits.float() / self.config.logits_softcap) * self.config.logits_softcap
         return logits
