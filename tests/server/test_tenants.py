@@ -95,4 +95,12 @@ def test_a_tenant_has_a_cap_on_its_sessions(serve: Serve, tmp_path: Path) -> Non
     )
     with as_(server, ALICE) as alice, as_(server, BOB) as bob:
         assert [alice.post("/v1/sessions", json={}).status_code for _ in range(3)] == [201, 201, 429]
-        assert bob.post("/v1/sessions", json={}).status_code == 201
+        name = bob.post("/v1/sessions", json={}).json()["id"]
+        assert bob.post(f"/v1/sessions/{name}/turns", json={"input": "one two"}).status_code == 200
+        fork = f"/v1/sessions/{name}/fork"
+        made = [bob.post(fork, json={"request_id": "f"}) for _ in range(2)]
+        assert [answer.status_code for answer in made] == [201, 201], "it was made, and asked for again"
+        assert made[0].json()["id"] == made[1].json()["id"]
+        for refused in ({"request_id": "g"}, {}):
+            answer = bob.post(fork, json=refused)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_sessions")

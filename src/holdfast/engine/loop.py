@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.core.errors import Refused, RequestConflict, TurnExists
+from holdfast.core.errors import Refused, RequestConflict, TooManySessions, TurnExists
 from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import Ledger
 from holdfast.core.plan import StepResult
@@ -325,16 +325,19 @@ class EngineLoop:
         turns: int | None = None,
         request_id: str | None = None,
         done: Act | None = None,
+        anew: bool = True,
     ) -> Session:
         """A new session that goes on from the end of an earlier turn, or of the last.
 
         A fork that is asked for again by its `request_id` answers the session that it made the first time; it
-        is refused if that one is closed since, rather than to make another.
+        is refused if that one is closed since, rather than to make another. Without `anew` it makes none.
         """
         self.book.require_journal()
         asked = f"fork {turns}"
         made = self.book.answered(session_id, request_id, asked)
         if made is None:
+            if not anew:
+                raise TooManySessions("this key may have no more sessions open")
             parent = self.scheduler.registry.find(session_id)
             child = self.scheduler.fork(session_id, new_id, self.now(), turns)
             self._note_named(parent)

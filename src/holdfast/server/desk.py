@@ -164,7 +164,9 @@ class Desk:
 
     def _fork(self, command: wire.Fork) -> None:
         # One that is asked for again answers the session that it made the first time.
-        child = self.loop.fork(command.session, command.child, command.turns, command.request_id)
+        child = self.loop.fork(
+            command.session, command.child, command.turns, command.request_id, anew=command.anew
+        )
         self.loop.book.when_durable(lambda: self._done(command.call, child.id, child.id))
 
     def _move(self, command: wire.MoveSession) -> None:

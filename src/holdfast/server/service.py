@@ -187,7 +187,7 @@ class Service:
         if ttl is not None and not 0 < ttl <= TTL_MAX:
             raise bad_field("ttl", f"must be more than 0 and at most {TTL_MAX:.0f} seconds")
         if len(self.table.of(caller.tenant)) >= self.options.tenant_sessions:
-            raise Problem(429, "over_quota", f"{self.options.tenant_sessions} sessions are open for this key")
+            raise self._no_more_sessions()
         if system is not None and not self.prompts.chats:
             raise bad_field("system", "this model has no chat template")
         _require_metadata(metadata)
@@ -206,6 +206,11 @@ class Service:
         )
         self.table.add(record)
         return record
+
+    def _no_more_sessions(self) -> Problem:
+        return Problem(
+            429, "too_many_sessions", f"{self.options.tenant_sessions} sessions are open for this key"
+        )
 
     async def close_session(self, caller: Caller, name: str) -> None:
         """Close a session; a turn in flight is rolled back first. Twice is no error."""
@@ -276,10 +281,14 @@ class Service:
     ) -> SessionRecord:
         """A second session that shares the first one's history."""
         given, name = name, require_name(name, "id") if name is not None else new_name("s")
-        if len(self.table.of(record.tenant)) >= self.options.tenant_sessions:
-            raise Problem(429, "over_quota", f"{self.options.tenant_sessions} sessions are open for this key")
+        # Who has as many sessions as may be can still ask for one again that was made.
+        room = len(self.table.of(record.tenant)) < self.options.tenant_sessions
+        if not room and request_id is None:
+            raise self._no_more_sessions()
         parent, child = engine_name(record.tenant, record.name), engine_name(record.tenant, name)
-        done = await self._call_on(record, lambda number: wire.Fork(number, parent, child, turns, request_id))
+        done = await self._call_on(
+            record, lambda number: wire.Fork(number, parent, child, turns, request_id, anew=room)
+        )
         assert done.view is not None, "the engine has the session that it made"
         made = done.view.name.partition("/")[2]
         known = self.table.get(record.tenant, made)

@@ -113,13 +113,17 @@ class Rewind(msgspec.Struct, tag="rewind", frozen=True):
 
 
 class Fork(msgspec.Struct, tag="fork", frozen=True):
-    """A second session from the end of turn `turns`, or of the last."""
+    """A second session from the end of turn `turns`, or of the last.
+
+    Without `anew` none is made: the answer is the one that `request_id` has made before.
+    """
 
     call: int
     session: str
     child: str
     turns: int | None
     request_id: str | None = None
+    anew: bool = True
 
 
 class CloseSession(msgspec.Struct, tag="close", frozen=True):

@@ -130,7 +130,7 @@ class Native:
         own = sum(tenant == caller.tenant for tenant, _ in self._sessions)
         limit = self.service.options.tenant_sessions
         if own + len(self.service.table.of(caller.tenant)) >= limit:
-            raise Problem(429, "over_quota", f"{limit} sessions are open for this key")
+            raise Problem(429, "too_many_sessions", f"{limit} sessions are open for this key")
         key = (caller.tenant, name)
         self._gone.pop(key, None)
         self._sessions[key] = Branches(caller.tenant, name, self.ttl if ttl is None else ttl)
