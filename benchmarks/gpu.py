@@ -215,6 +215,16 @@ def measure_fp8(name: str, model: Model) -> None:
     for batch in (1, 16, 64):
         timings.decode_step(loop, batch, 8)
         note(f"{name} fp8", f"decode {batch}", timings.decode_step(loop, batch), "ms")
+    note(f"{name} fp8", "turn 1024", timings.turns(loop, 1024)["turn"], "ms")
+    for prompts, length in ((1, 8192), (16, 2048)):
+        value = timings.prefill(loop, prompts, length)
+        note(f"{name} fp8", f"prefill {prompts} x {length}", value, "tokens/s")
+    note(
+        f"{name} fp8",
+        "64 sessions tokens/s",
+        timings.sessions(loop, 64, ROUNDS, 1024)["tokens/s"],
+        "tokens/s",
+    )
 
 
 PARTS = ["decode", "turns", "prefill", "sessions", "tiers", "fp8"]

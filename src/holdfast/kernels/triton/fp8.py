@@ -55,7 +55,7 @@ FEW_TOKENS = 64
 # As measured on an H200; for a few tokens by the power of two that they fit.
 ONE = Blocks(8, 1024, 4, 4)
 FEW = {
-    16: Blocks(64, GROUP, 4, 5, 3),
+    16: Blocks(64, GROUP, 4, 5, 4),
     32: Blocks(64, GROUP, 4, 5, 3),
     64: Blocks(64, GROUP, 4, 4, 3),
 }
