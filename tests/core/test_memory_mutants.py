@@ -177,6 +177,21 @@ def left_and_found(world: World) -> Iterator[None]:
     yield
 
 
+def leaned_on_and_left(world: World) -> Iterator[None]:
+    """Two sessions lean on one prompt, and one of them leaves with what is its own."""
+    first = world.open("first")
+    world.begin(first, PROMPT)
+    world.compute(first)
+    world.publish(first, len(PROMPT))
+    world.commit(first)
+    yield
+    second = world.open("second")
+    world.turn(second, [*PROMPT, 9], [1])
+    yield
+    world.reclaim(first)
+    yield
+
+
 def two_tenants(world: World) -> Iterator[None]:
     """Two tenants say the same."""
     first = world.open("first", tenant="one")
@@ -226,6 +241,9 @@ CASES = {
     "lease-forgets-its-lock": Case(read_and_evicted, "census", "lock without a lessee", "first"),
     "release-keeps-the-lock": Case(read_and_evicted, "census", "lock without a lessee", "TREE tenant"),
     "release-keeps-window-locks": Case(read_and_evicted, "census", "lock without a lessee", "TREE tenant"),
+    "a-spill-takes-what-others-lease": Case(
+        leaned_on_and_left, "census", "claimed while free", "second", "dense"
+    ),
     "match-crosses-tenants": Case(two_tenants, "content", "FULL", "TURN turn of second"),
     "state-is-left-at-the-wrong-length": Case(left_and_found, "content", "STATE", "TURN turn of second"),
 }

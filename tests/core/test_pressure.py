@@ -5,7 +5,7 @@ import pytest
 from holdfast.core.layout import Component, MemoryLayout, Tier
 from holdfast.core.ledger import OutOfUnits
 from holdfast.core.session import Life, Place
-from tests.core.driver import Driver, prompt
+from tests.core.driver import LAYOUTS, PAGE_SIZES, Driver, prompt
 
 FULL, STATE = Component.FULL, Component.STATE
 
@@ -126,15 +126,46 @@ def test_sessions_that_are_away_give_up_the_prefix_they_lease_last() -> None:
     driver = Driver("dense", 4, pages=20, host=100)
     driver.open("a")
     driver.turn("a", 41, 2)
-    driver.scheduler.spill("a", driver.now)
+    driver.scheduler.fork("a", "c", driver.now)
     driver.run()
-    assert driver.session("a").place is Place.AWAY and driver.counts() == {"FREE": 10, "TREE": 10}
+    for name in ("a", "c"):
+        driver.scheduler.spill(name, driver.now)
+        driver.run()
+        assert driver.session(name).place is Place.AWAY
+    assert driver.counts() == {"FREE": 10, "TREE": 10}, "each of them needs it, and neither alone"
     driver.open("b")
     assert ask(driver, "b", 15)
-    assert driver.session("a").place is Place.HOME and driver.session("a").parcel is None
+    for name in ("a", "c"):
+        assert driver.session(name).place is Place.HOME and driver.session(name).parcel is None
     assert driver.counts() == {"FREE": 20}
     assert driver.counts(FULL, Tier.HOST) == {"FREE": 100}
     assert driver.turn("a", 3, 2, 1).cached == 0
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_first_prompt_that_lies_in_the_tree_goes_along_and_comes_back(layout: str, page_size: int) -> None:
+    driver = Driver(layout, page_size, pages=2 * (100 // page_size + 1) + 3, slots=5, host=400)
+    for seed, name in enumerate(("a", "b", "c")):
+        driver.open(name)
+        driver.turn(name, 80, 4, seed)
+    for name in ("a", "b", "c", "a"):
+        assert driver.turn(name, 3, 3, 9).cached == len(driver.tokens(name)) - 6, "nothing is computed again"
+    assert driver.registry.counters.dropped == 0
+
+
+def test_a_prefix_that_others_lease_stays_and_the_rest_goes_along() -> None:
+    driver = Driver("dense", 4, host=100)
+    for name in ("a", "b"):
+        driver.open(name)
+        driver.submit(name, (*prompt(20), *prompt(20, 1 + ord(name))), 2)
+        driver.run()
+    assert driver.scheduler.spill("a", driver.now)
+    driver.run()
+    assert driver.session("a").sequence.lease.length == 20, "what b begins with as well"
+    assert driver.counts(FULL, Tier.HOST)["SESSION"] == 11 - 5
+    turn = driver.turn("a", 3, 2, 5)
+    assert turn.cached == 42
 
 
 def test_memory_that_a_copy_has_yet_to_complete_is_not_spilled() -> None:

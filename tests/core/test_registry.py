@@ -9,6 +9,7 @@ from holdfast.core.policy import Policy
 from holdfast.core.prefix import PrefixTree
 from holdfast.core.registry import Registry
 from holdfast.core.session import Life, Place, Session
+from holdfast.core.sharing import lean
 from tests.core.driver import Driver, prompt
 
 FULL, STATE = Component.FULL, Component.STATE
@@ -123,14 +124,28 @@ def test_units_that_are_leaving_are_counted() -> None:
     driver.open("a")
     driver.turn("a", 10, 3)
     assert driver.registry.leaving_units(FULL) == 0
-    own = driver.session("a").holder.held[driver.ledger.pool(FULL).index]
+    own = driver.registry.own_units(driver.session("a"))
+    assert own == {FULL: 4, STATE: 1}, "and what the tree keeps for it alone"
     driver.scheduler.spill("a", driver.now)
-    assert driver.registry.leaving_units(FULL) == own
+    assert driver.registry.leaving_units(FULL) == own[FULL]
     driver.plan()
     driver.submit("a", prompt(2, 1), 2)
     driver.plan()
     assert driver.registry.leaving_units(FULL) == driver.ledger.pool(FULL).by_kind[Kind.RETIRING]
     driver.run()
+
+
+def test_a_state_that_the_tree_keeps_for_one_session_is_counted_as_its_own() -> None:
+    driver = Driver("hybrid", 4)
+    driver.open("a")
+    driver.turn("a", 10, 3)
+    driver.close("a")
+    sequence, tree = driver.open("b").sequence, driver.registry.tree
+    sequence.tokens.extend(prompt(10))
+    match = tree.match("red", sequence.tokens.packed(0, 10), 9)
+    lean(sequence, tree.lease(match, "b"), match.length, {})
+    assert sequence.computed == 8 and sequence.state is None
+    assert driver.registry.own_units(driver.session("b")) == {FULL: 2, STATE: 1}
 
 
 def test_a_restore_on_its_way_is_not_leaving() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.core.layout import Component, named_layout
 from holdfast.core.ledger import Kind, OutOfUnits
-from holdfast.core.sharing import lean, publish, tail_sources
+from holdfast.core.sharing import lean, publish, reclaim, tail_sources
 from holdfast.core.tokens import pack
 from tests.core.world import LAYOUTS, PAGE_SIZES, STATEFUL, WINDOWED, World, units_of
 
@@ -159,6 +159,102 @@ def test_points_that_lean_on_published_window_pages_can_still_be_returned_to(nam
     world.turn(chat, [2] * 9, [3])
     world.rewind(chat, 19)
     world.turn(chat, [4], [5])
+    world.finish()
+
+
+# --- taking back ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("window", [1, 7, 33, 50])
+def test_what_nobody_came_for_is_taken_back_and_nothing_is_computed_again(
+    name: str, page_size: int, window: int
+) -> None:
+    world = world_of(name, page_size, window)
+    chat = world.open()
+    first_turn(world, chat, publish_to=41)
+    world.check()
+    before = world.tokens_computed
+    world.reclaim(chat)
+    assert chat.sequence.lease.length == 0 and not any(node.parent for node in world.tree.nodes())
+    world.check()
+    world.turn(chat, [6, 7], [8])
+    assert world.tokens_computed - before == 3
+    world.rewind(chat, 42)
+    world.turn(chat, [9], [1])
+    world.finish()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_what_others_lean_on_stays_with_the_tree(name: str) -> None:
+    world = world_of(name, 4, window=33)
+    first, second = world.open(), world.open()
+    first_turn(world, first, publish_to=41)
+    world.turn(second, [*PROMPT[:24], 9, 9, 9], [5])
+    shared = second.sequence.lease.length
+    world.reclaim(first)
+    world.check()
+    assert first.sequence.lease.length == shared
+    world.close(second)
+    world.reclaim(first)
+    assert first.sequence.lease.length == 0
+    world.turn(first, [6], [7])
+    world.finish()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_history_that_somebody_left_stays_with_the_tree(name: str) -> None:
+    world = world_of(name, 4, window=33)
+    first, second = world.open(), world.open()
+    first_turn(world, first, publish_to=41)
+    second.sequence.tokens.extend(first.sequence.tokens.slice(0, first.sequence.known))
+    world.attach(second, 42)
+    world.close(second, leave=True)
+    world.close(first, leave=True)
+    third = world.open()
+    third.sequence.tokens.extend(PROMPT)
+    world.attach(third, 41)
+    world.reclaim(third)
+    assert third.sequence.lease.length == third.sequence.computed // 4 * 4, "a tail hangs below it"
+    world.check()
+    world.finish()
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_leased_state_is_taken_back_with_its_pages(name: str) -> None:
+    world = world_of(name, 4, window=33)
+    first, second = world.open(), world.open()
+    first_turn(world, first, publish_to=41)
+    sequence = second.sequence
+    sequence.tokens.extend(PROMPT)
+    world.attach(second, 40)
+    world.close(first)
+    assert sequence.computed == 40 and sequence.state is None
+    world.reclaim(second)
+    world.check()
+    assert sequence.lease.length == 0 and sequence.state is not None and world.tree.states == 0
+    before = world.tokens_computed
+    world.turn(second, [6], [7])
+    assert world.tokens_computed - before == 3
+    world.finish()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_only_a_sequence_at_rest_takes_anything_back(name: str) -> None:
+    world = world_of(name)
+    chat = world.open()
+    first_turn(world, chat, publish_to=41)
+    world.begin(chat, [1])
+    with pytest.raises(AssertionError, match="at rest"):
+        reclaim(world.tree, chat.sequence)
+    world.compute(chat)
+    world.commit(chat)
+    other = world.open()
+    other.sequence.tokens.extend([*PROMPT, 9])
+    world.attach(other, 41)
+    with pytest.raises(AssertionError, match="somebody else"):
+        world.tree.withdraw(chat.sequence.lease)
     world.finish()
 
 

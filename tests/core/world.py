@@ -12,7 +12,7 @@ from holdfast.core.ledger import Grant, Kind, Ledger, OutOfUnits
 from holdfast.core.plan import UnitCopy
 from holdfast.core.prefix import PrefixTree
 from holdfast.core.sequence import Sequence
-from holdfast.core.sharing import fork, lean, leave_history, publish, tail_sources
+from holdfast.core.sharing import fork, lean, leave_history, publish, reclaim, tail_sources
 from tests.core.device import Device, Table, digests
 
 PAGE_SIZES = (1, 3, 16, 64, 256)
@@ -289,6 +289,14 @@ class World:
     def publish(self, chat: Chat, length: int) -> None:
         """Whole pages below `length` go to the tree."""
         publish(self.tree, chat.sequence, length)
+
+    def reclaim(self, chat: Chat) -> None:
+        """What the tree keeps for this chat alone is its own again."""
+        before = chat.sequence.lease.length
+        alone_from = self.tree.alone_from(chat.sequence.lease)
+        reclaim(self.tree, chat.sequence)
+        assert chat.sequence.lease.length == alone_from <= before
+        assert self.tree.alone_from(chat.sequence.lease) == alone_from, "others need what is left"
 
     def close(self, chat: Chat, leave: bool = False) -> None:
         """The chat ends, leaving its history to the tree or not."""

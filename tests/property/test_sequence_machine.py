@@ -208,6 +208,12 @@ class SequenceMachine(RuleBasedStateMachine):
         chat = choose([chat for chat in self.active() if chat.sequence.mark.known == 0], pick)
         self.world.publish(chat, min(chat.sequence.computed, chat.input_end) * share // 4)
 
+    @precondition(lambda self: self.leaning())
+    @rule(pick=PICK)
+    def reclaim(self, pick: int) -> None:
+        with NoAllocation(self.world):
+            self.world.reclaim(choose(self.leaning(), pick))
+
     @precondition(lambda self: self.resting())
     @rule(pick=PICK, budget=st.integers(0, 3))
     def thin(self, pick: int, budget: int) -> None:

@@ -66,6 +66,7 @@ EXPECTED: dict[str, Report] = {
     "lease-forgets-its-lock": report(LOCK, NAME),
     "release-keeps-the-lock": report(LOCK, TREE, NAME),
     "release-keeps-window-locks": report(LOCK, TREE, NAME),
+    "a-spill-takes-what-others-lease": report("claimed while free", NAME),
     "match-crosses-tenants": report("tenant", NAME),
     "state-is-left-at-the-wrong-length": report("content", TREE, ROW),
     # Admission and turns: the turn, or the session whose turn it was.

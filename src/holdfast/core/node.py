@@ -114,6 +114,24 @@ class Tail:
                 yield hold
 
 
+class Withdrawn:
+    """What a run held that was taken out of the tree; `first` is the number of its first window page."""
+
+    __slots__ = ("first", "full", "state", "window")
+
+    def __init__(self, full: Hold | None, window: Hold | None, first: int) -> None:
+        self.full = full
+        self.window = window
+        self.first = first
+        self.state: Hold | None = None
+
+    def holds(self) -> Iterator[Hold]:
+        """Everything that was taken out."""
+        for hold in (self.full, self.window, self.state):
+            if hold is not None:
+                yield hold
+
+
 class Match:
     """What a look-up found. `length` can be resumed from; full KV reaches to `branch`."""
 

@@ -76,9 +76,9 @@ class Planner:
             if todo > 1 or self.propose is not None:
                 prefilling.append(session)
                 continue
-            sample = turn.generated + turn.awaiting < turn.request.max_tokens
             # The last token is left to a seal or to the next turn, which a row of it in flight would hold up.
-            if todo < 1 or budget < 1 or not sample:
+            last = turn.generated + turn.awaiting >= turn.request.max_tokens
+            if todo < 1 or budget < 1 or last:
                 continue
             source = sequence.state_source() if stateful else None
             ledger.purpose = "decode page"
@@ -88,12 +88,11 @@ class Planner:
                 if not self._extend_under_pressure(session, shortfall):
                     continue
             inputs = [] if start >= len(tokens) else [tokens[start]]
-            row: Row[Turn] = Row(turn, session.number, start, 1, inputs, sample, sequence.table_changes())
+            row: Row[Turn] = Row(turn, session.number, start, 1, inputs, True, sequence.table_changes())
             if stateful:
                 assert sequence.state is not None
                 row.state = (source, sequence.state.units[0])
-            if sample:
-                turn.awaiting += 1
+            turn.awaiting += 1
             turn.computed += 1
             session.unsettled += 1
             sequence.fence = step

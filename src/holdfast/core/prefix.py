@@ -19,8 +19,8 @@ from holdfast.core.eviction import EvictionQueue
 from holdfast.core.layout import Component
 from holdfast.core.lease import DeadLease, Lease, LeaseRecord, LockLeak
 from holdfast.core.ledger import Grant, Hold, Kind, Ledger
-from holdfast.core.node import Match, Node, Tail, leaf_may_go, state_may_go, window_may_go
-from holdfast.core.tokens import TOKEN_BYTES
+from holdfast.core.node import Match, Node, Tail, Withdrawn, leaf_may_go, state_may_go, window_may_go
+from holdfast.core.tokens import TOKEN_BYTES, common_bytes
 
 Queues = dict[Component, EvictionQueue[Node | Tail]]
 
@@ -81,7 +81,7 @@ class PrefixTree:
                 found.branch = max(found.branch, node.end)
                 return found
             child.used = tick
-            same = self._common_bytes(child.key, packed, at, stop)
+            same = common_bytes(child.key, packed, at, stop, page_bytes)
             if windowed:
                 covered = self._covered_from(child, covered)
             at += same
@@ -112,20 +112,6 @@ class PrefixTree:
 
     def _window_reaches(self, length: int, covered: int) -> bool:
         return self.layout.window_first_page(length) * self.layout.page_size >= covered
-
-    def _common_bytes(self, key: bytes, packed: bytes, at: int, stop: int) -> int:
-        """How many bytes, in whole pages, `key` shares with `packed` from `at`, not past `stop`."""
-        if at + len(key) <= stop and packed.startswith(key, at):
-            return len(key)
-        page_bytes = self.page_bytes
-        low, high = 1, min(len(key), stop - at) // page_bytes
-        while low < high:
-            middle = (low + high + 1) // 2
-            if packed.startswith(key[low * page_bytes : middle * page_bytes], at + low * page_bytes):
-                low = middle
-            else:
-                high = middle - 1
-        return low * page_bytes
 
     # --- leases -----------------------------------------------------------------------------------
 
@@ -287,7 +273,7 @@ class PrefixTree:
                 full = window = None
                 break
             changed = min(changed, child.start // page_size)
-            same = self._common_bytes(child.key, key, at, len(key))
+            same = common_bytes(child.key, key, at, len(key), self.page_bytes)
             if same < len(child.key):
                 child = self._split(child, same // TOKEN_BYTES)
             full, window = self._absorb(child, full, window)
@@ -400,11 +386,38 @@ class PrefixTree:
 
     def _make_room_for_state(self, root_key: str) -> bool:
         """Whether one more state may stay; a tenant's own give way before another's."""
-        if self.states < self.state_budget:
+        if self.states < self.state_budget or self.evict(Component.STATE, 1, root_key):
             return True
-        return bool(self.evict(Component.STATE, 1, root_key) or self.evict(Component.STATE, 1))
+        return self.evict(Component.STATE, 1) > 0
 
     # --- giving memory back -----------------------------------------------------------------------
+
+    def alone_from(self, lease: Lease) -> int:
+        """From which length on a path serves its lessee alone: nothing else leases it or hangs below it."""
+        record, node = lease.record, lease.record.node
+        while node.parent is not None and record.tail is None and _serves_alone(node, record):
+            node = node.parent
+        return node.end
+
+    def withdraw(self, lease: Lease) -> Withdrawn:
+        """Take the last run of a path, which serves its lessee alone, out of the tree, and give it to it."""
+        record = lease.record
+        node, parent = record.node, record.node.parent
+        assert parent is not None and _serves_alone(node, record), "somebody else needs that run"
+        taken = Withdrawn(node.full, node.window, node.window_first)
+        if record.state_node is node:
+            taken.state, node.state, record.state_node = node.state, None, None
+            self.states -= 1
+        for hold in taken.holds():
+            hold.fence(node.fence)
+        node.full = node.window = None
+        node.leases = 0
+        node.window_leases.clear()
+        parent.leases += 1
+        record.reach(parent, parent.end)
+        record.window_first = min(record.window_first, record.pages)
+        self._remove(node)
+        return taken
 
     def evict(self, component: Component, count: int, root_key: str | None = None) -> int:
         """Free at least `count` units, of one tenant or of all, if unlocked ones allow it; returns how many.
@@ -577,3 +590,11 @@ class PrefixTree:
             if record.serial in self.leases:
                 self.leaks.append(LockLeak(record, self.ledger.step))
                 self.release(record, self.ledger.step)
+
+
+def _serves_alone(node: Node, record: LeaseRecord) -> bool:
+    """Whether a node on a lease's path, below which nobody else leans, is there for that lease alone."""
+    last = node is record.node
+    others = node.leases - last + len(node.children) - (not last) + len(node.tails)
+    states = node.state_leases - (record.state_node is node)
+    return not (others or states or node.window_leases - {record})

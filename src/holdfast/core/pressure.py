@@ -21,8 +21,9 @@ from holdfast.core.fallback import retract
 from holdfast.core.layout import Tier
 from holdfast.core.ledger import Account, Kind, OutOfUnits, OverQuota
 from holdfast.core.policy import retraction_victim, spill_order
-from holdfast.core.registry import SPILL_TIERS, Registry, own_units
+from holdfast.core.registry import SPILL_TIERS, Registry
 from holdfast.core.session import Life, Place, Session
+from holdfast.core.sharing import reclaim
 from holdfast.core.tiers import sink, start_spill
 from holdfast.core.turn import Ending
 
@@ -129,7 +130,8 @@ class Pressure:
             lease = session.sequence.lease
             if not session.holder.held[pool.index] and (lease is None or not lease.length):
                 continue
-            if not (session.holder.held[pool.index] and self.spill(session, asker=asker)):
+            takes_along = pool.component in registry.own_units(session)
+            if not (takes_along and self.spill(session, asker=asker)):
                 self._drop(session, shortage)
 
     def _drop_parcels(self, shortage: Shortage, asker: Session) -> None:
@@ -151,6 +153,7 @@ class Pressure:
     def spill(self, session: Session, tier: Tier | None = None, asker: Session | None = None) -> bool:
         """Start moving a resting session's memory to another tier, or to that one; False without room.
 
+        What the tree keeps for the session alone goes along: it would pin the device for nobody else's use.
         `asker` is for whom room is made: nothing is taken from it.
         """
         registry = self.registry
@@ -160,6 +163,7 @@ class Pressure:
         tier = registry.spill_tier(session, tiers)
         if tier is None or any(owner is session for _, owner in registry.copies):
             return False
+        reclaim(registry.tree, session.sequence)
         transit = registry.ledger.holder(Kind.TRANSIT, session.id, session.tenant)
         registry.ledger.purpose = "spill"
         try:
@@ -188,7 +192,7 @@ class Pressure:
         account = session.holder.account
         pools = [
             (pool, need)
-            for component, need in own_units(session).items()
+            for component, need in registry.own_units(session).items()
             if (pool := registry.ledger.pools.get((component, tier))) is not None
         ]
         sinks = self.on_disk if tier is Tier.HOST else None

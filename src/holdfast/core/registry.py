@@ -198,9 +198,28 @@ class Registry:
             session.parcel = None
             session.moved("drop")
 
+    def own_units(self, session: Session) -> dict[Component, int]:
+        """What a session takes along when it leaves: its own, and what the tree keeps for it alone."""
+        sequence, lease = session.sequence, session.sequence.lease
+        if lease is None:
+            return {}
+        layout, run = self.ledger.layout, sequence.window
+        shared = self.tree.alone_from(lease) // layout.page_size
+        units = {
+            Component.FULL: lease.pages - shared + len(sequence.full) if sequence.full is not None else 0,
+            Component.WINDOW: len(run.hold) if run is not None else 0,
+            Component.STATE: 1 if sequence.state is not None else 0,
+        }
+        if run is not None and run.first <= lease.pages:
+            first = max(shared, layout.window_first_page(sequence.computed))
+            units[Component.WINDOW] += max(0, run.first - first)
+        if lease.length > shared * layout.page_size and lease.state_unit(sequence.computed) is not None:
+            units[Component.STATE] = 1
+        return {component: count for component, count in units.items() if count}
+
     def spill_tier(self, session: Session, tiers: tuple[Tier, ...] = SPILL_TIERS) -> Tier | None:
-        """The first of some tiers with room for a session's own memory, or None."""
-        needs = own_units(session)
+        """The first of some tiers with room for what a session takes along, or None."""
+        needs = self.own_units(session)
         account = session.holder.account
         for tier in tiers:
             pools = [(self.ledger.pools.get((component, tier)), need) for component, need in needs.items()]
@@ -219,14 +238,3 @@ class Registry:
             if session.place is Place.LEAVING and tenant in (None, session.tenant):
                 leaving += session.holder.held[pool.index]
         return leaving
-
-
-def own_units(session: Session) -> dict[Component, int]:
-    """How much a session holds itself of each component, without those of which it holds nothing."""
-    sequence = session.sequence
-    units = {
-        Component.FULL: len(sequence.full) if sequence.full is not None else 0,
-        Component.WINDOW: len(sequence.window.hold) if sequence.window is not None else 0,
-        Component.STATE: 1 if sequence.state is not None else 0,
-    }
-    return {component: count for component, count in units.items() if count}

@@ -1,9 +1,10 @@
 """How sequences share memory: only through the prefix tree.
 
 `lean` starts an empty sequence from a leased prefix, `publish` moves a sequence's whole pages into the
-tree, `fork` lets a second sequence go on from where a first one is, and `leave_history` hands a closing
-session's memory to the tree. Whole pages are shared; at most one partly filled page and one state slot
-are copied. Each takes all it needs or raises and changes nothing that anybody could observe.
+tree, `reclaim` takes back those that nobody else came for, `fork` lets a second sequence go on from where a
+first one is, and `leave_history` hands a closing session's memory to the tree. Whole pages are shared; at
+most one partly filled page and one state slot are copied. Each takes all it needs or raises and changes
+nothing that anybody could observe.
 """
 
 from __future__ import annotations
@@ -131,6 +132,47 @@ def _window_to_publish(sequence: Sequence, lease: Lease, run: Run, end: int) -> 
     hold.fence(sequence.fence)
     run.first = max(run.first, end)
     return hold, first
+
+
+def reclaim(tree: PrefixTree, sequence: Sequence) -> None:
+    """Take back what the tree keeps for this sequence alone: what `publish` gave, if nobody came for it.
+
+    The sequence is at rest. Points that read window pages of the tree are given up.
+    """
+    lease = sequence.lease
+    assert lease is not None and sequence.mark is None and not sequence.away, (
+        "only a sequence at rest, at home"
+    )
+    alone_from = tree.alone_from(lease)
+    if lease.length == alone_from:
+        return
+    if sequence.window is not None:
+        for point in [point for point in sequence.points if sequence.leans_for_window(point)]:
+            sequence.drop_point(point)
+    while lease.length > alone_from:
+        end = lease.pages
+        taken = tree.withdraw(lease)
+        if sequence.full is not None and taken.full is not None:
+            whole = taken.full.move_to(sequence.holder)
+            whole.join(sequence.full)
+            sequence.full = whole
+        if sequence.window is not None and taken.window is not None:
+            _take_window_back(sequence, sequence.window, taken.window, taken.first, end)
+        if taken.state is not None:
+            assert sequence.state is None, "a state is leased only by who has none"
+            sequence.state = taken.state.move_to(sequence.holder)
+
+
+def _take_window_back(sequence: Sequence, run: Run, window: Hold, first: int, end: int) -> None:
+    """Put window pages `first` to `end` before the sequence's own, as far as it reads them."""
+    keep = max(first, sequence.ledger.layout.window_first_page(sequence.computed))
+    if run.first > end or keep >= end:
+        window.release()
+        return
+    window.shrink_front(keep - first)
+    whole = window.move_to(sequence.holder)
+    whole.join(run.hold)
+    run.hold, run.first = whole, keep
 
 
 def fork(tree: PrefixTree, parent: Sequence, child: Sequence, limit: int) -> list[UnitCopy]:

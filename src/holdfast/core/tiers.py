@@ -3,7 +3,8 @@
 A spill takes units on another tier, asks the executor to copy, and gives the device units up only when the
 copy has settled; a restore does the same the other way round. While a copy is in flight its destination is
 held as TRANSIT and its source stays valid, so either can be cancelled at any moment: the source is still
-there, and the destination retires. What a sequence leases from the prefix tree stays leased.
+there, and the destination retires. What a sequence leases from the prefix tree together with others stays
+leased; what the tree keeps for it alone is its own before it leaves (`sharing.reclaim`).
 """
 
 from __future__ import annotations

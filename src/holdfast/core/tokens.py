@@ -55,3 +55,17 @@ class TokenLog:
     def packed(self, start: int, stop: int) -> bytes:
         """Tokens `start..stop` in the key form of the prefix tree."""
         return self._tokens[start:stop].tobytes()
+
+
+def common_bytes(key: bytes, packed: bytes, at: int, stop: int, page_bytes: int) -> int:
+    """How many bytes, in whole pages, `key` shares with `packed` from `at`, not past `stop`."""
+    if at + len(key) <= stop and packed.startswith(key, at):
+        return len(key)
+    low, high = 1, min(len(key), stop - at) // page_bytes
+    while low < high:
+        middle = (low + high + 1) // 2
+        if packed.startswith(key[low * page_bytes : middle * page_bytes], at + low * page_bytes):
+            low = middle
+        else:
+            high = middle - 1
+    return low * page_bytes

@@ -122,6 +122,20 @@ def release_keeps_window_locks(patcher: Patcher) -> None:
     patcher.replace(PrefixTree, "_unlock_window", faulty)
 
 
+def a_spill_takes_what_others_lease(patcher: Patcher) -> None:
+    """A session that leaves takes the end of its path along, although others lease it too."""
+    original = prefix._serves_alone
+
+    def faulty(node: Node, record: LeaseRecord) -> bool:
+        leases, node.leases = node.leases, 1 if node is record.node else 0
+        alone, node.leases = original(node, record), leases
+        if alone and leases > (node is record.node):
+            patcher.reach()
+        return alone
+
+    patcher.replace(prefix, "_serves_alone", faulty)
+
+
 def match_crosses_tenants(patcher: Patcher) -> None:
     """A tenant without a tree of its own is answered from somebody else's."""
     original = PrefixTree.match
@@ -160,6 +174,7 @@ TREE_MUTANTS = tuple(
         ("lease-forgets-its-lock", "C8", True, lease_forgets_its_lock),
         ("release-keeps-the-lock", "B6", True, release_keeps_the_lock),
         ("release-keeps-window-locks", "B10", True, release_keeps_window_locks),
+        ("a-spill-takes-what-others-lease", "B6", True, a_spill_takes_what_others_lease),
         ("match-crosses-tenants", "B16", True, match_crosses_tenants),
         ("state-is-left-at-the-wrong-length", "B15", True, state_is_left_at_the_wrong_length),
     )
