@@ -200,6 +200,26 @@ def test_pressure_moves_sessions_down_and_every_one_answers(make_any: Make, tmp_
     assert all(sum(pool["holders"].values()) == pool["units"] for pool in report)
 
 
+def test_first_prompts_go_along_and_come_back(make_any: Make) -> None:
+    """More sessions than fit, each with a first prompt of its own, which the tree keeps for others too."""
+    pages = {"kv_tokens": 256, "window_tokens": 256, "state_slots": 8, "session_tokens": 128}
+    engine = make_any(host_memory=8 << 20, max_running=2, **pages)
+    sessions = [engine.session(id=f"s{number}") for number in range(5)]
+    for number, session in enumerate(sessions):
+        session.say([token for part in range(4) for token in said(10 * number + part)], greedy(5)).wait()
+        run(engine)
+    for turn in range(2):
+        for session in sessions:
+            known = engine.known_tokens(session.id)
+            answer = session.say(said(turn), greedy(3))
+            assert len(answer.token_ids) == 3 and answer.usage.cached_tokens == known
+            run(engine)
+    registry = engine.loop.scheduler.registry
+    if engine.loop.memory_plan.layout.full:
+        assert registry.counters.spills >= 5
+    assert registry.counters.dropped == 0, "nothing was computed again"
+
+
 def test_the_limit_is_kept(make: Make, tmp_path: Path) -> None:
     engine = make(**options(tmp_path, snapshot_seconds=0.0))
     disk = engine.loop.disk
