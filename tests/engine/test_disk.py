@@ -206,7 +206,7 @@ def test_first_prompts_go_along_and_come_back(make_any: Make) -> None:
     engine = make_any(host_memory=8 << 20, max_running=2, **pages)
     sessions = [engine.session(id=f"s{number}") for number in range(5)]
     for number, session in enumerate(sessions):
-        session.say([token for part in range(4) for token in said(10 * number + part)], greedy(5)).wait()
+        session.say([word(WORDS[number]), *said(0, 83)], greedy(5)).wait()
         run(engine)
     for turn in range(2):
         for session in sessions:
