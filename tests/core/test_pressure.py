@@ -123,23 +123,27 @@ def test_a_spill_that_finds_no_room_after_all_drops_instead() -> None:
 
 
 def test_sessions_that_are_away_give_up_the_prefix_they_lease_last() -> None:
-    driver = Driver("dense", 4, pages=20, host=100)
-    driver.open("a")
-    driver.turn("a", 41, 2)
-    driver.scheduler.fork("a", "c", driver.now)
-    driver.run()
-    for name in ("a", "c"):
-        driver.scheduler.spill(name, driver.now)
+    driver = Driver("dense", 4, pages=40, host=100)
+    for seed, (parent, child) in enumerate((("a", "c"), ("d", "e"))):
+        driver.open(parent)
+        driver.turn(parent, 41, 2, seed)
+        driver.scheduler.fork(parent, child, driver.now)
         driver.run()
-        assert driver.session(name).place is Place.AWAY
-    assert driver.counts() == {"FREE": 10, "TREE": 10}, "each of them needs it, and neither alone"
+        for name in (parent, child):
+            driver.scheduler.spill(name, driver.now)
+            driver.run()
+            assert driver.session(name).place is Place.AWAY
+    assert driver.counts() == {"FREE": 20, "TREE": 20}, "two of them need each prefix, and neither alone"
     driver.open("b")
-    assert ask(driver, "b", 15)
+    assert ask(driver, "b", 25)
     for name in ("a", "c"):
         assert driver.session(name).place is Place.HOME and driver.session(name).parcel is None
-    assert driver.counts() == {"FREE": 20}
-    assert driver.counts(FULL, Tier.HOST) == {"FREE": 100}
-    assert driver.turn("a", 3, 2, 1).cached == 0
+    for name in ("d", "e"):
+        assert driver.session(name).place is Place.AWAY, "no more is given up than must be"
+    assert driver.counts() == {"FREE": 30, "TREE": 10}
+    assert driver.counts(FULL, Tier.HOST) == {"FREE": 98, "SESSION": 2}
+    assert driver.turn("a", 3, 2, 9).cached == 0
+    assert driver.turn("d", 3, 2, 9).cached == 43
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)

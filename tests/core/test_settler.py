@@ -4,6 +4,7 @@ import pytest
 
 from holdfast.core.layout import Component, Tier
 from holdfast.core.plan import StepResult
+from holdfast.core.registry import Plan
 from holdfast.core.session import Life, Place
 from tests.core.driver import LAYOUTS, Driver, prompt
 
@@ -439,3 +440,46 @@ def test_a_recount_in_an_idle_moment_drops_whom_it_finds_at_fault() -> None:
     assert session.sequence.computed == 0 and driver.ledger.pool(FULL).quarantine == [unit]
     assert driver.scheduler.recount() == []
     assert driver.turn("a", 3, 2, 1).computed == 8, "two pages of it are in the tree, and were never in doubt"
+
+
+# --- answers that end while a row is in flight ---
+
+
+def stop(plan: Plan, result: StepResult) -> StepResult:
+    """Every answer ends with what it has just said."""
+    for row, out in zip(plan.rows, result.rows, strict=True):
+        if row.sample:
+            out.finish = "stop"
+    return result
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_row_in_flight_when_an_answer_ends_is_its_seal(layout: str) -> None:
+    driver = Driver(layout, 3, overlap=True)
+    session = driver.open("a")
+    turn = driver.submit("a", prompt(5), 30)
+    driver.until(lambda: turn.generated == 4)
+    driver.plan()
+    driver.spoil = stop
+    driver.settle()
+    driver.spoil = None
+    assert (session.life, session.unsettled, turn.generated) == (Life.SEALING, 1, 5)
+    driver.settle()
+    assert session.life is Life.IDLE and session.sequence.computed == session.sequence.known == 10
+    following = driver.turn("a", 3, 2, 1)
+    assert (following.cached, following.computed) == (10, 4)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_request_that_ends_while_a_row_is_in_flight_closes_after_it(layout: str) -> None:
+    driver = Driver(layout, 3, overlap=True)
+    turn = driver.request(prompt(5), 30)
+    driver.until(lambda: turn.generated == 4)
+    driver.plan()
+    driver.spoil = stop
+    driver.settle()
+    driver.spoil = None
+    assert driver.kinds("r1") == [("finished", "r1")] and "r1" in driver.registry.sessions
+    driver.settle()
+    assert driver.kinds("r1") == [("finished", "r1"), ("closed", "")]
+    assert not driver.registry.sessions

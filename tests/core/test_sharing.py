@@ -240,6 +240,23 @@ def test_a_leased_state_is_taken_back_with_its_pages(name: str) -> None:
     world.finish()
 
 
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_leased_state_that_was_copied_is_given_up(name: str) -> None:
+    world = world_of(name, 1, window=33)
+    earlier, parent = world.open(), world.open()
+    world.turn(earlier, PROMPT, [1])
+    world.close(earlier, leave=True)
+    world.turn(parent, PROMPT, [1])
+    child = world.fork(parent, 42)
+    assert child.sequence.state is not None and child.sequence.lease.state_unit(42) is not None
+    world.close(parent)
+    world.reclaim(child)
+    world.check()
+    assert child.sequence.lease.length == 0 and world.tree.states == 0
+    world.turn(child, [6], [7])
+    world.finish()
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_only_a_sequence_at_rest_takes_anything_back(name: str) -> None:
     world = world_of(name)

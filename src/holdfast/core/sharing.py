@@ -158,9 +158,11 @@ def reclaim(tree: PrefixTree, sequence: Sequence) -> None:
             sequence.full = whole
         if sequence.window is not None and taken.window is not None:
             _take_window_back(sequence, sequence.window, taken.window, taken.first, end)
-        if taken.state is not None:
-            assert sequence.state is None, "a state is leased only by who has none"
+        if taken.state is not None and sequence.state is None:
             sequence.state = taken.state.move_to(sequence.holder)
+        elif taken.state is not None:
+            # A fork has a copy of the state that it leases.
+            taken.state.release()
 
 
 def _take_window_back(sequence: Sequence, run: Run, window: Hold, first: int, end: int) -> None:
