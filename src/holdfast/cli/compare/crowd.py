@@ -118,8 +118,6 @@ def restoring(model: str, loading: dict[str, Any], sizes: Sizes, disk: Path, see
     values: Values = {}
     with engine:
         session = engine.session()
-        # What a first turn brings may be shared and then stays where it is; the history is the session's own.
-        session.say(prompt(sizes.given, seed), _limit(1)).wait()
         seconds = _timed(lambda: session.say(prompt(sizes.history, 1000 + seed), _limit(1)).wait())
         values["computing"] = (1e3 * seconds, "ms")
         for tier in ("host", "disk"):
@@ -138,7 +136,7 @@ def restoring(model: str, loading: dict[str, Any], sizes: Sizes, disk: Path, see
 
 def crowd(model: str, loading: dict[str, Any], sizes: Sizes, rounds: int, told: Told) -> list[Values]:
     """All talk, a tenth at a time, on a device that holds them all and on one that holds a tenth."""
-    per = _room(sizes.given + sizes.crowd_history + (rounds + 1) * sizes.turns * (sizes.given + sizes.wanted))
+    per = _room(sizes.crowd_history + (rounds + 1) * sizes.turns * (sizes.given + sizes.wanted))
     common: dict[str, Any] = {**loading, "context_length": per, "session_tokens": per, "checkpoints": 0}
     whole = Engine(
         model,
@@ -177,7 +175,6 @@ def crowd(model: str, loading: dict[str, Any], sizes: Sizes, rounds: int, told: 
 
 def _begin(engine: Engine, sizes: Sizes, number: int) -> Session:
     session = engine.session()
-    session.say(prompt(sizes.given, 5000 + number), _limit(1)).wait()
     session.say(prompt(sizes.crowd_history, 6000 + number), _limit(1)).wait()
     return session
 
