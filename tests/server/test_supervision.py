@@ -131,8 +131,11 @@ def test_a_second_signal_does_not_wait(serve: Serve) -> None:
 
 def test_clients_that_are_cut_off_at_the_end_are_no_errors(serve: Serve) -> None:
     """Every client that hears of the end closes what it had open, and what it says then reaches no engine."""
-    server = serve("echo", "--drain-seconds", "0.2", *ENDLESS, "--kv-tokens", "500000")
-    calls: list[Any] = [long_turn(server, server.open(), f"t-{each}", sampling=UNENDING) for each in range(6)]
+    room = ("--context-length", "500000", "--kv-tokens", "3100000")
+    server = serve("echo", "--drain-seconds", "0.2", *room)
+    # All of them must still speak when the last has begun, on a slow machine too.
+    unending = UNENDING | {"max_tokens": 490_000}
+    calls: list[Any] = [long_turn(server, server.open(), f"t-{each}", sampling=unending) for each in range(6)]
     assert server.stop() == 0
     for call in calls:
         call.join()
