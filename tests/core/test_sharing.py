@@ -257,6 +257,29 @@ def test_a_leased_state_that_was_copied_is_given_up(name: str) -> None:
     world.finish()
 
 
+@pytest.mark.parametrize("name", ["window", "full+window+state"])
+def test_window_pages_that_a_sequence_has_itself_are_not_taken_back_twice(name: str) -> None:
+    world = world_of(name, 1, window=7)
+    parent = world.open()
+    for turn in range(3):
+        world.turn(parent, [turn] * 17, [1, 2])
+    world.close(world.fork(parent, parent.ends[2]))
+    world.rewind(parent, parent.ends[0])
+    world.tree.evict(Component.FULL, 1000)
+    lease, run = parent.sequence.lease, parent.sequence.window
+    own = lease.pages - run.first
+    assert own > 0, "the window of the checkpoint that it went back to"
+    pool = world.ledger.pool(Component.WINDOW)
+    world.tree.fill_window(lease, world.ledger.take(pool, own, parent.sequence.holder), run.first)
+    world.reclaim(parent)
+    world.check()
+    assert lease.length == 0 and parent.sequence.window.end == parent.sequence.pages
+    before = world.tokens_computed
+    world.turn(parent, [9], [8])
+    assert world.tokens_computed - before == 2
+    world.finish()
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_only_a_sequence_at_rest_takes_anything_back(name: str) -> None:
     world = world_of(name)

@@ -166,11 +166,12 @@ def reclaim(tree: PrefixTree, sequence: Sequence) -> None:
 
 
 def _take_window_back(sequence: Sequence, run: Run, window: Hold, first: int, end: int) -> None:
-    """Put window pages `first` to `end` before the sequence's own, as far as it reads them."""
+    """Put window pages `first` to `end` before the sequence's own, as far as it reads them and lacks them."""
     keep = max(first, sequence.ledger.layout.window_first_page(sequence.computed))
-    if run.first > end or keep >= end:
+    if run.first > end or keep >= run.first:
         window.release()
         return
+    window.split(run.first - first).release()
     window.shrink_front(keep - first)
     whole = window.move_to(sequence.holder)
     whole.join(run.hold)
