@@ -124,7 +124,7 @@ def test_units_that_are_leaving_are_counted() -> None:
     driver.open("a")
     driver.turn("a", 10, 3)
     assert driver.registry.leaving_units(FULL) == 0
-    own = driver.registry.own_units(driver.session("a"))
+    own = driver.registry.parcel_units(driver.session("a"))
     assert own == {FULL: 4, STATE: 1}, "and what the tree keeps for it alone"
     driver.scheduler.spill("a", driver.now)
     assert driver.registry.leaving_units(FULL) == own[FULL]
@@ -145,7 +145,7 @@ def test_a_state_that_the_tree_keeps_for_one_session_is_counted_as_its_own() -> 
     match = tree.match("red", sequence.tokens.packed(0, 10), 9)
     lean(sequence, tree.lease(match, "b"), match.length, {})
     assert sequence.computed == 8 and sequence.state is None
-    assert driver.registry.own_units(driver.session("b")) == {FULL: 2, STATE: 1}
+    assert driver.registry.parcel_units(driver.session("b")) == {FULL: 2, STATE: 1}
 
 
 def test_a_restore_on_its_way_is_not_leaving() -> None:

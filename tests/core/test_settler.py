@@ -305,7 +305,7 @@ def test_a_spill_that_did_not_arrive_leaves_the_memory_at_home(layout: str, how:
     driver = Driver(layout, 3, host=100)
     session = driver.open("a")
     driver.turn("a", 7, 3)
-    own = driver.registry.own_units(session)
+    own = driver.registry.parcel_units(session)
     driver.scheduler.spill("a", driver.now)
     driver.plan()
     lose_moves(driver, how)

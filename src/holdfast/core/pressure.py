@@ -130,7 +130,7 @@ class Pressure:
             lease = session.sequence.lease
             if not session.holder.held[pool.index] and (lease is None or not lease.length):
                 continue
-            takes_along = pool.component in registry.own_units(session)
+            takes_along = pool.component in registry.parcel_units(session)
             if not (takes_along and self.spill(session, asker=asker)):
                 self._drop(session, shortage)
 
@@ -192,7 +192,7 @@ class Pressure:
         account = session.holder.account
         pools = [
             (pool, need)
-            for component, need in registry.own_units(session).items()
+            for component, need in registry.parcel_units(session).items()
             if (pool := registry.ledger.pools.get((component, tier))) is not None
         ]
         sinks = self.on_disk if tier is Tier.HOST else None

@@ -198,8 +198,8 @@ class Registry:
             session.parcel = None
             session.moved("drop")
 
-    def own_units(self, session: Session) -> dict[Component, int]:
-        """What a session takes along when it leaves: its own, and what the tree keeps for it alone."""
+    def parcel_units(self, session: Session) -> dict[Component, int]:
+        """What a session's parcel would hold: its own memory, and what the tree keeps for it alone."""
         sequence, lease = session.sequence, session.sequence.lease
         if lease is None:
             return {}
@@ -219,7 +219,7 @@ class Registry:
 
     def spill_tier(self, session: Session, tiers: tuple[Tier, ...] = SPILL_TIERS) -> Tier | None:
         """The first of some tiers with room for what a session takes along, or None."""
-        needs = self.own_units(session)
+        needs = self.parcel_units(session)
         account = session.holder.account
         for tier in tiers:
             pools = [(self.ledger.pools.get((component, tier)), need) for component, need in needs.items()]
