@@ -164,8 +164,11 @@ def spill_and_restore(loop: EngineLoop, history: int) -> float:
         talk.begin(words(history, 500 + number), 8)
         talk.finish()
         settle(loop)
+    counters = loop.scheduler.registry.counters
+    computed = counters.computed_tokens
     times = [first_token(loop, talk, 7) for talk in (*talks, *talks)]
-    assert loop.scheduler.registry.counters.spills >= 3, "the pool is too large for this measurement"
+    assert counters.spills >= 3, "the pool is too large for this measurement"
+    assert counters.computed_tokens - computed < history, "a history was computed again"
     close(loop, talks)
     return statistics.median(times)
 
