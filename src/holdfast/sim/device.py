@@ -121,13 +121,14 @@ class SimDevice:
     def run(self, plan: Plan, late: Collection[int] = ()) -> tuple[list[RowResult], list[bool]]:
         """Carry out a plan; raises `WrongContent` if memory is not what it must be.
 
-        What moves of the numbers in `late` bring from a file is not there yet: `move` puts it there.
+        What moves of the numbers in `late` bring is not there yet: `move` puts it there. What goes to a file
+        is taken at once.
         """
         for copy in plan.copies:
             pool = (copy.component, Tier.DEVICE)
             self.write_unit(pool, copy.destination, self.read_unit(pool, copy.source))
         for move in plan.moves:
-            if move.source_tier is not Tier.DISK or move.number not in late:
+            if move.number not in late or move.destination_tier is Tier.DISK:
                 self.move(move)
         return [self._run_row(row) for row in plan.rows], [True] * len(plan.moves)
 

@@ -68,6 +68,8 @@ class World:
         self.stalled = 0
         self.trace = 0
         self.disk_rng = Random(f"disk {setup.seed}")
+        self.copy_rng = Random(f"copies {setup.seed}")
+        self.slow_copies = self.copy_rng.random() < 0.5
         self.death_rng = Random(f"deaths {setup.seed}")
 
     def _boot(self) -> None:
@@ -194,6 +196,7 @@ class World:
 
     def _plan(self) -> None:
         plan = self.scheduler.plan(self.rng.choice((4, 16, 64)), self.now)
+        self._forsake()
         if plan.rows or plan.moves or plan.copies:
             self.stalled = 0
         trace = self.trace
@@ -258,27 +261,38 @@ class World:
         return StepResult(self._spoil_rows(rows), known)
 
     def _late_moves(self, plan: Plan) -> set[int]:
-        """Files take their time: most moves to and from the disk are under way for some steps."""
+        """Files take their time, and copies to and from the host do in some worlds: some steps."""
         moves: dict[int, list[TierMove]] = {}
         for move in plan.moves:
-            if Tier.DISK in (move.source_tier, move.destination_tier):
-                moves.setdefault(move.number, []).append(move)
-        late = {number: each for number, each in moves.items() if self.disk_rng.random() < 0.8}
-        for number, each in late.items():
-            self.late[number] = (self.step + self.disk_rng.randint(0, 6), each)
-        return set(late)
+            moves.setdefault(move.number, []).append(move)
+        late: set[int] = set()
+        for number, each in moves.items():
+            of_disk = Tier.DISK in (each[0].source_tier, each[0].destination_tier)
+            rng = self.disk_rng if of_disk else self.copy_rng
+            if (of_disk or self.slow_copies) and rng.random() < 0.8:
+                late.add(number)
+                self.late[number] = (self.step + rng.randint(0, 6), each)
+        return late
 
     def _arrive(self) -> None:
-        """Files that were under way are there, or lost; of those that were cancelled nobody hears."""
+        """What was under way is there, or lost; of what was cancelled nobody hears."""
         for number in [number for number, (due, _) in self.late.items() if due < self.step]:
             _, moves = self.late.pop(number)
             if number in self.scheduler.registry.transits:
                 arrived = not self.faults.strike("move lost")
                 for move in moves:
-                    if arrived and move.source_tier is Tier.DISK:
+                    if arrived and move.destination_tier is not Tier.DISK:
                         self.device.move(move)
                 self.scheduler.arrive(number, arrived, self.now)
                 self.stalled = 0
+
+    def _forsake(self) -> None:
+        """Copies that nobody waits for any more end before the plan that was just made begins."""
+        transits = self.scheduler.registry.transits
+        for number in [number for number in self.late if number not in transits]:
+            for move in self.late.pop(number)[1]:
+                if Tier.DISK not in (move.source_tier, move.destination_tier):
+                    self.device.move(move)
 
     def _spoil_rows(self, rows: list[RowResult]) -> list[RowResult]:
         if rows and self.faults.strike("rows missing", 0.1):
