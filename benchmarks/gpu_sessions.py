@@ -1,8 +1,8 @@
 """Sessions for the GPU's benchmarks: how an engine is opened on shapes alone, and how a session is driven.
 
-`check_tokens` compares greedy and seeded tokens of sessions that are interrupted, rewound and forked: on the
-CPU, on the GPU with kernels launched one by one, and on the GPU with graphs, with the strict audit on. Used
-by `gpu.py` and `gpu_timings.py`.
+`check_tokens` compares greedy and seeded tokens of sessions that are interrupted, rewound, forked and moved
+to the host: on the CPU, on the GPU with kernels launched one by one, and on the GPU with graphs, with the
+strict audit on. Used by `gpu.py` and `gpu_timings.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 import transformers
 
 from benchmarks.gpu_models import small_models
+from holdfast.core.layout import Tier
 from holdfast.core.turn import KEEP_ALL, TurnRequest
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import make_options
@@ -114,7 +115,7 @@ class Talk:
 
 
 def conversation(loop: EngineLoop, vocabulary: int) -> list[int]:
-    """Turns, a barge-in, a rewind and a fork; returns everything that was said."""
+    """Turns, a barge-in, a rewind, a fork and memory on the host; returns everything that was said."""
     said: list[int] = []
     talk = Talk(loop, "one")
     beside = [Talk(loop, f"beside {number}") for number in range(4)]
@@ -138,6 +139,19 @@ def conversation(loop: EngineLoop, vocabulary: int) -> list[int]:
     loop.scheduler.rewind("one", 1, loop.now())
     talk.begin([21, 22], 16)
     said += talk.finish()
+    for calls_back in (False, True, False):
+        while loop.scheduler.registry.seals or loop.scheduler.registry.flights:
+            loop.step()
+        assert loop.spill("one", Tier.HOST)
+        for number, other in enumerate(beside):
+            other.begin([(number + 3 * i) % vocabulary for i in range(9)], 12, 0.8)
+        while not calls_back and loop.scheduler.registry.transits:
+            loop.step()
+        loop.step()
+        talk.begin([31, 32, 33], 16)
+        said += talk.finish()
+        for other in beside:
+            said += other.finish()
     findings = loop.scheduler.audit.census()
     assert not findings, [str(finding) for finding in findings]
     return said
@@ -156,6 +170,7 @@ def strict_loop(model: Model, graphs: bool, page_size: int, overlap: bool) -> En
         overlap=overlap,
         chunk_tokens=16,
         max_running=8,
+        host_memory=16 << 20,
     )
 
 

@@ -6,6 +6,7 @@ server does; a turn's first token is timed from its submission to the moment its
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections import defaultdict
@@ -157,8 +158,28 @@ def sessions(loop: EngineLoop, count: int, rounds: int, history: int) -> dict[st
     }
 
 
-def spill_and_restore(loop: EngineLoop, history: int) -> float:
-    """First token of a turn whose session was spilled to the host, since not all of them fit at once."""
+class Witness(Talk):
+    """A session that notes when it hears each token."""
+
+    def __init__(self, loop: EngineLoop, name: str) -> None:
+        super().__init__(loop, name)
+        self.times: list[float] = []
+
+    def hear(self, event: object) -> None:
+        super().hear(event)
+        self.times.append(time.perf_counter())
+
+    @property
+    def pauses(self) -> list[float]:
+        """Milliseconds from token to token."""
+        return [(later - earlier) * 1e3 for earlier, later in itertools.pairwise(self.times)]
+
+
+def spill_and_restore(loop: EngineLoop, history: int) -> dict[str, float]:
+    """First tokens of turns whose sessions lie on the host, since not all of them fit at once.
+
+    Then the same beside another session's answer: how long that stands still at most, and usually.
+    """
     talks = [Talk(loop, f"spilled {number}") for number in range(3)]
     for number, talk in enumerate(talks):
         talk.begin(words(history, 500 + number), 8)
@@ -167,10 +188,24 @@ def spill_and_restore(loop: EngineLoop, history: int) -> float:
     counters = loop.scheduler.registry.counters
     computed = counters.computed_tokens
     times = [first_token(loop, talk, 7) for talk in (*talks, *talks)]
-    assert counters.spills >= 3, "the pool is too large for this measurement"
+    witness = Witness(loop, "witness")
+    witness.begin(words(1024, 11), 6000)
+    while len(witness.said) < 4:
+        loop.step()
+    witness.times.clear()
+    spills = counters.spills
+    for talk in talks:
+        talk.begin(words(32, 9), 32)
+        talk.finish()
+    assert not witness.over and counters.spills > spills >= 3, "the pool is too large for this measurement"
     assert counters.computed_tokens - computed < history, "a history was computed again"
-    close(loop, talks)
-    return statistics.median(times)
+    pauses = witness.pauses
+    close(loop, [*talks, witness])
+    return {
+        "turn after a spill": statistics.median(times),
+        "longest pause of an answer beside it": max(pauses),
+        "usual pause of an answer beside it": statistics.median(pauses),
+    }
 
 
 def share_of_audit(loop: EngineLoop, batch: int) -> float:

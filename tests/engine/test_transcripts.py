@@ -1,9 +1,9 @@
 """Whatever happens between and during turns, a conversation says what it would have said without it.
 
 Scripts of turns, interruptions, cuts, rewinds, forks, moves between tiers, restarts and deaths are drawn at
-random and run on small models of every layout, with every durability of the journal, and with so little
-memory that sessions give way to one another. Each turn is held against the same tokens as one prompt, which
-another engine computes from nothing.
+random and run on small models of every layout, with every durability of the journal, with copies that take
+their time, and with so little memory that sessions give way to one another. Each turn is held against the
+same tokens as one prompt, which another engine computes from nothing.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ from holdfast.core.layout import Tier
 from holdfast.engine.engine import Engine, Session, Turn
 from holdfast.engine.journal_reading import read_sessions
 from holdfast.engine.sampling import Sampling
+from tests.engine.slow import slow_down
 from tests.models.small import (
     CLEAR_MARGIN,
     FIRST_WORD,
@@ -100,13 +101,20 @@ class Play:
     """One script on one engine after another; `histories` is what everybody must have heard."""
 
     def __init__(
-        self, directory: Path, folder: Path, reference: Reference, overlap: bool, durability: str
+        self,
+        directory: Path,
+        folder: Path,
+        reference: Reference,
+        overlap: bool,
+        durability: str,
+        patience: int | None,
     ) -> None:
         self.directory = directory
         self.folder = folder
         self.reference = reference
         self.overlap = overlap
         self.durability = durability
+        self.patience = patience
         self.histories: dict[str, list[tuple[list[int], list[int]]]] = {}
         self.serial = 0
         self.lives = 0
@@ -129,6 +137,8 @@ class Play:
                 "snapshot_seconds": 0.0,
             },
         )
+        if self.patience is not None:
+            slow_down(engine, self.patience)
         assert sorted(engine.sessions()) == sorted(self.histories)
         for name in self.histories:
             assert tokens_of(engine, name) == self.transcript(name)
@@ -354,12 +364,17 @@ def play(
         phases=(Phase.generate,),
         suppress_health_check=list(HealthCheck),
     )
-    @given(scripts, st.booleans(), st.sampled_from(["commit", "fsync", "off"]))
-    def scripted(script: Script, overlap: bool, durability: str) -> None:
+    @given(
+        scripts,
+        st.booleans(),
+        st.sampled_from(["commit", "fsync", "off"]),
+        st.sampled_from([None, 0, 3, 12]),
+    )
+    def scripted(script: Script, overlap: bool, durability: str, patience: int | None) -> None:
         directory, reference = family_of(family)
         folder = factory.mktemp("play") / "life-0"
         folder.mkdir()
-        Play(directory, folder, reference, overlap, durability).run(script)
+        Play(directory, folder, reference, overlap, durability, patience).run(script)
 
     scripted()
 

@@ -339,6 +339,16 @@ def test_unit_copies(ops: ModuleType, generator: torch.Generator) -> None:
     assert torch.equal(storage, expected)
 
 
+def test_units_move_to_another_tier(ops: ModuleType, generator: torch.Generator) -> None:
+    """More blocks than a move has programs, the last of each unit not full."""
+    here, there = normal(generator, 12, 5, 2500), torch.full((14, 5, 2500), NAN)
+    order = torch.randperm(12, generator=generator)
+    targets = torch.randperm(14, generator=generator)[:11]
+    ops.move_units(here, order[:11], there, targets)
+    assert torch.equal(there[targets], here[order[:11]])
+    assert int(there.isnan().any(dim=(1, 2)).sum()) == 3, "the others are as they were"
+
+
 @pytest.mark.parametrize("tokens", [1, 3, 17])
 @pytest.mark.parametrize("activation", [None, "swiglu", "geglu", "relu_squared"])
 @pytest.mark.parametrize("biased", [False, True])

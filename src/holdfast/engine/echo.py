@@ -19,6 +19,7 @@ from tokenizers.models import BPE
 from holdfast.core.plan import Row, RowResult, StepResult
 from holdfast.core.registry import Plan
 from holdfast.core.turn import Turn
+from holdfast.engine.carrier import Carrier
 from holdfast.engine.executor import Flight
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions
@@ -99,6 +100,7 @@ class EchoExecutor:
     def __init__(self, stream_of: Callable[[Turn], TurnStream], end: int) -> None:
         self.stream_of = stream_of
         self.end = end
+        self.carrier = Carrier(None, None, None)
         self._words: dict[int, list[int]] = {}
 
     def start(self, plan: Plan) -> Flight:

@@ -14,15 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from holdfast import kernels
-from holdfast.core.layout import Component, Tier
-from holdfast.core.plan import Row, RowResult, StepResult, TierMove
+from holdfast.core.layout import Component
+from holdfast.core.plan import Row, RowResult, StepResult
 from holdfast.core.registry import Plan
 from holdfast.core.turn import Turn
+from holdfast.engine.carrier import Carrier, SideStreams
 from holdfast.engine.graphs import (
     TILES_ONLY,
     Outcome,
@@ -60,6 +62,24 @@ class Flight:
     """For each row that samples: its index in the plan, its first and its end place among the samples."""
 
 
+class PlanRunner(Protocol):
+    """Who carries plans out, in their order; the `Executor` does it with a model's weights."""
+
+    carrier: Carrier
+
+    def start(self, plan: Plan) -> Flight:
+        """Launch a step."""
+
+    def finish(self, flight: Flight) -> StepResult:
+        """Wait for what came of it."""
+
+    def small_step(self, rows: int) -> int | None:
+        """Tokens of a step that answers of so many rows hardly notice; None where there is no such step."""
+
+    def release(self, turn: Turn) -> None:
+        """Forget a turn that is over."""
+
+
 class Executor:
     """Runs plans on one device."""
 
@@ -85,6 +105,8 @@ class Executor:
         self._rows_max = rows_max
         self._staging = Staging(model.device)
         self._staging.pin(self.host)
+        way = SideStreams(model.device) if self.host is not None and model.device.type == "cuda" else None
+        self.carrier = Carrier(self.memory, self.host, way)
         self._nobody = Nobody(counts.state, self.sampler.nobody, NOBODY)
         self._context_max = min(model.context_length, memory.tokens_max)
         self._sharing = sharing_for(model.config, largest_of(shapes(rows_max)), model.device)
@@ -153,15 +175,10 @@ class Executor:
                 self.tables.change(row.number, row.table)
         self.tables.apply()
         self._copy(plan)
-        for move in plan.moves:
-            # Files are written and read by the disk tier, between steps.
-            if Tier.DISK not in (move.source_tier, move.destination_tier):
-                self._move(move)
+        self.carrier.start(plan.moves)
         flight = Flight(plan, None, None, [])
         if plan.rows:
             self._compute(plan, flight)
-        elif plan.moves:
-            flight.tokens = self._staging.fetch(None)
         return flight
 
     def _copy(self, plan: Plan) -> None:
@@ -174,14 +191,6 @@ class Executor:
             units = self._integers(sources), self._integers(destinations)
             for storage in self.memory.storage(component.name.lower()):
                 kernels.copy_units(storage, *units)
-
-    def _move(self, move: TierMove) -> None:
-        assert self.host is not None, "a move needs a host pool"
-        name = move.component.name.lower()
-        units = self._integers(move.sources), self._integers(move.destinations)
-        for here, there in zip(self.memory.storage(name), self.host.storage(name), strict=True):
-            source, destination = (here, there) if move.source_tier is Tier.DEVICE else (there, here)
-            kernels.move_units(source, units[0], destination, units[1])
 
     def _compute(self, plan: Plan, flight: Flight) -> None:
         rows = plan.rows
@@ -346,7 +355,7 @@ class Executor:
             logprobs = {} if flight.sampled is None else _logprobs(flight.sampled, tokens)
             for index, first, stop in flight.places:
                 results[index] = self._result(plan.rows[index], tokens[first:stop], logprobs, first)
-        return StepResult(results, [True] * len(plan.moves))
+        return StepResult(results, self.carrier.came(plan.moves))
 
     def _result(
         self, row: Row[Turn], sampled: list[int], logprobs: dict[int, TokenLogprob], first: int

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 from holdfast.core.errors import Refused, RequestConflict, TooManySessions, TurnExists
 from holdfast.core.layout import Component, Tier
@@ -30,7 +29,7 @@ from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Session
 from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
 from holdfast.engine.book import Act, Book
-from holdfast.engine.executor import Executor, Flight
+from holdfast.engine.executor import Executor, Flight, PlanRunner
 from holdfast.engine.journal import Journal, JournalError
 from holdfast.engine.memory_plan import MemoryPlan, disk_bytes, plan_memory
 from holdfast.engine.options import EngineOptions, OptionError, tenant_parts
@@ -58,7 +57,7 @@ JOURNAL_SECONDS = 20.0
 """How long an engine whose server was killed may take to write its sessions before the next one gives up."""
 
 DISK_SECONDS = 0.005
-"""How long a step without work waits for the disk."""
+"""How long a step without work waits for the disk, or for a copy."""
 
 RETRY_SECONDS = 0.02
 """How long an idle step waits before it tries again to write a journal that is at fault."""
@@ -72,22 +71,6 @@ Listener = Callable[[Event], None]
 
 def _unobserved(event: Event) -> None:
     """Events that are about no turn (a session closed, a finding) have no listener of their own."""
-
-
-class PlanRunner(Protocol):
-    """Who carries plans out, in their order; the `Executor` does it with a model's weights."""
-
-    def start(self, plan: Plan) -> Flight:
-        """Launch a step."""
-
-    def finish(self, flight: Flight) -> StepResult:
-        """Wait for what came of it."""
-
-    def small_step(self, rows: int) -> int | None:
-        """Tokens of a step that answers of so many rows hardly notice; None where there is no such step."""
-
-    def release(self, turn: Turn) -> None:
-        """Forget a turn that is over."""
 
 
 class EngineLoop:
@@ -393,10 +376,13 @@ class EngineLoop:
 
         With overlap the plan launched before is settled now, while this one runs; without, this one is.
         """
-        scheduler = self.scheduler
+        scheduler, carrier = self.scheduler, self.executor.carrier
         if self.disk is not None:
             self.disk.collect()
+        for number in carrier.arrived():
+            scheduler.arrive(number, True, self.now())
         plan = scheduler.plan(self._budget(), self.now())
+        carrier.forsake(scheduler.registry.transits)
         if self.disk is not None:
             self.disk.launch(plan)
         self._rest(plan)
@@ -434,9 +420,10 @@ class EngineLoop:
         return small if longest <= small else most
 
     def _rest(self, plan: Plan) -> None:
-        """A step without work waits a moment for the disk or the journal, rather than to spin."""
+        """A step without work waits a moment for a copy, the disk or the journal, rather than to spin."""
         if plan or self._pending is not None:
             return
+        self.executor.carrier.wait(DISK_SECONDS)
         if self.disk is not None:
             self.disk.wait(DISK_SECONDS)
         if self.book.fault is not None:
@@ -462,7 +449,7 @@ class EngineLoop:
             except Exception as error:  # noqa: BLE001
                 result = self._failure(plan, error)
         if self.disk is not None and plan.moves:
-            result.moved = self.disk.moved(plan)
+            result.moved = self.disk.moved(plan, result.moved)
         self.tell(self.scheduler.settle(plan, result, self.now()))
 
     def _failure(self, plan: Plan, error: Exception) -> StepResult:
@@ -552,6 +539,7 @@ class EngineLoop:
             self.book.flush()
             self.book.journal.close()
             self.book.journal = None
+        self.executor.carrier.drain()
 
     def now(self) -> float:
         """Seconds on a clock that never jumps."""

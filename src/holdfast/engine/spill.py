@@ -18,7 +18,7 @@ import hashlib
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -165,10 +165,10 @@ class DiskTier:
                 number: self._begin(number, each[0]) for number, each in moves.items()
             }
 
-    def moved(self, plan: Plan) -> list[bool | None]:
-        """What came of a plan's moves so far."""
+    def moved(self, plan: Plan, others: Sequence[bool | None]) -> list[bool | None]:
+        """What came of a plan's moves so far; `others` says so of those that the disk has no part in."""
         outcomes = self.outcomes.pop(plan.step, {})
-        return [outcomes.get(move.number, True) for move in plan.moves]
+        return [outcomes.get(move.number, other) for move, other in zip(plan.moves, others, strict=False)]
 
     def _begin(self, number: int, move: TierMove) -> bool | None:
         session = self.scheduler.registry.transits[number]

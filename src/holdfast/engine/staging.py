@@ -17,11 +17,11 @@ from holdfast.models.memory import Memory
 
 
 class Arrival:
-    """Tokens on their way to the host; or nothing, and the end of what was launched before."""
+    """Tokens on their way to the host."""
 
     __slots__ = ("_event", "_tokens")
 
-    def __init__(self, tokens: Tensor | None, event: torch.cuda.Event | None) -> None:
+    def __init__(self, tokens: Tensor, event: torch.cuda.Event | None) -> None:
         self._tokens = tokens
         self._event = event
 
@@ -29,7 +29,7 @@ class Arrival:
         """The tokens, once they are there."""
         if self._event is not None:
             self._event.synchronize()
-        tokens: list[int] = [] if self._tokens is None else self._tokens.tolist()
+        tokens: list[int] = self._tokens.tolist()
         return tokens
 
 
@@ -53,7 +53,7 @@ class Staging:
         self._taken: _Buffer | None = None
 
     def pin(self, memory: Memory | None) -> None:
-        """Let the device address a host tier, so that moves are launches like any other.
+        """Let the device address a host tier, so that nobody waits for moves.
 
         It does so until nobody uses this object any more: the tier's memory is given back after that.
         """
@@ -95,14 +95,12 @@ class Staging:
             self._taken = None
         return target
 
-    def fetch(self, tokens: Tensor | None) -> Arrival:
-        """Bring tokens to the host, or only note when all that was launched is done."""
+    def fetch(self, tokens: Tensor) -> Arrival:
+        """Bring tokens to the host."""
         if not self._pinned:
-            return Arrival(None if tokens is None else tokens.clone(), None)
-        arrived = None
-        if tokens is not None:
-            arrived = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-            arrived.copy_(tokens, non_blocking=True)
+            return Arrival(tokens.clone(), None)
+        arrived = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        arrived.copy_(tokens, non_blocking=True)
         event = torch.cuda.Event()
         event.record()
         return Arrival(arrived, event)

@@ -2,8 +2,9 @@
 """Copies of whole units in one launch, as words without a type.
 
 A unit's bytes for all layers are contiguous, so a copy is a flat run of words. Pinned host memory is
-addressed directly, so that a tier copy is one launch too. Same functions and promises as
-`kernels/torch/units.py`. Called through `holdfast.kernels`.
+addressed directly, so that a tier copy is one launch too; it has few programs, which fill the bus and leave
+the device to the steps beside them. Same functions and promises as `kernels/torch/units.py`. Called through
+`holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import triton.language as tl
 from holdfast.kernels.triton.launch import ceiling
 
 BLOCK = 2048
+MOVERS = 8
+"""Programs of a copy between the device and the host: enough for the bus, as measured on an H200."""
 
 
 @triton.jit
@@ -26,21 +29,24 @@ def _copy(
     source_stride,
     target_stride,
     words,
+    units,
     GATHER: tl.constexpr,
     SCATTER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    index = tl.program_id(0).to(tl.int64)
-    first = index
-    second = index
-    if GATHER:
-        first = tl.load(source_units + index).to(tl.int64)
-    if SCATTER:
-        second = tl.load(target_units + index).to(tl.int64)
-    places = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = places < words
-    moved = tl.load(source + first * source_stride + places, mask=inside)
-    tl.store(target + second * target_stride + places, moved, mask=inside)
+    blocks = tl.cdiv(words, BLOCK)
+    for work in tl.range(tl.program_id(0), units * blocks, tl.num_programs(0)):
+        index = (work // blocks).to(tl.int64)
+        first = index
+        second = index
+        if GATHER:
+            first = tl.load(source_units + index).to(tl.int64)
+        if SCATTER:
+            second = tl.load(target_units + index).to(tl.int64)
+        places = (work % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = places < words
+        moved = tl.load(source + first * source_stride + places, mask=inside)
+        tl.store(target + second * target_stride + places, moved, mask=inside)
 
 
 def _words(storage: torch.Tensor) -> torch.Tensor:
@@ -59,6 +65,7 @@ def _run(
     target: torch.Tensor,
     source_units: torch.Tensor | None,
     target_units: torch.Tensor | None,
+    programs: int | None = None,
 ) -> None:
     units = source_units if source_units is not None else target_units
     assert units is not None
@@ -67,10 +74,11 @@ def _run(
     first, second = _words(source), _words(target)
     assert first.dtype == second.dtype
     assert first.shape[1] == second.shape[1]
-    _copy[(units.numel(), ceiling(first.shape[1], BLOCK))](
+    work = units.numel() * ceiling(first.shape[1], BLOCK)
+    _copy[(work if programs is None else min(work, programs),)](
         first, second,
         units if source_units is None else source_units, units if target_units is None else target_units,
-        first.stride(0), second.stride(0), first.shape[1],
+        first.stride(0), second.stride(0), first.shape[1], units.numel(),
         GATHER=source_units is not None, SCATTER=target_units is not None, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
 
@@ -90,4 +98,4 @@ def scatter_units(storage: torch.Tensor, units: torch.Tensor, values: torch.Tens
 def move_units(
     source: torch.Tensor, sources: torch.Tensor, target: torch.Tensor, destinations: torch.Tensor
 ) -> None:
-    _run(source, target, sources, destinations)
+    _run(source, target, sources, destinations, MOVERS)
