@@ -1,9 +1,13 @@
 """Memory that is carried beside the steps: nobody waits for it but its own turn, and it is never mistaken."""
 
+import threading
+from collections.abc import Sequence
+
 import pytest
 
 from holdfast.core.layout import Tier
-from holdfast.engine.carrier import Carrier
+from holdfast.engine import carrier
+from holdfast.engine.carrier import Carrier, Load
 from holdfast.engine.engine import Engine, Session
 from tests.engine.conftest import Make
 from tests.engine.slow import SlowWay, slow_down
@@ -166,6 +170,64 @@ def test_a_step_that_fails_takes_its_parcels_with_it(
     assert turn.token_ids in ([], expected[2])
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+def test_a_thread_carries_what_is_large(
+    make_any: Make, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = talk(make_any().session(), range(6))
+    engine = make_any(overlap=overlap, host_memory=8 << 20)
+    monkeypatch.setattr(carrier, "SMALL", 0)
+    begin, threads = threading.Event(), set[str]()
+    original = carrier.copy_at_once
+
+    def held_up(parcel: Sequence[Load]) -> None:
+        threads.add(threading.current_thread().name)
+        assert begin.wait(60)
+        original(parcel)
+
+    monkeypatch.setattr(carrier, "copy_at_once", held_up)
+    session, other = engine.session(id="s"), engine.session(id="other")
+    assert talk(session, range(2)) == expected[:2]
+    leave(engine, "s")
+    assert talk(other, range(2)) == expected[:2]
+    assert state(engine, "s") == "SPILLING"
+    begin.set()
+    run(engine)
+    assert state(engine, "s") == "SPILLED"
+    checked(session, 2, expected[2])
+    assert {name.rpartition("_")[0] for name in threads} == {"holdfast-copies"}
+    leave(engine, "s")
+    checked(session, 3, expected[3])
+
+
+@pytest.mark.parametrize("way", ["there", "back"])
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+def test_a_copy_that_fails_costs_the_session_its_memory_at_most(
+    make_any: Make, overlap: bool, way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = talk(make_any().session(), range(4))
+    engine = make_any(overlap=overlap, host_memory=8 << 20)
+    monkeypatch.setattr(carrier, "SMALL", 0)
+    original = carrier.copy_at_once
+
+    def fails(parcel: Sequence[Load]) -> None:
+        raise MemoryError("no room to copy")
+
+    session = engine.session(id="s")
+    assert talk(session, range(2)) == expected[:2]
+    run(engine)
+    if way == "there":
+        monkeypatch.setattr(carrier, "copy_at_once", fails)
+    assert engine.loop.spill("s", Tier.HOST)
+    run(engine)
+    assert state(engine, "s") == ("IDLE" if way == "there" else "SPILLED")
+    monkeypatch.setattr(carrier, "copy_at_once", fails)
+    assert session.say(said(2), greedy(9)).token_ids == expected[2]
+    monkeypatch.setattr(carrier, "copy_at_once", original)
+    assert "a copy between the device and the host failed" in caplog.text
+    assert session.say(said(3), greedy(9)).token_ids == expected[3]
+
+
 def test_an_idle_engine_does_not_spin(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make(host_memory=8 << 20)
     way = slow_down(engine, FOREVER)
@@ -190,7 +252,7 @@ def test_an_engine_that_ends_waits_for_its_copies(make: Make) -> None:
 
 
 def test_nothing_to_carry() -> None:
-    carrier = Carrier(None, None, None)
-    carrier.start([])
-    carrier.forsake({})
-    assert (carrier.came([]), carrier.arrived()) == ([], [])
+    idle = Carrier()
+    idle.start([])
+    idle.forsake({})
+    assert (idle.came([]), idle.arrived()) == ([], {})

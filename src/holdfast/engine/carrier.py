@@ -1,7 +1,7 @@
 """Moves between the device and the host, beside the steps.
 
-On a GPU a few programs carry a parcel while the steps of other sessions go on, and the core is told when it
-has arrived:
+A parcel is carried while the steps of other sessions go on, on a GPU by a few programs on a stream of their
+own and on a CPU by a thread, and the core is told when it has arrived:
 
     arrived    between steps: the parcels that are there now
     forsake    a plan was made: what it launches waits for the copies that nobody else waits for any more
@@ -11,17 +11,22 @@ has arrived:
 Nobody waits any more for a parcel whose session was closed, or had a turn before it had left. It is still
 written where it was sent, and its units may be somebody else's in the very next plan: hence `forsake`.
 
-On a CPU a move is a copy like any other and is done at once. Used by the executor and the loop.
+Used by the executor and the loop.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Container, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import chain
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast import kernels
@@ -29,6 +34,10 @@ from holdfast.core.layout import Tier
 from holdfast.core.plan import TierMove
 from holdfast.models.memory import Memory
 
+log = logging.getLogger("holdfast.carrier")
+
+SMALL = 1 << 20
+"""Bytes of a parcel below which a CPU copies it at once."""
 LOOK_SECONDS = 0.0002
 """How often a parcel is looked at by a step that has nothing else to do."""
 
@@ -46,7 +55,7 @@ class Mark(Protocol):
     """The end of a copy."""
 
     def query(self) -> bool:
-        """Whether it is over."""
+        """Whether it is over; raises what went wrong."""
 
     def synchronize(self) -> None:
         """Wait until it is."""
@@ -65,10 +74,10 @@ class Way(Protocol):
 class Carrier:
     """The parcels between a device and its host tier."""
 
-    def __init__(self, memory: Memory | None, host: Memory | None, way: Way | None) -> None:
+    def __init__(self, memory: Memory | None = None, host: Memory | None = None) -> None:
         self._memory = memory
         self._host = host
-        self.way = way
+        self.way: Way = Helper()
         self._begun: dict[int, Mark] = {}
         self._late: dict[int, Mark] = {}
 
@@ -79,10 +88,7 @@ class Carrier:
             if Tier.DISK not in (move.source_tier, move.destination_tier):
                 parcels.setdefault(move.number, []).extend(self._loads(move))
         for number, parcel in parcels.items():
-            if self.way is None:
-                copy_at_once(parcel)
-            else:
-                self._begun[number] = self.way.carry(parcel)
+            self._begun[number] = self.way.carry(parcel)
 
     def _loads(self, move: TierMove) -> Iterator[Load]:
         assert self._memory is not None and self._host is not None, "a move needs two places"
@@ -93,61 +99,101 @@ class Carrier:
 
     def came(self, moves: Sequence[TierMove]) -> list[bool | None]:
         """What came of a plan's moves, now that it settles: None for those under way."""
+        outcomes: dict[int, bool | None] = {}
         for number in {move.number for move in moves} & self._begun.keys():
             mark = self._begun.pop(number)
-            if not mark.query():
+            outcomes[number] = _outcome(mark)
+            if outcomes[number] is None:
                 self._late[number] = mark
-        return [None if move.number in self._late else True for move in moves]
+        return [outcomes.get(move.number, True) for move in moves]
 
     def forsake(self, wanted: Container[int]) -> None:
         """What is launched from now on waits for all parcels but the wanted ones."""
         for marks in (self._begun, self._late):
             for number in [number for number in marks if number not in wanted]:
-                assert self.way is not None
                 self.way.order(marks.pop(number))
 
-    def arrived(self) -> list[int]:
-        """The numbers of late parcels that are there now."""
-        there = [number for number, mark in self._late.items() if mark.query()]
-        for number in there:
+    def arrived(self) -> dict[int, bool]:
+        """Late parcels that are there now, or lost, by their numbers."""
+        outcomes = {number: _outcome(mark) for number, mark in self._late.items()}
+        known = {number: arrived for number, arrived in outcomes.items() if arrived is not None}
+        for number in known:
             del self._late[number]
-        return there
+        return known
 
     def wait(self, seconds: float) -> None:
         """Give a parcel time to arrive."""
         end = time.monotonic() + seconds
         while self._late and time.monotonic() < end:
-            if any(mark.query() for mark in self._late.values()):
+            if any(_outcome(mark) is not None for mark in self._late.values()):
                 return
             time.sleep(LOOK_SECONDS)
 
     def drain(self) -> None:
         """Wait for every copy: the memory may go after that."""
         for mark in (*self._begun.values(), *self._late.values()):
+            with suppress(Exception):
+                mark.synchronize()
+
+
+def _outcome(mark: Mark) -> bool | None:
+    """Whether a copy is over, well or not; None while it is under way."""
+    try:
+        return True if mark.query() else None
+    except Exception:
+        log.exception("a copy between the device and the host failed")
+        return False
+
+
+class Helper:
+    """A thread that copies in main memory, where the device is the CPU."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "holdfast-copies")
+
+    def carry(self, parcel: Sequence[Load]) -> Mark:
+        if sum(load.source[0].nbytes * len(load.sources) for load in parcel) < SMALL:
+            copy_at_once(parcel)
+            return Errand(None)
+        return Errand(self._thread.submit(copy_at_once, parcel))
+
+    def order(self, mark: Mark) -> None:
+        with suppress(Exception):  # Nobody asks what came of it.
             mark.synchronize()
 
 
+class Errand:
+    """What the thread was asked for; nothing, where it was not needed."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: Future[None] | None) -> None:
+        self._future = future
+
+    def query(self) -> bool:
+        if self._future is None:
+            return True
+        if self._future.done():
+            self._future.result()
+        return self._future.done()
+
+    def synchronize(self) -> None:
+        if self._future is not None:
+            self._future.result()
+
+
 def copy_at_once(parcel: Sequence[Load]) -> None:
-    """All units of a parcel, one launch for each storage."""
-    _launch(parcel, _places(parcel))
-
-
-def _places(parcel: Sequence[Load]) -> list[tuple[Tensor, Tensor]]:
-    """Sources and targets of each load, on the device that copies them."""
-    places = []
+    """All units of a parcel, in main memory, by this thread alone: others have steps to compute."""
     for load in parcel:
-        device = load.source.device if load.source.is_cuda else load.target.device
-        sources, targets = (
-            torch.tensor(units, dtype=torch.int64).to(device, non_blocking=True)
-            for units in (load.sources, load.targets)
-        )
-        places.append((sources, targets))
-    return places
+        source, target = (_bytes(storage) for storage in (load.source, load.target))
+        for unit, place in zip(load.sources, load.targets, strict=True):
+            target[place] = source[unit]
 
 
-def _launch(parcel: Sequence[Load], places: Sequence[tuple[Tensor, Tensor]]) -> None:
-    for load, (sources, targets) in zip(parcel, places, strict=True):
-        kernels.move_units(load.source, sources, load.target, targets)
+def _bytes(storage: Tensor) -> NDArray[np.uint8]:
+    """Storage as [units, bytes]."""
+    flat: NDArray[np.uint8] = storage.view(storage.shape[0], -1).view(torch.uint8).numpy()
+    return flat
 
 
 class SideStreams:
@@ -157,20 +203,25 @@ class SideStreams:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._out, self._home = torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+    def _units(self, units: list[int]) -> Tensor:
+        return torch.tensor(units, dtype=torch.int64).to(self._device, non_blocking=True)
 
     @torch.inference_mode()
     def carry(self, parcel: Sequence[Load]) -> Mark:
         stream = self._out if parcel[0].source.is_cuda else self._home
         steps = torch.cuda.current_stream()
-        places = _places(parcel)
+        places = [(self._units(load.sources), self._units(load.targets)) for load in parcel]
         for units in chain.from_iterable(places):
             units.record_stream(stream)
         stream.wait_stream(steps)
         mark = torch.cuda.Event()
         try:
             with torch.cuda.stream(stream):
-                _launch(parcel, places)
+                for load, (sources, targets) in zip(parcel, places, strict=True):
+                    kernels.move_units(load.source, sources, load.target, targets)
                 mark.record()
         except Exception:
             # Nobody will know of what has set out before.

@@ -100,7 +100,7 @@ class EchoExecutor:
     def __init__(self, stream_of: Callable[[Turn], TurnStream], end: int) -> None:
         self.stream_of = stream_of
         self.end = end
-        self.carrier = Carrier(None, None, None)
+        self.carrier = Carrier()
         self._words: dict[int, list[int]] = {}
 
     def start(self, plan: Plan) -> Flight:

@@ -105,8 +105,9 @@ class Executor:
         self._rows_max = rows_max
         self._staging = Staging(model.device)
         self._staging.pin(self.host)
-        way = SideStreams(model.device) if self.host is not None and model.device.type == "cuda" else None
-        self.carrier = Carrier(self.memory, self.host, way)
+        self.carrier = Carrier(self.memory, self.host)
+        if model.device.type == "cuda":
+            self.carrier.way = SideStreams(model.device)
         self._nobody = Nobody(counts.state, self.sampler.nobody, NOBODY)
         self._context_max = min(model.context_length, memory.tokens_max)
         self._sharing = sharing_for(model.config, largest_of(shapes(rows_max)), model.device)

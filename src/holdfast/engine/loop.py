@@ -379,8 +379,8 @@ class EngineLoop:
         scheduler, carrier = self.scheduler, self.executor.carrier
         if self.disk is not None:
             self.disk.collect()
-        for number in carrier.arrived():
-            scheduler.arrive(number, True, self.now())
+        for number, arrived in carrier.arrived().items():
+            scheduler.arrive(number, arrived, self.now())
         plan = scheduler.plan(self._budget(), self.now())
         carrier.forsake(scheduler.registry.transits)
         if self.disk is not None:
