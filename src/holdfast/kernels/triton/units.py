@@ -20,7 +20,7 @@ MOVERS = 8
 """Programs of a copy between the device and the host: enough for the bus, as measured on an H200."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["units"])
 def _copy(
     source,
     target,
