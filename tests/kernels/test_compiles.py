@@ -60,6 +60,20 @@ print("compiled")
 """
 
 
+UNITS = """
+from holdfast.kernels.triton import copy_units, gather_units, move_units, scatter_units
+
+units, width = int(sys.argv[1]), int(sys.argv[2])
+storage = torch.zeros(units + 1, width, dtype=torch.float64)
+these, those = torch.arange(units), torch.arange(units) + 1
+copy_units(storage, these, those)
+gather_units(storage, these, torch.zeros(units, width, dtype=torch.float64))
+scatter_units(storage, these, torch.zeros(units, width, dtype=torch.float64))
+move_units(storage, these, torch.zeros_like(storage), those)
+print("compiled")
+"""
+
+
 def compiles(source: str, *arguments: int) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
@@ -82,3 +96,9 @@ def test_projections_of_any_width_compile(tokens: int, outputs: int) -> None:
 def test_projections_in_eight_bits_compile(tokens: int, outputs: int) -> None:
     """The interpreter cannot convert such numbers: what they come to is checked on a GPU."""
     compiles(EIGHT_BITS, tokens, outputs)
+
+
+@pytest.mark.parametrize("units", [1, 40])
+@pytest.mark.parametrize("width", [1, 5000])
+def test_copies_of_units_compile(units: int, width: int) -> None:
+    compiles(UNITS, units, width)
