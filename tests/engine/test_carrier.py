@@ -196,7 +196,10 @@ def test_a_thread_carries_what_is_large(
     assert state(engine, "s") == "SPILLED"
     checked(session, 2, expected[2])
     assert {name.rpartition("_")[0] for name in threads} == {"holdfast-copies"}
+    run(engine)
+    begin.clear()
     leave(engine, "s")
+    begin.set()
     checked(session, 3, expected[3])
 
 
