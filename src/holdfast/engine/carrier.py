@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
@@ -99,13 +99,12 @@ class Carrier:
 
     def came(self, moves: Sequence[TierMove]) -> list[bool | None]:
         """What came of a plan's moves, now that it settles: None for those under way."""
-        outcomes: dict[int, bool | None] = {}
-        for number in {move.number for move in moves} & self._begun.keys():
-            mark = self._begun.pop(number)
-            outcomes[number] = _outcome(mark)
-            if outcomes[number] is None:
-                self._late[number] = mark
-        return [outcomes.get(move.number, True) for move in moves]
+        begun = {
+            number: self._begun.pop(number) for number in {move.number for move in moves} & self._begun.keys()
+        }
+        known = _known(begun)
+        self._late |= {number: mark for number, mark in begun.items() if number not in known}
+        return [known.get(move.number) if move.number in begun else True for move in moves]
 
     def forsake(self, wanted: Container[int]) -> None:
         """What is launched from now on waits for all parcels but the wanted ones."""
@@ -115,8 +114,7 @@ class Carrier:
 
     def arrived(self) -> dict[int, bool]:
         """Late parcels that are there now, or lost, by their numbers."""
-        outcomes = {number: _outcome(mark) for number, mark in self._late.items()}
-        known = {number: arrived for number, arrived in outcomes.items() if arrived is not None}
+        known = _known(self._late)
         for number in known:
             del self._late[number]
         return known
@@ -125,7 +123,7 @@ class Carrier:
         """Give a parcel time to arrive."""
         end = time.monotonic() + seconds
         while self._late and time.monotonic() < end:
-            if any(_outcome(mark) is not None for mark in self._late.values()):
+            if any(_over(mark) for mark in self._late.values()):
                 return
             time.sleep(LOOK_SECONDS)
 
@@ -136,13 +134,25 @@ class Carrier:
                 mark.synchronize()
 
 
-def _outcome(mark: Mark) -> bool | None:
-    """Whether a copy is over, well or not; None while it is under way."""
+def _over(mark: Mark) -> bool:
+    """Whether a copy has ended, well or not."""
     try:
-        return True if mark.query() else None
-    except Exception:
-        log.exception("a copy between the device and the host failed")
-        return False
+        return mark.query()
+    except Exception:  # noqa: BLE001
+        return True
+
+
+def _known(marks: Mapping[int, Mark]) -> dict[int, bool]:
+    """The copies that have ended, and whether all went well."""
+    known: dict[int, bool] = {}
+    for number, mark in marks.items():
+        try:
+            if mark.query():
+                known[number] = True
+        except Exception:
+            log.exception("a copy between the device and the host failed")
+            known[number] = False
+    return known
 
 
 class Helper:
