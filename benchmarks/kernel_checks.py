@@ -348,14 +348,6 @@ def check_units(dtype: torch.dtype) -> Errors:
     kernels.copy_units(storage, torch.tensor([0, 9], device="cuda"), torch.tensor([30, 2], device="cuda"))
     before[30], before[2] = before[0], before[9]
     yield 0.0 if torch.equal(storage, before) else math.inf
-    units = torch.tensor([5, 39, 30], device="cuda", dtype=torch.int32)
-    host = torch.full((3, 3, 2, 16, 5), NAN, dtype=dtype).pin_memory()
-    kernels.gather_units(storage, units, host)
-    torch.cuda.synchronize()
-    yield 0.0 if torch.equal(host.cuda(), before[[5, 39, 30]]) else math.inf
-    kernels.scatter_units(storage, units.flip(0), host)
-    before[[30, 39, 5]] = host.cuda()
-    yield 0.0 if torch.equal(storage, before) else math.inf
     tier = torch.full_like(storage, NAN, device="cpu").pin_memory()
     down, up = torch.tensor([7, 1], device="cuda"), torch.tensor([3, 8], device="cuda")
     kernels.move_units(storage, down, tier, up)

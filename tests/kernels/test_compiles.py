@@ -61,14 +61,12 @@ print("compiled")
 
 
 UNITS = """
-from holdfast.kernels.triton import copy_units, gather_units, move_units, scatter_units
+from holdfast.kernels.triton import copy_units, move_units
 
 units, width = int(sys.argv[1]), int(sys.argv[2])
 storage = torch.zeros(units + 1, width, dtype=torch.float64)
 these, those = torch.arange(units), torch.arange(units) + 1
 copy_units(storage, these, those)
-gather_units(storage, these, torch.zeros(units, width, dtype=torch.float64))
-scatter_units(storage, these, torch.zeros(units, width, dtype=torch.float64))
 move_units(storage, these, torch.zeros_like(storage), those)
 print("compiled")
 """

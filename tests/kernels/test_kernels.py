@@ -331,12 +331,6 @@ def test_unit_copies(ops: ModuleType, generator: torch.Generator) -> None:
     expected = before.clone()
     expected[8], expected[2], expected[1] = before[0], before[4], before[4]
     assert torch.equal(storage, expected)
-    out = torch.full((2, 3, 2, 5), NAN)
-    ops.gather_units(storage, torch.tensor([3, 8]), out)
-    assert torch.equal(out, expected[[3, 8]])
-    ops.scatter_units(storage, torch.tensor([7, 0]), out)
-    expected[7], expected[0] = out[0], out[1]
-    assert torch.equal(storage, expected)
 
 
 def test_units_move_to_another_tier(ops: ModuleType, generator: torch.Generator) -> None:

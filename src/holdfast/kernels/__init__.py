@@ -43,7 +43,6 @@ __all__ = [
     "copy_units",
     "experts",
     "gated_delta",
-    "gather_units",
     "geglu",
     "linear",
     "linear_fp8",
@@ -59,7 +58,6 @@ __all__ = [
     "rms_norm_residual",
     "rotate_and_write",
     "sample_tokens",
-    "scatter_units",
     "swiglu",
     "swiglu_clamped",
     "tile_count",
@@ -311,16 +309,6 @@ def copy_units(storage: torch.Tensor, sources: torch.Tensor, destinations: torch
     `storage` [units, ...] is contiguous, `sources` and `destinations` are int32 or int64 on its device.
     """
     implementation(storage).copy_units(storage, sources, destinations)
-
-
-def gather_units(storage: torch.Tensor, units: torch.Tensor, out: torch.Tensor) -> None:
-    """Copies the given units of `storage` to `out` [n, ...], on the same device or in pinned host memory."""
-    implementation(storage).gather_units(storage, units, out)
-
-
-def scatter_units(storage: torch.Tensor, units: torch.Tensor, values: torch.Tensor) -> None:
-    """Copies `values` [n, ...] (same device or pinned host memory) to the given units of `storage`."""
-    implementation(storage).scatter_units(storage, units, values)
 
 
 def move_units(

@@ -12,7 +12,7 @@ from holdfast.kernels.torch.norm import rms_norm, rms_norm_gated, rms_norm_resid
 from holdfast.kernels.torch.rotary import rotate_and_write, write_kv
 from holdfast.kernels.torch.sampling import sample_tokens
 from holdfast.kernels.torch.step import change_tables, list_pieces, note_sampled, prepare_step
-from holdfast.kernels.torch.units import copy_units, gather_units, move_units, scatter_units
+from holdfast.kernels.torch.units import copy_units, move_units
 
 __all__ = [
     "attend",
@@ -21,7 +21,6 @@ __all__ = [
     "copy_units",
     "experts",
     "gated_delta",
-    "gather_units",
     "geglu",
     "linear",
     "linear_fp8",
@@ -37,7 +36,6 @@ __all__ = [
     "rms_norm_residual",
     "rotate_and_write",
     "sample_tokens",
-    "scatter_units",
     "swiglu",
     "swiglu_clamped",
     "write_kv",

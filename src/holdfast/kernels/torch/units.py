@@ -12,17 +12,6 @@ def copy_units(storage: torch.Tensor, sources: torch.Tensor, destinations: torch
     storage.index_copy_(0, destinations.long(), storage.index_select(0, sources.long()))
 
 
-def gather_units(storage: torch.Tensor, units: torch.Tensor, out: torch.Tensor) -> None:
-    if out.device == storage.device:
-        torch.index_select(storage, 0, units.long(), out=out)
-    else:
-        out.copy_(storage.index_select(0, units.long()), non_blocking=True)
-
-
-def scatter_units(storage: torch.Tensor, units: torch.Tensor, values: torch.Tensor) -> None:
-    storage.index_copy_(0, units.long(), values.to(storage.device, non_blocking=True))
-
-
 def move_units(
     source: torch.Tensor, sources: torch.Tensor, target: torch.Tensor, destinations: torch.Tensor
 ) -> None:

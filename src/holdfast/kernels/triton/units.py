@@ -30,19 +30,13 @@ def _copy(
     target_stride,
     words,
     units,
-    GATHER: tl.constexpr,
-    SCATTER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     blocks = tl.cdiv(words, BLOCK)
     for work in tl.range(tl.program_id(0), units * blocks, tl.num_programs(0)):
-        index = (work // blocks).to(tl.int64)
-        first = index
-        second = index
-        if GATHER:
-            first = tl.load(source_units + index).to(tl.int64)
-        if SCATTER:
-            second = tl.load(target_units + index).to(tl.int64)
+        index = work // blocks
+        first = tl.load(source_units + index).to(tl.int64)
+        second = tl.load(target_units + index).to(tl.int64)
         places = (work % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = places < words
         moved = tl.load(source + first * source_stride + places, mask=inside)
@@ -62,40 +56,29 @@ def _words(storage: torch.Tensor) -> torch.Tensor:
 
 def _run(
     source: torch.Tensor,
+    sources: torch.Tensor,
     target: torch.Tensor,
-    source_units: torch.Tensor | None,
-    target_units: torch.Tensor | None,
-    programs: int | None = None,
+    targets: torch.Tensor,
+    programs: int | None,
 ) -> None:
-    units = source_units if source_units is not None else target_units
-    assert units is not None
-    if not units.numel():
+    units = sources.numel()
+    if not units:
         return
     first, second = _words(source), _words(target)
     assert first.dtype == second.dtype
     assert first.shape[1] == second.shape[1]
-    work = units.numel() * ceiling(first.shape[1], BLOCK)
+    work = units * ceiling(first.shape[1], BLOCK)
     _copy[(work if programs is None else min(work, programs),)](
-        first, second,
-        units if source_units is None else source_units, units if target_units is None else target_units,
-        first.stride(0), second.stride(0), first.shape[1], units.numel(),
-        GATHER=source_units is not None, SCATTER=target_units is not None, BLOCK=BLOCK, num_warps=8,
+        first, second, sources, targets, first.stride(0), second.stride(0), first.shape[1], units,
+        BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
 
 
 def copy_units(storage: torch.Tensor, sources: torch.Tensor, destinations: torch.Tensor) -> None:
-    _run(storage, storage, sources, destinations)
-
-
-def gather_units(storage: torch.Tensor, units: torch.Tensor, out: torch.Tensor) -> None:
-    _run(storage, out, units, None)
-
-
-def scatter_units(storage: torch.Tensor, units: torch.Tensor, values: torch.Tensor) -> None:
-    _run(values, storage, None, units)
+    _run(storage, sources, storage, destinations, None)
 
 
 def move_units(
     source: torch.Tensor, sources: torch.Tensor, target: torch.Tensor, destinations: torch.Tensor
 ) -> None:
-    _run(source, target, sources, destinations, MOVERS)
+    _run(source, sources, target, destinations, MOVERS)
