@@ -6,8 +6,9 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
+from benchmarks.gpu_kernels import CHECKS
 from benchmarks.gpu_sessions import check_tokens
-from benchmarks.kernel_checks import CHECKS, LIMITS
+from benchmarks.kernel_checks import LIMITS
 
 
 @pytest.mark.parametrize("name", sorted(CHECKS))
