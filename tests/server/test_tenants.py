@@ -1,21 +1,26 @@
 """Keys and tenants: who may do what, and that nobody sees or reaches what is another's."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from websockets.sync.client import connect
 
+from holdfast.server.doors.house import tenant_memory
+from holdfast.server.keys import Caller
 from tests.server.conftest import Serve
 from tests.server.serving import ADMIN_KEY, Server
 
-ALICE, BOB = "key-of-alice-123", "key-of-bob-456"
+ALICE, BOB, ICE = "key-of-alice-123", "key-of-bob-456", "key-of-ice-789"
 
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     keys = tmp_path_factory.mktemp("keys") / "keys.txt"
-    keys.write_text(f"# who\nalice:{ALICE}\nbob:{BOB}\n")
+    keys.write_text(f"# who\nalice:{ALICE}\nbob:{BOB}\nice:{ICE}\n")
     server = Server(
         "echo", "--api-keys", str(keys), "--admin-key", ADMIN_KEY, "--audit", "strict", "--kv-tokens", "16384"
     )
@@ -72,6 +77,60 @@ def test_B16_tenants_share_neither_names_nor_prefixes(keyed: Server) -> None:
         assert "alice" not in seen
         for client in (alice, bob):
             assert client.delete("/v1/sessions/mine").status_code == 200
+
+
+def test_a_tenant_whose_name_ends_anothers_sees_nothing_of_it(keyed: Server) -> None:
+    """`alice/hidden` ends in `ice/hidden`, and is not ice's."""
+    with as_(keyed, ALICE) as alice, as_(keyed, ICE) as ice, as_(keyed, ADMIN_KEY) as admin:
+        for client, name in ((alice, "hidden"), (ice, "own")):
+            assert client.post("/v1/sessions", json={"id": name}).status_code == 201
+            said = {"input": "hello " * 20, "sampling": {"max_tokens": 4}}
+            assert client.post(f"/v1/sessions/{name}/turns", json=said).status_code == 200
+        assert "session alice/hidden" in holders(admin.get("/v1/memory").json())
+        assert "session hidden" in holders(alice.get("/v1/memory").json())
+        shown = ice.get("/v1/memory").json()
+        url = keyed.url.replace("http://", "ws://") + "/v1/memory/live"
+        with connect(url, additional_headers={"authorization": f"Bearer {ICE}"}) as connection:
+            report: dict[str, Any] = {}
+            while report.get("type") != "memory.report":
+                message = connection.recv(timeout=60)
+                report = json.loads(message) if isinstance(message, str) else {}
+        for seen in (shown, report):
+            assert "session own" in holders(seen)
+            assert {holder.partition(" ")[2] for holder in holders(seen)} <= {"own", "ice"}, (
+                "ice's, no other's"
+            )
+        for client, name in ((alice, "hidden"), (ice, "own")):
+            assert client.delete(f"/v1/sessions/{name}").status_code == 200
+
+
+def holders(report: dict[str, Any]) -> list[str]:
+    return [entry["holder"] for entry in report["top"]]
+
+
+def test_a_tenant_sees_its_own_holders_and_the_admin_sees_all() -> None:
+    top = [
+        "session jo/x",
+        "turn t of ann/x",
+        "turn ann#r of ann#r",
+        "tree ann",
+        "tree joann",
+        "turn t of joann/ann",
+    ]
+    report = {"top": [{"holder": name, "full": 1} for name in top], "tenants": [], "findings": []}
+    assert holders(tenant_memory(report, Caller("ann", admin=False))) == [
+        "turn t of x",
+        "turn r of r",
+        "tree ann",
+    ]
+    assert holders(tenant_memory(report, Caller("ann", admin=True))) == [
+        "session jo/x",
+        "turn t of x",
+        "turn r of r",
+        "tree ann",
+        "tree joann",
+        "turn t of joann/ann",
+    ]
 
 
 def test_a_host_that_others_can_reach_needs_keys(tmp_path: Path) -> None:

@@ -46,20 +46,31 @@ async def memory(request: Request) -> Response:
 
 
 def tenant_memory(report: dict[str, Any], caller: Caller) -> dict[str, Any]:
-    """The ledger as a caller may see it: names of others' sessions are the admin's to know."""
+    """The ledger as a caller may see it: who else holds what is the admin's to know."""
     top = []
     for entry in report["top"]:
         kind, _, name = entry["holder"].partition(" ")
-        own, slash, short = name.rpartition(f"{caller.tenant}/")
-        if slash:
-            top.append({**entry, "holder": f"{kind} {own}{short}"})
-        elif caller.admin or name == caller.tenant:
+        own = _own_name(name, caller.tenant)
+        if own is not None:
+            top.append({**entry, "holder": f"{kind} {own}"})
+        elif caller.admin:
             top.append(entry)
-        else:
-            top.append({**entry, "holder": kind})
     shown = {**report, "top": top}
     if not caller.admin:
         shown["tenants"] = [each for each in report["tenants"] if each["tenant"] == caller.tenant]
         hidden = {"holder": "", "detail": "", "trail": []}
         shown["findings"] = [{**finding, **hidden} for finding in report["findings"]]
     return shown
+
+
+def _own_name(name: str, tenant: str) -> str | None:
+    """A holder's name as its tenant knows it; None if the holder is another's.
+
+    Holders are named after a session, after a turn `of` one, or after the tenant whose prefixes they are.
+    """
+    turn, of, session = name.rpartition(" of ")
+    if name == tenant:
+        return name
+    if not session.startswith((f"{tenant}/", f"{tenant}#")):
+        return None
+    return f"{turn.removeprefix(f'{tenant}#')}{of}{session[len(tenant) + 1 :]}"
