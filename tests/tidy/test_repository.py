@@ -1,8 +1,12 @@
 """The rules of the house, applied to the tree as it stands; each test names a rule and lists its offences."""
 
+import re
+import sys
+import tomllib
+
 import pytest
 
-from tests.tidy.imports import MAY_IMPORT, PACKAGE, Source
+from tests.tidy.imports import MAY_IMPORT, PACKAGE, Source, imported_modules
 from tests.tidy.rules import PYTHON_RULES, SOURCE_RULES, TEXT_RULES, Rule
 from tests.tidy.tree import ROOT, sources, texts
 
@@ -46,3 +50,13 @@ def test_imports_have_no_cycle() -> None:
 def test_root_files_are_seen() -> None:
     seen = {file.path for file in texts()}
     assert {"Makefile", "pyproject.toml", "LICENSE", ".ci/run", "src/holdfast/__init__.py"} <= seen
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    """Nothing is used that only comes along with something else, which may do without it tomorrow."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["otel"]]
+    declared = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in wanted}
+    imported = {name.split(".")[0] for file in sources("src") for _, name in imported_modules(file.tree)}
+    foreign = imported - set(sys.stdlib_module_names) - {PACKAGE, "opentelemetry"}
+    assert {"pyzmq" if name == "zmq" else name for name in foreign} <= declared
