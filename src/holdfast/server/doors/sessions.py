@@ -165,8 +165,14 @@ async def interrupt(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, InterruptBody)
     record = service.table.find(caller_of(request).tenant, session_id)
-    await service.interrupt(record, body.turn_id, kept_tokens(body.keep_tokens, body.keep))
+    turn = _given_name(body.turn_id, "turn_id")
+    await service.interrupt(record, turn, kept_tokens(body.keep_tokens, body.keep))
     return json_answer(await service.describe(record))
+
+
+def _given_name(name: str | None, field: str) -> str | None:
+    """A name that the client may give or leave out; one that cannot be is refused before it is kept anywhere."""
+    return None if name is None else require_name(name, field)
 
 
 def kept_tokens(count: int | None, keep: str | None) -> int | None:
@@ -202,7 +208,7 @@ async def rewind(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, RewindBody)
     record = service.table.find(caller_of(request).tenant, session_id)
-    await service.rewind(record, body.to_turn, body.request_id)
+    await service.rewind(record, body.to_turn, _given_name(body.request_id, "request_id"))
     return json_answer(await service.describe(record))
 
 
@@ -213,7 +219,8 @@ async def fork(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, ForkBody)
     record = service.table.find(caller_of(request).tenant, session_id)
-    forked = await service.fork(record, body.id, body.at_turn, body.request_id)
+    request_id = _given_name(body.request_id, "request_id")
+    forked = await service.fork(record, body.id, body.at_turn, request_id)
     return json_answer(await service.describe(forked), 201)
 
 
@@ -235,11 +242,10 @@ async def take_turn(request: Request, session_id: str) -> Response:
 
 def ask_turn(body: TurnBody) -> TurnAsked:
     """A turn as the service takes it."""
-    name = require_name(body.turn_id, "turn_id") if body.turn_id is not None else new_name("t")
     return TurnAsked(
         _input(body.input),
         body.sampling.made(),
-        name,
+        _given_name(body.turn_id, "turn_id") or new_name("t"),
         keeps=body.on_abort == "keep",
         timeout=body.timeout,
         fingerprint=None if body.turn_id is None else fingerprint_of((body.input, body.sampling)),
