@@ -1,5 +1,6 @@
 """The page as a person uses it: talk, interrupt, go back, fork, see the memory, lose the server."""
 
+import json
 import re
 import time
 
@@ -61,6 +62,22 @@ def test_a_conversation_streams_in_and_shows_what_it_cost(server: Server, open_p
     session = server.get("/v1/sessions").json()["sessions"][0]
     assert sum(map(int, shown.groups())) == session["tokens"]["known"]
     assert int(shown[2]) > 0
+
+
+def test_where_the_model_suggests_nothing_it_is_sampled_pleasantly(
+    server: Server, open_page: OpenPage
+) -> None:
+    sent: list[str] = []
+    page = open_page(server)
+    page.on("websocket", lambda socket: socket.on("framesent", lambda frame: sent.append(str(frame))))
+    with page.expect_response("**/v1/models"):
+        page.reload()
+    say(page, "what was that")
+    expect(page.locator(".answer")).to_have_text("what was that")
+    commits = [json.loads(frame) for frame in sent if '"input.commit"' in frame]
+    assert [commit["sampling"] for commit in commits] == [
+        {"temperature": 0.2, "top_p": 0.9, "max_tokens": 400}
+    ]
 
 
 def test_one_can_type_on_while_the_model_speaks(server: Server, open_page: OpenPage) -> None:

@@ -71,7 +71,7 @@ export class Branch extends EventTarget {
 
   commit(turn) {
     this.link.say({ type: "input.append", text: turn.input });
-    const sampling = turn.limit ? { max_tokens: turn.limit } : {};
+    const sampling = { ...this.server.sampling, ...(turn.limit ? { max_tokens: turn.limit } : {}) };
     this.link.say({ type: "input.commit", turn_id: turn.id, mode: turn.mode, sampling });
   }
 

@@ -68,6 +68,8 @@ live.onmessage = (data) => {
     if (message.up) state("up", "Connected");
     else state("down", "Starting", "The engine is starting. Turns will be taken as soon as it is there.");
   }
+  // An engine begins to show its memory: it can be asked for its model.
+  if (message.type === "memory.pools") server.learn().catch(() => {});
   memory.hear(message);
   health.hear(message);
 };
