@@ -237,6 +237,9 @@ def test_a_model_on_the_line_goes_before_a_server_in_the_environment() -> None:
         (["echo", "--host", "0.0.0.0"], "--host 0.0.0.0 lets other machines in, and there are no keys"),
         (["echo", "--durability", "fsync"], "--durability means nothing without --journal"),
         (["echo", "--page-size", "300"], "--page-size must be at most 256, not 300"),
+        (["echo", "--journal", ""], "--journal must name a file, not ''"),
+        (["echo", "--journal", "."], "--journal must name a file, not '.'"),
+        (["echo", "--disk", ""], "--disk must name a directory, not ''"),
     ],
 )
 def test_a_server_that_cannot_start_says_why(arguments: list[str], said: str, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.engine.engine import open_loop
+from holdfast.engine.engine import Engine, open_loop
 from holdfast.engine.options import CHOICES, EngineOptions, OptionError, check_context, make_options
 from holdfast.models.checkpoint import choose_placement, open_checkpoint
 from holdfast.models.config import AttentionConfig, LayerConfig, ModelConfig
@@ -56,12 +56,70 @@ def test_defaults_are_possible() -> None:
         ("dtype", "fp16"),
         ("load_format", "pickle"),
         ("audit", "off"),
+        ("audit", ["on"]),
+        ("host_memory", "4GiB"),
+        ("host_memory", 1.5),
+        ("host_memory", None),
+        ("checkpoints", "x"),
+        ("session_ttl", "x"),
+        ("session_ttl", True),
+        ("snapshot_seconds", None),
+        ("tenant_device", "x"),
+        ("tenant_shares", {"ann": {"device": "half"}}),
+        ("tenant_shares", {"ann": 0.5}),
+        ("tenant_shares", None),
+        ("memory_fraction", "x"),
+        ("leave_history", "no"),
+        ("overlap", 1),
+        ("fast_start", None),
+        ("disk_limit", "4GiB"),
+        ("journal", 7),
+        ("journal", ""),
+        ("journal", "."),
+        ("journal", ".."),
+        ("journal", "/"),
+        ("disk", ""),
+        ("disk", False),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(option: str, value: object) -> None:
     with pytest.raises(OptionError, match=rf"^{option} ") as caught:
         make_options(**{option: value})
     assert caught.value.option == option
+
+
+@pytest.mark.parametrize("option", sorted(EngineOptions.__dataclass_fields__))
+def test_no_option_takes_what_it_cannot_use(option: str) -> None:
+    """Whatever type an option has, a thing of none of them is refused by its name."""
+    with pytest.raises(OptionError, match=rf"^{option} must be "):
+        make_options(**{option: object()})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("host_memory", "4GiB", "--host-memory must be a whole number, not '4GiB'"),
+        ("kv_tokens", "x", "--kv-tokens must be a whole number or None, not 'x'"),
+        ("session_ttl", "x", "--session-ttl must be a number, not 'x'"),
+        ("leave_history", "no", "--leave-history must be true or false, not 'no'"),
+        ("journal", "", "--journal must name a file, not ''"),
+        ("disk", "", "--disk must name a directory, not ''"),
+    ],
+)
+def test_a_refusal_says_what_may_be(option: str, value: object, said: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        make_options(**{option: value})
+    assert caught.value.typed == said
+
+
+def test_what_is_as_good_as_its_type_is_taken(tmp_path: Path) -> None:
+    assert make_options(session_ttl=60, tenant_device=1).session_ttl == 60
+    assert make_options(journal=tmp_path / "j", disk=tmp_path).journal == str(tmp_path / "j")
+
+
+def test_an_engine_refuses_a_journal_without_a_name() -> None:
+    with pytest.raises(OptionError, match=r"^journal must name a file"):
+        Engine("echo", journal="")
 
 
 def test_one_of_a_few_words_is_refused_with_those_there_are() -> None:

@@ -1,16 +1,22 @@
 """Everything that can be chosen when an engine starts, with its defaults and its limits.
 
 One frozen value that the command line, the environment, a file and the Python API all fill. A wrong value is
-an error that names the option.
+an error that names the option: first its type is looked at, which is that of the field, then its range.
 """
 
 from __future__ import annotations
 
+import collections.abc
+import functools
 import logging
+import os
 import re
+import types
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from holdfast.core.layout import PAGE_SIZE_MAX
 
@@ -46,6 +52,18 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "audit": ("on", "strict"),
 }
 """The options that are one of a few words. A device may be one of several GPUs besides, such as `cuda:1`."""
+
+PARTS = f"a mapping from tenants to mappings from {', '.join(TIERS)} to numbers"
+WORDS: Mapping[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    types.NoneType: "None",
+    collections.abc.Mapping: PARTS,
+    Literal: "a text",
+}
+"""The types that options have, as an error calls them."""
 
 
 class OptionError(ValueError):
@@ -110,11 +128,11 @@ class EngineOptions:
     audit: Literal["on", "strict"] = "on"
 
     def __post_init__(self) -> None:
+        for name, kind in _kinds().items():
+            require_kind(name, getattr(self, name), kind)
         for name in (*COUNTS, *COUNTS_OR_NONE):
             value = getattr(self, name)
-            if value is None and name in COUNTS_OR_NONE:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if value is not None and value < 1:
                 raise OptionError(name, f"must be a whole number of at least 1, not {value!r}")
         if self.page_size > PAGE_SIZE_MAX:
             raise OptionError("page_size", f"must be at most {PAGE_SIZE_MAX}, not {self.page_size}")
@@ -142,6 +160,41 @@ class EngineOptions:
             one_gpu = name == "device" and re.fullmatch(r"cuda:\d+", str(value))
             if value not in allowed and not one_gpu:
                 raise OptionError(name, f"must be one of {', '.join(allowed)}, not {value!r}")
+        if self.journal is not None and Path(self.journal).name in ("", ".."):
+            raise OptionError("journal", f"must name a file, not {self.journal!r}")
+        if self.disk is not None and not self.disk:
+            raise OptionError("disk", "must name a directory, not ''")
+
+
+@functools.cache
+def _kinds() -> Mapping[str, Any]:
+    """The type of each option."""
+    return typing.get_type_hints(EngineOptions)
+
+
+def require_kind(option: str, value: object, kind: Any) -> None:
+    """Raise unless a value is of a type that an option may have."""
+    if not _fits(value, kind):
+        allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+        words = " or ".join(WORDS[typing.get_origin(one) or one] for one in allowed)
+        raise OptionError(option, f"must be {words}, not {value!r}")
+
+
+def _fits(value: object, kind: Any) -> bool:
+    """Whether a value is of a type; a whole number is a number as well, and a truth is neither."""
+    origin = typing.get_origin(kind)
+    if isinstance(kind, types.UnionType):
+        return any(_fits(value, one) for one in typing.get_args(kind))
+    if origin is collections.abc.Mapping:
+        of_keys, of_values = typing.get_args(kind)
+        return isinstance(value, Mapping) and all(
+            _fits(key, of_keys) and _fits(part, of_values) for key, part in value.items()
+        )
+    if origin is Literal:
+        return isinstance(value, str)
+    if kind in (int, float):
+        return isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    return isinstance(value, kind)
 
 
 def require_part(option: str, part: float) -> None:
@@ -172,9 +225,10 @@ def check_context(options: EngineOptions, made_for: int, reach: int | None) -> N
 
 
 def make_options(**given: object) -> EngineOptions:
-    """Options from keywords; an unknown one is an error that lists those there are."""
+    """Options from keywords; an unknown one is an error that lists those there are. A path may be a Path."""
     known = {field.name for field in fields(EngineOptions)}
     unknown = sorted(set(given) - known)
     if unknown:
         raise OptionError(unknown[0], f"is no option; there are {', '.join(sorted(known))}")
-    return EngineOptions(**given)  # type: ignore[arg-type]
+    plain = {name: os.fspath(value) if isinstance(value, Path) else value for name, value in given.items()}
+    return EngineOptions(**plain)  # type: ignore[arg-type]
