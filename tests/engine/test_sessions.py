@@ -96,8 +96,23 @@ def test_interrupt_reaches_back_to_the_last_finished_turn(engine: Engine) -> Non
     assert turn.token_ids == said[:3]
     with pytest.raises(errors.NothingToKeep):
         session.interrupt(keep=5)
-    with pytest.raises(KeyError):
-        session.interrupt(keep="some")
+
+
+@pytest.mark.parametrize("keep", ["some", -1, 1.5, True, None])
+def test_what_an_interruption_cannot_keep_is_named(engine: Engine, keep: object) -> None:
+    session = engine.session()
+    said = session.say(SAID, greedy(8)).token_ids
+    with pytest.raises(ValueError, match=f"^keep must be all, none or a number of tokens, not {keep!r}"):
+        session.interrupt(keep=keep)  # type: ignore[arg-type]
+    assert history(engine, session) == SAID + said, "nothing was cut"
+
+
+@pytest.mark.parametrize("tier", ["moon", "device", "", 1])
+def test_where_memory_cannot_be_moved_to_is_named(engine: Engine, tier: object) -> None:
+    session = engine.session()
+    session.say(SAID, greedy(3)).wait()
+    with pytest.raises(ValueError, match=f"^tier must be one of host, disk, or None, not {tier!r}"):
+        session.spill(tier)  # type: ignore[arg-type]
 
 
 def test_tokens_shown_follow_what_was_handed_out(engine: Engine) -> None:

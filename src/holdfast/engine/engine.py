@@ -39,6 +39,8 @@ from holdfast.kernels.cpu.library import match_threads
 from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
 
 TENANT = "local"
+RESTING = {"host": Tier.HOST, "disk": Tier.DISK}
+"""Where the memory of a session may be moved to."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -213,7 +215,7 @@ class Session:
 
     def interrupt(self, keep: int | str = "all") -> None:
         """Cut in: `keep` is how many generated tokens stay, or "all" or "none" (then the turn never was)."""
-        kept = {"all": KEEP_ALL, "none": None}[keep] if isinstance(keep, str) else keep
+        kept = _kept(keep)
         self._engine.settle_seal(self.id)
         self._engine.until_done(lambda done: self._engine.loop.interrupt(self.id, kept, done=done))
         if self._current is not None:
@@ -233,9 +235,10 @@ class Session:
 
     def spill(self, tier: str | None = None) -> bool:
         """Move the memory to "host" or "disk", or to the nearest with room; whether it is there."""
-        loop = self._engine.loop
+        if tier is not None and tier not in RESTING:
+            raise ValueError(f"tier must be one of {', '.join(RESTING)}, or None, not {tier!r}")
         self._engine.settle_seal(self.id)
-        loop.spill(self.id, None if tier is None else Tier[tier.upper()])
+        self._engine.loop.spill(self.id, None if tier is None else RESTING[tier])
         return self._wait_for_move(Place.AWAY)
 
     def restore(self) -> bool:
@@ -260,6 +263,16 @@ class Session:
         loop = self._engine.loop
         if self.id in loop.scheduler.registry.sessions:
             self._engine.until_done(lambda done: loop.close_session(self.id, done))
+
+
+def _kept(keep: int | str) -> int | None:
+    """How many generated tokens an interruption keeps, as the core counts them."""
+    words = {"all": KEEP_ALL, "none": None}
+    if isinstance(keep, str) and keep in words:
+        return words[keep]
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
+        raise ValueError(f"keep must be {', '.join(words)} or a number of tokens, not {keep!r}")
+    return keep
 
 
 class Engine:
