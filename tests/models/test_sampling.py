@@ -1,4 +1,4 @@
-"""Sampling parameters, stop strings, and the batch sampler: its statistics and what it must not depend on."""
+"""Sampling parameters and the batch sampler: its statistics and what it must not depend on."""
 
 import math
 from collections import Counter
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from holdfast.engine.sampler import BatchSampler, token_logprobs
-from holdfast.engine.sampling import Sampling, SamplingError, StopMatcher
+from holdfast.engine.sampling import Sampling, SamplingError
 from holdfast.models.generation import GenerationDefaults
 
 VOCABULARY = 50
@@ -257,44 +257,3 @@ def test_a_broken_row_says_so_and_harms_no_other(bad: float, temperature: float)
         sampler.admit(row, filled(temperature=temperature, seed=row), prompt=[1, 2])
     tokens = sampler.sample(logits, [0, 1, 2], [4, 4, 4]).tokens.tolist()
     assert tokens == [healthy[0], -1, healthy[2]]
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_stop_strings_are_found_across_any_borders(keep: bool) -> None:
-    """However the text is cut, what is emitted is the text up to the earliest stop."""
-    text = "one <|en two<|end|> three STOP"
-    stops = ("<|end|>", "STOP", "<|end|> th")
-    cut = text.index("<|end|>")
-    expected = text[: cut + len("<|end|> th")] if keep else text[:cut]
-    for size in range(1, len(text) + 1):
-        matcher = StopMatcher(stops[:2], keep_stop=keep)
-        emitted, stop = "", None
-        for start in range(0, len(text), size):
-            piece = matcher.push(text[start : start + size])
-            emitted += piece.text
-            stop = stop or piece.stop
-        assert stop == "<|end|>"
-        assert emitted == (text[: cut + len("<|end|>")] if keep else text[:cut])
-        assert matcher.finish() == ""
-    assert StopMatcher(stops, keep_stop=keep).push(text).text == expected
-
-
-def test_only_what_may_begin_a_stop_is_held_back() -> None:
-    matcher = StopMatcher(("aab", "\n\nUser:"))
-    assert matcher.push("xa").text == "x"
-    assert matcher.push("a").text == ""
-    assert matcher.push("a").text == "a"
-    assert matcher.push("c\n").text == "aac"
-    assert matcher.push("\nUse").text == ""
-    assert matcher.push(" it").text == "\n\nUse it"
-    assert matcher.push("\n\nUser").text == ""
-    assert matcher.finish() == "\n\nUser"
-
-
-def test_text_before_the_minimum_cannot_stop() -> None:
-    matcher = StopMatcher(("ab",))
-    assert matcher.push("ab", may_stop=False).text == "ab"
-    assert matcher.push("a").text == ""
-    ended = matcher.push("bc")
-    assert (ended.text, ended.stop) == ("", "ab")
-    assert matcher.push("more").text == ""

@@ -1,9 +1,8 @@
-"""What a caller may ask of sampling, and when generated text has said a stop string.
+"""What a caller may ask of sampling.
 
 `Sampling` is validated when it is made: a wrong value is an error that names its field. What a caller leaves
-open (None) is filled from the checkpoint's own defaults by `with_defaults`. `StopMatcher` finds stop strings
-in streamed text, whatever the borders between tokens. The tensors are in `sampler`. Used by the engine and
-the server.
+open (None) is filled from the checkpoint's own defaults by `with_defaults`. The tensors are in `sampler`, and
+`stops` finds the stop strings. Used by the engine and the server.
 """
 
 from __future__ import annotations
@@ -163,61 +162,3 @@ def _number(name: str, value: object, low: float, high: float) -> None:
         raise SamplingError(name, "must be a finite number")
     if not low <= value <= high:
         raise SamplingError(name, f"must be between {low} and {high}")
-
-
-@dataclass(frozen=True, slots=True)
-class Emitted:
-    """Text that may be shown now, and the stop string that ended the stream, if one did."""
-
-    text: str
-    stop: str | None = None
-
-
-class StopMatcher:
-    """Watches one stream of text for stop strings.
-
-    Text that could be the beginning of a stop string is held back until it is known not to be; the earliest
-    stop string wins, and of two that begin at one place the longer one. After a stop nothing more is emitted.
-    """
-
-    __slots__ = ("_held", "_keep", "_stopped", "_stops")
-
-    def __init__(self, stops: tuple[str, ...], *, keep_stop: bool = False) -> None:
-        self._stops = tuple(sorted(set(stops), key=lambda stop: (-len(stop), stop)))
-        self._keep = keep_stop
-        self._held = ""
-        self._stopped = False
-
-    def push(self, text: str, *, may_stop: bool = True) -> Emitted:
-        """New text of the stream; without `may_stop` it cannot end the stream (too few tokens yet)."""
-        if self._stopped:
-            return Emitted("")
-        text = self._held + text
-        if not may_stop:
-            self._held = ""
-            return Emitted(text)
-        places = [(text.find(stop), stop) for stop in self._stops]
-        found = min(((place, -len(stop), stop) for place, stop in places if place >= 0), default=None)
-        if found is not None:
-            place, _, stop = found
-            self._stopped = True
-            self._held = ""
-            return Emitted(text[: place + len(stop)] if self._keep else text[:place], stop)
-        hold = self._possible_start(text)
-        self._held = text[len(text) - hold :]
-        return Emitted(text[: len(text) - hold])
-
-    def finish(self) -> str:
-        """What was held back, at the end of the stream."""
-        held, self._held = self._held, ""
-        return held
-
-    def _possible_start(self, text: str) -> int:
-        """How many characters at the end of the text could begin a stop string."""
-        longest = 0
-        for stop in self._stops:
-            for size in range(min(len(stop) - 1, len(text)), longest, -1):
-                if text.endswith(stop[:size]):
-                    longest = size
-                    break
-        return longest

@@ -10,7 +10,8 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.engine.sampling import Sampling, StopMatcher
+from holdfast.engine.sampling import Sampling
+from holdfast.engine.stops import StopMatcher
 from holdfast.engine.tokenizer import Tokenizer
 
 
