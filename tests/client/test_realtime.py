@@ -9,6 +9,7 @@ import pytest
 from holdfast.client import (
     AsyncClient,
     AsyncRealtime,
+    BadRequest,
     Client,
     ConnectionFailed,
     NotFound,
@@ -96,12 +97,14 @@ def test_rewind_fork_and_close(client: Client) -> None:
         child = realtime.fork(at_turn=1)
         assert until(realtime, "session.forked")[-1].body["id"] == child
         realtime.rewind(0)
-        assert until(realtime, "session.rewound")[-1].body["turns"] == 0
+        rewound = until(realtime, "session.rewound")[-1]
+        assert (rewound.body["turns"], rewound.error) == (0, None)
         with client.resume(child) as other:
             assert other.turns == 1
         realtime.append("")
         realtime.commit()
         wrong = until(realtime, "error")[-1].error
+        assert isinstance(wrong, BadRequest)
         assert wrong.code == "empty_turn"
         realtime.close_session()
         assert [event.type for event in realtime] == ["session.closed"]

@@ -6,7 +6,9 @@ import pytest
 
 from holdfast.client import (
     AnswerChanged,
+    BadArgument,
     BadRequest,
+    Client,
     Conflict,
     ConnectionFailed,
     Expired,
@@ -24,10 +26,11 @@ from holdfast.client import (
     Usage,
     calls,
 )
-from holdfast.client.dialogue import Dialogue
-from holdfast.client.errors import error_from_response
+from holdfast.client.dialogue import Dialogue, RealtimeEvent
+from holdfast.client.errors import error_from_body, error_from_response
 from holdfast.client.retry import Attempts
 from holdfast.client.stream import Event, EventDecoder, TurnReader
+from holdfast.server.problems import TYPE_OF_STATUS
 from tests.client.scripted import delta, done, result
 
 AT_ONCE = Retries(attempts=4, first_seconds=0.0, longest_seconds=0.0)
@@ -120,6 +123,29 @@ def test_an_error_inside_a_stream() -> None:
     assert caught.value.code == "numeric_error"
 
 
+@pytest.mark.parametrize(("status", "type_"), sorted(TYPE_OF_STATUS.items()))
+def test_a_refusal_inside_a_stream_is_what_its_status_would_be(status: int, type_: str) -> None:
+    """What the server calls an error says as much as the status that it would have answered with."""
+    body = {"error": {"message": "no", "type": type_, "code": "some_code"}}
+    answered = error_from_response(status, json.dumps(body).encode(), {})
+    streamed = error_from_body(body["error"])
+    assert type(streamed) is (TurnFailed if status == 500 else type(answered))
+    assert (streamed.code, streamed.type, str(streamed)) == ("some_code", type_, "no")
+
+
+def test_a_mistake_of_the_servers_is_no_failed_turn() -> None:
+    wrong = error_from_body({"message": "no", "type": "server_error", "code": "internal_error"})
+    assert type(wrong) is ServerFault
+
+
+def test_only_an_error_has_an_error() -> None:
+    assert RealtimeEvent("session.rewound", 3, {"type": "session.rewound", "turns": 0}).error is None
+    refused = {"message": "nothing was appended", "type": "invalid_request_error", "code": "empty_turn"}
+    wrong = RealtimeEvent("error", 4, {"type": "error", "error": refused}).error
+    assert isinstance(wrong, BadRequest)
+    assert (wrong.code, str(wrong)) == ("empty_turn", "nothing was appended")
+
+
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
@@ -190,9 +216,24 @@ def test_addresses(given: str, meant: str) -> None:
     assert calls.base_url(given) == meant
 
 
-def test_an_address_that_is_none() -> None:
+@pytest.mark.parametrize(
+    "url", ["ftp://a", "http://a:many", "http://a:99999", "http://[::1", "http://:80", ""]
+)
+def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(ValueError, match="http"):
-        calls.base_url("ftp://a")
+        calls.base_url(url)
+    with pytest.raises(HoldfastError, match="the address of a server"):
+        Client(url)
+
+
+def test_everything_that_is_raised_is_of_one_family() -> None:
+    with pytest.raises(BadArgument, match="printable ASCII"):
+        Client("http://127.0.0.1:1", "kéy")
+    with pytest.raises(BadArgument, match="attempts"):
+        Retries(attempts=0)
+    with pytest.raises(BadArgument, match="say text"):
+        calls.input_of([1.5])  # type: ignore[list-item]
+    assert issubclass(BadArgument, HoldfastError)
 
 
 def test_calls_carry_ids_and_leave_open_what_was_not_said() -> None:

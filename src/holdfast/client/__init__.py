@@ -7,6 +7,7 @@ works where neither torch nor a model is installed. Called by the command and by
 from holdfast.client.asynchronous import AsyncClient, AsyncSession
 from holdfast.client.errors import (
     AnswerChanged,
+    BadArgument,
     BadRequest,
     Conflict,
     ConnectionFailed,
@@ -34,6 +35,7 @@ __all__ = [
     "AsyncRealtime",
     "AsyncSession",
     "AsyncTurn",
+    "BadArgument",
     "BadRequest",
     "Client",
     "Conflict",

@@ -12,9 +12,9 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
-from holdfast.client.errors import ProtocolError
+from holdfast.client.errors import BadArgument, ProtocolError
 from holdfast.client.values import Body, Generated, Keep, Message, Prompt, Said, Sampling, SessionView
 
 __all__ = [
@@ -73,7 +73,14 @@ def base_url(url: str) -> str:
     if "://" not in url:
         url = f"http://{url}"
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"the address of a server begins with http:// or https://, not {url!r}")
+        raise BadArgument(f"the address of a server begins with http:// or https://, not {url!r}")
+    try:
+        parts = urlsplit(url)
+        reachable = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        reachable = False
+    if not reachable:
+        raise BadArgument(f"the address of a server is such as {DEFAULT_URL}, not {url!r}")
     return url
 
 
@@ -189,7 +196,9 @@ def input_of(said: Said) -> str | list[int] | list[Message]:
         return tokens
     if len(messages) == len(said):
         return messages
-    raise TypeError("say text, a list of token ids, or a list of messages such as {'role': …, 'content': …}")
+    raise BadArgument(
+        "say text, a list of token ids, or a list of messages such as {'role': …, 'content': …}"
+    )
 
 
 def sampling_fields(sampling: Sampling) -> Body:

@@ -2,8 +2,8 @@
 
 The server numbers what it says; `last_seq` is the last number that was heard, and an opening message that
 carries it brings back everything after it. What was said and has not been answered by the start of its turn
-is `pending`: after a dropped connection it is said again under the same turn id, so it counts once. Used by
-`realtime`.
+is `pending`: after a dropped connection it is said again under the same turn id, so it counts once. Made by
+the sessions of both clients (`sync`, `asynchronous`), and carried over a connection by `realtime`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from holdfast.client import calls
-from holdfast.client.errors import ProtocolError, RequestFailed, error_from_body
+from holdfast.client.errors import BadArgument, ProtocolError, RequestFailed, error_from_body
 from holdfast.client.values import Body, Keep, Sampling, TurnResult
 
 __all__ = ["Dialogue", "RealtimeEvent"]
@@ -50,9 +50,9 @@ class RealtimeEvent:
         return TurnResult.from_body(self.body)
 
     @property
-    def error(self) -> RequestFailed:
-        """What went wrong: of `error`."""
-        return error_from_body(self.body.get("error") or {})
+    def error(self) -> RequestFailed | None:
+        """What went wrong: of `error`; None of everything else."""
+        return error_from_body(self.body.get("error") or {}) if self.type == "error" else None
 
 
 class Dialogue:
@@ -110,7 +110,7 @@ class Dialogue:
         """Cut into a turn; without a name, into the one that speaks."""
         named = turn_id or self.turn_id
         if named is None:
-            raise ValueError("no turn has spoken yet: there is nothing to interrupt")
+            raise BadArgument("no turn has spoken yet: there is nothing to interrupt")
         heard = self.heard if named == self.turn_id else None
         return {"type": "response.interrupt", "turn_id": named, **calls.keep_fields(keep, heard)}
 

@@ -1,8 +1,9 @@
 """What the client raises: one tree of exceptions, each with what the server said about it.
 
 `HoldfastError` is the root. A `RequestFailed` carries the server's `status`, `code`, `type` and `param`, the
-id of the request and, where the server asked for patience, `retry_after` in seconds; its subclasses are the
-statuses that callers tell apart. Used by everything in this package and by its callers.
+id of the request and, where the server asked for patience, `retry_after` in seconds; its subclasses are what
+callers tell apart: by the status of an answer, and by the `type` of an error inside a stream, which has none.
+Used by everything in this package and by its callers.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 __all__ = [
     "AnswerChanged",
+    "BadArgument",
     "BadRequest",
     "Conflict",
     "ConnectionFailed",
@@ -33,11 +35,14 @@ __all__ = [
 ]
 
 MESSAGE_CHARACTERS_MAX = 500
-UNAVAILABLE_TYPE = "unavailable_error"
 
 
 class HoldfastError(Exception):
     """Everything that this package raises."""
+
+
+class BadArgument(HoldfastError, ValueError, TypeError):
+    """The caller asked for something that cannot be; nothing was sent."""
 
 
 class ConnectionFailed(HoldfastError):
@@ -125,6 +130,20 @@ BY_STATUS: dict[int, type[RequestFailed]] = {
     503: Unavailable,
 }
 
+BY_TYPE: dict[str, type[RequestFailed]] = {
+    "invalid_request_error": BadRequest,
+    "authentication_error": Unauthorized,
+    "permission_error": Forbidden,
+    "not_found_error": NotFound,
+    "conflict_error": Conflict,
+    "gone_error": Expired,
+    "rate_limit_error": TooManyRequests,
+    "unavailable_error": Unavailable,
+}
+"""What an error inside a stream is; any other is that of the turn, or a mistake of the server's own."""
+
+MISTAKE_CODE = "internal_error"
+
 
 def error_from_response(status: int, body: bytes, headers: Mapping[str, str]) -> RequestFailed:
     """The exception for an answer that is no success."""
@@ -143,9 +162,9 @@ def error_from_response(status: int, body: bytes, headers: Mapping[str, str]) ->
 
 
 def error_from_body(said: Mapping[str, Any]) -> RequestFailed:
-    """The exception for an error that arrives inside a stream that had begun well."""
-    passing = said.get("type") == UNAVAILABLE_TYPE
-    return (Unavailable if passing else TurnFailed)(
+    """The exception for an error that arrives inside a stream, where no status says what it is."""
+    fallback = ServerFault if said.get("code") == MISTAKE_CODE else TurnFailed
+    return BY_TYPE.get(str(said.get("type")), fallback)(
         str(said.get("message") or "the turn failed"),
         code=_text(said, "code"),
         type=_text(said, "type"),

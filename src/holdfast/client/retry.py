@@ -11,6 +11,7 @@ import random
 from dataclasses import dataclass
 
 from holdfast.client.errors import (
+    BadArgument,
     Conflict,
     ConnectionFailed,
     HoldfastError,
@@ -35,7 +36,7 @@ class Retries:
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or not 0.0 <= self.first_seconds <= self.longest_seconds:
-            raise ValueError("attempts must be at least 1 and 0 <= first_seconds <= longest_seconds")
+            raise BadArgument("attempts must be at least 1 and 0 <= first_seconds <= longest_seconds")
 
     def pause(self, failures: int, retry_after: float | None, chance: float) -> float:
         """Seconds to wait after so many failures: doubling, jittered, and what the server asks for."""

@@ -15,7 +15,7 @@ import httpx
 
 from holdfast.client import calls
 from holdfast.client.calls import Call
-from holdfast.client.errors import HoldfastError, error_from_response, lost_connection
+from holdfast.client.errors import BadArgument, HoldfastError, error_from_response, lost_connection
 from holdfast.client.retry import Attempts, Retries
 
 __all__ = ["AsyncTransport", "Transport", "bearer"]
@@ -28,6 +28,8 @@ Answer = TypeVar("Answer")
 
 def bearer(api_key: str | None) -> dict[str, str]:
     """The header that a key is sent in; none without a key."""
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        raise BadArgument("a key is of printable ASCII characters")
     return {} if api_key is None else {"authorization": f"Bearer {api_key}"}
 
 
