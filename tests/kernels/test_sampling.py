@@ -122,6 +122,13 @@ def test_sampling_refuses_rows_that_are_not_numbers() -> None:
 
 
 @pytest.mark.usefixtures("interpreter")
+def test_a_draw_ends_where_logits_over_the_temperature_are_not_finite() -> None:
+    logits = torch.arange(34.0).reshape(2, 17) * 1e37
+    drawn = device.sample_tokens(logits, *parameters(2, temperature=1e-4, top_k=5))
+    assert all(0 <= token < 17 for token in drawn.tolist())
+
+
+@pytest.mark.usefixtures("interpreter")
 @pytest.mark.parametrize("section", [64, 8192])
 def test_sampling_is_the_same_on_both_implementations(
     generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, section: int

@@ -20,6 +20,9 @@ from torch import Tensor
 from holdfast.engine.sampling import Sampling
 from holdfast.kernels import sample_tokens
 
+COLDEST = 1e-5
+"""Below this temperature a row takes the most likely token: logits over it would be lost in rounding."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -95,11 +98,11 @@ class BatchSampler:
         `end_tokens` end the turn and are kept from coming before `min_tokens` tokens have been generated.
         """
         assert self._rows[row] is None, f"row {row} is taken"
-        assert sampling.temperature is not None and sampling.top_p is not None
+        assert sampling.top_p is not None
         assert sampling.top_k is not None and sampling.min_p is not None
         assert sampling.repetition_penalty is not None and sampling.seed is not None
         self._host_floats[:, row] = (
-            sampling.temperature,
+            _heat(sampling),
             sampling.top_p,
             sampling.min_p,
             sampling.repetition_penalty,
@@ -182,7 +185,7 @@ class BatchSampler:
             floats[_MIN_P],
             integers[_SEED],
             self._integers(positions),
-            greedy=all(state.sampling.temperature == 0.0 for state in states),
+            greedy=not any(_heat(state.sampling) for state in states),
         )
         self._count(states, index, tokens)
         if plain is None:
@@ -254,3 +257,9 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Te
     values = torch.log_softmax(logits.float(), dim=-1)
     best = values.topk(top, dim=-1)
     return values.gather(1, tokens[:, None]).squeeze(1), best.indices, best.values
+
+
+def _heat(sampling: Sampling) -> float:
+    """The temperature that a row is drawn with; 0: the most likely token."""
+    assert sampling.temperature is not None
+    return sampling.temperature if sampling.temperature >= COLDEST else 0.0

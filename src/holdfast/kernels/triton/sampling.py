@@ -206,9 +206,10 @@ def _choose(
                 allowed = share * tl.sum(tl.load(totals + at + parts, mask=present, other=0.0), axis=0)
                 count = tl.sum(tl.load(counts + at + parts, mask=present, other=0.0), axis=0)
                 mass = tl.sum(tl.load(masses + at + parts, mask=present, other=0.0), axis=0)
-                # The most likely token has nothing above it: the search ends there at the latest.
+                # The most likely token has nothing above it: the search ends there at the latest. Where
+                # logits over the temperature are not finite nobody wins, and no bar is found: it ends, too.
                 rejected = (count > 0.0) & ((count >= limit) | ((share < 1.0) & (mass >= allowed)))
-                while rejected:
+                while rejected & (bar > float("-inf")):
                     winner, bar = _draw_again(logits, width, cold, top, bar, floor, stream, SECTION)
                     count, mass = _weigh_again(logits, width, cold, top, bar, SECTION)
                     rejected = (count > 0.0) & ((count >= limit) | ((share < 1.0) & (mass >= allowed)))
