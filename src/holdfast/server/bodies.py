@@ -7,9 +7,11 @@ float for an integer, no lone surrogate, nothing after the end.
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec import inspect
 from starlette.requests import ClientDisconnect, Request
 
 from holdfast.server.problems import Problem
@@ -18,7 +20,12 @@ __all__ = ["decode_json", "read_json"]
 
 T = TypeVar("T")
 
-_PLACE = re.compile(r" - at `\$(?P<path>[^`]*)`")
+NAME_CHARACTERS_MAX = 64
+PATH_CHARACTERS_MAX = 256
+
+_PLACE = re.compile(r" - at `\$(?P<path>[^`]*)`$")
+_INDEX = re.compile(r"\[[^\]]*\]")
+_VALUE = re.compile(r"Invalid (enum )?value ")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
 
@@ -54,7 +61,7 @@ def decode_json(body: bytes, kind: type[T]) -> T:
         body.decode("utf-8")
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise _wrong_field(str(error)) from None
+        raise _wrong_field(str(error), kind) from None
     except UnicodeDecodeError:
         raise Problem(400, "invalid_json", "the body is not valid UTF-8") from None
     except RecursionError:
@@ -67,17 +74,50 @@ def _reason(text: str) -> str:
     return text.removeprefix("JSON is malformed: ").lower()
 
 
-def _wrong_field(text: str) -> Problem:
-    """The fault that the decoder found, with the field's name as the client wrote it."""
+def _wrong_field(text: str, kind: Any) -> Problem:
+    """The fault that the decoder found, with the field's name as the client wrote it.
+
+    The decoder repeats values that are none of those allowed, and a value may read like anything: what the
+    decoder says is taken from the ends of its text only.
+    """
     place = _PLACE.search(text)
-    path = place["path"].lstrip(".").replace("[...]", "") if place is not None else ""
+    path = place["path"].lstrip(".").replace("[...]", "")[:PATH_CHARACTERS_MAX] if place is not None else ""
     problem = _PLACE.sub("", text)
     for pattern, said in ((_UNKNOWN, "there is no such field"), (_MISSING, "this field is required")):
-        found = pattern.search(problem)
+        found = pattern.match(problem)
         if found is not None:
-            inner = found["name"][:64]
+            inner = found["name"][:NAME_CHARACTERS_MAX]
             path, problem = f"{path}.{inner}" if path else inner, said
+    if _VALUE.match(problem):
+        allowed = ", ".join(map(str, _allowed(kind, path)))
+        problem = f"must be one of {allowed}" if allowed else "this value is not allowed"
     problem = problem.replace("`", "")
     return Problem(
         400, "invalid_value", f"{path or 'body'}: {problem[:1].lower()}{problem[1:]}", path or None
     )
+
+
+def _allowed(kind: Any, path: str) -> list[object]:
+    """The values that a field may have, where it has a list of them."""
+    places: list[inspect.Type] = [inspect.type_info(kind)]
+    for name in _INDEX.sub("", path).split("."):
+        places = [
+            field.type
+            for place in _alternatives(places)
+            if isinstance(place, inspect.StructType)
+            for field in place.fields
+            if field.encode_name == name
+        ]
+    literals = (place for place in _alternatives(places) if isinstance(place, inspect.LiteralType))
+    return [value for literal in literals for value in literal.values]
+
+
+def _alternatives(places: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
+    """Every type that a value may have there, or an entry of it where it is a list."""
+    for place in places:
+        if isinstance(place, inspect.UnionType):
+            yield from _alternatives(place.types)
+        elif isinstance(place, inspect.ListType):
+            yield from _alternatives([place.item_type])
+        else:
+            yield place

@@ -36,6 +36,26 @@ STATUS_OF_CODE = {
     "journal_unavailable": 503,
 }
 
+WORDS_OF_CODE = {
+    "session_not_found": "there is no such session",
+    "session_expired": "the session was closed after its time to live",
+    "session_exists": "a session of this id is open already",
+    "session_busy": "the session has a turn in flight, or is being closed",
+    "turn_exists": "a turn or request of this id is there already",
+    "turn_conflict": "a turn of this id has finished, and had another body",
+    "request_conflict": "a request of this id asked for something else, or what it made is closed since",
+    "turn_not_found": "the session has no such turn, or it can no longer be cut",
+    "nothing_to_keep": "more tokens are to be kept than were generated",
+    "request_not_found": "there is no such request in this session",
+    "request_not_finished": "the request that this one follows has not finished",
+    "bad_offset": "the offset reaches past the start of the session",
+    "already_computed": "the session has computed these tokens before",
+    "bad_max_tokens": "must be at least 1",
+    "journal_unavailable": "the journal cannot be written; try again later",
+}
+"""What is said of refusals whose own words, which are for the log, repeat names or values of the client's.
+Those of all other codes hold figures of the server's alone."""
+
 TYPE_OF_STATUS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -87,7 +107,7 @@ class Problem(Exception):
 
 def from_refusal(code: str, message: str, param: str | None) -> Problem:
     """The problem behind a refusal of the engine."""
-    return Problem(STATUS_OF_CODE.get(code, 400), code, message, param)
+    return Problem(STATUS_OF_CODE.get(code, 400), code, WORDS_OF_CODE.get(code, message), param)
 
 
 def bad_field(param: str, problem: str, code: str = "invalid_value") -> Problem:

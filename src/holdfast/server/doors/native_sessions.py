@@ -189,7 +189,7 @@ class Native:
                 params.drop_previous_output or False,
             )
         except Refused as refusal:
-            raise from_refusal(refusal.code, _without_names(refusal), refusal.param) from refusal
+            raise from_refusal(refusal.code, str(refusal), refusal.param) from refusal
         held = sum(each.tree.held for key, each in self._sessions.items() if key[0] == branches.tenant)
         if held + len(prompt) > TENANT_TOKENS_MAX:
             raise Problem(429, "over_quota", f"{TENANT_TOKENS_MAX} tokens may be held by a key's sessions")
@@ -207,12 +207,3 @@ def check_timeout(seconds: float) -> None:
     """How long a session may be idle; raises the problem with it."""
     if not 0 < seconds <= TTL_MAX:
         raise bad_field("timeout", f"must be more than 0 and at most {TTL_MAX:.0f} seconds")
-
-
-def _without_names(refusal: Refused) -> str:
-    """What a refusal says, without the name that the client sent."""
-    said = {
-        "request_not_found": "there is no such request in this session",
-        "request_not_finished": "the request that this one follows has not finished",
-    }
-    return said.get(refusal.code, str(refusal))

@@ -171,7 +171,7 @@ async def interrupt(request: Request, session_id: str) -> Response:
 
 
 def _given_name(name: str | None, field: str) -> str | None:
-    """A name that the client may give or leave out; one that cannot be is refused before it is kept anywhere."""
+    """A name that the client may give or leave out; one that cannot be is refused."""
     return None if name is None else require_name(name, field)
 
 
