@@ -2,12 +2,13 @@
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import pytest
 
 from holdfast.core.layout import Tier
 from holdfast.engine import carrier
-from holdfast.engine.carrier import Carrier, Load
+from holdfast.engine.carrier import Carrier, Errand, Load
 from holdfast.engine.engine import Engine, Session
 from tests.engine.conftest import Make
 from tests.engine.slow import SlowWay, slow_down
@@ -229,6 +230,26 @@ def test_a_copy_that_fails_costs_the_session_its_memory_at_most(
     monkeypatch.setattr(carrier, "copy_at_once", original)
     assert caplog.text.count("a copy between the device and the host failed") == 1, "said once"
     assert session.say(said(3), greedy(9)).token_ids == expected[3]
+
+
+class FailsWhenLookedAt(Future[None]):
+    """A copy that ends badly right after somebody saw that it was not over."""
+
+    def done(self) -> bool:
+        over = super().done()
+        if not over:
+            self.set_exception(MemoryError("no room to copy"))
+        return over
+
+
+def test_a_copy_that_fails_while_it_is_looked_at_has_not_arrived() -> None:
+    errand = Errand(FailsWhenLookedAt())
+    assert not errand.query()
+    with pytest.raises(MemoryError):
+        errand.query()
+    beside = Carrier()
+    beside._late[7] = Errand(FailsWhenLookedAt())
+    assert [beside.arrived(), beside.arrived(), beside.arrived()] == [{}, {7: False}, {}]
 
 
 def test_an_idle_engine_does_not_spin(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,9 +183,10 @@ class Errand:
     def query(self) -> bool:
         if self._future is None:
             return True
-        if self._future.done():
-            self._future.result()
-        return self._future.done()
+        if not self._future.done():
+            return False
+        self._future.result()
+        return True
 
     def synchronize(self) -> None:
         if self._future is not None:
