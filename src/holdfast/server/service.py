@@ -300,6 +300,18 @@ class Service:
 
     # --- turns ------------------------------------------------------------------------------------
 
+    def check_turn(self, asked: TurnAsked) -> None:
+        """Raise for what is wrong with a turn whatever its session is like when it begins."""
+        _checked_timeout(asked.timeout)
+        limit = asked.sampling.max_tokens
+        if limit is not None and limit >= self.facts.context_length:
+            said = f"the context length is {self.facts.context_length} tokens, the input's among them"
+            raise bad_field("max_tokens", said, "context_length_exceeded")
+        try:
+            asked.sampling.check_vocabulary(self.facts.vocabulary)
+        except SamplingError as error:
+            raise Problem(400, "bad_sampling", str(error), error.param) from error
+
     async def start_turn(self, record: SessionRecord, asked: TurnAsked) -> TurnFeed:
         """Start a turn on a session; written again if the history changed while it was being written."""
         sampling = self.seeds.seeded(asked.sampling, record.seeds)
