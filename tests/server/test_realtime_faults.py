@@ -53,6 +53,8 @@ WRONG_INSIDE: list[tuple[dict[str, Any], str | None]] = [
     ({"type": "input.append", "text": 1}, "text"),
     ({"type": "input.append", "token_ids": [True]}, "token_ids[0]"),
     ({"type": "input.append", "token_ids": [1] * 10_000}, "token_ids"),
+    ({"type": "input.append", "token_ids": [-1]}, "token_ids"),
+    ({"type": "input.append", "token_ids": [1, 1 << 20]}, "token_ids"),
     ({"type": "input.commit"}, "input"),
     ({"type": "input.commit", "mode": "later"}, "mode"),
     ({"type": "input.commit", "turn_id": "a/b"}, "turn_id"),
@@ -74,19 +76,21 @@ WRONG_INSIDE: list[tuple[dict[str, Any], str | None]] = [
     ({"type": "session.close", "id": "x"}, "id"),
 ]
 
-WRONG_TURNS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"text": "a"}, {"temperature": -1.0}, "temperature"),
-    ({"text": "a"}, {"top_p": 0.0}, "top_p"),
-    ({"text": "a"}, {"top_p": 1.1}, "top_p"),
-    ({"text": "a"}, {"top_k": -2}, "top_k"),
-    ({"text": "a"}, {"max_tokens": -1}, "max_tokens"),
-    ({"text": "a"}, {"max_tokens": 100_000}, "max_tokens"),
-    ({"text": "a"}, {"stop": ""}, "stop"),
-    ({"text": "a"}, {"logit_bias": {"x": 1.0}}, "logit_bias"),
-    ({"token_ids": [-1]}, {}, "input"),
-    ({"token_ids": [1 << 20]}, {}, "input"),
-    ({"text": ""}, {}, "input"),
+WRONG_COMMITS: list[tuple[dict[str, Any], str]] = [
+    ({"sampling": {"temperature": -1.0}}, "temperature"),
+    ({"sampling": {"top_p": 0.0}}, "top_p"),
+    ({"sampling": {"top_p": 1.1}}, "top_p"),
+    ({"sampling": {"top_k": -2}}, "top_k"),
+    ({"sampling": {"max_tokens": -1}}, "max_tokens"),
+    ({"sampling": {"max_tokens": 100_000}}, "max_tokens"),
+    ({"sampling": {"stop": ""}}, "stop"),
+    ({"sampling": {"logit_bias": {"x": 1.0}}}, "logit_bias"),
+    ({"sampling": {"logit_bias": {"1000000": 1.0}}}, "logit_bias"),
+    ({"sampling": {"stop_token_ids": [1 << 20]}}, "stop_token_ids"),
+    ({"timeout": 0}, "timeout"),
+    ({"timeout": 1e9}, "timeout"),
 ]
+"""Commits that no session could carry out."""
 
 
 def test_a_wrong_message_is_an_error_that_names_the_field_and_the_connection_stays(echo: Server) -> None:
@@ -121,16 +125,81 @@ def test_a_wrong_message_changes_nothing_in_the_session(echo: Server) -> None:
             if message["type"].startswith("input."):
                 talk.connection.send(json.dumps(message))
                 assert talk.refused()["param"] == param, message
-        for said, sampling, param in WRONG_TURNS:
-            talk.say("input.append", **said)
-            talk.say("input.commit", turn_id="wrong", sampling=sampling)
-            error = talk.refused()
-            assert error["param"] == param, (said, sampling, error)
-            assert talk.heard[-1]["turn_id"] == "wrong"
+        talk.say("input.append", text="")
+        talk.say("input.commit", turn_id="empty")
+        assert (talk.refused()["param"], talk.heard[-1]["turn_id"]) == ("input", "empty")
         talk.say("input.append", text="text")
         talk.say("input.append", token_ids=[1])
         assert talk.refused()["param"] == "token_ids"
     assert echo.state(name)["turns"] == 1
+
+
+@pytest.mark.parametrize("mode", ["after", "interrupt"])
+def test_a_commit_that_is_refused_changes_nothing(echo: Server, mode: str) -> None:
+    """Neither the turn that speaks, nor one that waits, nor the input, which can be committed rightly."""
+    with Talk(echo) as talk:
+        talk.open()
+        talk.commit("la ", turn_id="speaks", sampling=LONG)
+        talk.hear("response.delta")
+        talk.commit("next", turn_id="waits")
+        talk.say("input.append", text="precious")
+        for fields, _ in WRONG_COMMITS:
+            talk.say("input.commit", turn_id="wrong", mode=mode, **fields)
+        talk.say("input.commit", turn_id="speaks", mode=mode)
+        talk.say("response.interrupt", turn_id="speaks", keep="all")
+        for fields, param in WRONG_COMMITS:
+            error = talk.hear("error", "response.done")
+            assert (error["type"], error["turn_id"]) == ("error", "wrong"), (fields, error)
+            assert error["error"]["param"] == param, (fields, error)
+        conflict = talk.hear("error", "response.done")
+        assert (conflict["turn_id"], conflict["error"]["code"]) == ("speaks", "turn_conflict")
+        cut = talk.hear("error", "response.done")
+        assert (cut["turn_id"], cut["finish_reason"]) == ("speaks", "abort")
+        assert talk.hear("error", "response.done")["text"] == "next"
+        talk.say("input.commit", turn_id="right", mode=mode)
+        right = talk.hear("error", "response.done")
+        assert (right["turn_id"], right["text"]) == ("right", "precious")
+
+
+def test_a_commit_that_finds_no_place_leaves_turns_and_input_as_they_are(echo: Server) -> None:
+    with Talk(echo) as talk:
+        talk.open()
+        talk.commit("la ", turn_id="speaks", sampling=LONG)
+        talk.hear("response.started")
+        for _ in range(64):
+            talk.say("session.rewind", to_turn=0)
+        talk.say("input.append", text="precious")
+        talk.say("input.commit", turn_id="refused", mode="interrupt")
+        talk.say("response.interrupt", turn_id="speaks", keep="none")
+        refused = talk.hear("error", "response.done")
+        assert (refused["turn_id"], refused["error"]["code"]) == ("refused", "too_many_messages")
+        assert talk.hear("error", "response.done")["turn_id"] == "speaks"
+        for _ in range(64):
+            talk.hear("session.rewound")
+        talk.say("input.commit", turn_id="refused", mode="interrupt")
+        assert talk.hear("error", "response.done")["text"] == "precious"
+
+
+def test_a_turn_that_is_committed_again_does_not_cut_itself(echo: Server) -> None:
+    """A client that was cut off says its last commit again, word for word."""
+    with Talk(echo) as talk:
+        name = talk.open()["id"]
+        talk.commit("la ", turn_id="one", sampling=LONG)
+        talk.hear("response.delta")
+        talk.commit("lo ", turn_id="two", mode="interrupt", sampling=LONG)
+        while talk.hear("response.delta")["turn_id"] != "two":
+            pass
+        talk.commit("lo ", turn_id="two", mode="interrupt", sampling=LONG)
+        talk.say("input.commit")
+        assert talk.refused()["code"] == "empty_turn", "what was committed again is not appended still"
+        talk.say("response.interrupt", turn_id="two", keep_tokens=1)
+        done = talk.hear("response.done")
+        assert (done["turn_id"], len(done["token_ids"])) == ("two", 1)
+        assert [message["turn_id"] for message in talk.heard if message["type"] == "response.done"] == [
+            "one",
+            "two",
+        ]
+    assert echo.state(name)["turns"] == 2
 
 
 def test_an_input_past_the_context_is_refused_and_the_session_stays(echo: Server) -> None:

@@ -134,11 +134,12 @@ def read_message(text: str) -> Said:
 
 
 class PendingInput:
-    """What was appended and not committed yet: text, or token ids."""
+    """What was appended and not committed yet: text, or token ids of the model's vocabulary."""
 
-    def __init__(self, bytes_max: int, tokens_max: int) -> None:
+    def __init__(self, bytes_max: int, tokens_max: int, vocabulary: int) -> None:
         self._bytes_max = bytes_max
         self._tokens_max = tokens_max
+        self._vocabulary = vocabulary
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._bytes = 0
@@ -160,13 +161,17 @@ class PendingInput:
                 raise bad_field("token_ids", "this turn's input is text so far")
             if len(self._tokens) + len(tokens) > self._tokens_max:
                 raise bad_field("token_ids", f"the input may hold at most {self._tokens_max} tokens")
+            if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocabulary:
+                raise bad_field("token_ids", f"must be from 0 to {self._vocabulary - 1}")
             self._tokens += tokens
 
-    def take(self) -> str | list[int | ChatMessage]:
-        """All of it; then there is none."""
-        text, tokens = "".join(self._texts), list[int | ChatMessage](self._tokens)
+    def said(self) -> str | list[int | ChatMessage]:
+        """All of it."""
+        return list[int | ChatMessage](self._tokens) or "".join(self._texts)
+
+    def clear(self) -> None:
+        """It was committed: there is none."""
         self._texts, self._tokens, self._bytes = [], [], 0
-        return tokens or text
 
 
 class Conversation:
@@ -287,7 +292,9 @@ class Conversation:
         if record is None:
             record = await self._new_session(message)
         shown = await service.describe(record)
-        self.pending = PendingInput(service.options.body_limit, service.facts.context_length)
+        self.pending = PendingInput(
+            service.options.body_limit, service.facts.context_length, service.facts.vocabulary
+        )
         self.channel = self.channels.of(record)
         self.channel.attach(self.outbox, shown, message.resume_after_seq)
 
@@ -306,9 +313,10 @@ class Conversation:
     def _commit(
         self, channel: Channel, pending: PendingInput, message: CommitMessage, labels: dict[str, Any]
     ) -> None:
+        """Have a turn begin in its place. One that is refused has changed nothing: its input waits on."""
         if self.websocket.app.state.draining():
             raise Problem(503, "draining", "the server is shutting down", retry_after=5)
-        said = pending.take()
+        said = pending.said()
         if not said:
             raise Problem(400, "empty_turn", "nothing was appended", "input")
         body = TurnBody(
@@ -319,10 +327,10 @@ class Conversation:
             timeout=message.timeout,
         )
         asked = ask_turn(body)
+        self.service.check_turn(asked)
         labels["turn_id"] = asked.name
-        if message.mode == "interrupt":
-            channel.cut()
-        channel.submit(Job(labels, asked=asked))
+        channel.submit(Job(labels, asked=asked), cuts=message.mode == "interrupt")
+        pending.clear()
 
     async def _rewind(self, channel: Channel, message: RewindMessage, labels: dict[str, Any]) -> None:
         record = channel.record()

@@ -175,19 +175,25 @@ class Channel:
         """Whether nothing is under way."""
         return self.outbox is None and self._worker is None and not self._urgent
 
-    def submit(self, job: Job) -> None:
-        """Carry something out after what came before it."""
-        if len(self.queue) >= WAITING_MAX:
+    def submit(self, job: Job, *, cuts: bool = False) -> None:
+        """Carry something out after what came before it; a turn that `cuts` comes before other turns.
+
+        A job that is refused has changed nothing. A turn that is under way already goes on as it is.
+        """
+        before = [other for other in self.queue if other.asked is None] if cuts else list(self.queue)
+        if len(before) >= WAITING_MAX:
             raise Problem(429, "too_many_messages", f"{WAITING_MAX} messages wait already")
-        if job.asked is not None and self._known_turn(job.asked):
+        if job.asked is not None and self._known_turn(job.asked, before):
             return
+        if cuts:
+            self.cut()
         self.queue.append(job)
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
 
-    def _known_turn(self, asked: TurnAsked) -> bool:
+    def _known_turn(self, asked: TurnAsked, before: list[Job]) -> bool:
         """Whether this very turn is under way: a client that was cut off may commit it again."""
-        turns = [job.asked for job in self.queue if job.asked is not None]
+        turns = [job.asked for job in before if job.asked is not None]
         if self.running is not None and not self.running.left:
             turns.append(self.running.asked)
         for turn in turns:
