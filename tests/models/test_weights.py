@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
 from holdfast.models.families import supported_architectures
 from holdfast.models.fields import ConfigurationError
-from holdfast.models.weights import Placement, WeightMismatch
+from holdfast.models.weights import Placement, SafetensorsSource, WeightMismatch
 from tests.models.paged import PagedRunner, Sequence
 from tests.models.reference import VARIANTS, Reference
 
@@ -77,6 +78,59 @@ def test_a_missing_shard_is_named(reference_of: Callable[[str], Reference], tmp_
     victim.unlink()
     with pytest.raises(ConfigurationError, match=victim.name):
         load_model(open_checkpoint(path), CPU)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (lambda whole: whole[: len(whole) // 2], "is not a whole safetensors file .*fetch it again"),
+        (lambda whole: b"", "is not a whole safetensors file .*fetch it again"),
+        (lambda whole: POINTER, "is a Git LFS pointer.*git lfs pull"),
+    ],
+    ids=["cut-short", "empty", "pointer"],
+)
+def test_a_damaged_shard_is_named(
+    reference_of: Callable[[str], Reference],
+    tmp_path: Path,
+    content: Callable[[bytes], bytes],
+    problem: str,
+) -> None:
+    path = copy_of(reference_of("llama"), tmp_path)
+    victim = sorted(path.glob("*.safetensors"))[1]
+    victim.write_bytes(content(victim.read_bytes()))
+    with pytest.raises(ConfigurationError, match=f"{victim.name} {problem}"):
+        load_model(open_checkpoint(path), CPU)
+
+
+def test_a_shard_that_is_no_file_is_named(reference_of: Callable[[str], Reference], tmp_path: Path) -> None:
+    path = copy_of(reference_of("llama"), tmp_path)
+    victim = sorted(path.glob("*.safetensors"))[1]
+    victim.unlink()
+    victim.mkdir()
+    with pytest.raises(ConfigurationError, match=f"cannot read .*{victim.name}"):
+        load_model(open_checkpoint(path), CPU)
+
+
+def test_a_tensor_of_a_type_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    header = json.dumps({"part": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0\0\0")
+    source = SafetensorsSource(tmp_path)
+    assert source.names() == {"part"}
+    with pytest.raises(ConfigurationError, match=r"model\.safetensors holds no part that can be read"):
+        source.read("part")
+
+
+def test_other_files_may_be_pointers_too(reference_of: Callable[[str], Reference], tmp_path: Path) -> None:
+    path = copy_of(reference_of("llama"), tmp_path)
+    (path / "config.json").write_bytes(POINTER)
+    with pytest.raises(ConfigurationError, match=r"config\.json is a Git LFS pointer"):
+        open_checkpoint(path)
+    (tmp_path / "model.gguf").write_bytes(POINTER)
+    with pytest.raises(ConfigurationError, match=r"model\.gguf is a Git LFS pointer"):
+        open_checkpoint(tmp_path / "model.gguf")
 
 
 @pytest.mark.parity

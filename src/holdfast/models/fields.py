@@ -1,4 +1,4 @@
-"""Typed reading of the JSON objects that describe a model.
+"""Typed reading of the JSON objects that describe a model, and the errors of files that cannot be read.
 
 `Fields` wraps one JSON object (config.json, generation_config.json, or GGUF metadata brought into
 the same shape) and hands out values of a stated type, so that a wrong or missing key is reported by
@@ -18,10 +18,25 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 
 
 _SPECIAL_NUMBERS = {"Infinity": math.inf, "-Infinity": -math.inf}
+_LFS_POINTER = b"version https://git-lfs"
 
 
 class ConfigurationError(ValueError):
     """A model's description cannot be used; the message names the key or the architecture."""
+
+
+def unreadable(path: Path, problem: str) -> ConfigurationError:
+    """The error of a model's file that is not what it should be, or that only stands for it."""
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(len(_LFS_POINTER))
+    except OSError as error:
+        return ConfigurationError(f"cannot read {path}: {error.strerror}")
+    if beginning == _LFS_POINTER:
+        return ConfigurationError(
+            f"{path} is a Git LFS pointer, not the file that it stands for; fetch that with `git lfs pull`"
+        )
+    return ConfigurationError(f"{path} {problem}")
 
 
 class Fields:
@@ -41,7 +56,7 @@ class Fields:
         except OSError as error:
             raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
         except ValueError as error:
-            raise ConfigurationError(f"{path} is not valid JSON: {error}") from error
+            raise unreadable(path, f"is not valid JSON: {error}") from error
         if not isinstance(values, dict):
             raise ConfigurationError(f"{path} does not hold a JSON object")
         return cls(values, path.name)

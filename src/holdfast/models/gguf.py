@@ -20,7 +20,7 @@ from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 from torch import Tensor
 
-from holdfast.models.fields import ConfigurationError, Json
+from holdfast.models.fields import ConfigurationError, Json, unreadable
 from holdfast.models.linear import FourBitWeight
 
 _MAGIC = 0x46554747
@@ -69,7 +69,7 @@ class GgufFile:
         try:
             self._parse()
         except (struct.error, KeyError, UnicodeDecodeError, ValueError) as error:
-            raise ConfigurationError(f"{path} is not a GGUF file that can be read: {error}") from error
+            raise unreadable(path, f"is not a GGUF file that can be read: {error}") from error
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor."""

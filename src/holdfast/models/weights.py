@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from holdfast.models.fields import ConfigurationError, Fields
+from holdfast.models.fields import ConfigurationError, Fields, unreadable
 from holdfast.models.fp8 import SCALE_SUFFIXES, UNUSED, Fp8Linear, Fp8Weight, joined, scale_shapes
 from holdfast.models.linear import (
     DenseLinear,
@@ -74,8 +74,13 @@ class SafetensorsSource:
 
     def __init__(self, directory: Path) -> None:
         paths = self._paths(directory)
-        self._files = [safe_open(path, framework="pt") for path in paths]
-        self._where = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118
+        self._where: dict[str, safe_open] = {}
+        self._path_of: dict[str, Path] = {}
+        for path in paths:
+            file = _opened(path)
+            names = file.keys()
+            self._where |= dict.fromkeys(names, file)
+            self._path_of |= dict.fromkeys(names, path)
         self.total_bytes = sum(path.stat().st_size for path in paths)
 
     @staticmethod
@@ -108,7 +113,10 @@ class SafetensorsSource:
         )
 
     def read(self, name: str) -> Tensor:
-        tensor: Tensor = self._where[name].get_tensor(name)
+        try:
+            tensor: Tensor = self._where[name].get_tensor(name)
+        except SafetensorError as error:
+            raise unreadable(self._path_of[name], f"holds no {name} that can be read: {error}") from error
         return tensor
 
     def quantised(self, name: str) -> bool:
@@ -347,6 +355,16 @@ class WeightReader:
             scale=_reordered(torch.cat([part.scale for part in parts]), order),
             zero=_reordered(torch.cat([part.zero for part in parts]), order),
         )
+
+
+def _opened(path: Path) -> safe_open:
+    """A safetensors file whose header fits its length, or the error that names it."""
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise unreadable(
+            path, f"is not a whole safetensors file ({error}); it may be cut short: fetch it again"
+        ) from error
 
 
 def _reordered(tensor: Tensor, order: Tensor | None) -> Tensor:
