@@ -160,3 +160,49 @@ def test_turns_that_wait_begin_in_the_order_in_which_they_came(resting: Desk) ->
     assert ends(heard) == [(2, "aborted"), (3, "finished")]
     (refused,) = of_call(heard, 4)
     assert isinstance(refused, wire.Declined) and refused.code == "session_busy"
+
+
+def gone(heard: list[wire.Report]) -> list[tuple[str, str]]:
+    return [each for report in heard if isinstance(report, wire.Step) for each in report.gone]
+
+
+def expire(desk: Desk) -> None:
+    """Let time pass, as an idle engine does."""
+    desk.loop.scheduler.tick(desk.loop.now())
+    desk.loop.tell(desk.loop.scheduler.take_events())
+
+
+def test_a_close_that_was_refused_hides_no_later_end_of_that_name(resting: Desk) -> None:
+    resting.receive(wire.CloseSession(3, "ann/later"))
+    (refused,) = of_call(reports(resting), 3)
+    assert isinstance(refused, wire.Declined) and refused.code == "session_not_found"
+    resting.receive(wire.OpenSession(4, "ann/later", "ann", ttl=1e-9))
+    expire(resting)
+    assert gone(reports(resting)) == [("ann/later", "expired")]
+
+
+def test_a_session_that_is_closed_is_told_before_the_answer(resting: Desk) -> None:
+    resting.receive(wire.CloseSession(3, SESSION))
+    heard = reports(resting) + until_quiet(resting)
+    assert gone(heard) == [(SESSION, "closed")]
+    kinds = [type(report) for report in heard]
+    assert kinds.index(wire.Step) < kinds.index(wire.Done)
+
+
+def test_a_request_of_its_own_is_no_session_that_could_be_gone(resting: Desk) -> None:
+    tokens = resting.loop.tokenizer.encode("hello")
+    resting.receive(wire.StartTurn(3, "ann#r", "ann", tokens, wire.SamplingFields()))
+    heard = until_quiet(resting)
+    assert (3, "finished") in ends(heard) and gone(heard) == []
+
+
+def test_a_session_that_expires_with_rows_in_flight_is_told_as_expired(desk: Desk) -> None:
+    """Rows that were launched before a turn ended settle after it: the session may expire meanwhile."""
+    heard: list[wire.Report] = []
+    while not ends(heard):
+        step(desk)
+        heard += reports(desk)
+    scheduler = desk.loop.scheduler
+    assert scheduler.registry.sessions[SESSION].unsettled
+    scheduler.tick(desk.loop.now() + 2 * scheduler.registry.policy.session_ttl)
+    assert gone(until_quiet(desk) + reports(desk)) == [(SESSION, "expired")]

@@ -163,3 +163,14 @@ def test_a_tenant_has_a_cap_on_its_sessions(serve: Serve, tmp_path: Path) -> Non
         for refused in ({"request_id": "g"}, {}):
             answer = bob.post(fork, json=refused)
             assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_sessions")
+
+
+def test_sessions_that_expire_at_once_count_against_nobody(serve: Serve) -> None:
+    server = serve("echo", "--tenant-sessions", "3", "--kv-tokens", "4096", "--audit", "strict")
+    for number in range(40):
+        answer = server.post("/v1/sessions", {"id": f"short-{number}", "ttl": 1e-9})
+        assert answer.status_code in (201, 410), answer.text
+    for number in range(3):
+        server.open(f"long-{number}")
+    assert server.post("/v1/sessions", {}).status_code == 429
+    server.check_clean()

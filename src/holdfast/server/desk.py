@@ -53,7 +53,6 @@ class Desk:
         self.picture = MemoryPicture(loop)
         self._waiting: list[Callable[[], bool]] = []
         self._held: set[int] = set()
-        self._closing: set[str] = set()
         self._reports: list[wire.Report] = []
         self._deltas: list[wire.Delta] = []
         self._ends: list[wire.End] = []
@@ -142,7 +141,6 @@ class Desk:
 
     def _close(self, command: wire.CloseSession) -> None:
         """Close; the answer comes when nothing is in flight any more."""
-        self._closing.add(command.session)
         self.loop.close_session(command.session, done=lambda: self._done(command.call))
 
     def _interrupt(self, command: wire.Interrupt) -> None:
@@ -316,10 +314,10 @@ class Desk:
         """Events that are about no turn."""
         if event.kind == "finding":
             self.findings += 1
-        elif event.kind == "closed":
-            if event.session_id not in self._closing and event.reason == "expired":
-                self._gone.append((event.session_id, event.reason))
-            self._closing.discard(event.session_id)
+        elif event.kind == "closed" and event.reason != "finished":
+            # One that expires while its last rows are in flight is closed after them, as if it were asked to.
+            expired = event.session_id in self.loop.scheduler.registry.expired
+            self._gone.append((event.session_id, "expired" if expired else event.reason))
 
     def _hear(self, conversation: Conversation, event: Event) -> None:
         if event.kind == "tokens":

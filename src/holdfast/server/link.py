@@ -3,6 +3,9 @@
     link.call(command)   -> the engine's `Done`, or the `Problem` that it declined with
     link.start(command)  -> a `TurnFeed`: deltas as they come, then the one end
 
+What a call must change here is done by its `heard`, in the order in which the engine tells things: whoever
+waits for the call goes on later, when more may have been heard, or is gone itself.
+
 A feed never holds the engine up: what its reader has not taken yet is joined into one delta, and no turn says
 more than its limit. When the engine process is lost, every call and every turn in flight hears of it. All
 methods run on the event loop.
@@ -138,7 +141,7 @@ class EngineLink:
         self.on_gone: Callable[[str, str], None] = _nobody
         self.on_end: Callable[[TurnFeed], None] = _nobody
         self._numbers = itertools.count(1)
-        self._calls: dict[int, asyncio.Future[wire.Done]] = {}
+        self._calls: dict[int, tuple[asyncio.Future[wire.Done], Callable[[wire.Done], None]]] = {}
         self._feeds: dict[int, TurnFeed] = {}
 
     @property
@@ -150,15 +153,17 @@ class EngineLink:
         """The number of the next call."""
         return next(self._numbers)
 
-    async def call(self, command: wire.Command, number: int) -> wire.Done:
-        """Send a command and wait for its answer; a refusal is raised as a `Problem`."""
+    async def call(
+        self, command: wire.Command, number: int, heard: Callable[[wire.Done], None] | None = None
+    ) -> wire.Done:
+        """Send a command and wait for its answer; a refusal is raised as a `Problem`.
+
+        `heard` is called the moment that the engine says it is done, even if nobody waits for it any more.
+        """
         future: asyncio.Future[wire.Done] = asyncio.get_running_loop().create_future()
-        self._calls[number] = future
-        try:
-            self._send(command)
-            return await future
-        finally:
-            self._calls.pop(number, None)
+        self._send(command)
+        self._calls[number] = (future, heard if heard is not None else _nobody)
+        return await future
 
     async def start(self, command: wire.StartTurn) -> TurnFeed:
         """Start a turn; returns when the engine has accepted it."""
@@ -230,15 +235,23 @@ class EngineLink:
             if not feed.accepted.done():
                 feed.accepted.set_result(None)
             return
-        future = self._calls.get(done.call)
-        if future is not None and not future.done():
+        if done.call not in self._calls:
+            return  # A turn that nobody waits for any more.
+        future, heard = self._calls.pop(done.call)
+        heard(done)
+        if not future.done():
             future.set_result(done)
 
     def _declined(self, declined: wire.Declined) -> None:
         problem = from_refusal(declined.code, declined.message, declined.param)
-        feed = self._feeds.pop(declined.call, None)
-        waiting = feed.accepted if feed is not None else self._calls.get(declined.call)
-        if waiting is not None and not waiting.done():
+        waiting: asyncio.Future[None] | asyncio.Future[wire.Done]
+        if declined.call in self._calls:
+            waiting, _ = self._calls.pop(declined.call)
+        elif declined.call in self._feeds:
+            waiting = self._feeds.pop(declined.call).accepted
+        else:
+            return  # A turn that nobody waits for any more.
+        if not waiting.done():
             waiting.set_exception(problem)
 
     def lose(self) -> None:
@@ -248,7 +261,8 @@ class EngineLink:
         feeds, self._feeds = self._feeds, {}
         for feed in feeds.values():
             feed.lose(engine_lost())
-        for future in self._calls.values():
+        calls, self._calls = self._calls, {}
+        for future, _ in calls.values():
             if not future.done():
                 future.set_exception(engine_lost())
 

@@ -192,20 +192,16 @@ class Service:
             raise bad_field("system", "this model has no chat template")
         _require_metadata(metadata)
         key = engine_name(caller.tenant, name)
-        record = SessionRecord(
-            caller.tenant,
-            name,
-            wire.SessionView(key, 0, None, 0),
-            self.seeds.of_session(caller.tenant, given),
-            system=system,
-            metadata=metadata or {},
-        )
         number = self.link.number()
-        await self.link.call(
-            wire.OpenSession(number, key, caller.tenant, ttl, system, record.metadata), number
-        )
-        self.table.add(record)
-        return record
+        command = wire.OpenSession(number, key, caller.tenant, ttl, system, metadata or {})
+
+        def opened(done: wire.Done) -> None:
+            seeds = self.seeds.of_session(caller.tenant, given)
+            view = done.view or wire.SessionView(key, 0, None, 0)
+            self.table.add(SessionRecord(caller.tenant, name, view, seeds, system, command.metadata))
+
+        await self.link.call(command, number, opened)
+        return self.table.find(caller.tenant, name)
 
     def _no_more_sessions(self) -> Problem:
         return Problem(
@@ -224,13 +220,20 @@ class Service:
         except Problem as problem:
             if problem.code not in ("session_not_found", "session_expired"):
                 raise
-        self.table.remove(key, "closed")
+        # The engine has told that it is no more; another of its name may have been opened since.
+        if self.table.get(record.tenant, record.name) is record:
+            self.table.remove(key, "closed")
 
-    async def _call_on(self, record: SessionRecord, command: Callable[[int], wire.Command]) -> wire.Done:
+    async def _call_on(
+        self,
+        record: SessionRecord,
+        command: Callable[[int], wire.Command],
+        heard: Callable[[wire.Done], None] | None = None,
+    ) -> wire.Done:
         """Carry something out on a session."""
         number = self.link.number()
         try:
-            return await self.link.call(command(number), number)
+            return await self.link.call(command(number), number, heard)
         except Problem as problem:
             raise self._explained(problem, record) from problem
 
@@ -286,17 +289,20 @@ class Service:
         if not room and request_id is None:
             raise self._no_more_sessions()
         parent, child = engine_name(record.tenant, record.name), engine_name(record.tenant, name)
+
+        def made(done: wire.Done) -> None:
+            """The session that was made; one that is asked for again is known already."""
+            name = done.answer.partition("/")[2]
+            if self.table.get(record.tenant, name) is None:
+                seeds = self.seeds.of_session(record.tenant, given)
+                view = done.view or wire.SessionView(done.answer, 0, None, 0)
+                metadata = dict(record.metadata)
+                self.table.add(SessionRecord(record.tenant, name, view, seeds, record.system, metadata))
+
         done = await self._call_on(
-            record, lambda number: wire.Fork(number, parent, child, turns, request_id, anew=room)
+            record, lambda number: wire.Fork(number, parent, child, turns, request_id, anew=room), made
         )
-        assert done.view is not None, "the engine has the session that it made"
-        made = done.view.name.partition("/")[2]
-        known = self.table.get(record.tenant, made)
-        if known is None:
-            seeds = self.seeds.of_session(record.tenant, given)
-            known = SessionRecord(record.tenant, made, done.view, seeds, record.system, dict(record.metadata))
-            self.table.add(known)
-        return known
+        return self.table.find(record.tenant, done.answer.partition("/")[2])
 
     # --- turns ------------------------------------------------------------------------------------
 

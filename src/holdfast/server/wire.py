@@ -307,7 +307,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):
-    """What one step brought: words, ends, and sessions that were closed without being asked to."""
+    """What one step brought: words, ends, and sessions that are no more, `closed` or `expired`."""
 
     deltas: list[Delta] = []
     ends: list[End] = []

@@ -1,0 +1,138 @@
+"""The API process's record of sessions, without an engine: what is told in one go is taken in its order."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from holdfast.server import wire
+from holdfast.server.keys import Caller
+from holdfast.server.link import EngineLink
+from holdfast.server.metrics import Metrics
+from holdfast.server.options import ServerOptions
+from holdfast.server.problems import Problem
+from holdfast.server.service import Service
+from holdfast.server.sessions import SessionRecord
+from holdfast.server.supervisor import Supervisor
+
+ANN = Caller("ann", admin=False)
+VIEW = wire.SessionView("ann/s", 0, None, 0)
+
+
+class Engine:
+    """Stands for the engine process: what it was asked, and what it says to that."""
+
+    def __init__(self) -> None:
+        self.link = EngineLink()
+        self.link.send = self._take
+        supervisor = Supervisor(self.link, wire.Configure("none", {}), 60.0, lambda *_: None)
+        self.service = Service(ServerOptions(seed=7), self.link, supervisor, Metrics(), "none")
+        self.asked: list[Any] = []
+
+    def _take(self, command: wire.Command) -> None:
+        self.asked.append(command)
+
+    async def until_asked(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Begin something, up to the moment when the engine has been asked."""
+        before, task = len(self.asked), asyncio.create_task(work)
+        while len(self.asked) == before and not task.done():
+            await asyncio.sleep(0)
+        return task
+
+    def says(self, *reports: wire.Report) -> None:
+        """Several messages in one go: nobody who waits has a turn between them."""
+        for report in reports:
+            self.link.hear(report)
+
+    async def opened(self, name: str | None) -> SessionRecord:
+        task = await self.until_asked(self.service.open_session(ANN, name))
+        self.says(wire.Done(self.asked[-1].call, wire.SessionView(self.asked[-1].session, 0, None, 0)))
+        record = await task
+        assert isinstance(record, SessionRecord)
+        return record
+
+
+def with_engine(story: Callable[[Engine], Awaitable[None]]) -> None:
+    async def run() -> None:
+        await story(Engine())
+
+    asyncio.run(run())
+
+
+async def is_gone(task: "asyncio.Task[Any]", code: str) -> None:
+    with pytest.raises(Problem) as refused:
+        await task
+    assert refused.value.code == code
+
+
+def test_a_session_that_expires_as_it_is_opened_leaves_no_record() -> None:
+    async def story(engine: Engine) -> None:
+        task = await engine.until_asked(engine.service.open_session(ANN, "s", ttl=1e-9))
+        engine.says(wire.Done(engine.asked[-1].call, VIEW), wire.Step(gone=[("ann/s", "expired")]))
+        await is_gone(task, "session_expired")
+        assert engine.service.table.of("ann") == []
+
+    with_engine(story)
+
+
+@pytest.mark.parametrize("view", [wire.SessionView("ann/f", 0, None, 0), None], ids=["there", "gone"])
+def test_a_fork_that_expires_as_it_is_made_leaves_no_record(view: wire.SessionView | None) -> None:
+    async def story(engine: Engine) -> None:
+        parent = await engine.opened("s")
+        task = await engine.until_asked(engine.service.fork(parent, "f", None))
+        engine.says(wire.Done(engine.asked[-1].call, view, "ann/f"), wire.Step(gone=[("ann/f", "expired")]))
+        await is_gone(task, "session_expired")
+        assert engine.service.table.of("ann") == [parent]
+
+    with_engine(story)
+
+
+def test_a_session_whose_client_left_while_it_was_opened_is_known() -> None:
+    async def story(engine: Engine) -> None:
+        task = await engine.until_asked(engine.service.open_session(ANN, "s"))
+        task.cancel()
+        await asyncio.wait({task})
+        engine.says(wire.Done(engine.asked[-1].call, VIEW))
+        assert [record.name for record in engine.service.table.of("ann")] == ["s"]
+
+    with_engine(story)
+
+
+def test_a_session_that_is_closed_is_removed_though_its_client_left_meanwhile() -> None:
+    async def story(engine: Engine) -> None:
+        await engine.opened("s")
+        task = await engine.until_asked(engine.service.close_session(ANN, "s"))
+        task.cancel()
+        await asyncio.wait({task})
+        engine.says(wire.Step(gone=[("ann/s", "closed")]), wire.Done(engine.asked[-1].call))
+        assert engine.service.table.of("ann") == []
+
+    with_engine(story)
+
+
+def test_a_session_that_is_opened_as_another_of_its_name_is_closed_stays() -> None:
+    async def story(engine: Engine) -> None:
+        before = await engine.opened("s")
+        closing = await engine.until_asked(engine.service.close_session(ANN, "s"))
+        opening = await engine.until_asked(engine.service.open_session(ANN, "s"))
+        closed, opened = engine.asked[-2:]
+        engine.says(
+            wire.Step(gone=[("ann/s", "closed")]), wire.Done(closed.call), wire.Done(opened.call, VIEW)
+        )
+        await closing
+        record = await opening
+        assert engine.service.table.of("ann") == [record] and record is not before
+
+    with_engine(story)
+
+
+def test_a_lost_engine_is_heard_of_by_all_who_wait_and_by_nobody_twice() -> None:
+    async def story(engine: Engine) -> None:
+        task = await engine.until_asked(engine.service.open_session(ANN, "s"))
+        engine.link.lose()
+        await is_gone(task, "engine_lost")
+        engine.says(wire.Done(engine.asked[-1].call, VIEW))
+        assert engine.service.table.of("ann") == []
+
+    with_engine(story)
