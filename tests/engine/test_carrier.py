@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.core.layout import Tier
 from holdfast.engine import carrier
-from holdfast.engine.carrier import Carrier, Errand, Load
+from holdfast.engine.carrier import Carrier, Errand, Load, Mark
 from holdfast.engine.engine import Engine, Session
 from tests.engine.conftest import Make
 from tests.engine.slow import SlowWay, slow_down
@@ -273,6 +273,28 @@ def test_an_engine_that_ends_waits_for_its_copies(make: Make) -> None:
     leave(engine, "s")
     engine.loop.executor.carrier.drain()
     assert all(copy.over for copy in way.copies)
+
+
+class Queued(SlowWay):
+    """As a GPU has it: what is launched later waits for a copy, whoever launches it does not."""
+
+    def order(self, mark: Mark) -> None:
+        self.ordered += 1
+
+
+def test_the_memory_of_a_copy_that_nobody_wants_stays_until_it_is_over() -> None:
+    beside, way = Carrier(), Queued(FOREVER)
+    beside.way = way
+    for number in range(3):
+        beside._late[number] = way.carry([])
+    beside.forsake({2})
+    assert (way.ordered, [copy.over for copy in way.copies]) == (2, [False] * 3)
+    way.copies[0].synchronize()
+    beside.forsake({2})
+    assert beside._forsaken == [way.copies[1]], "what is over is waited for no more"
+    assert way.ordered == 2
+    beside.drain()
+    assert [copy.over for copy in way.copies] == [True] * 3
 
 
 def test_nothing_to_carry() -> None:

@@ -80,6 +80,7 @@ class Carrier:
         self.way: Way = Helper()
         self._begun: dict[int, Mark] = {}
         self._late: dict[int, Mark] = {}
+        self._forsaken: list[Mark] = []
 
     def start(self, moves: Sequence[TierMove]) -> None:
         """Begin all moves but those of the disk, which begins them itself."""
@@ -108,9 +109,11 @@ class Carrier:
 
     def forsake(self, wanted: Container[int]) -> None:
         """What is launched from now on waits for all parcels but the wanted ones."""
+        self._forsaken = [mark for mark in self._forsaken if not _over(mark)]
         for marks in (self._begun, self._late):
             for number in [number for number in marks if number not in wanted]:
-                self.way.order(marks.pop(number))
+                self.way.order(marks[number])
+                self._forsaken.append(marks.pop(number))
 
     def arrived(self) -> dict[int, bool]:
         """Late parcels that are there now, or lost, by their numbers."""
@@ -128,8 +131,8 @@ class Carrier:
             time.sleep(LOOK_SECONDS)
 
     def drain(self) -> None:
-        """Wait for every copy: the memory may go after that."""
-        for mark in (*self._begun.values(), *self._late.values()):
+        """Wait for every copy, those that nobody wants included: the memory may go after that."""
+        for mark in (*self._begun.values(), *self._late.values(), *self._forsaken):
             with suppress(Exception):
                 mark.synchronize()
 
