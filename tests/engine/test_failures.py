@@ -1,6 +1,6 @@
 """Steps that fail, and rows that go wrong: turns are tried again once, one bad row harms nobody else."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import MethodType
 
 import pytest
@@ -9,6 +9,7 @@ import torch
 from holdfast.core.registry import Plan
 from holdfast.core.turn import TurnRequest
 from holdfast.engine.engine import Engine, Turn, TurnFailed
+from holdfast.engine.tokenizer import Detokenizer
 from holdfast.kernels import Batch
 from holdfast.models.memory import Memory
 from holdfast.models.model import Model
@@ -117,6 +118,57 @@ def test_others_in_the_batch_of_a_bad_row_say_what_they_would_have(make: Make, o
         turns[1].wait()
     assert engine.known_tokens(sessions[1].id) == 0, "a failed turn is rolled back"
     assert sessions[1].say(PROMPTS[1], greedy(COUNT)).token_ids == expected[1]
+
+
+class Crashing:
+    """Makes text of tokens, except of the third and from there on."""
+
+    def __init__(self, whole: Detokenizer) -> None:
+        self.whole = whole
+        self.added = 0
+
+    def add(self, tokens: Iterable[int]) -> str:
+        self.added += 1
+        if self.added >= 3:
+            raise ValueError("no such character")
+        return self.whole.add(tokens)
+
+    def finish(self) -> str:
+        raise ValueError("no such character")
+
+
+@overlapped
+@pytest.mark.parametrize("bad", range(len(PROMPTS)))
+def test_a_tokenizer_that_fails_costs_its_own_turn_alone(make: Make, overlap: bool, bad: int) -> None:
+    """Those before it in the batch have said their token of the step, and must not say it again."""
+    engine = make(overlap=overlap)
+    sessions = [engine.session() for _ in PROMPTS]
+    turns = [session.say(prompt, greedy(COUNT)) for session, prompt in zip(sessions, PROMPTS, strict=True)]
+    stream = turns[bad]._bound()[1]
+    stream._detokenizer = Crashing(stream._detokenizer)
+    expected = undisturbed(make)
+    for number, turn in enumerate(turns):
+        if number != bad:
+            assert turn.token_ids == expected[number]
+            assert turn.text == tokenizer().decode(expected[number])
+    with pytest.raises(TurnFailed, match="the tokenizer failed: ValueError"):
+        turns[bad].wait()
+    assert engine.known_tokens(sessions[bad].id) == 0, "a failed turn is rolled back"
+    assert engine.loop.scheduler.registry.counters.retracts == 0
+    assert sessions[bad].say(PROMPTS[bad], greedy(COUNT)).token_ids == expected[bad]
+
+
+@overlapped
+def test_a_tokenizer_that_fails_at_the_very_end_keeps_no_end_from_being_told(
+    make: Make, overlap: bool
+) -> None:
+    engine = make(overlap=overlap)
+    turns = [engine.session().say(prompt, greedy(2)) for prompt in PROMPTS]
+    for turn in turns:
+        stream = turn._bound()[1]
+        stream._detokenizer = Crashing(stream._detokenizer)
+    expected = undisturbed(make)
+    assert [turn.token_ids for turn in turns] == [each[:2] for each in expected]
 
 
 @overlapped

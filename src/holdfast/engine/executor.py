@@ -12,6 +12,7 @@ the device in one copy; on a GPU a small one is then a single graph.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -47,6 +48,8 @@ from holdfast.engine.tables import NOBODY, BlockTables
 from holdfast.kernels import Batch, Pieces
 from holdfast.models.memory import Memory, UnitCounts
 from holdfast.models.model import Model
+
+log = logging.getLogger("holdfast.executor")
 
 NUMERIC_ERROR = "numeric_error"
 
@@ -361,7 +364,10 @@ class Executor:
     def _result(
         self, row: Row[Turn], sampled: list[int], logprobs: dict[int, TokenLogprob], first: int
     ) -> RowResult:
-        """The drafts that the model agrees with, then its own next token, up to where the turn stops."""
+        """The drafts that the model agrees with, then its own next token, up to where the turn stops.
+
+        What one turn cannot say is its own failure: others have said their part of the step by then.
+        """
         drafts = row.tokens[row.count - row.drafts :]
         accepted = 0
         while accepted < len(drafts) and sampled[accepted] == drafts[accepted]:
@@ -377,7 +383,11 @@ class Executor:
         if count is not None:
             found = [logprobs[first + place] for place in range(len(said))]
             asked = [replace(each, top=each.top[:count]) for each in found]
-        taken = stream.push(said, asked)
+        try:
+            taken = stream.push(said, asked)
+        except Exception as error:
+            log.exception("turn %s: its tokens cannot be made text", row.turn.request.turn_id)
+            return RowResult([], error=f"the tokenizer failed: {type(error).__name__}")
         return RowResult(taken, stream.finish)
 
     def _integers(self, values: list[int]) -> Tensor:

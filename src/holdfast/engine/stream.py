@@ -6,6 +6,7 @@ cut. Text is held back until its bytes are whole and no stop string can begin in
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.stops import StopMatcher
 from holdfast.engine.tokenizer import Tokenizer
+
+log = logging.getLogger("holdfast.stream")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +125,16 @@ class TurnStream:
             self.end()
 
     def end(self) -> None:
-        """Nothing more will come: show what was held back."""
-        self._emit(self._matcher.push(self._detokenizer.finish()).text)
+        """Nothing more will come: show what was held back.
+
+        Never raises: the turn is over, and stands with its tokens, whatever can be made of the last of them.
+        """
+        try:
+            rest = self._detokenizer.finish()
+        except Exception:
+            log.exception("the last tokens of a turn cannot be made text")
+            rest = ""
+        self._emit(self._matcher.push(rest).text)
         self._emit(self._matcher.finish())
 
     def _emit(self, text: str) -> None:
