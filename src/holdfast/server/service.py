@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,7 @@ REWRITES_MAX = 4
 TIMEOUT_MAX = 86_400.0
 TTL_MAX = 30 * 86_400.0
 METADATA_BYTES_MAX = 64 << 10
+METADATA_DEPTH_MAX = 64
 
 
 def make_sampling(**fields: Any) -> Sampling:
@@ -420,12 +421,24 @@ class Service:
 
 def _require_metadata(metadata: dict[str, Any] | None) -> None:
     """Raise unless a client's own notes can be kept."""
+    level: list[Any] = [metadata]
+    for _ in range(METADATA_DEPTH_MAX + 1):
+        level = [inner for value in level for inner in _within(value)]
+    if level:
+        raise bad_field("metadata", f"may be nested at most {METADATA_DEPTH_MAX} deep")
     try:
         size = len(msgspec.msgpack.encode(metadata))
     except OverflowError:
         raise bad_field("metadata", "holds a number of more than 64 bits") from None
     if size > METADATA_BYTES_MAX:
         raise bad_field("metadata", f"may take at most {METADATA_BYTES_MAX} bytes")
+
+
+def _within(value: Any) -> Iterable[Any]:
+    """The values that a value holds."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _checked_timeout(timeout: float | None) -> float | None:
