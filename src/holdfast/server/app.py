@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
+from starlette.websockets import WebSocket
 
 from holdfast import __version__
 from holdfast.server.answers import json_answer
@@ -52,6 +53,7 @@ def build_app(service: Service, keys: Keys, draining: Callable[[], bool]) -> ASG
     app.state.native = Native(service)
     for door in (openai, sessions, realtime, native, house, live, web):
         app.include_router(door.router)
+    app.add_api_websocket_route("/{path:path}", _no_socket)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(HTTPException, _http_problem)
     app.add_exception_handler(Exception, _mistake)
@@ -79,6 +81,12 @@ async def _problem(_request: Request, error: Exception) -> Response:
     assert isinstance(error, Problem)
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     return json_answer(error.body(), error.status, headers)
+
+
+async def _no_socket(websocket: WebSocket) -> None:
+    """A WebSocket to a path that has none: answered as any other path that is not there."""
+    problem = Problem(404, CODES[404], "not found")
+    await websocket.send_denial_response(json_answer(problem.body(), problem.status))
 
 
 async def _mistake(_request: Request, _error: Exception) -> Response:

@@ -1,8 +1,9 @@
 """The gate that every connection passes: sizes, keys, ids, draining. Nothing gets past it by default.
 
 Plain ASGI in front of all routes. A path needs a key unless it is in PUBLIC; those in ADMIN need the admin's.
-Every answer carries the request's id. Whatever goes wrong behind the gate becomes a JSON error here, and an
-unexpected exception is logged and answered without its text.
+Every answer carries the request's id; one that comes before a long body was read closes the connection, and
+nobody reads the rest. Whatever goes wrong behind the gate becomes a JSON error here, and an unexpected
+exception is logged and answered without its text.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ ADMIN = ("/metrics", "/flush_cache", "/reset_prefix_cache", "/get_server_info", 
 DRAINS = ("/health", "/health/ready", "/metrics", "/v1/memory")
 
 HEADER_BYTES_MAX = 32 << 10
+SHORT_BODY_BYTES = 64 << 10
+"""A body up to this long is read to its end whatever the answer is: the connection can be used again."""
 SUBPROTOCOL = "holdfast.key."
 """Browsers cannot set headers on a WebSocket: they send the key as a subprotocol of this name."""
 SUBPROTOCOL_ENCODED = "holdfast.key64."
@@ -60,12 +63,22 @@ class Gate:
         asked = headers.get("x-request-id", "")
         request_id = asked if _REQUEST_ID.fullmatch(asked) else f"req-{secrets.token_hex(8)}"
         status = 0
+        unread = scope["type"] == "http" and _long_body(headers)
+
+        async def read() -> Message:
+            nonlocal unread
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body", False):
+                unread = False
+            return message
 
         async def labelled(message: Message) -> None:
             nonlocal status
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 status = message["status"]
                 message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
+                if unread:
+                    message["headers"].append((b"connection", b"close"))
             await send(message)
 
         traceparent.set(headers.get("traceparent", "")[:128] or None)
@@ -73,7 +86,7 @@ class Gate:
             scope.setdefault("state", {}).update(
                 caller=self._admit(scope, headers), request_id=request_id, began=began
             )
-            await self.app(scope, receive, labelled)
+            await self.app(scope, read, labelled)
         except Problem as problem:
             await refuse(scope, labelled, problem, started=status != 0)
         except Exception as error:
@@ -108,6 +121,12 @@ class Gate:
         return caller
 
 
+def _long_body(headers: dict[str, str]) -> bool:
+    """Whether a request has a body that is not worth reading once the request has been answered."""
+    length = headers.get("content-length", "0")
+    return "transfer-encoding" in headers or not length.isdigit() or int(length[:20]) > SHORT_BODY_BYTES
+
+
 def _key(headers: dict[str, str]) -> str | None:
     kind, _, key = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer" and key.strip():
@@ -137,8 +156,6 @@ async def refuse(scope: Scope, send: Send, problem: Problem, started: bool) -> N
         headers.append((b"retry-after", str(problem.retry_after).encode()))
     if problem.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    if problem.status == 413:
-        headers.append((b"connection", b"close"))
     prefix = "websocket.http.response" if scope["type"] == "websocket" else "http.response"
     body = msgspec.json.encode(problem.body())
     headers.append((b"content-length", str(len(body)).encode()))

@@ -67,6 +67,7 @@ TYPE_OF_STATUS = {
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_error",
+    431: "invalid_request_error",
     500: "server_error",
     503: "unavailable_error",
 }
