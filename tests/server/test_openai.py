@@ -1,10 +1,13 @@
 """The official client of OpenAI, unchanged, against a real server."""
 
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 import openai
 import pytest
 
+from holdfast.server.doors.openai import ChatBody, CommonBody, CompletionBody
 from tests.server.serving import Server
 
 
@@ -117,6 +120,25 @@ def test_errors_are_typed(client: openai.OpenAI) -> None:
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(model="echo", messages=[])
+
+
+def test_null_is_as_good_as_a_field_left_out(client: openai.OpenAI, echo: Server) -> None:
+    """Clients write out what they were not given: every field that may be left out, and may be null."""
+    written = client.completions.create(model="echo", prompt="abc", echo=None, stream=None)
+    assert written.choices[0].text == "abc"
+    bodies: dict[str, tuple[type[CommonBody], dict[str, Any]]] = {
+        "/v1/completions": (CompletionBody, {"prompt": "abc"}),
+        "/v1/chat/completions": (ChatBody, {"messages": [{"role": "user", "content": "abc"}]}),
+    }
+    for path, (kind, given) in bodies.items():
+        optional = [field.name for field in msgspec.structs.fields(kind) if field.name not in given]
+        answer = echo.post(path, {**given, **dict.fromkeys(optional)})
+        assert answer.status_code == 200, answer.text
+        [choice] = answer.json()["choices"]
+        assert choice.get("text", choice.get("message", {}).get("content")) == "abc"
+        assert choice["finish_reason"] == "stop", "end tokens count, and are no text"
+        streamed = echo.post(path, {**given, "stream": True, "stream_options": {"include_usage": None}})
+        assert streamed.text.endswith("data: [DONE]\n\n") and '"usage"' not in streamed.text
 
 
 def test_every_answer_has_an_id(echo: Server) -> None:

@@ -38,14 +38,14 @@ TOP_LOGPROBS_MAX = 20
 class StreamOptions(msgspec.Struct):
     """What a stream carries besides text."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class CommonBody(msgspec.Struct, kw_only=True):
-    """What both kinds of completion may ask for."""
+    """What both kinds of completion may ask for; null is as good as a field left out."""
 
     model: str | None = None
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
     max_tokens: int | None = None
@@ -61,11 +61,11 @@ class CommonBody(msgspec.Struct, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
     timeout: float | None = None
     session_id: str | None = None
-    on_abort: Literal["rollback", "keep"] = "rollback"
+    on_abort: Literal["rollback", "keep"] | None = None
     tools: Any = None
     response_format: Any = None
     regex: Any = None
@@ -117,7 +117,7 @@ class CompletionBody(CommonBody, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
-    echo: bool = False
+    echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
 
@@ -273,7 +273,7 @@ def _answer(
             service.leave(feed, body.on_abort == "keep")
 
     if body.stream:
-        usage = body.stream_options is not None and body.stream_options.include_usage
+        usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         return StreamAnswer(
             _chunks(feeds, form, usage, body.n or 1), leave, lambda problem: event(problem.body())
         )
