@@ -1,6 +1,10 @@
 """`/v1/sessions` over a socket: names that are checked before they are kept, errors that repeat nothing, and
 turns that show what stands of them."""
 
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,6 +21,14 @@ def refusal(server: Server, path: str, body: Any) -> tuple[int, str, str | None]
     answer = server.post(path, body)
     error = answer.json()["error"]
     return answer.status_code, error["code"], error["param"]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait for something that comes by itself."""
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 129, "x" * 1_000_000], ids=lambda name: name[:4])
@@ -68,32 +80,21 @@ def test_what_the_engine_refuses_is_said_without_names(echo: Server) -> None:
     name = f"name-{SECRET}"
     path = f"/v1/sessions/{echo.open(name)}"
     echo.say(name, "one", turn_id=f"turn-{SECRET}")
-    assert echo.post(f"{path}/rewind", {"to_turn": 1, "request_id": SECRET}).status_code == 200
+    assert echo.post(f"{path}/fork", {"request_id": SECRET}).status_code == 201
     refused = [
+        (f"{path}/interrupt", {"keep_tokens": 123_456_789}, 400, "nothing_to_keep"),
         ("/v1/sessions", {"id": name}, 409, "session_exists"),
         (f"{path}/turns", {"input": "two", "turn_id": f"turn-{SECRET}"}, 409, "turn_conflict"),
-        (f"{path}/rewind", {"to_turn": 0, "request_id": SECRET}, 409, "request_conflict"),
+        (f"{path}/fork", {"at_turn": 0, "request_id": SECRET}, 409, "request_conflict"),
         (f"{path}/rewind", {"to_turn": 7}, 404, "turn_not_found"),
         (f"{path}/fork", {"id": name}, 409, "session_exists"),
         (f"{path}/interrupt", {"turn_id": f"no-{SECRET}", "keep": "all"}, 404, "turn_not_found"),
-        (f"{path}/interrupt", {"keep_tokens": 123_456_789}, 400, "nothing_to_keep"),
     ]
     for where, body, status, code in refused:
         answer = echo.post(where, body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
         for value in (SECRET, "public", "123456789"):
             assert value not in answer.text, answer.text
-
-
-def test_a_busy_session_is_refused_without_names(echo: Server) -> None:
-    name = f"name-{SECRET}"
-    path = f"/v1/sessions/{echo.open(name)}"
-    body = {"input": "x" * 50, "turn_id": f"turn-{SECRET}", "stream": True, "sampling": LONG}
-    with echo.http.stream("POST", f"{path}/turns", json=body) as stream:
-        next(stream.iter_lines())
-        answer = echo.post(f"{path}/turns", {"input": "y"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "session_busy"), answer.text
-        assert SECRET not in answer.text and "public" not in answer.text
 
 
 FIGURES_ALONE = {
@@ -115,3 +116,55 @@ def test_every_refusal_of_the_core_has_words_for_clients() -> None:
         assert refusal.code in STATUS_OF_CODE, refusal
         said = from_refusal(refusal.code, SECRET, refusal.param).message
         assert (said == SECRET) == (refusal.code in FIGURES_ALONE), refusal
+
+
+def take_back_by_interrupting(server: Server, session: str) -> None:
+    assert server.post(f"/v1/sessions/{session}/interrupt", {"keep": "none"}).status_code == 200
+
+
+def take_back_by_closing(server: Server, session: str) -> None:
+    assert server.http.delete(f"/v1/sessions/{session}").status_code == 200
+
+
+@pytest.mark.parametrize("take_back", [take_back_by_interrupting, take_back_by_closing])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_turn_that_was_taken_back_says_nothing(
+    echo: Server, take_back: Callable[[Server, str], None], stream: bool
+) -> None:
+    session = echo.open()
+    echo.say(session, "before")
+    known = echo.state(session)["tokens"]["known"]
+    body = {"input": "x" * 50, "stream": stream, "sampling": {**LONG, "logprobs": 1}}
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(echo.post, f"/v1/sessions/{session}/turns", body)
+        wait_until(lambda: echo.state(session)["tokens"]["known"] > known + 60)
+        take_back(echo, session)
+        answer = asked.result()
+    assert answer.status_code == 200
+    turn = json.loads(answer.text.rpartition("data: ")[2]) if stream else answer.json()
+    assert (turn["finish_reason"], turn["text"], turn["token_ids"]) == ("abort", "", [])
+    assert turn["usage"]["completion_tokens"] == 0 and "logprobs" not in turn
+    if take_back is take_back_by_interrupting:
+        assert echo.state(session)["tokens"]["known"] == known
+
+
+def test_a_turn_that_is_taken_back_at_its_deadline_says_nothing(echo: Server) -> None:
+    session = echo.open()
+    turn = echo.say(session, "x" * 50, timeout=0.05, sampling={**LONG})
+    assert (turn["finish_reason"], turn["text"], turn["token_ids"]) == ("abort", "", [])
+    assert echo.state(session)["turns"] == 0
+    turn = echo.say(session, "x" * 50, timeout=0.5, sampling={**LONG}, on_abort="keep")
+    shown = echo.state(session)
+    assert turn["finish_reason"] == "abort" and shown["turns"] == 1
+    assert shown["tokens"]["known"] == turn["usage"]["prompt_tokens"] + len(turn["token_ids"])
+
+
+def test_what_stays_of_an_interrupted_turn_is_shown(echo: Server) -> None:
+    session = echo.open()
+    body = {"input": "x" * 50, "sampling": LONG}
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(echo.post, f"/v1/sessions/{session}/turns", body)
+        wait_until(lambda: echo.state(session)["tokens"]["known"] > 100)
+        assert echo.post(f"/v1/sessions/{session}/interrupt", {"keep_tokens": 5}).status_code == 200
+        turn = asked.result().json()
+    assert (turn["finish_reason"], turn["text"], len(turn["token_ids"])) == ("abort", "xxxxx", 5)

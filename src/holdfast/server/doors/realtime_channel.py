@@ -252,7 +252,7 @@ class Channel:
             if feed.end.outcome == "failed":
                 raise turn_failure(feed.end)
             turns = {} if feed.end.view is None else {"turns": feed.end.view.turns}
-            self.emit("response.done", {**shown_turn(asked.name, _standing(feed.end)), **turns})
+            self.emit("response.done", {**shown_turn(asked.name, feed.end), **turns})
         finally:
             self.running = None
             running.begun.set()
@@ -304,13 +304,6 @@ class Channel:
             if end is None or end.outcome != "finished":
                 return
         self.emit("session.rewound", {**await self.service.describe(record), "turn_id": turn_id})
-
-
-def _standing(end: wire.End) -> wire.End:
-    """An end with the words that stand: none of a turn whose input is not in the history any more."""
-    if end.outcome == "aborted" and end.view is not None and end.view.known < end.prompt_tokens:
-        return msgspec.structs.replace(end, text="", tokens=[], logprobs=None)
-    return end
 
 
 def _cancelled() -> Problem:

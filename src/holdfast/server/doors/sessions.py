@@ -322,8 +322,16 @@ def shown_logprobs(logprobs: list[wire.Logprob]) -> list[dict[str, Any]]:
     ]
 
 
+def standing(end: wire.End) -> wire.End:
+    """An end with the words that stand: none of a turn whose input, or session, is not there any more."""
+    if end.outcome == "aborted" and (end.view is None or end.view.known < end.prompt_tokens):
+        return msgspec.structs.replace(end, text="", tokens=[], logprobs=None)
+    return end
+
+
 def shown_turn(name: str, end: wire.End) -> dict[str, Any]:
-    """A whole turn, as clients see it."""
+    """A whole turn, as clients see it: what of it stands, whatever was sent on the way."""
+    end = standing(end)
     shown: dict[str, Any] = {
         "turn_id": name,
         "text": end.text,
