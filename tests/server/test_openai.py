@@ -122,6 +122,47 @@ def test_errors_are_typed(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="echo", messages=[])
 
 
+def offsets(echo: Server, **fields: Any) -> tuple[str, list[str], list[int]]:
+    """The text of a completion, its tokens and where they are, the same in one answer as in a stream."""
+    body = {"logprobs": 0, "max_tokens": 60, **fields}
+    [whole] = echo.post("/v1/completions", body).json()["choices"]
+    said = echo.post("/v1/completions", {**body, "stream": True}).text
+    lines = [line.removeprefix("data: ") for line in said.split("\n\n") if line]
+    pieces = [msgspec.json.decode(line)["choices"][0] for line in lines if line != "[DONE]"]
+    assert len(pieces) > 1
+    for name in ("tokens", "text_offset"):
+        streamed = [entry for piece in pieces if piece["logprobs"] for entry in piece["logprobs"][name]]
+        assert streamed == whole["logprobs"][name], name
+    assert "".join(piece["text"] for piece in pieces) == whole["text"]
+    return whole["text"], whole["logprobs"]["tokens"], whole["logprobs"]["text_offset"]
+
+
+@pytest.mark.parametrize("prompt", ["plain", "héllo €uro 😀 end", "😀😀", "a\u0301\u2028\U0001d518"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"ignore_eos": True},
+        {"ignore_eos": True, "skip_special_tokens": False},
+        {"stop": ["uro"]},
+        {"stop": ["uro 😀 endless"]},
+    ],
+)
+def test_offsets_count_characters_of_the_text(echo: Server, prompt: str, fields: dict[str, Any]) -> None:
+    text, tokens, places = offsets(echo, prompt=prompt, **fields)
+    said = text + "uro" if fields.get("stop") == ["uro"] and "uro" in prompt else text
+    assert places[0] == 0 and places == sorted(places)
+    for token, place in zip(tokens, places, strict=True):
+        special = token.startswith("<|") and fields.get("skip_special_tokens", True)
+        assert special or "\N{REPLACEMENT CHARACTER}" in token or said.startswith(token, place), (
+            token,
+            place,
+        )
+    letters = prompt.encode()
+    count = min(len(letters), len(tokens))
+    assert places[:count] == [len(letters[:size].decode(errors="ignore")) for size in range(count)]
+
+
 def test_null_is_as_good_as_a_field_left_out(client: openai.OpenAI, echo: Server) -> None:
     """Clients write out what they were not given: every field that may be left out, and may be null."""
     written = client.completions.create(model="echo", prompt="abc", echo=None, stream=None)

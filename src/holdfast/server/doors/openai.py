@@ -221,7 +221,13 @@ async def completions(request: Request) -> Response:
         for number, prompt in enumerate(prompts)
     ]
     feeds = await _start(service, caller, body, asked)
-    form = Completion(name, service.model_name, service.facts.fingerprint, service.prompts.tokenizer)
+    form = Completion(
+        name,
+        service.model_name,
+        service.facts.fingerprint,
+        service.prompts.tokenizer,
+        skip_special_tokens=sampling.skip_special_tokens,
+    )
     return _answer(service, body, feeds, form, request_id_of(request))
 
 
@@ -296,11 +302,9 @@ async def _chunks(feeds: list[TurnFeed], form: Format, usage: bool, choices: int
 
     async def follow(index: int, feed: TurnFeed) -> None:
         try:
-            said = ""
             async for delta in feed.deltas():
                 if delta.text or delta.logprobs:
-                    await news.put(event(form.chunk(index, delta.text, delta.logprobs, len(said))))
-                    said += delta.text
+                    await news.put(event(form.chunk(index, delta.text, delta.logprobs)))
             assert feed.end is not None
             if feed.end.outcome == "failed":
                 await news.put(turn_failure(feed.end))

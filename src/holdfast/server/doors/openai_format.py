@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from holdfast.engine.tokenizer import Tokenizer
+from holdfast.engine.tokenizer import Detokenizer, Tokenizer
 from holdfast.server import wire
 
 __all__ = ["Chat", "Completion", "Format", "ending"]
@@ -35,10 +35,8 @@ class Format(Protocol):
         """What opens a choice's stream, if anything does."""
         ...
 
-    def chunk(
-        self, index: int, text: str, logprobs: list[wire.Logprob] | None, offset: int
-    ) -> dict[str, Any]:
-        """A piece of a choice, `offset` characters after its start."""
+    def chunk(self, index: int, text: str, logprobs: list[wire.Logprob] | None) -> dict[str, Any]:
+        """The next piece of a choice."""
         ...
 
     def last(self, index: int, reason: str) -> dict[str, Any]:
@@ -139,16 +137,31 @@ class Chat(_Frame):
         """Who speaks."""
         return [self._chunk(index, {"role": "assistant", "content": ""})]
 
-    def chunk(
-        self, index: int, text: str, logprobs: list[wire.Logprob] | None, offset: int
-    ) -> dict[str, Any]:
+    def chunk(self, index: int, text: str, logprobs: list[wire.Logprob] | None) -> dict[str, Any]:
         """A piece of what is said."""
-        del offset
         return self._chunk(index, {"content": text}, logprobs=self._logprobs(logprobs))
 
     def last(self, index: int, reason: str) -> dict[str, Any]:
         """Why it ended."""
         return self._chunk(index, {}, finish_reason=reason)
+
+
+class _Places:
+    """Where the tokens of one choice begin in its text, in characters, whatever pieces it is sent in.
+
+    A token that begins inside a character is where that character is. Tokens of a stop string that was cut
+    off are where they would be.
+    """
+
+    def __init__(self, detokenizer: Detokenizer) -> None:
+        self._detokenizer = detokenizer
+        self._characters = 0
+
+    def next(self, token: int) -> int:
+        """The place of the next token."""
+        place = self._characters
+        self._characters += len(self._detokenizer.add([token]))
+        return place
 
 
 class Completion(_Frame):
@@ -157,23 +170,28 @@ class Completion(_Frame):
     kind = "text_completion"
     chunk_kind = "text_completion"
 
-    def _logprobs(self, logprobs: list[wire.Logprob] | None, offset: int) -> dict[str, Any] | None:
+    def __init__(
+        self, name: str, model: str, fingerprint: str, tokenizer: Tokenizer, *, skip_special_tokens: bool
+    ) -> None:
+        super().__init__(name, model, fingerprint, tokenizer)
+        self._skip_special_tokens = skip_special_tokens
+        self._places: dict[int, _Places] = {}
+
+    def _logprobs(self, index: int, logprobs: list[wire.Logprob] | None) -> dict[str, Any] | None:
+        """Of the tokens that a choice says next."""
         if logprobs is None:
             return None
-        tokens: list[str] = []
-        offsets: list[int] = []
-        tops: list[dict[str, float]] = []
-        for entry in logprobs:
-            text, _ = self._spelled(entry.token)
-            tokens.append(text)
-            offsets.append(offset)
-            offset += len(text)
-            tops.append({self._spelled(other.token)[0]: other.logprob for other in entry.top})
+        places = self._places.get(index)
+        if places is None:
+            detokenizer = self.tokenizer.detokenizer(skip_special_tokens=self._skip_special_tokens)
+            places = self._places[index] = _Places(detokenizer)
         return {
-            "tokens": tokens,
+            "tokens": [self._spelled(entry.token)[0] for entry in logprobs],
             "token_logprobs": [entry.logprob for entry in logprobs],
-            "top_logprobs": tops,
-            "text_offset": offsets,
+            "top_logprobs": [
+                {self._spelled(other.token)[0]: other.logprob for other in entry.top} for entry in logprobs
+            ],
+            "text_offset": [places.next(entry.token) for entry in logprobs],
         }
 
     def _choice(
@@ -183,19 +201,17 @@ class Completion(_Frame):
 
     def choice(self, index: int, end: wire.End) -> dict[str, Any]:
         """A whole choice."""
-        return self._choice(index, end.text, self._logprobs(end.logprobs, 0), ending(end))
+        return self._choice(index, end.text, self._logprobs(index, end.logprobs), ending(end))
 
     def first(self, index: int) -> list[dict[str, Any]]:
         """Nothing comes before the text."""
         del index
         return []
 
-    def chunk(
-        self, index: int, text: str, logprobs: list[wire.Logprob] | None, offset: int
-    ) -> dict[str, Any]:
+    def chunk(self, index: int, text: str, logprobs: list[wire.Logprob] | None) -> dict[str, Any]:
         """A piece of the text."""
         return self._framed(
-            self.chunk_kind, [self._choice(index, text, self._logprobs(logprobs, offset), None)]
+            self.chunk_kind, [self._choice(index, text, self._logprobs(index, logprobs), None)]
         )
 
     def last(self, index: int, reason: str) -> dict[str, Any]:
