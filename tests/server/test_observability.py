@@ -60,6 +60,23 @@ def test_turns_are_counted_by_outcome(echo: Server) -> None:
     assert grown("holdfast_turn_seconds_count") == 4
 
 
+def test_a_turn_that_is_answered_again_is_not_counted_again(echo: Server) -> None:
+    name = echo.open()
+    said = echo.say(name, "some words", turn_id="t")
+    before = metrics(echo)
+    for _ in range(3):
+        assert echo.say(name, "some words", turn_id="t")["text"] == said["text"]
+    echo.say(name, "other words", turn_id="u")
+    after = metrics(echo)
+    for sample in (
+        'holdfast_turns_total{outcome="finished"}',
+        "holdfast_time_to_first_token_seconds_count",
+        "holdfast_queue_seconds_count",
+        "holdfast_turn_seconds_count",
+    ):
+        assert after[sample] - before[sample] == 1, sample
+
+
 def test_log_lines_carry_ids_and_figures(serve: Serve) -> None:
     server = serve("echo", "--log-level", "debug", "--log-format", "json", "--kv-tokens", "4096")
     name = server.open("logged")

@@ -271,7 +271,8 @@ class Desk:
         finished = self.loop.replay(session.id, command.name, command.fingerprint)
         if finished is None:
             return False
-        self._done(command.call)
+        self._flush_step()
+        self._reports.append(wire.Done(command.call, replayed=True))
         self._deltas.append(wire.Delta(command.call, 0, finished.text, finished.tokens))
         self._ends.append(
             wire.End(

@@ -44,6 +44,7 @@ class TurnFeed:
         "lost",
         "name",
         "on_end",
+        "replayed",
         "session",
         "traceparent",
     )
@@ -56,6 +57,8 @@ class TurnFeed:
         self.traceparent = traceparent.get()
         self.end: wire.End | None = None
         self.lost: Problem | None = None
+        self.replayed = False
+        """Whether it was carried out before, and is only told again."""
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.on_end = on_end
         self._deltas: list[wire.Delta] = []
@@ -232,6 +235,7 @@ class EngineLink:
     def _done(self, done: wire.Done) -> None:
         feed = self._feeds.get(done.call)
         if feed is not None:
+            feed.replayed = done.replayed
             if not feed.accepted.done():
                 feed.accepted.set_result(None)
             return

@@ -149,7 +149,12 @@ class Service:
         self.table.lose_all({stored.view.name for stored in ready.sessions})
 
     def _turn_ended(self, feed: TurnFeed) -> None:
-        """Count a turn, log its figures, and end its trace. What was said stays out of all three."""
+        """Count a turn, log its figures, and end its trace. What was said stays out of all three.
+
+        One that is told again was counted when it was carried out.
+        """
+        if feed.replayed:
+            return
         self.metrics.turn_ended(feed)
         self.traces.turn_ended(feed)
         end = feed.end
@@ -320,8 +325,14 @@ class Service:
             raise Problem(400, "bad_sampling", str(error), error.param) from error
 
     async def start_turn(self, record: SessionRecord, asked: TurnAsked) -> TurnFeed:
+        """Start a turn on a session."""
+        with self.seeds.lend(asked.sampling, record.seeds) as loan:
+            feed = await self._start_written(record, asked, loan.sampling)
+            loan.kept = not feed.replayed
+        return feed
+
+    async def _start_written(self, record: SessionRecord, asked: TurnAsked, sampling: Sampling) -> TurnFeed:
         """Start a turn on a session; written again if the history changed while it was being written."""
-        sampling = self.seeds.seeded(asked.sampling, record.seeds)
         for attempt in range(REWRITES_MAX):
             view = record.view
             tokens = await self.write(asked.input, record)
@@ -349,7 +360,13 @@ class Service:
 
     async def start_request(self, caller: Caller, asked: TurnAsked) -> list[TurnFeed]:
         """Start a request of its own, with as many choices as it asks for."""
-        sampling = self.seeds.seeded(asked.sampling, self.seeds.of_requests(caller.tenant))
+        with self.seeds.lend(asked.sampling, self.seeds.of_requests(caller.tenant)) as loan:
+            feeds = await self._start_choices(caller, asked, loan.sampling)
+            loan.kept = True
+        return feeds
+
+    async def _start_choices(self, caller: Caller, asked: TurnAsked, sampling: Sampling) -> list[TurnFeed]:
+        """Start all choices of a request, or none."""
         tokens = await self.write(asked.input, None)
         feeds: list[TurnFeed] = []
         try:

@@ -241,11 +241,12 @@ class Unable(msgspec.Struct, tag="unable", frozen=True):
 
 
 class Done(msgspec.Struct, tag="done", frozen=True):
-    """A call was carried out."""
+    """A call was carried out. A turn that is `replayed` was carried out before: its end is told again."""
 
     call: int
     view: SessionView | None = None
     answer: Any = None
+    replayed: bool = False
 
 
 class Declined(msgspec.Struct, tag="declined", frozen=True):

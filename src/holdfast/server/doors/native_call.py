@@ -71,11 +71,12 @@ class Call:
         _require_input(asked)
         # Before anything is waited for: the prompts of a call get their seeds in the order of their places.
         seeds = self.service.seeds
-        sampling = seeds.seeded(sampling, seeds.of_requests(self.caller.tenant))
-        tokens = await self._tokens(asked, first=True)
-        feeds = await self._request(asked, sampling, tokens)
+        with seeds.lend(sampling, seeds.of_requests(self.caller.tenant)) as loan:
+            tokens = await self._tokens(asked, first=True)
+            feeds = await self._request(asked, loan.sampling, tokens)
+            loan.kept = True
         return [
-            self._enter(asked, Choice(self._said(asked, sampling, tokens, number), feed))
+            self._enter(asked, Choice(self._said(asked, loan.sampling, tokens, number), feed))
             for number, feed in enumerate(feeds)
         ]
 
