@@ -16,10 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import queue
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -34,14 +31,24 @@ from holdfast.core.tiers import whole_units
 from holdfast.engine.book import Book
 from holdfast.engine.executor import Executor
 from holdfast.engine.records import Snapped, StoredSession, Unsnapped
-from holdfast.engine.spill_files import SUFFIX, BadFile, Files, Header, check_header, decode, digest, encode
+from holdfast.engine.spill_files import (
+    SUFFIX,
+    BadFile,
+    Files,
+    Header,
+    Snapshot,
+    check_header,
+    decode,
+    digest,
+    encode,
+)
+from holdfast.engine.spill_thread import DiskThread, Job
 
 log = logging.getLogger("holdfast.disk")
 
 FAULT_SECONDS = 5.0  # How long the disk is left alone after it could not be written.
 LOOK_SECONDS = 0.5  # How often idle sessions are looked at.
 HURRY_SECONDS = 0.1  # How often an engine that ends looks whether there is still time.
-GIVE_UP_SECONDS = 2.0  # How long a thread whose file was given up may take to notice.
 NEWS_MIN = 128  # A file is written anew in the background when as many tokens, and a sixteenth, are new.
 
 
@@ -55,30 +62,6 @@ class Hurry:
     def __call__(self) -> bool:
         self._hurried = self._hurried or (self._asked is not None and self._asked())
         return self._hurried
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A session's file that is whole: what it holds, and how large it is."""
-
-    file: str
-    length: int
-    tokens: str
-    bytes: int
-
-
-@dataclass(slots=True)
-class Job:
-    """Something for the thread. `numbers` are the core's moves that wait for it."""
-
-    session: str
-    file: str
-    header: Header
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    numbers: list[int] = field(default_factory=list)
-    writes: bool = True
-    bytes: int = 0
-    error: str | None = None
 
 
 class DiskTier:
@@ -102,19 +85,15 @@ class DiskTier:
         self.clock = clock
         self.snapshots: dict[str, Snapshot] = {}
         self.outcomes: dict[int, dict[int, bool | None]] = {}
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._writing: dict[str, Job] = {}
         self._unwritten: list[int] = []
-        self._under_way = 0
         self._serial = 0
         self._fault_until = 0.0
         self._look_at = 0.0
         for pool in self.scheduler.registry.ledger.pools.values():
             if pool.tier is Tier.DISK:
                 pool.gate = self._open
-        self._thread = threading.Thread(target=self._work, name="holdfast-disk", daemon=True)
-        self._thread.start()
+        self._thread = DiskThread(self._carry_out)
 
     def _open(self, pool: Pool, count: int) -> bool:
         """Whether the disk takes anything: not for a while after it, or the journal, could not be written."""
@@ -124,17 +103,8 @@ class DiskTier:
     def _sound(self) -> bool:
         return self.clock() >= self._fault_until and self.book.fault is None
 
-    # --- the thread -------------------------------------------------------------------------------
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                self._carry_out(job)
-            except (OSError, BadFile, RuntimeError) as error:
-                job.error = str(error) or type(error).__name__
-            self._done.put(job)
-
     def _carry_out(self, job: Job) -> None:
+        """What the thread does."""
         if job.writes:
             content = encode(job.header, job.tensors)
             job.tensors = {}
@@ -143,16 +113,12 @@ class DiskTier:
         else:
             job.tensors = decode(self.files.read(job.file), job.header)
 
-    def _give(self, job: Job) -> None:
-        self._under_way += 1
-        self._jobs.put(job)
-
     # --- between steps ----------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
         """Whether a file is being written or read, or one should be."""
-        return self._under_way > 0 or self._next_to_write() is not None
+        return self._thread.under_way > 0 or self._next_to_write() is not None
 
     def launch(self, plan: Plan) -> None:
         """Begin the moves of a plan that the disk takes part in."""
@@ -173,8 +139,13 @@ class DiskTier:
     def _begin(self, number: int, move: TierMove) -> bool | None:
         session = self.scheduler.registry.transits[number]
         if move.source_tier is Tier.DISK:
+            if not self.current(session):
+                self._distrust(session.id, "it is not of what the session has computed")
+                return False
             snapshot = self.snapshots[session.id]
-            self._give(Job(session.id, snapshot.file, self._header(snapshot), numbers=[number], writes=False))
+            self._thread.give(
+                Job(session.id, snapshot.file, self._header(snapshot), numbers=[number], writes=False)
+            )
             return None
         if self.current(session):
             return True
@@ -187,12 +158,9 @@ class DiskTier:
     def collect(self) -> None:
         """Take what the thread has done. What waits for a journal that is at fault stays where it is."""
         if self.book.fault is not None:
-            for number in self._unwritten:
-                self.scheduler.arrive(number, False, self.clock())
+            self._arrive(self._unwritten, False)
             self._unwritten = []
-        while not self._done.empty():
-            job = self._done.get()
-            self._under_way -= 1
+        for job in self._thread.take():
             if job.writes:
                 self._written(job)
             else:
@@ -200,11 +168,7 @@ class DiskTier:
 
     def wait(self, seconds: float) -> None:
         """Let the thread get on, until it has done something or time is up."""
-        if self._under_way:
-            try:
-                self._done.put(self._done.get(timeout=seconds))
-            except queue.Empty:
-                log.debug("the disk is still at work")
+        self._thread.wait(seconds)
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -238,7 +202,7 @@ class DiskTier:
         name = hashlib.sha256(session.id.encode()).hexdigest()[:20]
         job = Job(session.id, f"{name}-{self._serial}{SUFFIX}", header, tensors, bytes=size)
         self._writing[session.id] = job
-        self._give(job)
+        self._thread.give(job)
         return job
 
     @torch.inference_mode()
@@ -272,37 +236,66 @@ class DiskTier:
             if self.used + size <= self.limit:
                 break
             session = self.scheduler.registry.sessions.get(name)
-            precious = session is not None and session.parcel is not None and session.parcel.tier is Tier.DISK
-            if name != asker and not precious:
+            if name != asker and (session is None or not _precious(session)):
                 self.forget(name)
                 self.book.write(Unsnapped(name))
         return self.used + size <= self.limit
 
     def _written(self, job: Job) -> None:
         """A file is there, synced: its row comes next, and then the units may be given up."""
-        if self._writing.get(job.session) is job:
+        superseded = self._writing.get(job.session) is not job
+        if not superseded:
             del self._writing[job.session]
         if job.error is not None:
             log.warning("session %s could not be written to disk: %s", job.session, job.error)
             self._fault_until = self.clock() + FAULT_SECONDS
-            for number in job.numbers:
-                self.scheduler.arrive(number, False, self.clock())
+            self._arrive(job.numbers, False)
+            return
+        if superseded or not self._of_use(job):
+            self.files.remove(job.file)
+            self._arrive(job.numbers, False)
             return
         snapshot = Snapshot(job.file, job.header.length, job.header.tokens, job.bytes)
         self.book.write(Snapped(job.session, job.file, snapshot.length, job.bytes))
         self._unwritten += job.numbers
 
         def durable() -> None:
-            if job.session not in self.book.sessions:
+            of_use = self._of_use(job)
+            if of_use:
+                self.forget(job.session)
+                self.snapshots[job.session] = snapshot
+            else:
                 self.files.remove(job.file)
-                return
-            self.forget(job.session)
-            self.snapshots[job.session] = snapshot
-            for number in job.numbers:
-                self.scheduler.arrive(number, True, self.clock())
+                self._restate(job.session)
+            self._arrive(job.numbers, of_use)
             self._unwritten = [number for number in self._unwritten if number not in job.numbers]
 
         self.book.when_durable(durable)
+
+    def _of_use(self, job: Job) -> bool:
+        """Whether a file that was written is of its session's history still.
+
+        Of a session that lies on disk alone only the file of all that it has computed may take the place.
+        """
+        session = self.scheduler.registry.sessions.get(job.session)
+        if session is None or job.session not in self.book.sessions:
+            return False
+        length, sequence = job.header.length, session.sequence
+        if _precious(session) and length != sequence.computed:
+            return False
+        return digest(sequence.tokens.packed(0, length)) == job.header.tokens
+
+    def _arrive(self, numbers: list[int], arrived: bool) -> None:
+        for number in numbers:
+            self.scheduler.arrive(number, arrived, self.clock())
+
+    def _restate(self, session_id: str) -> None:
+        """Let the journal's row name the file that a session has, after it named another one."""
+        snapshot = self.snapshots.get(session_id)
+        if snapshot is None:
+            self.book.write(Unsnapped(session_id))
+        else:
+            self.book.write(Snapped(session_id, snapshot.file, snapshot.length, snapshot.bytes))
 
     def forget(self, session_id: str) -> None:
         """A session's file is of no use any more."""
@@ -319,6 +312,11 @@ class DiskTier:
 
     # --- reading ----------------------------------------------------------------------------------
 
+    def _distrust(self, session_id: str, why: str) -> None:
+        log.warning("session %s is computed again: its file cannot be used: %s", session_id, why)
+        self.forget(session_id)
+        self.book.write(Unsnapped(session_id))
+
     def _was_read(self, job: Job) -> None:
         """A file's content is here: put it where the core wants it, unless that was cancelled meanwhile."""
         (number,) = job.numbers
@@ -326,9 +324,7 @@ class DiskTier:
         if session is None:
             return
         if job.error is not None:
-            log.warning("session %s is computed again: its file cannot be used: %s", job.session, job.error)
-            self.forget(job.session)
-            self.book.write(Unsnapped(job.session))
+            self._distrust(job.session, job.error)
             self.scheduler.arrive(number, False, self.clock())
             return
         assert session.parcel is not None
@@ -389,11 +385,11 @@ class DiskTier:
             if hurry():
                 break
             self._write(session)
-            while self._under_way and not hurry():
+            while self._thread.under_way and not hurry():
                 self.wait(HURRY_SECONDS)
                 self.collect()
             self.book.flush()
-            if not self._under_way:
+            if not self._thread.under_way:
                 left -= 1
                 progress(len(sessions) - left, len(sessions))
         if left:
@@ -439,14 +435,18 @@ class DiskTier:
         In a hurry the file that is being written is given up, and a disk that stands still left alone. What
         such a thread leaves behind has no row in the journal, and is swept away by the next engine.
         """
-        self._jobs.put(None)
-        while self._thread.is_alive() and not hurry():
-            self._thread.join(HURRY_SECONDS)
-        self.files.given_up = True
-        self._thread.join(GIVE_UP_SECONDS)
+        self._thread.end(hurry, self._give_up)
         if self.book.journal is None:
             for name in list(self.snapshots):
                 self.forget(name)
+
+    def _give_up(self) -> None:
+        self.files.given_up = True
+
+
+def _precious(session: Session) -> bool:
+    """Whether a session's memory lies on disk alone, or is about to."""
+    return session.parcel is not None and session.parcel.tier is Tier.DISK
 
 
 def _rows(storage: Tensor, units: list[int]) -> Tensor:

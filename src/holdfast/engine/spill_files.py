@@ -44,6 +44,16 @@ class Header:
     tokens: str
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A session's file that is whole: what it holds, and how large it is."""
+
+    file: str
+    length: int
+    tokens: str
+    bytes: int
+
+
 class Files:
     """The files of one directory, by name. Once they are `given_up`, none is written any more."""
 

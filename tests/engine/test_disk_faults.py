@@ -1,0 +1,163 @@
+"""Files that are done late, out of turn or not at all: nobody reads another's, and the engine goes on."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.layout import Tier
+from holdfast.engine import spill
+from holdfast.engine.engine import Engine
+from holdfast.engine.spill import DiskTier
+from holdfast.engine.spill_files import Files, Header
+from holdfast.engine.spill_thread import DiskThread, Job
+from tests.engine.conftest import Make
+from tests.engine.test_disk import (
+    costs_only_itself,
+    files,
+    options,
+    run,
+    said,
+    state,
+    talk,
+    to_disk,
+)
+from tests.engine.tiny import greedy
+
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture(autouse=True)
+def look_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle sessions are looked at in every step."""
+    monkeypatch.setattr(spill, "LOOK_SECONDS", 0.0)
+
+
+class HeldFiles(Files):
+    """A disk that writes nothing until it is released."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.released = threading.Event()
+
+    def write(self, name: str, content: bytes) -> None:
+        assert self.released.wait(PATIENCE_SECONDS)
+        super().write(name, content)
+
+
+def disk_of(engine: Engine) -> DiskTier:
+    assert engine.loop.disk is not None
+    return engine.loop.disk
+
+
+def hold(engine: Engine, path: Path) -> HeldFiles:
+    held = HeldFiles(path / "disk")
+    disk_of(engine).files = held
+    return held
+
+
+def begin_writing(engine: Engine, name: str = "s") -> Job:
+    """Have a session written in the background, as one that has been idle for a while."""
+    disk = disk_of(engine)
+    before, disk.idle_seconds = disk.idle_seconds, 0.0
+    for _ in range(50):
+        if name not in disk._writing:
+            engine.drive()
+    disk.idle_seconds = before
+    return disk._writing[name]
+
+
+def all_done(thread: DiskThread) -> list[Job]:
+    """Wait for all jobs of a thread; those that are done, in order."""
+    done: list[Job] = []
+    while thread.under_way:
+        before = thread.under_way
+        thread.wait(PATIENCE_SECONDS)
+        done += thread.take()
+        assert thread.under_way < before, "nothing was done for a long while"
+    return done
+
+
+def job(name: str) -> Job:
+    return Job(name, name, Header("", "", 0, ""))
+
+
+def test_what_is_done_is_taken_in_the_order_in_which_it_was_given() -> None:
+    """However often somebody has waited for a part of it."""
+    started, names = threading.Semaphore(0), [str(number) for number in range(20)]
+
+    def carry_out(_: Job) -> None:
+        assert started.acquire(timeout=PATIENCE_SECONDS)
+
+    thread = DiskThread(carry_out)
+    for name in names:
+        thread.give(job(name))
+    taken: list[str] = []
+    while thread.under_way:
+        started.release(3)
+        thread.wait(PATIENCE_SECONDS)
+        thread.wait(PATIENCE_SECONDS)
+        taken += [each.session for each in thread.take()]
+    assert taken == names
+    thread.end(lambda: False, lambda: None)
+
+
+@pytest.mark.parametrize("backwards", [False, True], ids=["", "backwards"])
+def test_an_older_file_never_takes_the_place_of_a_newer_one(
+    make: Make, tmp_path: Path, backwards: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that is being written goes on and is moved to disk: what it comes back from is the newer."""
+    expected = talk(make().session(), range(3))
+    engine = make(**options(tmp_path))
+    session = engine.session(id="s")
+    talk(session, range(1))
+    disk, held = disk_of(engine), hold(engine, tmp_path)
+    older = begin_writing(engine)
+    talk(session, range(1, 2))
+    for _ in range(50):
+        if state(engine) == "IDLE" and engine.loop.spill("s", Tier.DISK):
+            break
+        engine.drive()
+    engine.drive()
+    newer = disk._writing["s"]
+    assert newer is not older and newer.header.length > older.header.length
+    held.released.set()
+    done = all_done(disk._thread)
+    assert done == [older, newer]
+    disk._thread.under_way += 2
+
+    def take() -> Iterator[Job]:
+        while done:
+            disk._thread.under_way -= 1
+            yield done.pop() if backwards else done.pop(0)
+
+    monkeypatch.setattr(disk._thread, "take", take)
+    engine.drive()
+    monkeypatch.undo()
+    run(engine)
+    assert state(engine) == "SPILLED"
+    assert [path.name for path in files(tmp_path)] == [newer.file]
+    costs_only_itself(session, 2, expected[2])
+
+
+def test_a_file_of_something_else_is_not_read(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = talk(make().session(), range(3))
+    engine = make(**options(tmp_path))
+    session, other = engine.session(id="s"), engine.session(id="other")
+    talk(session, range(2))
+    talk(other, range(1, 3))
+    to_disk(engine, "s")
+    to_disk(engine, "other")
+    disk = disk_of(engine)
+    assert disk.snapshots["s"].length == disk.snapshots["other"].length
+    disk.snapshots["s"] = disk.snapshots["other"]
+    with caplog.at_level(logging.WARNING, "holdfast.disk"):
+        turn = session.say(said(2), greedy(9))
+        assert turn.token_ids == expected[2]
+    assert turn.usage.cached_tokens < 60
+    assert "session s is computed again: its file cannot be used" in caplog.text
+    assert "s" not in disk.snapshots
