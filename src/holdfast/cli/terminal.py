@@ -3,7 +3,8 @@
 Owns what is typed and what is shown: the prompt, the commands, Ctrl-C, and the line about what a turn cost.
 The answer is shown as it comes. Ctrl-C while the model speaks cuts in: what was shown stays part of the
 conversation, nothing after it does; signals never interrupt anything else, they set a flag that is looked at
-between pieces. Ctrl-C or Ctrl-D at the prompt leaves. Used by `chat`, which brings the host.
+between pieces. Ctrl-C or Ctrl-D at the prompt leaves. Used by `chat`, which brings the host; `top` and
+`sessions` show memory and text that others wrote as it does.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ For each session: who opened it and with what, its last finished turns by id (a 
 gets its answer again), and the verbs that carried an id. With a journal every change is a record there, and
 `when_durable` holds an answer back until all records before it are in the file; without one, or with
 durability `off`, it is given at once. While the journal cannot be written, nothing new may begin. Called by
-the engine's loop alone.
+the engine's loop, and by `spill`, which notes there what it has written to disk.
 """
 
 from __future__ import annotations
