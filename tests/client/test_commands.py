@@ -23,6 +23,7 @@ from tests.engine.tiny import write_model
 
 NOBODY = "http://127.0.0.1:1"
 PROMPT = r"\d?> $"
+NAMES = {"serve", "sessions", "ls", "sim", "bench", "core"}
 COST = r"\[computed (\d+), cached (\d+), first token [\d.]+ s(?:, [\d.]+ tokens/s)?\]"
 CUT = r"\[computed (\d+), cached (\d+), .*interrupted, (\d+) tokens kept\]"
 
@@ -138,14 +139,7 @@ def test_sampling_is_pleasant_in_this_process_too() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["chat", "--url", "ftp://x"], "holdfast chat: the address of a server begins with http"),
-        (["chat", "some-model", "--url", "http://x"], "holdfast chat: --url talks to the model of a server"),
-        (
-            ["chat", "--model", "m", "--url", "http://x"],
-            "holdfast chat: --url talks to the model of a server",
-        ),
         (["chat", "--model", "nowhere"], "holdfast chat: there is no model 'nowhere'"),
-        (["top", "--url", "ftp://x"], "holdfast top: the address of a server begins with http"),
         (["top", "--url", NOBODY], f"holdfast top: {NOBODY}: "),
         (["top", "--url", NOBODY], "is a server running there? `holdfast serve` starts one"),
         (["chat", "--url", NOBODY], "is a server running there? `holdfast serve` starts one"),
@@ -153,11 +147,6 @@ def test_sampling_is_pleasant_in_this_process_too() -> None:
         (["bench", "sessions", "--url", NOBODY], "is a server running there? `holdfast serve` starts one"),
         (["bench", "sessions", "--here", "nowhere"], "holdfast bench sessions: 'nowhere' cannot be pulled"),
         (["bench", "turns", "nowhere"], "holdfast bench turns: 'nowhere' cannot be pulled"),
-        (["chat", "echo", "--temperature", "-1"], "holdfast chat: temperature must be between 0.0 and 100.0"),
-        (
-            ["chat", "{folder}", "--device", "tpu"],
-            "holdfast chat: --device must be one of auto, cpu, cuda, not 'tpu'",
-        ),
         (["pull", "nowhere"], "holdfast pull: 'nowhere' cannot be pulled; what can is smollm2"),
         (["sessions", "ls", "--journal", "{folder}/none"], "holdfast sessions: {folder}/none is not there"),
         (["sessions", "ls", "--journal", "{folder}/text"], "holdfast sessions: {folder}/text is no journal"),
@@ -168,6 +157,38 @@ def test_errors_are_one_clear_line(arguments: list[str], said: str, tmp_path: Pa
     done = command(*(argument.format(folder=tmp_path) for argument in arguments))
     assert done.returncode == 1
     assert said.format(folder=tmp_path) in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+CHAT_TALKS = "--url talks to the model of a server"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["chat", "--url", "ftp://x"], "the address of a server begins with http"),
+        (["chat", "--url", "http://x:many"], "the address of a server is such as http://127.0.0.1:8000"),
+        (["chat", "some-model", "--url", "http://x"], CHAT_TALKS),
+        (["chat", "--model", "m", "--url", "http://x"], CHAT_TALKS),
+        (["top", "--url", "ftp://x"], "the address of a server begins with http"),
+        (["chat", "echo", "--temperature", "-1"], "--temperature must be between 0.0 and 100.0"),
+        (["chat", "echo", "--top-p", "7"], "--top-p must be between 0.0 and 1.0"),
+        (["chat", "--url", NOBODY, "--temperature", "-1"], "--temperature must be between 0.0 and 100.0"),
+        (["chat", "--url", NOBODY, "--top-p", "7"], "--top-p must be between 0.0 and 1.0"),
+        (["chat", "--url", NOBODY, "--max-tokens", "0"], "--max-tokens must be between 1 and"),
+        (["chat", "nowhere", "--device", "tpu"], "--device must be one of auto, cpu, cuda, not 'tpu'"),
+        (["chat", "nowhere", "--device", "cuda:99"], "--device cuda:99 cannot be used: torch finds "),
+        (["chat", "nowhere", "--page-size", "0"], "--page-size must be a whole number of at least 1, not 0"),
+        (["chat", "nowhere", "--durability", "fsync"], "--durability means nothing without --journal"),
+        (["chat", "nowhere", "--journal", ""], "--journal must name a file, not ''"),
+    ],
+)
+def test_a_value_that_cannot_be_meant_is_refused_before_anything_is_done(
+    arguments: list[str], said: str
+) -> None:
+    done = command(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"holdfast {arguments[0]}: {said}")
     assert len(done.stderr.strip().splitlines()) == 1
 
 
@@ -182,10 +203,14 @@ def test_a_history_that_a_model_has_no_positions_for_is_not_measured(tmp_path: P
     ("arguments", "said"),
     [
         (["nosuch"], "No such command 'nosuch'"),
+        (["--version"], "No such option: --version"),
         (["serve", "echo", "--port", "many"], "Invalid value for '--port'"),
         (["serve", "echo", "--no-such-option"], "No such option: --no-such-option"),
         (["serve", "echo", "--model", "smollm2"], "leave one out"),
+        (["serve", "echo", "--host-memory", "x"], "'x' is not a size such as 512M or 4GiB"),
+        (["serve", "--config", "/nonexistent.toml"], "/nonexistent.toml is not there"),
         (["sessions", "ls"], "Missing option '--journal'"),
+        (["bench", "nosuch"], "No such command 'nosuch'"),
         (["sim", "--mutant", "close-forgets-a-state-slot"], "is close-forgets-state-slot meant?"),
         (["sim", "--layout", "round"], "unknown layout 'round'; known: dense, "),
         (["bench", "core", "--only", "speed"], "unknown: speed; known: turn, "),
@@ -195,8 +220,17 @@ def test_a_line_that_cannot_be_meant_says_how_to_learn_more(arguments: list[str]
     done = command(*arguments)
     assert done.returncode == 2
     assert said in done.stderr
-    assert "--help' for help" in done.stderr
-    assert "Traceback" not in done.stderr
+    called = " ".join(["holdfast", *(word for word in arguments[:2] if word in NAMES)])
+    assert done.stderr.startswith(f"{called}: ")
+    assert done.stderr.endswith(f"; see `{called} --help`\n")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["bench"], ["sessions"]])
+def test_a_line_without_a_command_shows_those_there_are(arguments: list[str]) -> None:
+    done = command(*arguments)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert "Commands" in done.stdout
 
 
 def test_a_server_that_wants_a_key_is_said_so(tmp_path: Path) -> None:

@@ -7,17 +7,21 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.main import get_command
 
+from holdfast.cli import chat, serve
 from holdfast.cli.config import SECTIONS, ConfigError, find_config, read_config
 from holdfast.cli.options import (
+    COMPANIONS,
     ENGINE_OPTIONS,
     SERVER_OPTIONS,
     option_kinds,
     parse_bytes,
+    require_companions,
     takes_options,
     write_bytes,
 )
-from holdfast.cli.serve import COMPANIONS, make_server_options, require_companions
+from holdfast.cli.serve import make_server_options
 from holdfast.engine.options import EngineOptions, OptionError
 from holdfast.server.keys import Keys
 from holdfast.server.options import ServerOptions
@@ -154,6 +158,18 @@ def test_the_tables_are_the_dataclasses() -> None:
     assert {option.name for option in SERVER_OPTIONS} <= set(ServerOptions.__dataclass_fields__)
     assert not {option.name for option in ENGINE_OPTIONS} & {option.name for option in SERVER_OPTIONS}
     assert not set(SECTIONS["chat"]) & set(option_kinds())
+
+
+@pytest.mark.parametrize("app", [chat.app, serve.app], ids=["chat", "serve"])
+def test_every_option_can_be_given_in_all_ways(app: typer.Typer) -> None:
+    """The model is an argument, whose variable `--model` shares; the file cannot name itself."""
+    name = app.registered_commands[0].callback.__name__  # type: ignore[union-attr]
+    in_a_file = {**option_kinds(), **SECTIONS[name]}
+    parameters = {parameter.name: parameter for parameter in get_command(app).params}
+    for parameter in ("help", "named_model"):
+        parameters.pop(parameter, None)
+    assert [name for name, parameter in parameters.items() if parameter.envvar is None] == []
+    assert set(parameters) - {"config"} <= set(in_a_file)
 
 
 @pytest.mark.parametrize(

@@ -102,19 +102,22 @@ def test_a_turn_that_is_refused_changes_nothing(directories: dict[str, Path]) ->
 
 
 @pytest.mark.parametrize(
-    ("arguments", "variables", "said"),
+    ("arguments", "variables", "status", "said"),
     [
-        (["nowhere"], {}, "there is no model 'nowhere'"),
-        (["--page-size", "300"], {}, "--page-size must be at most 256, not 300"),
-        ([], {"HOLDFAST_PAGE_SIZE": "300"}, "--page-size must be at most 256, not 300"),
-        (["--temperature", "-1"], {}, "temperature must be between"),
-        (["--load-format", "pickle"], {}, "--load-format must be one of auto, dummy"),
+        (["nowhere"], {}, 1, "there is no model 'nowhere'"),
+        (["--page-size", "300"], {}, 2, "--page-size must be at most 256, not 300"),
+        ([], {"HOLDFAST_PAGE_SIZE": "300"}, 2, "--page-size must be at most 256, not 300"),
+        (["--temperature", "-1"], {}, 2, "--temperature must be between"),
+        ([], {"HOLDFAST_TEMPERATURE": "-1"}, 2, "--temperature must be between"),
+        (["--load-format", "pickle"], {}, 2, "--load-format must be one of auto, dummy"),
     ],
 )
-def test_errors_are_one_clear_line(arguments: list[str], variables: dict[str, str], said: str) -> None:
+def test_errors_are_one_clear_line(
+    arguments: list[str], variables: dict[str, str], status: int, said: str
+) -> None:
     with Terminal("chat", *arguments, environment=variables) as terminal:
-        status, shown = terminal.end()
-    assert status == 1
+        ended, shown = terminal.end()
+    assert ended == status
     assert f"holdfast chat: {said}" in shown
     assert "Traceback" not in shown
 

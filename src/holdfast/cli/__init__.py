@@ -3,11 +3,12 @@
 Owns the names of the sub-commands and nothing of what they do. A module is imported only when its command
 runs, so `holdfast --help`, `holdfast sim` and `holdfast bench core` start without torch. Each module exposes
 a `typer.Typer` named `app`; adding a command is one line in COMMANDS. While a shell completes a line, the
-command that the line names takes the place of its entry, so that its own options are known. Called by the
-console script and by `python -m holdfast.cli`.
+command that the line names takes the place of its entry, so that its own options are known. A line that
+cannot be parsed is refused in one line. Called by the console script and by `python -m holdfast.cli`.
 """
 
 import os
+import sys
 from importlib import import_module
 from typing import NamedTuple
 
@@ -15,10 +16,9 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from holdfast.cli.refusals import PROGRAM, misread, refusal
+
 __all__ = ["COMMANDS", "Command", "build", "main"]
-
-
-PROGRAM = "holdfast"
 
 HELP = (
     "An LLM inference server for long-lived streaming sessions.\n\n"
@@ -81,7 +81,20 @@ def _add(app: typer.Typer, command: Command) -> None:
     @app.command(command.name, help=command.summary, context_settings=FORWARD_UNREAD)
     def forward(context: typer.Context) -> None:
         application = import_module(command.module).app
-        application(args=context.args, prog_name=f"{PROGRAM} {command.name}")
+        try:
+            status = application(
+                args=context.args, prog_name=f"{PROGRAM} {command.name}", standalone_mode=False
+            )
+        except typer.TyperException as error:
+            raise misread(_named(command, application, context.args), error) from error
+        raise typer.Exit(status or 0)
+
+
+def _named(command: Command, application: typer.Typer, arguments: list[str]) -> str:
+    """The command that a line names, with the one below it where it has some."""
+    group = get_command(application)
+    below = group.commands if isinstance(group, TyperGroup) else {}
+    return " ".join([command.name, *(name for name in arguments[:1] if name in below)])
 
 
 def _no_common_options() -> None:
@@ -105,4 +118,10 @@ def main() -> None:
         # Bash leaves the line in the first of these, other shells in the second.
         line = " ".join(os.environ.get(name, "") for name in ("COMP_WORDS", "_TYPER_COMPLETE_ARGS"))
         completing(line)(prog_name=PROGRAM)
-    build()(prog_name=PROGRAM)
+    try:
+        status = build()(prog_name=PROGRAM, standalone_mode=False)
+    except typer.TyperException as error:
+        status = misread("", error).exit_code
+    except typer.Abort:
+        status = refusal("", "ended before it was done").exit_code
+    sys.exit(status)

@@ -117,8 +117,6 @@ def sessions(
             ]
     except HoldfastError as error:
         raise server_refusal("bench sessions", error) from error
-    except ValueError as error:
-        raise refusal("bench sessions", str(error)) from error
     except IndexError as error:
         raise refusal("bench sessions", f"{url} lists no model; name one with --model") from error
     except KeyboardInterrupt as interrupt:

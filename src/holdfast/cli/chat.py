@@ -1,7 +1,8 @@
 """`holdfast chat`: talk to a model in the terminal, in this process or at a server.
 
-Owns the options. What is typed and shown is in `terminal`; `chat_local` loads a model, `chat_remote` talks to
-a server and needs no torch: only the one that is used is imported.
+Owns the options, and refuses what cannot be meant before anything is loaded or asked. What is typed and shown
+is in `terminal`; `chat_local` loads a model, `chat_remote` talks to a server and needs no torch: only the one
+that is used is imported.
 """
 
 from __future__ import annotations
@@ -11,12 +12,19 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.options import NAMED_MODEL, chosen_model, on_the_line, takes_options
-from holdfast.cli.refusals import refusal
+from holdfast.cli.options import (
+    NAMED_MODEL,
+    chosen_model,
+    on_the_line,
+    require_companions,
+    takes_options,
+)
+from holdfast.cli.refusals import WRONG, refusal
 from holdfast.cli.remote import server_refusal
-from holdfast.client.calls import base_url
 from holdfast.client.errors import HoldfastError
+from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pull import DEFAULT_MODEL
+from holdfast.engine.sampling import Sampling, SamplingError
 
 __all__ = ["app"]
 
@@ -41,6 +49,17 @@ HELP = (
 )
 
 
+def _sampling(name: str, words: str, default: str | bool = True) -> Any:
+    """An option about answers, which is also the environment variable HOLDFAST_ and its name."""
+    return typer.Option(
+        help=words,
+        envvar=f"HOLDFAST_{name.upper()}",
+        show_envvar=False,
+        show_default=default,
+        rich_help_panel=SAMPLING,
+    )
+
+
 @app.command(help=HELP)
 @takes_options
 def chat(
@@ -59,25 +78,18 @@ def chat(
     api_key: Annotated[
         str | None, typer.Option(help="Key for that server.", envvar="HOLDFAST_API_KEY")
     ] = None,
-    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens of an answer.", rich_help_panel=SAMPLING)
+    system: Annotated[
+        str | None,
+        typer.Option(help="What the model is told first.", envvar="HOLDFAST_SYSTEM", show_envvar=False),
     ] = None,
+    max_tokens: Annotated[int | None, _sampling("max_tokens", "Most tokens of an answer.")] = None,
     temperature: Annotated[
-        float | None,
-        typer.Option(help="0 is greedy.", show_default="the model's own, or 0.2", rich_help_panel=SAMPLING),
+        float | None, _sampling("temperature", "0 is greedy.", "the model's own, or 0.2")
     ] = None,
     top_p: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of the probability to draw from.",
-            show_default="the model's own, or 0.9",
-            rich_help_panel=SAMPLING,
-        ),
+        float | None, _sampling("top_p", "Share of the probability to draw from.", "the model's own, or 0.9")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="The same seed gives the same answers.", rich_help_panel=SAMPLING)
-    ] = None,
+    seed: Annotated[int | None, _sampling("seed", "The same seed gives the same answers.")] = None,
     engine_options: dict[str, object] | None = None,
 ) -> None:
     """Talk."""
@@ -86,19 +98,33 @@ def chat(
     model = chosen_model(context, model, named_model)
     if url is not None and (named_model is not None or on_the_line(context, "model")):
         if on_the_line(context, "url"):
-            raise refusal("chat", f"--url talks to the model of a server: leave {model} out, or --url")
+            problem = f"--url talks to the model of a server: leave {model} out, or --url"
+            raise refusal("chat", problem, WRONG)
         url = None
     try:
+        _require_sampling(stated)
         if url is not None:
             _at_server(url, api_key, system, stated)
         else:
             _here(model, system, stated, engine_options or {})
+    except OptionError as error:
+        raise refusal("chat", error.typed, WRONG) from error
     except KeyboardInterrupt as interrupt:
         raise typer.Exit(130) from interrupt
 
 
+def _require_sampling(stated: dict[str, Any]) -> None:
+    """Raise `OptionError` for sampling that cannot be, which a server would refuse with every turn."""
+    try:
+        Sampling(**stated)
+    except SamplingError as error:
+        raise OptionError(error.param, str(error).removeprefix(f"{error.param} ")) from error
+
+
 def _here(model: str, system: str | None, stated: dict[str, Any], engine_options: dict[str, object]) -> None:
-    """Load a model and talk to it."""
+    """Load a model and talk to it; raises `OptionError` for what the engine cannot be set up with."""
+    require_companions(engine_options)
+    make_options(**engine_options)
     local = import_module("holdfast.cli.chat_local")
     try:
         local.run(model, system, stated, PLEASANT, engine_options)
@@ -108,12 +134,8 @@ def _here(model: str, system: str | None, stated: dict[str, Any], engine_options
 
 def _at_server(url: str, api_key: str | None, system: str | None, stated: dict[str, Any]) -> None:
     """Talk to the model of a server."""
-    try:
-        address = base_url(url)
-    except ValueError as error:
-        raise refusal("chat", str(error)) from error
     remote = import_module("holdfast.cli.chat_remote")
     try:
-        remote.run(address, api_key, system, stated, PLEASANT)
+        remote.run(url, api_key, system, stated, PLEASANT)
     except HoldfastError as error:
         raise server_refusal("chat", error) from error

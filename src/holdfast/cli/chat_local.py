@@ -10,7 +10,6 @@ from holdfast.cli.terminal import Chat, Cost, Speech, Talk
 from holdfast.core.errors import Refused
 from holdfast.engine.chat_template import ChatTemplateError
 from holdfast.engine.engine import Engine, Session, Turn, TurnFailed
-from holdfast.engine.options import OptionError
 from holdfast.engine.pull import PullError
 from holdfast.engine.sampling import Sampling, SamplingError
 from holdfast.models.fields import ConfigurationError
@@ -20,7 +19,7 @@ __all__ = ["Unusable", "run"]
 
 
 class Unusable(ValueError):
-    """What was asked for cannot be started; the message is for the user."""
+    """The model cannot be loaded; the message is for the user."""
 
 
 class LocalSpeech:
@@ -101,13 +100,11 @@ def run(
     engine_options: dict[str, object],
 ) -> None:
     """Load a model and talk; `stated` is the sampling asked for, `pleasant` that of a silent model."""
+    sampling = Sampling(**stated)
     try:
-        sampling = Sampling(**stated)
         with StartProgress(model) as progress:
             engine = Engine(model, progress=progress, **engine_options)
-    except OptionError as error:
-        raise Unusable(error.typed) from error
-    except (SamplingError, PullError, ConfigurationError) as error:
+    except (PullError, ConfigurationError) as error:
         raise Unusable(str(error)) from error
     with engine:
         Chat(LocalHost(engine, system, pleasantly(sampling, engine.loop.defaults, pleasant))).run()

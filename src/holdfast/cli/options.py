@@ -18,10 +18,11 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from holdfast.cli.config import ConfigError, find_config, read_config
-from holdfast.engine.options import CHOICES, EngineOptions
+from holdfast.engine.options import CHOICES, EngineOptions, OptionError
 from holdfast.server.options import LOG_LEVELS, ServerOptions
 
 __all__ = [
+    "COMPANIONS",
     "ENGINE_OPTIONS",
     "NAMED_MODEL",
     "SERVER_OPTIONS",
@@ -30,6 +31,7 @@ __all__ = [
     "on_the_line",
     "option_kinds",
     "parse_bytes",
+    "require_companions",
     "takes_options",
     "write_bytes",
 ]
@@ -202,6 +204,9 @@ GROUPS: Mapping[str, tuple[str, tuple[Option, ...], type[Any]]] = {
     "server_options": ("Server", SERVER_OPTIONS, ServerOptions),
 }
 
+COMPANIONS = {"durability": "journal", "disk_limit": "disk", "snapshot_seconds": "disk"}
+"""Options that mean nothing without another one."""
+
 MODEL = "model"
 NAMED_MODEL = Annotated[
     str | None,
@@ -260,6 +265,13 @@ def chosen_model(context: typer.Context, model: str, named: str | None) -> str:
     if on_the_line(context, MODEL) and model != named:
         raise typer.BadParameter(f"--model names {named}, but the line names {model} too: leave one out")
     return named
+
+
+def require_companions(stated: Mapping[str, Any]) -> None:
+    """Refuse an option whose companion is missing: whoever states it expects something of it."""
+    for name, companion in COMPANIONS.items():
+        if name in stated and companion not in stated:
+            raise OptionError(name, f"means nothing without --{companion.replace('_', '-')}")
 
 
 def _default_of(owner: type[Any], name: str) -> object:

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import typer
 
-from holdfast.cli.refusals import refusal
-from holdfast.client.errors import ConnectionFailed, Forbidden, HoldfastError, Unauthorized, Unavailable
+from holdfast.cli.refusals import WRONG, refusal
+from holdfast.client.errors import (
+    BadArgument,
+    ConnectionFailed,
+    Forbidden,
+    HoldfastError,
+    Unauthorized,
+    Unavailable,
+)
 
 __all__ = ["server_refusal"]
 
@@ -21,4 +28,5 @@ NEXT: tuple[tuple[type[HoldfastError], str], ...] = (
 def server_refusal(command: str, error: HoldfastError) -> typer.Exit:
     """Say what went wrong at a server, and what to do next; raise what is returned."""
     advice = [words for kind, words in NEXT if isinstance(error, kind)]
-    return refusal(command, "; ".join([str(error), *advice]))
+    status = WRONG if isinstance(error, BadArgument) else 1
+    return refusal(command, "; ".join([str(error), *advice]), status)

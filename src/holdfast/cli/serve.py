@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.options import NAMED_MODEL, chosen_model, takes_options
+from holdfast.cli.options import NAMED_MODEL, chosen_model, require_companions, takes_options
 from holdfast.cli.progress import StartProgress
-from holdfast.cli.refusals import refusal
+from holdfast.cli.refusals import WRONG, refusal
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pull import DEFAULT_MODEL, PullError
 from holdfast.server.options import ServerOptions
@@ -33,9 +33,6 @@ HELP = (
     "holdfast serve --host 0.0.0.0 --api-keys keys.txt\n\n"
     "Talk to it with holdfast chat --url, watch it with holdfast top."
 )
-
-WRONG = 2
-"""The status of a server that could not be started as it was asked to."""
 
 
 @app.command(help=HELP)
@@ -100,17 +97,6 @@ class LoadProgress:
         if self._shown is not None:
             self._shown.__exit__(None, None, None)
             self._shown = None
-
-
-COMPANIONS = {"durability": "journal", "disk_limit": "disk", "snapshot_seconds": "disk"}
-"""Options that mean nothing without another one."""
-
-
-def require_companions(stated: dict[str, Any]) -> None:
-    """Refuse an option whose companion is missing: whoever states it expects something of it."""
-    for name, companion in COMPANIONS.items():
-        if name in stated and companion not in stated:
-            raise OptionError(name, f"means nothing without --{companion.replace('_', '-')}")
 
 
 def make_server_options(stated: dict[str, Any]) -> ServerOptions:

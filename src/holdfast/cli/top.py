@@ -19,7 +19,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.refusals import refusal
 from holdfast.cli.remote import server_refusal
 from holdfast.cli.terminal import listening, memory_table, printable
 from holdfast.client import Client, Forbidden, HoldfastError, NotFound, Retries, SessionView
@@ -116,8 +115,6 @@ def top(
                 _watch(client, console, interval)
     except HoldfastError as error:
         raise server_refusal("top", error) from error
-    except ValueError as error:
-        raise refusal("top", str(error)) from error
     except KeyboardInterrupt:
         console.print()
 
