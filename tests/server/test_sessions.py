@@ -93,6 +93,15 @@ def test_the_whole_equals_the_template_applied_to_the_conversation(echo: Server)
         messages.append({"role": "assistant", "content": turn["text"]})
 
 
+def test_a_turn_that_never_began_has_computed_nothing(echo: Server) -> None:
+    name = echo.open()
+    said = echo.say(name, "first words")["usage"]
+    late = echo.say(name, "x" * 150, timeout=1e-6)
+    assert (late["finish_reason"], late["abort_reason"], late["text"]) == ("abort", "deadline", "")
+    assert late["usage"]["prompt_tokens"] > said["prompt_tokens"] + 150
+    assert (late["usage"]["cached_tokens"], late["usage"]["computed_tokens"]) == (0, 0)
+
+
 def test_a_finished_turn_is_answered_again_and_not_run_again(echo: Server) -> None:
     name = echo.open()
     first = echo.say(name, "once", turn_id="t-1")

@@ -340,7 +340,7 @@ def shown_turn(name: str, end: wire.End) -> dict[str, Any]:
         "usage": {
             "prompt_tokens": end.prompt_tokens,
             "cached_tokens": end.cached_tokens,
-            "computed_tokens": end.prompt_tokens - end.cached_tokens,
+            "computed_tokens": min(end.computed_tokens, end.prompt_tokens - end.cached_tokens),
             "completion_tokens": len(end.tokens),
         },
         "timing": {
