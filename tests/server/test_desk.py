@@ -1,6 +1,7 @@
 """The engine's side of the counter, without processes: turns that follow one another closely."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -206,3 +207,26 @@ def test_a_session_that_expires_with_rows_in_flight_is_told_as_expired(desk: Des
     assert scheduler.registry.sessions[SESSION].unsettled
     scheduler.tick(desk.loop.now() + 2 * scheduler.registry.policy.session_ttl)
     assert gone(until_quiet(desk) + reports(desk)) == [(SESSION, "expired")]
+
+
+@pytest.mark.parametrize("durability", ["commit", "off"])
+def test_a_session_is_not_closed_while_that_cannot_be_written(tmp_path: Path, durability: str) -> None:
+    loop = open_echo("echo", make_options(journal=str(tmp_path / "journal"), durability=durability))
+    desk = Desk(loop)
+    desk.receive(wire.OpenSession(1, SESSION, "ann"))
+    until_quiet(desk)
+    assert loop.book.journal is not None
+    loop.book.journal.fault = "the disk is full"
+    desk.receive(wire.CloseSession(2, SESSION))
+    (answer,) = of_call(reports(desk), 2)
+    if durability == "off":
+        assert isinstance(answer, wire.Done)
+    else:
+        assert isinstance(answer, wire.Declined) and answer.code == "journal_unavailable"
+        assert SESSION in loop.scheduler.registry.sessions
+        loop.book.journal.fault = None
+        desk.receive(wire.CloseSession(3, SESSION))
+        heard = reports(desk) + until_quiet(desk)
+        assert gone(heard) == [(SESSION, "closed")] and isinstance(of_call(heard, 3)[0], wire.Done)
+    assert SESSION not in loop.scheduler.registry.sessions
+    loop.shut_down()
