@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from holdfast.core.layout import Tier
 from holdfast.engine import spill
@@ -161,3 +162,60 @@ def test_a_file_of_something_else_is_not_read(
     assert turn.usage.cached_tokens < 60
     assert "session s is computed again: its file cannot be used" in caplog.text
     assert "s" not in disk.snapshots
+
+
+# --- no room on the device ---
+
+
+def fails_once(monkeypatch: pytest.MonkeyPatch, name: str) -> list[object]:
+    """Let the device have no room when a function of the disk tier is called first; its calls."""
+    real, calls = getattr(spill, name), []
+
+    def fails(*arguments: object) -> object:
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("out of memory")
+        return real(*arguments)
+
+    monkeypatch.setattr(spill, name, fails)
+    return calls
+
+
+@pytest.mark.parametrize("asked", ["by hand", "in the background"])
+def test_no_room_for_a_copy_leaves_a_session_where_it_is(
+    make: Make, tmp_path: Path, asked: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = talk(make().session(), range(3))
+    engine = make(**options(tmp_path))
+    session = engine.session(id="s")
+    talk(session, range(2))
+    run(engine)
+    calls = fails_once(monkeypatch, "_rows")
+    with caplog.at_level(logging.WARNING, "holdfast.disk"):
+        if asked == "by hand":
+            assert engine.loop.spill("s", Tier.DISK)
+        else:
+            disk_of(engine).idle_seconds = 0.0
+        run(engine)
+    assert len(calls) == 1 and state(engine) == "IDLE" and files(tmp_path) == []
+    assert "session s could not be copied for the disk: out of memory" in caplog.text
+    costs_only_itself(session, 2, expected[2])
+
+
+def test_no_room_to_put_a_file_back_costs_computing_it_again(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = talk(make().session(), range(4))
+    engine = make(**options(tmp_path))
+    session = engine.session(id="s")
+    talk(session, range(2))
+    to_disk(engine)
+    calls = fails_once(monkeypatch, "_put")
+    with caplog.at_level(logging.WARNING, "holdfast.disk"):
+        turn = session.say(said(2), greedy(9))
+        assert turn.token_ids == expected[2]
+    assert len(calls) == 1 and turn.usage.cached_tokens < 60
+    assert "session s is computed again: it could not be put back: out of memory" in caplog.text
+    assert len(files(tmp_path)) == 1, "the file is as good as before"
+    to_disk(engine)
+    costs_only_itself(session, 3, expected[3])

@@ -183,7 +183,7 @@ class DiskTier:
         return Header(self.model, self.layout, snapshot.length, snapshot.tokens)
 
     def _write(self, session: Session, precaution: bool = False) -> Job | None:
-        """Copy a session's memory and have it written; None if there is no room for it.
+        """Copy a session's memory and have it written; None if there is no room for it, or for the copy.
 
         Room is made by letting go of files that are only a precaution, but not for another such file.
         """
@@ -193,7 +193,12 @@ class DiskTier:
         before = self._writing.get(session.id)
         if before is not None and before.header == header:
             return before
-        tensors = self._gather(session)
+        try:
+            tensors = self._gather(session)
+        except Exception as error:  # noqa: BLE001
+            # The device has no room for the copy: the session stays where it is, and the loop goes on.
+            log.warning("session %s could not be copied for the disk: %s", session.id, error)
+            return None
         size = sum(tensor.nbytes for tensor in tensors.values())
         if self.used + size > self.limit and (precaution or not self._make_room(size, session.id)):
             log.warning("no room on disk for %d bytes of session %s", size, session.id)
@@ -327,12 +332,21 @@ class DiskTier:
             self._distrust(job.session, job.error)
             self.scheduler.arrive(number, False, self.clock())
             return
+        try:
+            self._put_back(session, job.tensors)
+        except Exception as error:  # noqa: BLE001
+            # What is there is not whole and goes. The file is good, and stays for a restart.
+            log.warning("session %s is computed again: it could not be put back: %s", job.session, error)
+            self.scheduler.arrive(number, False, self.clock())
+            return
+        self.scheduler.arrive(number, True, self.clock())
+
+    def _put_back(self, session: Session, tensors: dict[str, Tensor]) -> None:
         assert session.parcel is not None
         for component, hold in session.parcel.home.items():
             name = component.name.lower()
             for index, storage in enumerate(self.executor.memory.storage(name)):
-                _put(storage, list(hold.units), job.tensors[f"{name}.{index}"])
-        self.scheduler.arrive(number, True, self.clock())
+                _put(storage, list(hold.units), tensors[f"{name}.{index}"])
 
     # --- idle sessions ----------------------------------------------------------------------------
 
