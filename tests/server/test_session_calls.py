@@ -168,3 +168,31 @@ def test_what_stays_of_an_interrupted_turn_is_shown(echo: Server) -> None:
         assert echo.post(f"/v1/sessions/{session}/interrupt", {"keep_tokens": 5}).status_code == 200
         turn = asked.result().json()
     assert (turn["finish_reason"], turn["text"], len(turn["token_ids"])) == ("abort", "xxxxx", 5)
+
+
+def test_a_turn_that_was_rewound_is_answered_again_as_it_ended(echo: Server) -> None:
+    session = echo.open()
+    body = {"turn_id": "t", "sampling": {"max_tokens": 5, "logprobs": 1}}
+    first = echo.say(session, "hello", **body)
+    assert len(first["logprobs"]) == len(first["token_ids"])
+    assert echo.post(f"/v1/sessions/{session}/rewind", {"to_turn": 0}).status_code == 200
+    again = echo.say(session, "hello", **body)
+    for name in ("text", "token_ids", "finish_reason", "usage"):
+        assert again[name] == first[name]
+    assert "logprobs" not in again
+    assert echo.state(session)["turns"] == 0
+    assert "logprobs" in echo.say(session, "hello", **{**body, "turn_id": "another"})
+    assert echo.state(session)["turns"] == 1
+
+
+def test_log_probabilities_have_the_bounds_that_are_documented(echo: Server) -> None:
+    session = echo.open()
+    assert echo.say(session, "x", sampling={"max_tokens": 1, "logprobs": 100})["logprobs"]
+    turn = {"input": "x", "sampling": {"logprobs": 101}}
+    assert refusal(echo, f"/v1/sessions/{session}/turns", turn)[0] == 400
+    native = {"text": "x", "return_logprob": True, "sampling_params": {"max_new_tokens": 1}}
+    assert echo.post("/generate", {**native, "top_logprobs_num": 100}).status_code == 200
+    assert refusal(echo, "/generate", {**native, "top_logprobs_num": 101})[2] == "top_logprobs_num"
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "logprobs": True}
+    assert echo.post("/v1/chat/completions", {**chat, "top_logprobs": 20}).status_code == 200
+    assert refusal(echo, "/v1/chat/completions", {**chat, "top_logprobs": 21})[2] == "top_logprobs"
