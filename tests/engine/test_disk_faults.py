@@ -219,3 +219,55 @@ def test_no_room_to_put_a_file_back_costs_computing_it_again(
     assert len(files(tmp_path)) == 1, "the file is as good as before"
     to_disk(engine)
     costs_only_itself(session, 3, expected[3])
+
+
+# --- no room on the disk ---
+
+
+def test_a_disk_without_room_makes_nobody_wait(make_any: Make, tmp_path: Path) -> None:
+    """Its pool has units still, but not a byte may be written: memory is had by computing again."""
+    pages = {"kv_tokens": 256, "window_tokens": 256, "state_slots": 8, "session_tokens": 128}
+    engine = make_any(**options(tmp_path, max_running=2, **pages))
+    expected = talk(make_any().session(), range(2))
+    disk_of(engine).limit = 1
+    sessions = [engine.session(id=f"s{number}") for number in range(8)]
+    for turn in range(2):
+        for session in sessions:
+            answer = session.say(said(turn), greedy(9))
+            for _ in range(200):
+                if not answer.done:
+                    engine.drive()
+            assert answer.done and answer.token_ids == expected[turn]
+            run(engine)
+    counters = engine.loop.scheduler.registry.counters
+    assert counters.dropped >= 1 and counters.spills >= 1
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("room", ["a file goes", "time goes by"])
+def test_a_disk_that_had_no_room_is_asked_again(
+    make: Make, tmp_path: Path, room: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(spill, "FULL_SECONDS", 600.0)
+    expected = talk(make().session(), range(3))
+    engine = make(**options(tmp_path))
+    sessions = {name: engine.session(id=name) for name in ("a", "b")}
+    for session in sessions.values():
+        talk(session, range(2))
+    to_disk(engine, "a")
+    disk = disk_of(engine)
+    disk.limit = disk.used
+    with caplog.at_level(logging.WARNING, "holdfast.disk"):
+        assert engine.loop.spill("b", Tier.DISK)
+        run(engine)
+    assert [record.getMessage().partition(" for ")[0] for record in caplog.records] == ["no room on disk"]
+    assert state(engine, "b") == "IDLE"
+    assert not engine.loop.spill("b", Tier.DISK), "not now"
+    if room == "a file goes":
+        sessions["a"].close()
+    else:
+        disk.limit *= 2
+        assert not engine.loop.spill("b", Tier.DISK), "not yet"
+        monkeypatch.setattr(disk, "clock", lambda: engine.loop.now() + 601.0)
+    to_disk(engine, "b")
+    costs_only_itself(sessions["b"], 2, expected[2])

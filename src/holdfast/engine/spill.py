@@ -47,6 +47,7 @@ from holdfast.engine.spill_thread import DiskThread, Job
 log = logging.getLogger("holdfast.disk")
 
 FAULT_SECONDS = 5.0  # How long the disk is left alone after it could not be written.
+FULL_SECONDS = 5.0  # How long nothing moves to a disk that had no room, unless a file goes before that.
 LOOK_SECONDS = 0.5  # How often idle sessions are looked at.
 HURRY_SECONDS = 0.1  # How often an engine that ends looks whether there is still time.
 NEWS_MIN = 128  # A file is written anew in the background when as many tokens, and a sixteenth, are new.
@@ -89,6 +90,7 @@ class DiskTier:
         self._unwritten: list[int] = []
         self._serial = 0
         self._fault_until = 0.0
+        self._full_until = 0.0
         self._look_at = 0.0
         for pool in self.scheduler.registry.ledger.pools.values():
             if pool.tier is Tier.DISK:
@@ -96,8 +98,12 @@ class DiskTier:
         self._thread = DiskThread(self._carry_out)
 
     def _open(self, pool: Pool, count: int) -> bool:
-        """Whether the disk takes anything: not for a while after it, or the journal, could not be written."""
-        return len(pool.free) >= count and self._sound
+        """Whether the disk takes anything: not for a while after it, or the journal, could not be written.
+
+        Nor after there was no room. Files hold what sessions lease as well, so the limit may be reached while
+        the pool has units: with the gate shut, whoever needs memory gets it in another way, or drops some.
+        """
+        return len(pool.free) >= count and self._sound and self.clock() >= self._full_until
 
     @property
     def _sound(self) -> bool:
@@ -151,6 +157,7 @@ class DiskTier:
             return True
         job = self._write(session)
         if job is None:
+            self._full_until = self.clock() + FULL_SECONDS
             return False
         job.numbers.append(number)
         return None
@@ -307,6 +314,7 @@ class DiskTier:
         snapshot = self.snapshots.pop(session_id, None)
         if snapshot is not None:
             self.files.remove(snapshot.file)
+            self._full_until = 0.0
 
     def cut(self, session: Session) -> None:
         """A session's history was cut: a file of what lies past the cut is of no use any more."""
