@@ -26,7 +26,7 @@ Proposer = Callable[[Session, Turn], list[int]]
 class Planner:
     """Builds the rows of one step."""
 
-    __slots__ = ("_matches", "_plan", "pressure", "propose", "registry")
+    __slots__ = ("_full", "_matches", "_plan", "_short", "pressure", "propose", "registry")
 
     def __init__(self, registry: Registry, pressure: Pressure, propose: Proposer | None) -> None:
         self.registry = registry
@@ -34,10 +34,13 @@ class Planner:
         self.propose = propose
         self._matches: dict[int, tuple[int, int, bytes]] = {}
         self._plan: Plan = StepPlan(0)
+        self._short = False
+        self._full: set[str] = set()
 
     def fill(self, plan: Plan, budget: int) -> None:
         """Put rows, copies and moves into a plan of at most `budget` tokens."""
         self._plan = plan
+        self._short, self._full = False, set()
         prefilling: list[Session] = []
         budget = self._decode(plan, budget, prefilling)
         for session in prefilling:
@@ -106,14 +109,24 @@ class Planner:
             return False
         try:
             session.sequence.extend(1)
-        except OutOfUnits:
+        except OutOfUnits as still:
+            self._wait_for_room(still, session)
             return False
         return True
 
     def _room(self, shortfall: OutOfUnits, session: Session) -> bool:
         """Whether a running turn that found no memory may try again now."""
         room = self.pressure.make_room(shortfall, session, may_retract=True)
+        if not room:
+            self._wait_for_room(shortfall, session)
         return room and _runs(session)
+
+    def _wait_for_room(self, shortfall: OutOfUnits, session: Session) -> None:
+        """Somebody stays without memory in this plan: what is on its way is for it, not for others."""
+        if isinstance(shortfall, OverQuota):
+            self._full.add(session.tenant)
+        else:
+            self._short = True
 
     def _chunk(self, plan: Plan, session: Session, budget: int) -> int:
         """A row of as many tokens as are known, allowed and affordable; returns how many.
@@ -140,6 +153,7 @@ class Planner:
                     pressed = True
                 elif _runs(session):
                     pressed = True
+                    self._wait_for_room(shortfall, session)
                     budget = min(budget, max(1, session.sequence.known - session.sequence.planned)) // 2
                 else:
                     return 0
@@ -240,10 +254,13 @@ class Planner:
     def _admit(self, plan: Plan, budget: int) -> None:
         """Admit waiting turns, in the order of the policy, while budget and memory last.
 
-        Who finds no memory keeps those after it waiting, or it might wait for ever. A tenant that may hold no
-        more keeps only its own waiting: the others are looked through once more, without it.
+        Who finds no memory keeps those after it waiting, or it might wait for ever; so does a running turn. A
+        tenant that may hold no more keeps only its own waiting: the others are looked through once more,
+        without it.
         """
-        full: set[str] = set()
+        if self._short:
+            return
+        full = set(self._full)
         tried = -1
         while len(full) > tried:
             tried = len(full)
@@ -271,9 +288,12 @@ class Planner:
         return self.registry.sessions[turn.session_id].tenant
 
     def _at_home(self, session: Session) -> bool:
-        """Whether a session's memory is here; if not, see to it that it comes."""
+        """Whether a session's memory is here; if not, see to it that it comes.
+
+        One that leaves is called back, unless somebody before it waits for the room that it leaves.
+        """
         registry = self.registry
-        if session.place is Place.LEAVING:
+        if session.place is Place.LEAVING and not self._short and session.tenant not in self._full:
             registry.discard_parcel(session, registry.ledger.step)
         if session.place is Place.AWAY:
             self.restore(session)
@@ -293,6 +313,8 @@ class Planner:
                 if not self.pressure.make_room(shortfall, session, may_retract=False):
                     if self._in_vain(shortfall, session):
                         registry.drop_memory(session)
+                    else:
+                        self._wait_for_room(shortfall, session)
                     return False
                 continue
             session.moved("restore")

@@ -420,6 +420,7 @@ class Scheduler:
             return
         for session in list(registry.resting):
             registry.drop_memory(session)
+            registry.counters.dropped += 1
         registry.tree.flush()
 
     def settle(self, plan: Plan, result: StepResult, now: float) -> list[Event]:

@@ -66,6 +66,8 @@ class World:
         self.now = 0.0
         self.step = 0
         self.stalled = 0
+        self.oldest: tuple[int, int, int] | None = None
+        self.oldest_waited = 0
         self.trace = 0
         self.disk_rng = Random(f"disk {setup.seed}")
         self.copy_rng = Random(f"copies {setup.seed}")
@@ -321,6 +323,7 @@ class World:
         if not registry.running and not registry.queue:
             self.stalled = 0
             return
+        self._watch_the_oldest()
         self.stalled += 1
         if self.stalled > STALL_STEPS:
             self._census()
@@ -328,6 +331,20 @@ class World:
             waiting = [turn for turn in (*running, *registry.queue.values()) if turn is not None]
             first = f"{waiting[0].request.turn_id} of {waiting[0].session_id}"
             raise Found("stall", f"nothing moved for {STALL_STEPS} steps; {len(waiting)} turns wait", first)
+
+    def _watch_the_oldest(self) -> None:
+        """Whatever else moves, the oldest turn that runs must get on."""
+        running = self.scheduler.registry.running
+        turn = running[0].turn if running else None
+        state = (turn.number, turn.computed, turn.generated) if turn is not None else None
+        if state is None or state != self.oldest:
+            self.oldest, self.oldest_waited = state, 0
+            return
+        self.oldest_waited += 1
+        if turn is not None and self.oldest_waited > STALL_STEPS:
+            self._census()
+            which = f"{turn.request.turn_id} of {turn.session_id}"
+            raise Found("stall", f"the oldest turn has not got on for {STALL_STEPS} steps", which)
 
     def close_down(self) -> None:
         """Close everything: every pool must be exactly full and the tree unlocked and empty."""

@@ -1,0 +1,92 @@
+"""Room that is made for somebody is for it: others neither take it nor call back what leaves for it."""
+
+import pytest
+
+from holdfast.core.layout import Component
+from holdfast.core.policy import Share
+from holdfast.core.session import Place
+from holdfast.core.turn import Turn
+from tests.core.driver import LAYOUTS, Driver, prompt
+
+PAGE = 16
+PATIENCE = 120
+PAGED = [name for name in LAYOUTS if Component.FULL in Driver(name).layout.components]
+
+
+def until_over(driver: Driver, *turns: Turn) -> int:
+    """How many steps it takes until these turns are over."""
+    for step in range(PATIENCE):
+        if all(turn.over for turn in turns):
+            return step
+        driver.step()
+    raise AssertionError(f"turns wait after {PATIENCE} steps")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("layout", PAGED)
+def test_a_session_that_leaves_for_a_running_turn_is_not_called_back_by_its_own(
+    layout: str, overlap: bool
+) -> None:
+    driver = Driver(layout, PAGE, pages=6, host=40, overlap=overlap)
+    driver.open("a")
+    driver.open("b")
+    driver.turn("a", 37, 3)
+    first = driver.submit("b", prompt(40, 1), PAGE + 4)
+    while driver.session("b").sequence.planned < 3 * PAGE - 1:
+        driver.step()
+    second = driver.submit("a", prompt(20, 2), 2)
+    until_over(driver, first, second)
+    driver.run()
+    assert second.cached == 40
+    assert driver.registry.counters.dropped == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("layout", PAGED)
+def test_a_turn_that_was_taken_back_for_the_oldest_does_not_come_before_it(
+    layout: str, overlap: bool
+) -> None:
+    driver = Driver(layout, PAGE, pages=6, host=40, overlap=overlap, chunk_tokens=5)
+    driver.open("a")
+    driver.open("b")
+    driver.turn("a", 37, 3)
+    first = driver.submit("b", prompt(71, 1), 3)
+    while driver.session("b").sequence.planned <= 2 * PAGE:
+        driver.step()
+    second = driver.submit("a", prompt(7, 2), 20)
+    until_over(driver, first, second)
+    assert driver.registry.counters.retracts <= 2
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("layout", PAGED)
+def test_at_a_quota_it_is_so_among_the_turns_of_one_tenant(layout: str, overlap: bool) -> None:
+    driver = Driver(layout, PAGE, pages=24, host=40, overlap=overlap, shares={"blue": Share(0.25)})
+    for name, tenant in (("x", "blue"), ("q", "blue"), ("other", "red")):
+        driver.open(name, tenant)
+    driver.turn("q", 37, 3)
+    first = driver.submit("x", prompt(40, 1), 20)
+    while driver.session("x").sequence.planned < 3 * PAGE - 1:
+        driver.step()
+    second = driver.submit("q", prompt(20, 2), 2)
+    talk = driver.submit("other", prompt(9, 4), 8)
+    until_over(driver, first, second, talk)
+    assert second.cached == 40
+
+
+def test_what_leaves_for_a_session_that_comes_back_is_not_called_back_by_a_later_turn() -> None:
+    driver = Driver("dense", PAGE, pages=6, host=40)
+    for seed, name in enumerate("abc"):
+        driver.open(name)
+        driver.turn(name, 37, 3, seed)
+        if name == "a":
+            assert driver.scheduler.spill("a", driver.now)
+            driver.run()
+    first, second = (driver.submit(name, prompt(5, 7), 2) for name in "ab")
+    driver.step()
+    assert driver.session("b").place is not Place.HOME
+    while not first.over:
+        assert second.admitted is None
+        driver.step()
+    driver.run()
+    assert (first.cached, second.cached) == (40, 40)
