@@ -1,7 +1,10 @@
 """GGUF files mean what they say: every format, dense and kept quantised, and broken files are refused."""
 
+import struct
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
@@ -171,6 +174,22 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(ConfigurationError, match=f"{name}.gguf"):
             open_checkpoint(path)
+
+
+def test_a_tensor_without_dimensions_is_refused(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "flat.gguf", "llama")
+    writer.add_tensor("token_embd.weight", np.zeros(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    content = (tmp_path / "flat.gguf").read_bytes()
+    name = b"token_embd.weight"
+    one, none = name + struct.pack("<IQ", 1, 32), name + struct.pack("<I", 0)
+    assert content.count(one) == 1
+    (tmp_path / "flat.gguf").write_bytes(content.replace(one, none))
+    with pytest.raises(ConfigurationError, match=r"flat\.gguf.*token_embd\.weight has no dimensions"):
+        open_checkpoint(tmp_path / "flat.gguf")
 
 
 def test_header_equals_the_packages_own_reader(smollm2: Path) -> None:

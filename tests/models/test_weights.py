@@ -1,6 +1,7 @@
 """Loading: sharded directories, names and shapes that do not match, dummy weights, defaults, refusals."""
 
 import json
+import math
 import shutil
 import struct
 from collections.abc import Callable
@@ -174,10 +175,35 @@ def test_unsupported_architectures_are_named_with_what_is_supported(tmp_path: Pa
     [
         ({"hidden_size": None}, "has no 'hidden_size'"),
         ({"hidden_size": "many"}, "'hidden_size' should be an integer"),
+        ({"hidden_size": 64.5}, "'hidden_size' should be an integer, not 64.5"),
+        ({"hidden_size": math.nan}, "'hidden_size' should be an integer, not nan"),
+        ({"hidden_size": 10**400}, "'hidden_size' should be an integer"),
+        ({"max_position_embeddings": math.inf}, "'max_position_embeddings' should be an integer, not inf"),
+        ({"max_position_embeddings": 0}, "'max_position_embeddings' should be at least 1, not 0"),
+        ({"num_attention_heads": 0}, "'num_attention_heads' should be at least 1, not 0"),
+        ({"num_key_value_heads": 0}, "'num_key_value_heads' should be at least 1, not 0"),
+        ({"num_hidden_layers": 0}, "'num_hidden_layers' should be at least 1, not 0"),
+        ({"head_dim": 0}, "'head_dim' should be at least 1, not 0"),
+        ({"head_dim": 15}, "15 of 15 dimensions cannot be rotated"),
+        ({"intermediate_size": -3}, "'intermediate_size' should be at least 1, not -3"),
+        ({"rms_norm_eps": math.nan}, "'rms_norm_eps' should be a number, not nan"),
+        ({"rms_norm_eps": 10**400}, "'rms_norm_eps' should be a number"),
         ({"tie_word_embeddings": 3}, "'tie_word_embeddings' should be true or false"),
         ({"num_key_value_heads": 4}, "6 query heads do not divide over 4"),
         ({"hidden_act": "tanh"}, "activation 'tanh' is not supported"),
         ({"rope_parameters": {"rope_type": "spiral", "factor": 2.0}}, "'spiral' is not supported"),
+        ({"rope_parameters": {"rope_type": "longrope", "long_factor": [2.0]}}, "'longrope' is not supported"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": 0}},
+            "'factor' should be .* above zero, not 0.0",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": math.inf}},
+            "'factor' should be a finite number",
+        ),
+        ({"rope_parameters": {"rope_theta": 1}}, "'rope_theta' should be above 1, not 1.0"),
+        ({"rope_parameters": {"partial_rotary_factor": 2.0}}, "dimensions cannot be rotated"),
+        ({"rope_parameters": {"rope_type": "factors", "factors": [1.0]}}, "1 rotary factors do not fit"),
         ({"architectures": ["A", "B"]}, "should name one architecture"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised with gptq"),
     ],
@@ -186,6 +212,34 @@ def test_wrong_configurations_say_what_is_wrong(
     reference_of: Callable[[str], Reference], tmp_path: Path, changes: dict[str, object], problem: str
 ) -> None:
     path = copy_of(reference_of("llama"), tmp_path)
+    edit_config(path, **changes)
+    with pytest.raises(ConfigurationError, match=problem):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "problem"),
+    [
+        ("qwen3-moe", {"num_experts_per_tok": 99}, "99 experts a token are not among"),
+        ("qwen3-moe", {"decoder_sparse_step": 0}, "'decoder_sparse_step' should be at least 1"),
+        ("gemma3", {"layer_types": ["full_attention"]}, "'layer_types' names 1 layers of"),
+        ("gemma3", {"query_pre_attn_scalar": 0}, "'query_pre_attn_scalar' should be .* above zero"),
+        ("granite-hybrid", {"logits_scaling": 0}, "'logits_scaling' should be .* above zero"),
+        ("bamba", {"mamba_n_heads": 0}, "'mamba_n_heads' should be at least 1"),
+        ("bamba", {"mamba_n_groups": 4}, "heads of a state do not divide over 4 groups"),
+        ("nemotron-h", {"n_group": 3, "topk_group": 4}, "a router cannot keep 4 of 3 groups"),
+        ("qwen3-next", {"linear_num_key_heads": 5}, "value heads do not divide over 5 key heads"),
+        ("qwen3-next", {"layer_types": ["full_attention"]}, "'layer_types' names 1 layers of"),
+    ],
+)
+def test_wrong_configurations_of_other_families(
+    reference_of: Callable[[str], Reference],
+    tmp_path: Path,
+    name: str,
+    changes: dict[str, object],
+    problem: str,
+) -> None:
+    path = copy_of(reference_of(name), tmp_path)
     edit_config(path, **changes)
     with pytest.raises(ConfigurationError, match=problem):
         open_checkpoint(path)

@@ -100,7 +100,7 @@ def build_tokenizer(metadata: Fields) -> Tokenizer:
     added = [token for token, kind in zip(tokens, kinds, strict=True) if kind == TokenKind.USER_DEFINED]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in controls])
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in added])
-    bos = metadata.optional_integer("tokenizer.ggml.bos_token_id")
+    bos = metadata.optional_integer("tokenizer.ggml.bos_token_id", least=0)
     if metadata.flag("tokenizer.ggml.add_bos_token", kind == "llama") and bos is not None:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{tokens[bos]}:0 $A:0",
@@ -141,7 +141,7 @@ def _pieces(metadata: Fields, tokens: tuple[str, ...], kinds: tuple[int, ...]) -
         for token, score, kind in zip(tokens, scores, kinds, strict=True)
         if kind == TokenKind.NORMAL
     }
-    unknown = metadata.optional_integer("tokenizer.ggml.unknown_token_id")
+    unknown = metadata.optional_integer("tokenizer.ggml.unknown_token_id", least=0)
     tokenizer = Tokenizer(
         models.BPE(
             vocabulary,

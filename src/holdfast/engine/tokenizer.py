@@ -207,7 +207,7 @@ def _from_metadata(metadata: Fields, checkpoint: Checkpoint) -> Tokenizer:
         ("unk_token", "unknown"),
         ("pad_token", "padding"),
     ):
-        number = metadata.optional_integer(f"tokenizer.ggml.{key}_token_id")
+        number = metadata.optional_integer(f"tokenizer.ggml.{key}_token_id", least=0)
         if number is not None and number < len(tokens):
             names[role] = tokens[number]
     template = metadata.text("tokenizer.chat_template") if metadata.has("tokenizer.chat_template") else None

@@ -24,6 +24,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "relu2": "relu_squared",
 }
+_ROPE_SCALINGS = ("linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,10 @@ class Mamba2Config:
     projection_multipliers: tuple[float, ...] | None = None
     """One for each of gate, x, B, C and time step; None where all are one."""
 
+    def __post_init__(self) -> None:
+        if self.heads % self.groups:
+            raise ConfigurationError(f"{self.heads} heads of a state do not divide over {self.groups} groups")
+
     @property
     def width(self) -> int:
         return self.heads * self.head_dim
@@ -115,6 +120,12 @@ class DeltaConfig:
     key_dim: int
     value_dim: int
     kernel: int
+
+    def __post_init__(self) -> None:
+        if self.value_heads % self.key_heads:
+            raise ConfigurationError(
+                f"{self.value_heads} value heads do not divide over {self.key_heads} key heads"
+            )
 
     @property
     def convolution_channels(self) -> int:
@@ -154,6 +165,15 @@ class ExpertsConfig:
     shared_gate: bool = False
     latent: int | None = None
     """Width that tokens are projected to before the experts and back after them."""
+
+    def __post_init__(self) -> None:
+        if self.experts_per_token > self.experts:
+            raise ConfigurationError(f"{self.experts_per_token} experts a token are not among {self.experts}")
+        if self.experts % self.router_groups or self.router_groups_kept > self.router_groups:
+            raise ConfigurationError(
+                f"a router cannot keep {self.router_groups_kept} of {self.router_groups} groups of "
+                f"{self.experts} experts"
+            )
 
 
 MixerConfig: TypeAlias = AttentionConfig | Mamba2Config | DeltaConfig
@@ -249,18 +269,31 @@ def rope_from(
     if layer_type is not None and parameters.has(layer_type):
         parameters = parameters.inner(layer_type)
     base = (
-        parameters.number("rope_theta")
+        parameters.positive("rope_theta")
         if parameters.has("rope_theta")
-        else fields.number("rope_theta", theta)
+        else fields.positive("rope_theta", theta)
     )
     holder = parameters if parameters.has("partial_rotary_factor") else fields
-    dimensions = int(head_dim * holder.number("partial_rotary_factor", rotated_share))
+    dimensions = int(head_dim * holder.positive("partial_rotary_factor", rotated_share))
+    if dimensions % 2 or not 0 < dimensions <= head_dim:
+        raise ConfigurationError(f"{fields.where}: {dimensions} of {head_dim} dimensions cannot be rotated")
+    if base <= 1.0:
+        raise ConfigurationError(f"{fields.where}: 'rope_theta' should be above 1, not {base}")
     kind = parameters.text("rope_type", parameters.text("type", "default"))
     if kind in ("default", "mrope"):
         return Rope(base, dimensions)
     if kind == "factors":
-        return Rope(base, dimensions, "factors", factors=parameters.numbers("factors", ()))
-    factor = parameters.number("factor")
+        factors = parameters.numbers("factors", ())
+        if len(factors) != dimensions // 2:
+            raise ConfigurationError(
+                f"{fields.where}: {len(factors)} rotary factors do not fit {dimensions // 2} frequencies"
+            )
+        return Rope(base, dimensions, "factors", factors=factors)
+    if kind not in _ROPE_SCALINGS:
+        raise ConfigurationError(
+            f"rotary scaling {kind!r} is not supported; supported are {', '.join(_ROPE_SCALINGS)}"
+        )
+    factor = parameters.positive("factor")
     if kind == "linear":
         return Rope(base, dimensions, "linear", factor)
     original = parameters.integer(
@@ -276,18 +309,16 @@ def rope_from(
             low_frequency_factor=parameters.number("low_freq_factor"),
             high_frequency_factor=parameters.number("high_freq_factor"),
         )
-    if kind == "yarn":
-        return Rope(
-            base,
-            dimensions,
-            "yarn",
-            factor,
-            original,
-            beta_fast=parameters.number("beta_fast", 32.0),
-            beta_slow=parameters.number("beta_slow", 1.0),
-            attention_factor=parameters.optional_number("attention_factor"),
-            mscale=parameters.number("mscale", 0.0),
-            mscale_all_dimensions=parameters.number("mscale_all_dim", 0.0),
-            truncate=parameters.flag("truncate", True),
-        )
-    raise ConfigurationError(f"rotary scaling {kind!r} is not supported; supported are linear, llama3, yarn")
+    return Rope(
+        base,
+        dimensions,
+        "yarn",
+        factor,
+        original,
+        beta_fast=parameters.positive("beta_fast", 32.0),
+        beta_slow=parameters.positive("beta_slow", 1.0),
+        attention_factor=parameters.optional_number("attention_factor"),
+        mscale=parameters.number("mscale", 0.0),
+        mscale_all_dimensions=parameters.number("mscale_all_dim", 0.0),
+        truncate=parameters.flag("truncate", True),
+    )

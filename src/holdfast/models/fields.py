@@ -18,6 +18,8 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 
 
 _SPECIAL_NUMBERS = {"Infinity": math.inf, "-Infinity": -math.inf}
+_LARGEST = 1 << 62
+"""Integers are smaller: sizes of tensors have 63 bits."""
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -73,16 +75,29 @@ class Fields:
         """The value as it is, or None."""
         return self._values.get(key)
 
-    def integer(self, key: str, default: int | None = None) -> int:
+    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """An integer of at least `least`: most are sizes and counts, of which there is at least one."""
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(key, "an integer", value)
+        if not -_LARGEST < value < _LARGEST or value != int(value):
+            raise self._wrong(key, "an integer", value)
+        if value < least:
+            raise self._wrong(key, f"at least {least}", value)
         return int(value)
 
-    def optional_integer(self, key: str) -> int | None:
-        return self.integer(key) if self.has(key) else None
+    def optional_integer(self, key: str, *, least: int = 1) -> int | None:
+        return self.integer(key, least=least) if self.has(key) else None
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A finite number above zero."""
+        value = self.number(key, default)
+        if not 0.0 < value < math.inf:
+            raise self._wrong(key, "a finite number above zero", value)
+        return value
 
     def number(self, key: str, default: float | None = None) -> float:
+        """A number, which may be infinite."""
         value = self._value(key, default)
         if isinstance(value, dict) and list(value) == ["__float__"]:
             value = value["__float__"]  # how transformers writes what JSON has no number for
@@ -90,7 +105,13 @@ class Fields:
             return _SPECIAL_NUMBERS[value]
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(key, "a number", value)
-        return float(value)
+        try:
+            number = float(value)
+        except OverflowError as error:
+            raise self._wrong(key, "a number that fits 64 bits", value) from error
+        if math.isnan(number):
+            raise self._wrong(key, "a number", value)
+        return number
 
     def optional_number(self, key: str) -> float | None:
         return self.number(key) if self.has(key) else None

@@ -39,7 +39,7 @@ def read_generation_defaults(directory: Path, config: ModelConfig) -> Generation
         eos_tokens=eos,
         temperature=fields.optional_number("temperature"),
         top_p=fields.optional_number("top_p"),
-        top_k=fields.optional_integer("top_k"),
+        top_k=fields.optional_integer("top_k", least=-1),
         min_p=fields.optional_number("min_p"),
         repetition_penalty=penalty,
     )

@@ -8,6 +8,7 @@ in `gguf_metadata`. Imported only when a GGUF file is given.
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -93,7 +94,9 @@ class GgufFile:
         base = -(-self._position // alignment) * alignment
         for name, shape, kind, offset in infos:
             block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-            elements = int(np.prod(shape, dtype=np.int64))
+            elements = math.prod(shape)
+            if not shape:
+                raise ValueError(f"tensor {name} has no dimensions")
             if shape[-1] % block:
                 raise ValueError(f"tensor {name} has rows of {shape[-1]}, not a multiple of {block}")
             size = elements // block * block_bytes

@@ -79,7 +79,7 @@ def describe(file: GgufFile) -> Fields:
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "sliding_window": metadata.optional_integer(f"{kind}.attention.sliding_window"),
+        "sliding_window": metadata.optional_integer(f"{kind}.attention.sliding_window", least=0),
         "rope_parameters": _rope(file, metadata, kind, head_dim),
         "bos_token_id": metadata.raw("tokenizer.ggml.bos_token_id"),
         "eos_token_id": list(dict.fromkeys(eos)),

@@ -37,9 +37,11 @@ def attention(fields: Fields, **changes: object) -> AttentionConfig:
         "kv_heads": fields.integer("num_key_value_heads", heads),
         "head_dim": size,
         "scale": size**-0.5,
-        "rope": rope_from(fields, size),
+        **changes,
     }
-    return AttentionConfig(**{**values, **changes})  # type: ignore[arg-type]
+    if "rope" not in changes:
+        values["rope"] = rope_from(fields, size)
+    return AttentionConfig(**values)  # type: ignore[arg-type]
 
 
 def gated_mlp(fields: Fields, width: int | None = None) -> MlpConfig:
@@ -48,11 +50,18 @@ def gated_mlp(fields: Fields, width: int | None = None) -> MlpConfig:
     return MlpConfig(size, activation(fields.text("hidden_act", "silu")), bias=fields.flag("mlp_bias"))
 
 
+def layer_types(fields: Fields, default: tuple[str, ...]) -> tuple[str, ...]:
+    """What each layer is: `layer_types`, or a default of the same length."""
+    kinds = fields.texts("layer_types") if fields.has("layer_types") else default
+    if len(kinds) != len(default):
+        raise ConfigurationError(f"{fields.where}: 'layer_types' names {len(kinds)} layers of {len(default)}")
+    return kinds
+
+
 def windows(fields: Fields, default: tuple[str, ...]) -> tuple[int | None, ...]:
     """The sliding window of each layer, None for full attention, from `layer_types` or a default of it."""
-    kinds = fields.texts("layer_types") if fields.has("layer_types") else default
     found: list[int | None] = []
-    for kind in kinds:
+    for kind in layer_types(fields, default):
         if kind not in ("full_attention", "sliding_attention"):
             raise ConfigurationError(f"{fields.where}: layer type {kind!r} is not known to this family")
         found.append(fields.integer("sliding_window") if kind == "sliding_attention" else None)

@@ -40,7 +40,7 @@ def _attention(fields: Fields, window: int | None) -> AttentionConfig:
     rope = decoder.rope_of_window(
         fields, window, full_theta=1_000_000.0, window_theta=fields.number("rope_local_base_freq", 10_000.0)
     )
-    scale = fields.number("query_pre_attn_scalar", 256.0) ** -0.5
+    scale = fields.positive("query_pre_attn_scalar", 256.0) ** -0.5
     return decoder.attention(
         fields, window=window, rope=rope, scale=scale, input_bias=bias, output_bias=bias, head_norm=True
     )

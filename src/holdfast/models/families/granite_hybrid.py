@@ -46,7 +46,7 @@ def _mixers(fields: Fields) -> dict[str, MixerConfig]:
 def configure(fields: Fields, architecture: str) -> ModelConfig:
     act = activation(fields.text("hidden_act", "silu"))
     shared = MlpConfig(fields.integer("shared_intermediate_size"), act)
-    count = fields.integer("num_local_experts", 0)
+    count = fields.integer("num_local_experts", 0, least=0)
     feed_forward: MlpConfig | ExpertsConfig = shared
     if count:
         feed_forward = ExpertsConfig(
@@ -58,11 +58,7 @@ def configure(fields: Fields, architecture: str) -> ModelConfig:
             shared=shared,
         )
     mixers = _mixers(fields)
-    kinds = (
-        fields.texts("layer_types")
-        if fields.has("layer_types")
-        else ("linear_attention",) * fields.integer("num_hidden_layers")
-    )
+    kinds = decoder.layer_types(fields, ("linear_attention",) * fields.integer("num_hidden_layers"))
     unknown = set(kinds) - set(mixers)
     if unknown:
         raise ConfigurationError(
@@ -74,7 +70,7 @@ def configure(fields: Fields, architecture: str) -> ModelConfig:
         config,
         embedding_multiplier=fields.number("embedding_multiplier", 1.0),
         residual_multiplier=fields.number("residual_multiplier", 1.0),
-        logits_multiplier=1.0 / fields.number("logits_scaling", 1.0),
+        logits_multiplier=1.0 / fields.positive("logits_scaling", 1.0),
     )
 
 

@@ -16,7 +16,7 @@ def layer_windows(fields: Fields) -> tuple[int | None, ...]:
     count = fields.integer("num_hidden_layers")
     if not fields.flag("use_sliding_window"):
         return (None,) * count
-    full = fields.integer("max_window_layers", count)
+    full = fields.integer("max_window_layers", count, least=0)
     default = ("full_attention",) * min(full, count) + ("sliding_attention",) * max(count - full, 0)
     return decoder.windows(fields, default)
 

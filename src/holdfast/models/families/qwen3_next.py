@@ -56,7 +56,7 @@ def _mixers(fields: Fields) -> tuple[MixerConfig, ...]:
     default = tuple(
         "linear_attention" if (index + 1) % interval else "full_attention" for index in range(count)
     )
-    kinds = fields.texts("layer_types") if fields.has("layer_types") else default
+    kinds = decoder.layer_types(fields, default)
     known: dict[str, MixerConfig] = {"linear_attention": delta, "full_attention": attention}
     unknown = set(kinds) - set(known)
     if unknown:
@@ -75,7 +75,7 @@ def _configured(
 
 
 def configure_next(fields: Fields, architecture: str) -> ModelConfig:
-    sparse = _experts_with_shared(fields) if fields.integer("num_experts", 0) else None
+    sparse = _experts_with_shared(fields) if fields.integer("num_experts", 0, least=0) else None
     dense = decoder.gated_mlp(fields)
     parts = tuple(
         sparse if chosen and sparse is not None else dense for chosen in decoder.sparse_layers(fields)
