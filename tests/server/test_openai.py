@@ -182,6 +182,21 @@ def test_null_is_as_good_as_a_field_left_out(client: openai.OpenAI, echo: Server
         assert streamed.text.endswith("data: [DONE]\n\n") and '"usage"' not in streamed.text
 
 
+def test_a_request_that_ends_early_harms_nobody(echo: Server) -> None:
+    """Before it began, while it spoke, and because its client went away."""
+    engine = echo.engine_pid()
+    for timeout in (1e-6, 0.2):
+        body = {"prompt": "la ", "max_tokens": 7000, "ignore_eos": True, "timeout": timeout}
+        answer = echo.post("/v1/completions", body)
+        assert (answer.status_code, answer.json()["choices"][0]["finish_reason"]) == (200, "abort")
+    with echo.http.stream(
+        "POST", "/v1/completions", json={**body, "timeout": None, "stream": True}
+    ) as stream:
+        next(stream.iter_bytes())
+    echo.settle()
+    assert echo.engine_pid() == engine
+
+
 def test_every_answer_has_an_id(echo: Server) -> None:
     assert echo.get("/v1/models", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
     assert echo.get("/nothing").headers["x-request-id"].startswith("req-")

@@ -317,9 +317,10 @@ class Desk:
         if event.kind == "finding":
             self.findings += 1
         elif event.kind == "closed" and event.reason != "finished":
-            # One that expires while its last rows are in flight is closed after them, as if it were asked to.
+            # One that expires while its last rows are in flight is closed after them, as if it were asked to;
+            # one that is closed after a turn that was cut or failed tells why that turn ended.
             expired = event.session_id in self.loop.scheduler.registry.expired
-            self._gone.append((event.session_id, "expired" if expired else event.reason))
+            self._gone.append((event.session_id, "expired" if expired else "closed"))
 
     def _hear(self, conversation: Conversation, event: Event) -> None:
         if event.kind == "tokens":
