@@ -6,7 +6,10 @@ refusals have stable codes; `from_refusal` gives each its status.
 
 from __future__ import annotations
 
-__all__ = ["Problem", "bad_field", "engine_lost", "engine_unavailable", "from_refusal"]
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+__all__ = ["Problem", "bad_field", "engine_lost", "engine_unavailable", "from_refusal", "told_as"]
 
 STATUS_OF_CODE = {
     "session_not_found": 404,
@@ -95,6 +98,15 @@ class Problem(Exception):
             retry_after if retry_after is not None or status not in (429, 503) else RETRY_SECONDS
         )
 
+    def renamed(self, names: Mapping[str, str]) -> Problem:
+        """The same problem, for a client that knows the field by another name."""
+        if self.param is None or self.param not in names:
+            return self
+        name, message = names[self.param], self.message
+        if message.startswith(self.param):
+            message = name + message.removeprefix(self.param)
+        return Problem(self.status, self.code, message, name, self.retry_after)
+
     def body(self) -> dict[str, object]:
         """What is sent: the same shape on every door."""
         error = {
@@ -104,6 +116,15 @@ class Problem(Exception):
             "param": self.param,
         }
         return {"error": error}
+
+
+@contextmanager
+def told_as(names: Mapping[str, str]) -> Iterator[None]:
+    """Problems in here are told under the names that the client knows: `names`, by our own."""
+    try:
+        yield
+    except Problem as problem:
+        raise problem.renamed(names) from problem
 
 
 def from_refusal(code: str, message: str, param: str | None) -> Problem:

@@ -10,8 +10,8 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ from holdfast.server.keys import Caller
 from holdfast.server.link import EngineLink, TurnFeed
 from holdfast.server.metrics import Metrics
 from holdfast.server.options import ServerOptions
-from holdfast.server.problems import Problem, bad_field, engine_unavailable
+from holdfast.server.problems import Problem, bad_field, engine_unavailable, told_as
 from holdfast.server.prompts import Prompts
 from holdfast.server.seeds import Seeds
 from holdfast.server.sessions import (
@@ -48,12 +48,12 @@ METADATA_BYTES_MAX = 64 << 10
 METADATA_DEPTH_MAX = 64
 
 
-def make_sampling(**fields: Any) -> Sampling:
-    """Sampling from a client's fields; what is wrong is a problem with the field's name."""
+def make_sampling(names: Mapping[str, str] | None = None, /, **fields: Any) -> Sampling:
+    """Sampling from a client's fields; what is wrong is a problem with the field's name, as in `names`."""
     try:
         return Sampling(**fields)
     except SamplingError as error:
-        raise Problem(400, "invalid_value", str(error), error.param) from error
+        raise Problem(400, "invalid_value", str(error), error.param).renamed(names or {}) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,8 @@ class TurnAsked:
     goes_on: bool = False
     computes_from: int | None = None
     fingerprint: str | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """What its client calls fields that have other names here."""
 
 
 class Service:
@@ -305,9 +307,10 @@ class Service:
                 metadata = dict(record.metadata)
                 self.table.add(SessionRecord(record.tenant, name, view, seeds, record.system, metadata))
 
-        done = await self._call_on(
-            record, lambda number: wire.Fork(number, parent, child, turns, request_id, anew=room), made
-        )
+        with told_as({"to_turn": "at_turn"}):
+            done = await self._call_on(
+                record, lambda number: wire.Fork(number, parent, child, turns, request_id, anew=room), made
+            )
         return self.table.find(record.tenant, done.answer.partition("/")[2])
 
     # --- turns ------------------------------------------------------------------------------------
@@ -318,15 +321,15 @@ class Service:
         limit = asked.sampling.max_tokens
         if limit is not None and limit >= self.facts.context_length:
             said = f"the context length is {self.facts.context_length} tokens, the input's among them"
-            raise bad_field("max_tokens", said, "context_length_exceeded")
+            raise bad_field("max_tokens", said, "context_length_exceeded").renamed(asked.fields)
         try:
             asked.sampling.check_vocabulary(self.facts.vocabulary)
         except SamplingError as error:
-            raise Problem(400, "bad_sampling", str(error), error.param) from error
+            raise Problem(400, "bad_sampling", str(error), error.param).renamed(asked.fields) from error
 
     async def start_turn(self, record: SessionRecord, asked: TurnAsked) -> TurnFeed:
         """Start a turn on a session."""
-        with self.seeds.lend(asked.sampling, record.seeds) as loan:
+        with told_as(asked.fields), self.seeds.lend(asked.sampling, record.seeds) as loan:
             feed = await self._start_written(record, asked, loan.sampling)
             loan.kept = not feed.replayed
         return feed
@@ -360,7 +363,8 @@ class Service:
 
     async def start_request(self, caller: Caller, asked: TurnAsked) -> list[TurnFeed]:
         """Start a request of its own, with as many choices as it asks for."""
-        with self.seeds.lend(asked.sampling, self.seeds.of_requests(caller.tenant)) as loan:
+        seeds = self.seeds.of_requests(caller.tenant)
+        with told_as(asked.fields), self.seeds.lend(asked.sampling, seeds) as loan:
             feeds = await self._start_choices(caller, asked, loan.sampling)
             loan.kept = True
         return feeds

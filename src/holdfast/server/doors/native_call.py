@@ -15,12 +15,12 @@ from starlette.responses import Response
 
 from holdfast.engine.sampling import Sampling
 from holdfast.server.answers import event, json_answer
-from holdfast.server.doors.native_format import Asked, GenerateBody, Said, SessionParams, asked_of
+from holdfast.server.doors.native_format import FIELDS, Asked, GenerateBody, Said, SessionParams, asked_of
 from holdfast.server.doors.native_sessions import Branches, Choice, Native
 from holdfast.server.doors.sessions import turn_failure
 from holdfast.server.keys import Caller
 from holdfast.server.link import TurnFeed
-from holdfast.server.problems import Problem, bad_field
+from holdfast.server.problems import Problem, bad_field, told_as
 from holdfast.server.service import Input, TurnAsked
 from holdfast.server.sessions import GONE, SessionRecord, require_name
 
@@ -64,7 +64,8 @@ class Call:
         why = self.native.gone(tenant, name)
         if why is not None and self.service.table.get(tenant, name) is None:
             raise Problem(*GONE[why], "session_params.id")
-        return await self._start_turn(self.service.table.find(tenant, name), params, asked, sampling)
+        with told_as({"session_id": "session_params.id"}):
+            return await self._start_turn(self.service.table.find(tenant, name), params, asked, sampling)
 
     async def _start_alone(self, asked: Asked, sampling: Sampling) -> list[Choice]:
         """A request of its own, with all its choices."""
@@ -109,7 +110,14 @@ class Call:
         if first != (record.view.known == 0):
             tokens = await self._tokens(asked, not first)
         _require_start(asked, record.view.known + len(tokens))
-        turn = TurnAsked(Input(tokens=tokens), sampling, asked.rid, timeout=self.body.timeout, cut=True)
+        turn = TurnAsked(
+            Input(tokens=tokens),
+            sampling,
+            asked.rid,
+            timeout=self.body.timeout,
+            cut=True,
+            fields={**FIELDS, "input": _input_field(self.body)},
+        )
         try:
             feed = await self.service.start_turn(record, turn)
         except Problem as problem:
@@ -126,6 +134,7 @@ class Call:
             timeout=self.body.timeout,
             cut=True,
             computes_from=asked.start if asked.start >= 0 else None,
+            fields={**FIELDS, "input": _input_field(self.body)},
         )
         try:
             return await self.service.start_request(self.caller, turn)

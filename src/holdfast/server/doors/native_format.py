@@ -22,7 +22,7 @@ from holdfast.server.problems import bad_field
 from holdfast.server.service import make_sampling
 from holdfast.server.sessions import new_name, require_name
 
-__all__ = ["Asked", "GenerateBody", "Said", "SessionParams", "asked_of"]
+__all__ = ["FIELDS", "Asked", "GenerateBody", "Said", "SessionParams", "asked_of"]
 
 BATCH_MAX = 1024
 """Prompts times choices of one call."""
@@ -92,6 +92,7 @@ class NativeSampling(msgspec.Struct):
             raise bad_field("sampling_params.min_new_tokens", "must not be more than max_new_tokens")
         temperature = 1.0 if self.temperature is None else self.temperature
         return make_sampling(
+            FIELDS,
             max_tokens=most if most is None else max(1, most),
             min_tokens=least,
             temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
@@ -106,12 +107,22 @@ class NativeSampling(msgspec.Struct):
             ignore_eos=self.ignore_eos or False,
             skip_special_tokens=self.skip_special_tokens is not False,
             keep_stop=self.no_stop_trim or False,
-            logit_bias={} if self.logit_bias is None else biases(self.logit_bias),
+            logit_bias={} if self.logit_bias is None else biases(self.logit_bias, FIELDS["logit_bias"]),
             seed=self.sampling_seed,
             n=self.choices,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )
+
+
+_RENAMED = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
+FIELDS = {
+    **{name: f"sampling_params.{name}" for name in NativeSampling.__struct_fields__},
+    **{name: f"sampling_params.{given}" for name, given in _RENAMED.items()},
+    "logprobs": "top_logprobs_num",
+    "prompt_logprobs": "top_logprobs_num",
+}
+"""What the fields of a turn are called here."""
 
 
 class SessionParams(msgspec.Struct):

@@ -166,8 +166,10 @@ async def chat(request: Request) -> Response:
     if not service.prompts.chats:
         raise bad_field("messages", "this model has no chat template; use /v1/completions")
     fields = body.fields()
+    names = {"input": "messages"}
     if body.max_completion_tokens is not None:
         fields["max_tokens"] = body.max_completion_tokens
+        names["max_tokens"] = "max_completion_tokens"
     if body.logprobs:
         count = body.top_logprobs or 0
         if not 0 <= count <= TOP_LOGPROBS_MAX:
@@ -177,10 +179,11 @@ async def chat(request: Request) -> Response:
         raise bad_field("top_logprobs", "needs logprobs to be true")
     asked = TurnAsked(
         Input(messages=plain_messages(body.messages)),
-        make_sampling(**fields),
+        make_sampling(names, **fields),
         new_name("chatcmpl"),
         keeps=body.on_abort == "keep",
         timeout=body.timeout,
+        fields=names,
     )
     feeds = await _start(service, caller, body, [asked])
     form = Chat(asked.name, service.model_name, service.facts.fingerprint, service.prompts.tokenizer)
@@ -217,6 +220,7 @@ async def completions(request: Request) -> Response:
             f"{name}-{number}" if len(prompts) > 1 else name,
             keeps=body.on_abort == "keep",
             timeout=body.timeout,
+            fields={"input": "prompt", "messages": "prompt"},
         )
         for number, prompt in enumerate(prompts)
     ]

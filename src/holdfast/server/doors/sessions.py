@@ -75,16 +75,20 @@ class SamplingBody(msgspec.Struct, forbid_unknown_fields=True):
     def made(self) -> Sampling:
         """The engine's sampling."""
         fields = msgspec.structs.asdict(self)
-        fields["logit_bias"] = biases(self.logit_bias)
-        return make_sampling(**fields)
+        fields["logit_bias"] = biases(self.logit_bias, FIELDS["logit_bias"])
+        return make_sampling(FIELDS, **fields)
 
 
-def biases(given: dict[str, float]) -> dict[int, float]:
+FIELDS = {**{name: f"sampling.{name}" for name in SamplingBody.__struct_fields__}, "messages": "input"}
+"""What the fields of a turn are called here."""
+
+
+def biases(given: dict[str, float], field: str = "logit_bias") -> dict[int, float]:
     """Biases by token id, which JSON writes as text."""
     if len(given) > BIASED_TOKENS_MAX:
-        raise bad_field("logit_bias", f"may name at most {BIASED_TOKENS_MAX} tokens")
+        raise bad_field(field, f"may name at most {BIASED_TOKENS_MAX} tokens")
     if not all(name.isascii() and name.isdigit() and len(name) < 12 for name in given):
-        raise bad_field("logit_bias", "must be keyed by token ids")
+        raise bad_field(field, "must be keyed by token ids")
     return {int(name): bias for name, bias in given.items()}
 
 
@@ -249,6 +253,7 @@ def ask_turn(body: TurnBody) -> TurnAsked:
         keeps=body.on_abort == "keep",
         timeout=body.timeout,
         fingerprint=None if body.turn_id is None else fingerprint_of((body.input, body.sampling)),
+        fields=FIELDS,
     )
 
 
