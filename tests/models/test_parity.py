@@ -1,5 +1,6 @@
 """Logits and greedy tokens equal those of transformers, for every family, page size and chunk size."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,11 +9,18 @@ import torch
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from holdfast.models.checkpoint import load_model, open_checkpoint
+from holdfast.models.config import AttentionConfig
 from holdfast.models.model import Model
 from holdfast.models.weights import Placement
 from tests.models.paged import PagedRunner, Sequence, generate
@@ -152,3 +160,56 @@ def test_text_part_of_multimodal_checkpoints(tmp_path: Path, name: str) -> None:
     with torch.inference_mode():
         expected = theirs(torch.tensor([tokens])).logits[0]
     assert (ours - expected).abs().max() / expected.abs().max() <= 1e-4
+
+
+WINDOWS = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+WINDOWED = {
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}, (None, 9, 9)),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}, (None, 9, 9)),
+    "qwen3-moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, EXPERTS, (9, 9, 9)),
+}
+
+
+def windows_of(path: Path) -> tuple[int | None, ...]:
+    """The window of every layer, as the configuration is understood."""
+    mixers = [mixer for layer in open_checkpoint(path).config.layers for mixer in layer.mixers]
+    assert all(isinstance(mixer, AttentionConfig) for mixer in mixers)
+    return tuple(mixer.window for mixer in mixers)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", WINDOWED)
+def test_windows_of_qwen(tmp_path: Path, name: str) -> None:
+    """Upper layers of Qwen2 and Qwen3 have a window, and every layer of Qwen3-MoE."""
+    config, model, changes, windows = WINDOWED[name]
+    torch.manual_seed(0)
+    theirs = model(config(**{**TEXT_SIZES, **WINDOWS, **changes})).eval()
+    theirs.save_pretrained(tmp_path)
+    assert windows_of(tmp_path) == windows
+    tokens = list(range(3, 90))
+    ours = PagedRunner(load_model(open_checkpoint(tmp_path), CPU), 16).run([(Sequence(), tokens)])[0]
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([tokens])).logits[0]
+    assert (ours - expected).abs().max() / expected.abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"use_sliding_window": True},
+        {"use_sliding_window": True, "sliding_window": None},
+        {"use_sliding_window": True, "sliding_window": 33, "max_window_layers": 0},
+        {"use_sliding_window": True, "max_window_layers": 40},
+        {"use_sliding_window": False, "sliding_window": 33},
+        {},
+    ],
+)
+def test_what_configurations_of_qwen_leave_open(tmp_path: Path, stated: dict[str, object]) -> None:
+    """A size or a layer that is not stated is the one that transformers takes."""
+    theirs = Qwen2Config(**{**TEXT_SIZES, "num_hidden_layers": 30, **stated})
+    written = {**TEXT_SIZES, "num_hidden_layers": 30, "architectures": ["Qwen2ForCausalLM"], **stated}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    assert windows_of(tmp_path) == tuple(
+        theirs.sliding_window if kind == "sliding_attention" else None for kind in theirs.layer_types
+    )

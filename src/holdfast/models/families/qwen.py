@@ -1,6 +1,6 @@
 """Qwen2 (biases on query, key and value) and Qwen3 (a norm on each head's query and key).
 
-Both may give their upper layers a sliding window.
+Both may give their upper layers a sliding window (`use_sliding_window`).
 """
 
 from __future__ import annotations
@@ -10,13 +10,25 @@ from holdfast.models.config import AttentionConfig, LayerConfig, ModelConfig, ba
 from holdfast.models.families import decoder
 from holdfast.models.fields import Fields
 
+_DEFAULTS = Fields({"sliding_window": 4096, "max_window_layers": 28}, "Qwen")
+"""What a configuration that has windows may leave out."""
 
-def layer_windows(fields: Fields) -> tuple[int | None, ...]:
+
+def window_of(fields: Fields) -> int | None:
+    """The size of windows; None where there are none: switched off, or of a size that is null."""
+    null = "sliding_window" in fields.names() and not fields.has("sliding_window")
+    if null or not fields.flag("use_sliding_window"):
+        return None
+    return fields.with_defaults(_DEFAULTS).integer("sliding_window")
+
+
+def _layer_windows(fields: Fields) -> tuple[int | None, ...]:
     """Full attention everywhere, or a window from layer `max_window_layers` on."""
     count = fields.integer("num_hidden_layers")
-    if not fields.flag("use_sliding_window"):
+    if window_of(fields) is None:
         return (None,) * count
-    full = fields.integer("max_window_layers", count, least=0)
+    fields = fields.with_defaults(_DEFAULTS)
+    full = fields.integer("max_window_layers", least=0)
     default = ("full_attention",) * min(full, count) + ("sliding_attention",) * max(count - full, 0)
     return decoder.windows(fields, default)
 
@@ -29,7 +41,7 @@ def qwen3_attention(fields: Fields, window: int | None) -> AttentionConfig:
 def configure_qwen2(fields: Fields, architecture: str) -> ModelConfig:
     layers = tuple(
         LayerConfig((decoder.attention(fields, window=window, input_bias=True),), decoder.gated_mlp(fields))
-        for window in layer_windows(fields)
+        for window in _layer_windows(fields)
     )
     return base_config(fields, architecture, layers, norm_epsilon=fields.number("rms_norm_eps", 1e-6))
 
@@ -37,7 +49,7 @@ def configure_qwen2(fields: Fields, architecture: str) -> ModelConfig:
 def configure_qwen3(fields: Fields, architecture: str) -> ModelConfig:
     layers = tuple(
         LayerConfig((qwen3_attention(fields, window),), decoder.gated_mlp(fields))
-        for window in layer_windows(fields)
+        for window in _layer_windows(fields)
     )
     return base_config(fields, architecture, layers, norm_epsilon=fields.number("rms_norm_eps", 1e-6))
 

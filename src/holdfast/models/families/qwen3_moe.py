@@ -1,4 +1,7 @@
-"""Qwen3-MoE: Qwen3 attention, and experts in place of most feed-forward parts."""
+"""Qwen3-MoE: Qwen3 attention, and experts in place of most feed-forward parts.
+
+With `use_sliding_window` every layer has a window, whatever `max_window_layers` says.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,10 @@ def experts(fields: Fields) -> ExpertsConfig:
 
 
 def configure(fields: Fields, architecture: str) -> ModelConfig:
+    attention = qwen.qwen3_attention(fields, qwen.window_of(fields))
     layers = tuple(
-        LayerConfig(
-            (qwen.qwen3_attention(fields, window),),
-            experts(fields) if sparse else decoder.gated_mlp(fields),
-        )
-        for window, sparse in zip(qwen.layer_windows(fields), decoder.sparse_layers(fields), strict=True)
+        LayerConfig((attention,), experts(fields) if sparse else decoder.gated_mlp(fields))
+        for sparse in decoder.sparse_layers(fields)
     )
     return base_config(fields, architecture, layers, norm_epsilon=fields.number("rms_norm_eps", 1e-6))
 
