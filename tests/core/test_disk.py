@@ -340,3 +340,17 @@ def test_the_last_turn_can_be_cut_after_a_death() -> None:
     assert other.tokens() == driver.tokens()[:-1]
     other.turn("a", 3, 4, 9)
     assert other.tokens()[-4:] == other.says(other.tokens()[:-4], 4)
+
+
+def test_without_a_disk_nothing_is_adopted_and_nothing_sinks() -> None:
+    """A limit may leave room for no session at all, though there are files."""
+    driver = Driver("hybrid", 4, pages=12, host=8, on_disk=lambda session: True)
+    driver.scheduler.revive("old", "red", 0.0, None, [(TurnRequest("t", prompt(9), 2), [1, 2])])
+    assert not driver.scheduler.adopt("old", 8)
+    assert driver.session("old").place is Place.HOME
+    for seed, name in enumerate("abc"):
+        driver.open(name)
+        driver.turn(name, 26, 2, seed)
+    assert [driver.session(name).place for name in "abc"].count(Place.AWAY) == 1
+    assert driver.registry.counters.dropped
+    assert driver.turn("old", 3, 2, 9).cached == 0

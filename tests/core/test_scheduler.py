@@ -588,3 +588,17 @@ def test_a_finding_about_a_request_of_its_own_ends_it() -> None:
     events = driver.scheduler.settle(plan, driver.compute(plan), driver.now)
     assert [event.kind for event in events] == ["tokens", "finding", "failed", "closed"]
     assert turn.state.value == "failed" and not driver.registry.sessions and not driver.registry.tainted
+
+
+def test_a_fork_that_goes_back_past_its_own_memory_leans_on_the_tree_again() -> None:
+    """Where a state cannot be gone on from, what the tree has of the history is found all the same."""
+    driver = Driver("hybrid", 4)
+    driver.open("a")
+    for seed in range(3):
+        driver.turn("a", 10, 2, seed)
+    driver.scheduler.fork("a", "b", driver.now)
+    driver.run()
+    driver.scheduler.rewind("b", 2, driver.now)
+    known = driver.session("b").sequence.known
+    turn = driver.turn("b", 3, 2, 9)
+    assert 0 < turn.cached < known

@@ -478,6 +478,10 @@ class Ledger:
         """The pool of one component on one tier."""
         return self.pools[component, tier]
 
+    def has(self, tier: Tier) -> bool:
+        """Whether there is such a tier at all."""
+        return all((component, tier) in self.pools for component in self.layout.components)
+
     def take(self, pool: Pool, count: int, holder: Holder) -> Hold:
         """A Hold of `count` units, or `OutOfUnits` and nothing changed."""
         if count < 0:

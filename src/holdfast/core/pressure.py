@@ -241,6 +241,8 @@ class Pressure:
 def _sunk(registry: Registry, session: Session) -> bool:
     """Account for a parcel that is on disk as well there alone; False if it has no room there."""
     assert session.parcel is not None
+    if not registry.ledger.has(Tier.DISK):
+        return False
     registry.ledger.purpose = "sink"
     try:
         sink(session.sequence, session.parcel)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from holdfast.core import errors
 from holdfast.core.audit import Audit, Finding, Owner
-from holdfast.core.fallback import fall_back
+from holdfast.core.fallback import fall_back, resume_length
 from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import Kind, Ledger, OutOfUnits
 from holdfast.core.plan import StepResult
@@ -107,6 +107,8 @@ class Scheduler:
         """The first `length` tokens of a revived session lie in a file; False if there is no room for it."""
         registry = self.registry
         session = registry.find(session_id)
+        if not registry.ledger.has(Tier.DISK):
+            return False
         lease = registry.tree.lease(registry.tree.match(session.tenant, b"", 0), session_id)
         transit = registry.ledger.holder(Kind.TRANSIT, session_id, session.tenant)
         registry.ledger.purpose = "adopt"
@@ -348,7 +350,9 @@ class Scheduler:
         if session.place is Place.LEAVING:
             registry.discard_parcel(session, registry.ledger.step)
         pending = any(owner is session for _, owner in registry.copies)
-        if known < sequence.computed and (session.place is not Place.HOME or pending):
+        away = known < sequence.computed and (session.place is not Place.HOME or pending)
+        # Where nothing of its own can be gone on from, the tree may have more.
+        if away or (known and not resume_length(sequence, known)):
             registry.drop_memory(session)
         registry.ledger.purpose = "cut copy"
         for attempt in range(2):
