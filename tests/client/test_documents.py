@@ -28,7 +28,7 @@ def test_examples_run(client: Client, url: str, capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().out
     assert "['echo']" in shown
     assert "Name three rivers." in shown
-    assert "invalid_value temperature" in shown
+    assert "invalid_value sampling.temperature" in shown
 
 
 @pytest.mark.parametrize("page", ["command.md", "operations.md"])

@@ -163,7 +163,7 @@ def test_refusals_are_typed_and_change_nothing(client: Client) -> None:
         before = session.view()
         with pytest.raises(BadRequest) as bad:
             session.say("x", temperature=-1.0)
-        assert (bad.value.status, bad.value.param) == (400, "temperature")
+        assert (bad.value.status, bad.value.param) == (400, "sampling.temperature")
         assert bad.value.request_id
         with pytest.raises(BadRequest) as long:
             session.say("x", max_tokens=10**6)
