@@ -1,6 +1,7 @@
 """The disk tier's thread: it writes and reads files one after another, in the order in which it was asked.
 
-What is done waits, in that order, until it is taken. Called by the disk tier alone.
+What is done waits, in that order, until it is taken. Whatever a job raises is an error of that job, and never
+the end of the thread: somebody waits for the next one. Called by the disk tier alone.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from holdfast.engine.spill_files import BadFile, Header
+from holdfast.engine.spill_files import Header
 
 log = logging.getLogger("holdfast.disk")
 
@@ -52,7 +53,7 @@ class DiskThread:
         while (job := self._jobs.get()) is not None:
             try:
                 self._carry_out(job)
-            except (OSError, BadFile, RuntimeError) as error:
+            except Exception as error:  # noqa: BLE001
                 job.error = str(error) or type(error).__name__
             self._done.put(job)
 
