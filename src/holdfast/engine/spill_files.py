@@ -13,7 +13,8 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -66,21 +67,17 @@ class Files:
         """Let a file appear, whole and synced, or raise and leave none."""
         path = self.directory / name
         partial = path.with_name(name + ".partial")
-        descriptor = os.open(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
         try:
-            self.put(descriptor, content)
-            os.fsync(descriptor)
+            with _opened(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY) as descriptor:
+                self.put(descriptor, content)
+                os.fsync(descriptor)
             partial.rename(path)
-        except OSError:
+            with _opened(self.directory, os.O_RDONLY) as descriptor:
+                os.fsync(descriptor)
+        except Exception:
             partial.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             raise
-        finally:
-            os.close(descriptor)
-        directory = os.open(self.directory, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
 
     def put(self, descriptor: int, content: bytes) -> None:
         """Write all bytes of a file that is open, or raise if that is given up meanwhile.
@@ -113,6 +110,15 @@ class Files:
         """The spill files that there are, and what is left of some."""
         found = [*self.directory.glob("*" + SUFFIX), *self.directory.glob("*" + SUFFIX + ".partial")]
         return sorted(path.name for path in found)
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def encode(header: Header, tensors: Mapping[str, Tensor]) -> bytes:
