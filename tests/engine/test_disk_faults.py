@@ -1,6 +1,8 @@
 """Files that are done late, out of turn or not at all: nobody reads another's, and the engine goes on."""
 
 import logging
+import os
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -271,3 +273,106 @@ def test_a_disk_that_had_no_room_is_asked_again(
         monkeypatch.setattr(disk, "clock", lambda: engine.loop.now() + 601.0)
     to_disk(engine, "b")
     costs_only_itself(sessions["b"], 2, expected[2])
+
+
+# --- the end of an engine ---
+
+
+def test_an_end_writes_what_little_is_new(make_any: Make, tmp_path: Path) -> None:
+    """In the background a few tokens are not worth a file; at the end every session is written as it is."""
+    expected = make_any().session()
+    engine = make_any(**options(tmp_path))
+    session = engine.session(id="s")
+    for each in (expected, session):
+        each.say(said(0, 200), greedy(3)).wait()
+    begin_writing(engine)
+    run(engine)
+    covered = disk_of(engine).snapshots["s"].length
+    for each in (expected, session):
+        each.say(said(1, 4), greedy(2)).wait()
+    run(engine)
+    assert disk_of(engine).snapshots["s"].length == covered
+    engine.close()
+    engine = make_any(**options(tmp_path))
+    costs_only_itself(engine.resume("s"), 2, expected.say(said(2), greedy(9)).token_ids)
+
+
+@pytest.mark.parametrize("collected", ["before", "after"])
+def test_a_file_of_a_history_that_is_gone_is_not_kept(make: Make, tmp_path: Path, collected: str) -> None:
+    """A session is rewound while it is written; the file is done before, or after, it has gone on."""
+    expected = make().session()
+    talk(expected, range(1))
+    talk(expected, range(5, 8))
+    engine = make(**options(tmp_path))
+    session = engine.session(id="s")
+    talk(session, range(3))
+    held = hold(engine, tmp_path)
+    begin_writing(engine)
+    session.rewind(1)
+    if collected == "before":
+        held.released.set()
+        run(engine)
+        assert files(tmp_path) == []
+    talk(session, range(5, 8))
+    held.released.set()
+    run(engine)
+    assert files(tmp_path) == [] and not disk_of(engine).snapshots
+    engine.close()
+    engine = make(**options(tmp_path))
+    costs_only_itself(engine.resume("s"), 8, talk(expected, range(8, 9))[0])
+
+
+# --- what a job raises ---
+
+
+def test_whatever_a_job_raises_is_an_error_of_that_job() -> None:
+    def carry_out(each: Job) -> None:
+        if each.session == "bad":
+            raise MemoryError
+
+    thread = DiskThread(carry_out)
+    for name in ("good", "bad", "better"):
+        thread.give(job(name))
+    done = [(each.session, each.error) for each in all_done(thread)]
+    assert done == [("good", None), ("bad", "MemoryError"), ("better", None)]
+    thread.end(lambda: False, lambda: None)
+
+
+def test_no_memory_to_write_a_file_leaves_a_session_where_it_is(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = talk(make().session(), range(3))
+    engine = make(**options(tmp_path))
+    session = engine.session(id="s")
+    talk(session, range(2))
+    run(engine)
+
+    def fails(*_: object) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(spill, "encode", fails)
+    assert engine.loop.spill("s", Tier.DISK)
+    for _ in range(200):
+        if engine.loop.busy:
+            engine.drive()
+    assert not engine.loop.busy and state(engine) == "IDLE"
+    monkeypatch.undo()
+    costs_only_itself(session, 2, expected[2])
+
+
+@pytest.mark.parametrize("synced", ["file", "directory"])
+def test_a_file_that_cannot_be_synced_is_none(
+    tmp_path: Path, synced: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+
+    def fails(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode) == (synced == "directory"):
+            raise OSError(5, "Input/output error")
+        real(descriptor)
+
+    given = Files(tmp_path)
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError, match="Input/output"):
+        given.write("half", b"x" * 1000)
+    assert list(tmp_path.iterdir()) == []

@@ -365,20 +365,24 @@ class DiskTier:
             return None
         registry = self.scheduler.registry
         for session in registry.resting:
-            if now - session.idle_since >= self.idle_seconds and self._worth_writing(session, NEWS_MIN):
+            if now - session.idle_since >= self.idle_seconds and self._worth_writing(session):
                 return session
         self._look_at = now + LOOK_SECONDS
         return None
 
-    def _worth_writing(self, session: Session, news_min: int) -> bool:
+    def _worth_writing(self, session: Session) -> bool:
         """Whether a session can be written now, and has enough that its file has not."""
         computed, snapshot = session.sequence.computed, self.snapshots.get(session.id)
         covered = snapshot.length if snapshot is not None and snapshot.length <= computed else 0
+        news_min = min(computed, max(NEWS_MIN, covered // 16))
+        return computed - covered >= news_min and self._can_write(session)
+
+    def _can_write(self, session: Session) -> bool:
+        """Whether a session has memory that is whole, and nobody uses."""
         parcel = session.parcel
         on_host = session.place is Place.AWAY and parcel is not None and parcel.tier is Tier.HOST
         return (
-            computed - covered >= min(computed, max(news_min, covered // 16))
-            and computed > 0
+            session.sequence.computed > 0
             and session.life is Life.IDLE
             and session.at_rest
             and (session.place is Place.HOME or on_host)
@@ -399,7 +403,7 @@ class DiskTier:
             session
             for name in self.book.sessions
             if (session := self.scheduler.registry.sessions.get(name)) is not None
-            and self._worth_writing(session, 1)
+            and self._can_write(session)
             and not self.current(session)
         ]
         left = len(sessions)
