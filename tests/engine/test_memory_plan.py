@@ -63,3 +63,11 @@ def test_too_little_for_one_turn_is_refused(hybrid: Model, option: str, sizes: d
     with pytest.raises(OptionError) as caught:
         plan_memory(hybrid, make_options(**sizes))
     assert caught.value.option == option
+
+
+def test_too_small_a_window_is_refused_by_its_option(directories: dict[str, Path]) -> None:
+    placement = Placement(torch.device("cpu"), torch.float32)
+    windowed = load_model(open_checkpoint(directories["mistral"]), placement, load_format="dummy")
+    with pytest.raises(OptionError) as caught:
+        plan_memory(windowed, make_options(window_tokens=8))
+    assert caught.value.option == "window_tokens"

@@ -28,6 +28,11 @@ GRAPH_BYTES = 2 << 30
 """What captured graphs and the libraries' workspaces may take beside a step's own memory."""
 DISK_SHARE = 0.8
 DISK_UNITS_MAX = 1 << 17
+_SIZE_OPTIONS = {
+    Component.FULL: "kv_tokens",
+    Component.WINDOW: "window_tokens",
+    Component.STATE: "state_slots",
+}
 SLOTS_PER_SESSION = 3  # At rest one; while a turn runs two; a checkpoint.
 
 
@@ -104,9 +109,7 @@ def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
         else:
             units[component] = asked if component is Component.STATE else layout.pages_for(asked)
         if units[component] < 2:
-            raise OptionError(
-                "state_slots" if component is Component.STATE else "kv_tokens", "is too small for a turn"
-            )
+            raise OptionError(_SIZE_OPTIONS[component], "is too small for a turn")
     sessions = min(units[component] // max(1, needs[component]) for component in layout.components)
     host_sessions = options.host_memory // each
     disk_sessions = min(disk_bytes(options) // each, DISK_UNITS_MAX // max(needs.values()))
