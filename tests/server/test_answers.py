@@ -83,3 +83,16 @@ def test_a_problem_on_the_way_leaves_the_turn_and_is_raised() -> None:
         assert client.left == 1
 
     asyncio.run(main())
+
+
+def test_a_problem_in_a_stream_leaves_the_turns_that_go_on_and_is_told() -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"one"
+        raise Problem(500, "numeric_error", "one of several choices failed")
+
+    async def main() -> None:
+        client = Client()
+        await StreamAnswer(chunks(), client.leave, shown)({"type": "http"}, client.receive, client.send)
+        assert client.left == 1 and client.sent == [b"one", b"numeric_error"]
+
+    asyncio.run(main())

@@ -2,7 +2,8 @@
 
 `json_answer` encodes a value. `TurnAnswer` waits for turns and answers once; `StreamAnswer` sends what an
 iterator yields as server-sent events. Both listen for the client's going away all the while, and call `leave`
-when it does. A slow reader slows its own answer down, never the engine.
+when it does, or when a problem ends the answer before its turns. A slow reader slows its own answer down,
+never the engine.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class StreamAnswer(_Watched):
                 async for chunk in chunks:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             except Problem as problem:
+                leave()
                 await send({"type": "http.response.body", "body": failure(problem), "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -15,6 +15,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.server import wire
 from holdfast.server.answers import StreamAnswer, TurnAnswer, event, json_answer
 from holdfast.server.doors.access import body_of, caller_of, request_id_of, service_of
 from holdfast.server.doors.openai_format import Chat, Completion, Format, ending
@@ -290,11 +291,16 @@ def _answer(
     return TurnAnswer(_whole(feeds, form, body.n or 1, request_id), leave)
 
 
+async def _said(feed: TurnFeed) -> wire.End:
+    """What a turn said. One that failed fails the answer at once, whatever others have yet to say."""
+    end = await feed.result()
+    if end.outcome == "failed":
+        raise turn_failure(end)
+    return end
+
+
 async def _whole(feeds: list[TurnFeed], form: Format, choices: int, request_id: str) -> Response:
-    ends = await asyncio.gather(*(feed.result() for feed in feeds))
-    for end in ends:
-        if end.outcome == "failed":
-            raise turn_failure(end)
+    ends = await asyncio.gather(*(_said(feed) for feed in feeds))
     shown = [form.choice(index, end) for index, end in enumerate(ends)]
     body = form.whole(shown, form.usage(ends, choices))
     return json_answer(body, headers={"openai-request-id": request_id})
