@@ -23,7 +23,7 @@ from holdfast.server.keys import Caller
 from holdfast.server.link import EngineLink, TurnFeed
 from holdfast.server.metrics import Metrics
 from holdfast.server.options import ServerOptions
-from holdfast.server.problems import Problem, bad_field, engine_unavailable, told_as
+from holdfast.server.problems import Problem, bad_field, engine_unavailable, from_refusal, told_as
 from holdfast.server.prompts import Prompts
 from holdfast.server.seeds import Seeds
 from holdfast.server.sessions import (
@@ -105,6 +105,8 @@ class Service:
         self.table = SessionTable()
         self.seeds = Seeds(options.seed)
         self.created = int(time.time())
+        self.is_taken: Callable[[str, str], bool] = lambda _tenant, _name: False
+        """Whether a tenant has something else under a name: a door that keeps sessions of its own says so."""
         link.on_view = self.table.seen
         link.on_gone = self.table.remove
         link.on_end = self._turn_ended
@@ -199,6 +201,7 @@ class Service:
         if system is not None and not self.prompts.chats:
             raise bad_field("system", "this model has no chat template")
         _require_metadata(metadata)
+        self._require_free(caller.tenant, name)
         key = engine_name(caller.tenant, name)
         number = self.link.number()
         command = wire.OpenSession(number, key, caller.tenant, ttl, system, metadata or {})
@@ -210,6 +213,10 @@ class Service:
 
         await self.link.call(command, number, opened)
         return self.table.find(caller.tenant, name)
+
+    def _require_free(self, tenant: str, name: str) -> None:
+        if self.is_taken(tenant, name):
+            raise from_refusal("session_exists", "", "id")
 
     def _no_more_sessions(self) -> Problem:
         return Problem(
@@ -296,6 +303,7 @@ class Service:
         room = len(self.table.of(record.tenant)) < self.options.tenant_sessions
         if not room and request_id is None:
             raise self._no_more_sessions()
+        self._require_free(record.tenant, name)
         parent, child = engine_name(record.tenant, record.name), engine_name(record.tenant, name)
 
         def made(done: wire.Done) -> None:

@@ -95,6 +95,7 @@ class Native:
         self._sessions: dict[tuple[str, str], Branches] = {}
         self._gone: dict[tuple[str, str], str] = {}
         self._calls: dict[tuple[str, str], list[Choice]] = {}
+        service.is_taken = lambda tenant, name: self.find(tenant, name) is not None
 
     # --- requests in flight -----------------------------------------------------------------------
 
