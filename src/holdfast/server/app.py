@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
@@ -31,6 +32,7 @@ __all__ = ["build_app"]
 
 log = logging.getLogger("holdfast.server")
 
+DOORS = (openai, sessions, realtime, native, house, live, web)
 CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
 
 
@@ -51,7 +53,7 @@ def build_app(service: Service, keys: Keys, draining: Callable[[], bool]) -> ASG
     app.state.live = LiveMemory(service)
     app.state.storm = Storm(service, draining)
     app.state.native = Native(service)
-    for door in (openai, sessions, realtime, native, house, live, web):
+    for door in DOORS:
         app.include_router(door.router)
     app.add_api_websocket_route("/{path:path}", _no_socket)
     app.add_exception_handler(Problem, _problem)
@@ -95,8 +97,22 @@ async def _mistake(_request: Request, _error: Exception) -> Response:
     return json_answer(problem.body(), 500)
 
 
-async def _http_problem(_request: Request, error: Exception) -> Response:
+async def _http_problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = CODES.get(error.status_code, "http_error")
     problem = Problem(error.status_code, code, str(error.detail).lower())
-    return json_answer(problem.body(), error.status_code, dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(sorted(_methods(request)))
+    return json_answer(problem.body(), error.status_code, headers)
+
+
+def _methods(request: Request) -> set[str]:
+    """What can be asked of a path: each of its methods has a route of its own."""
+    return {
+        method
+        for door in DOORS
+        for route in door.router.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }

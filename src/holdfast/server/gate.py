@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from holdfast.server.bodies import too_large
 from holdfast.server.keys import Caller, Keys
 from holdfast.server.link import traceparent
-from holdfast.server.problems import Problem
+from holdfast.server.problems import Problem, bad_field
 
 __all__ = ["ADMIN", "PUBLIC", "SUBPROTOCOL", "Gate"]
 
@@ -118,6 +118,9 @@ class Gate:
             raise Problem(403, "admin_required", "this call needs the admin key")
         if self.draining() and not public and path not in DRAINS:
             raise Problem(503, "draining", "the server is shutting down", retry_after=5)
+        # Decoded, a slash within a name would look like one between names.
+        if path.startswith("/v1/sessions/") and b"%2f" in scope.get("raw_path", b"").lower():
+            raise bad_field("session_id", "must not hold a slash", "bad_name")
         return caller
 
 
