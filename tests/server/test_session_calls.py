@@ -11,9 +11,9 @@ import pytest
 
 from holdfast.core.errors import Refused
 from holdfast.server.problems import STATUS_OF_CODE, from_refusal
-from tests.server.bad_values import SECRET
+from tests.server.bad_values import JSON, SECRET
 from tests.server.serving import Server
-from tests.server.talking import LONG
+from tests.server.talking import LONG, Talk
 
 
 def refusal(server: Server, path: str, body: Any) -> tuple[int, str, str | None]:
@@ -196,3 +196,78 @@ def test_log_probabilities_have_the_bounds_that_are_documented(echo: Server) -> 
     chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "logprobs": True}
     assert echo.post("/v1/chat/completions", {**chat, "top_logprobs": 20}).status_code == 200
     assert refusal(echo, "/v1/chat/completions", {**chat, "top_logprobs": 21})[2] == "top_logprobs"
+
+
+@pytest.mark.parametrize(
+    ("call", "body", "field"),
+    [
+        ("turns", {"input": [{"role": "user", "content": "x", "extra": 1}]}, "input[0].extra"),
+        (
+            "turns",
+            {"input": [{"role": "user", "content": [{"type": "text", "text": "x", "more": 1}]}]},
+            "more",
+        ),
+        ("restore", {"extra": 1}, "extra"),
+        ("restore", [], None),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_fields_that_are_not_there_are_refused_everywhere(
+    echo: Server, call: str, body: Any, field: str | None
+) -> None:
+    session = echo.open()
+    status, code, param = refusal(echo, f"/v1/sessions/{session}/{call}", body)
+    assert (status, code) == (400, "invalid_value")
+    assert (param or "").endswith(field or "")
+    assert echo.state(session)["turns"] == 0
+
+
+def test_messages_with_all_their_fields_are_taken(echo: Server) -> None:
+    session = echo.open()
+    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    said = [{"role": "user", "content": parts, "name": "ann", "reasoning_content": None}]
+    assert echo.say(session, said)["text"] == "hello"
+
+
+@pytest.mark.parametrize("body", [None, b"", b"{}"])
+def test_a_session_is_brought_back_with_or_without_a_body(echo: Server, body: bytes | None) -> None:
+    session = echo.open()
+    answer = echo.http.post(f"/v1/sessions/{session}/restore", content=body, headers=JSON if body else None)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "cannot_restore")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/v1/sessions", "GET, POST"),
+        ("PATCH", "/v1/sessions/a", "DELETE, GET"),
+        ("GET", "/v1/sessions/a/turns", "POST"),
+        ("DELETE", "/flush_cache", "GET, POST"),
+        ("PUT", "/v1/storm", "DELETE, GET, POST"),
+    ],
+)
+def test_a_wrong_method_is_told_all_that_are_right(
+    echo: Server, method: str, path: str, allowed: str
+) -> None:
+    answer = echo.http.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
+@pytest.mark.parametrize("name", ["..%2fx", "%2E%2E%2Fx", "a%2fturns", "a%2Fb/turns"])
+def test_a_slash_within_a_name_is_refused(echo: Server, name: str) -> None:
+    answer = echo.get(f"/v1/sessions/{name}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_name"), answer.text
+    assert answer.json()["error"]["param"] == "session_id"
+
+
+def test_a_name_is_of_one_session_whatever_its_kind(echo: Server) -> None:
+    assert echo.post("/open_session", {"capacity_of_str_len": 100, "session_id": "one"}).json() == "one"
+    assert refusal(echo, "/v1/sessions", {"id": "one"}) == (409, "session_exists", "id")
+    other = echo.open("other")
+    assert refusal(echo, f"/v1/sessions/{other}/fork", {"id": "one"}) == (409, "session_exists", "id")
+    with Talk(echo) as talk:
+        talk.say("session.open", id="one")
+        assert talk.refused()["code"] == "session_exists"
+    assert echo.get("/v1/sessions/one").status_code == 404
+    assert echo.post("/close_session", {"session_id": "one"}).status_code == 200
+    echo.open("one")

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from holdfast.server.problems import Problem
 
-__all__ = ["decode_json", "read_json"]
+__all__ = ["brings_body", "decode_json", "read_json"]
 
 T = TypeVar("T")
 
@@ -46,6 +46,12 @@ async def read_json(request: Request, kind: type[T], limit: int) -> T:
     except ClientDisconnect as error:
         raise Problem(400, "client_disconnected", "the body was not sent to its end") from error
     return decode_json(bytes(body), kind)
+
+
+def brings_body(request: Request) -> bool:
+    """Whether a body comes with a request, empty or not."""
+    headers = request.headers
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
 def too_large(limit: int) -> Problem:

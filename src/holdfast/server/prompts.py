@@ -19,7 +19,7 @@ from holdfast.engine.tokenizer import Tokenizer, read_encoder
 from holdfast.server import wire
 from holdfast.server.problems import Problem, bad_field
 
-__all__ = ["ChatMessage", "ContentPart", "Prompts", "plain_messages"]
+__all__ = ["ChatMessage", "ContentPart", "Prompts", "SessionMessage", "plain_messages"]
 
 T = TypeVar("T")
 
@@ -43,7 +43,22 @@ class ChatMessage(msgspec.Struct):
     reasoning_content: str | None = None
 
 
-def plain_messages(messages: Sequence[ChatMessage], field: str = "messages") -> list[dict[str, Any]]:
+class SessionPart(ContentPart, forbid_unknown_fields=True):
+    """A part of a message to a session."""
+
+
+class SessionMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """One message to a session: the same fields, and no others."""
+
+    role: str
+    content: str | list[SessionPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+
+
+def plain_messages(
+    messages: Sequence[ChatMessage | SessionMessage], field: str = "messages"
+) -> list[dict[str, Any]]:
     """Messages as chat templates know them: a role and a text."""
     if not messages:
         raise bad_field(field, "must hold at least one message", "empty_turn")

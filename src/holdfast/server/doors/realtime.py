@@ -38,7 +38,7 @@ from holdfast.server.doors.sessions import (
 )
 from holdfast.server.keys import Caller
 from holdfast.server.problems import Problem, bad_field
-from holdfast.server.prompts import ChatMessage
+from holdfast.server.prompts import SessionMessage
 from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord, require_name
 
@@ -165,9 +165,9 @@ class PendingInput:
                 raise bad_field("token_ids", f"must be from 0 to {self._vocabulary - 1}")
             self._tokens += tokens
 
-    def said(self) -> str | list[int | ChatMessage]:
+    def said(self) -> str | list[int | SessionMessage]:
         """All of it."""
-        return list[int | ChatMessage](self._tokens) or "".join(self._texts)
+        return list[int | SessionMessage](self._tokens) or "".join(self._texts)
 
     def clear(self) -> None:
         """It was committed: there is none."""

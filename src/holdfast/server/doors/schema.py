@@ -32,13 +32,15 @@ _described: list[type] = []
 STATUSES = (400, 401, 403, 404, 409, 410, 413, 415, 429, 503)
 
 
-def documented(body: Any, summary: str, *, status: int = 200, stream: bool = False) -> dict[str, Any]:
+def documented(
+    body: Any, summary: str, *, status: int = 200, stream: bool = False, required: bool = True
+) -> dict[str, Any]:
     """What a route's decorator is given, so that the page describes it."""
     extra: dict[str, Any] = {}
     if body is not None:
         _described.append(body)
         schema = {"$ref": REFERENCE.format(name=body.__name__)}
-        extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        extra["requestBody"] = {"required": required, "content": {"application/json": {"schema": schema}}}
     error = {"content": {"application/json": {"schema": {"$ref": REFERENCE.format(name="Error")}}}}
     content: dict[str, Any] = {"application/json": {}}
     if stream:

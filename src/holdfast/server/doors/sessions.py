@@ -17,11 +17,12 @@ from holdfast.core.turn import KEEP_ALL
 from holdfast.engine.sampling import BIASED_TOKENS_MAX, Sampling
 from holdfast.server import wire
 from holdfast.server.answers import StreamAnswer, TurnAnswer, event, json_answer
+from holdfast.server.bodies import brings_body
 from holdfast.server.doors.access import body_of, caller_of, service_of
 from holdfast.server.doors.schema import documented
 from holdfast.server.link import TurnFeed
 from holdfast.server.problems import Problem, bad_field
-from holdfast.server.prompts import ChatMessage, plain_messages
+from holdfast.server.prompts import SessionMessage, plain_messages
 from holdfast.server.service import Input, TurnAsked, fingerprint_of, make_sampling
 from holdfast.server.sessions import new_name, require_name
 
@@ -95,7 +96,7 @@ def biases(given: dict[str, float], field: str = "logit_bias") -> dict[int, floa
 class TurnBody(msgspec.Struct, forbid_unknown_fields=True):
     """One turn: text, messages or token ids."""
 
-    input: str | list[int | ChatMessage]
+    input: str | list[int | SessionMessage]
     turn_id: str | None = None
     sampling: SamplingBody = msgspec.field(default_factory=SamplingBody)
     stream: bool = False
@@ -122,6 +123,10 @@ class SpillBody(msgspec.Struct, forbid_unknown_fields=True):
     """Where to: the nearest tier with room if left out."""
 
     tier: Literal["host", "disk"] | None = None
+
+
+class RestoreBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Nothing needs to be said; it may be left out."""
 
 
 class ForkBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -198,9 +203,14 @@ async def spill(request: Request, session_id: str) -> Response:
     return json_answer(await service.describe(record))
 
 
-@router.post("/v1/sessions/{session_id}/restore", **documented(None, "Bring a session back to the device."))
+@router.post(
+    "/v1/sessions/{session_id}/restore",
+    **documented(RestoreBody, "Bring a session back to the device.", required=False),
+)
 async def restore(request: Request, session_id: str) -> Response:
     service = service_of(request)
+    if brings_body(request):
+        await body_of(request, RestoreBody)
     record = service.table.find(caller_of(request).tenant, session_id)
     if not await service.move(record, "device"):
         raise Problem(409, "cannot_restore", "the session is on the device, or there is no room for it")
@@ -257,13 +267,13 @@ def ask_turn(body: TurnBody) -> TurnAsked:
     )
 
 
-def _input(given: str | list[int | ChatMessage]) -> Input:
+def _input(given: str | list[int | SessionMessage]) -> Input:
     if isinstance(given, str):
         if not given:
             raise bad_field("input", "must not be empty", "empty_turn")
         return Input(text=given)
     tokens = [entry for entry in given if isinstance(entry, int)]
-    messages = [entry for entry in given if isinstance(entry, ChatMessage)]
+    messages = [entry for entry in given if isinstance(entry, SessionMessage)]
     if tokens and messages:
         raise bad_field("input", "must be all token ids or all messages")
     if tokens:
