@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Literal
 
 from holdfast.core.tokens import TOKEN_BYTES, pack
-from holdfast.engine.journal_reading import load
+from holdfast.engine.journal_reading import as_stored, damage, load
 from holdfast.engine.records import (
     SCHEMA,
     TURNS_KEPT,
@@ -57,6 +57,7 @@ SYNCHRONOUS = {"off": "OFF", "commit": "NORMAL", "fsync": "FULL"}
 
 LOG_KEPT = 10_000
 LOCK_POLL_SECONDS = 0.05
+MEND = "restore a copy of it, or move it away to start without its sessions"
 ORPHANS_MAX = 512  # Cuts and closes after which turns that nobody reaches are swept away.
 
 CREATE = """
@@ -124,6 +125,10 @@ class Journal:
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS[self.durability]}")
+        connection.text_factory = as_stored
+        damaged = damage(connection)
+        if damaged is not None:
+            raise JournalError(f"{self.path} is damaged ({damaged}); {MEND}")
         upgrade(connection)
         found = connection.execute("SELECT value FROM facts WHERE name = 'vocabulary'").fetchone()
         if found is None:
@@ -132,7 +137,6 @@ class Journal:
             raise JournalError(
                 f"{self.path} was written with another vocabulary: its tokens mean other words"
             )
-        self._compact()
 
     def __enter__(self) -> Journal:
         return self
@@ -272,14 +276,20 @@ class Journal:
 
     def _head(self, session: str) -> int | None:
         found = self._run("SELECT head FROM sessions WHERE id = ?", (session,)).fetchone()
-        return None if found is None else found[0]
+        return found[0] if found is not None and isinstance(found[0], int) else None
 
     def _turn_at(self, session: str, turns: int) -> int | None:
-        """The number of a session's turn `turns`, counted from 1; None for the very start."""
+        """The number of a session's turn `turns`, counted from 1; None for the very start.
+
+        Each turn is older than the next: the walk ends, whatever a damaged row says.
+        """
         number = self._head(session)
         while number is not None:
-            found = self._run("SELECT before, depth FROM turns WHERE number = ?", (number,)).fetchone()
-            if found is None or found[1] <= turns:
+            found = self._run(
+                "SELECT CASE WHEN before < number THEN before END, depth <= ? FROM turns WHERE number = ?",
+                (turns, number),
+            ).fetchone()
+            if found is None or found[1]:
                 return None if found is None else number
             number = found[0]
         return None
@@ -334,12 +344,16 @@ class Journal:
     def load(self) -> list[StoredSession]:
         """Every session that is open, as of the last record that was written whole.
 
-        One that is damaged goes on from where it is whole, in the file as well.
+        One that is damaged goes on from where it is whole, in the file as well. Nothing is swept away then:
+        what no session reaches may be all that is left of one.
         """
         sessions = list(load(self._connection))
-        for session in sessions:
-            if session.damaged:
+        damaged = [session for session in sessions if session.damaged]
+        for session in damaged:
+            if not session.unusable:
                 self.append(CutBack(session.id, len(session.turns), None))
+        if not damaged:
+            self._compact()
         return sessions
 
 
@@ -378,6 +392,8 @@ def upgrade(connection: sqlite3.Connection) -> None:
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA:
         raise JournalError(f"the journal has version {version}; this program knows {SCHEMA} at most")
+    if version < 0:
+        raise JournalError(f"the journal is damaged (its version is {version}); {MEND}")
     if version == SCHEMA:
         return
     script = CREATE if version == 0 else UPGRADES[version]

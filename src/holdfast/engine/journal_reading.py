@@ -1,7 +1,9 @@
 """Reading a journal: the sessions that it holds, as of the last record that was written whole.
 
-Changes nothing, so it may be done beside a server that writes. Used by the journal itself at a restart, and
-by the command that looks into one.
+Nothing that is read is believed before it was looked at: a history ends before its first turn that does not
+add up, and what cannot be read of anything else is forgotten, with a line in the log. Changes nothing, so it
+may be done beside a server that writes. Used by the journal at a restart, and by the command that looks into
+one.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import TypeGuard
 
 from holdfast.engine.records import (
     SCHEMA,
@@ -21,6 +24,7 @@ from holdfast.engine.records import (
     StoredSession,
     StoredTurn,
     checksum,
+    is_text,
     unpack,
 )
 
@@ -29,49 +33,109 @@ log = logging.getLogger("holdfast.journal")
 _CHAIN = (
     "WITH RECURSIVE chain (number, before, depth) AS ("
     "SELECT number, before, depth FROM turns WHERE number = ? UNION ALL "
-    "SELECT t.number, t.before, t.depth FROM turns t JOIN chain c ON t.number = c.before) "
+    "SELECT t.number, t.before, t.depth FROM turns t JOIN chain c ON t.number = c.before "
+    "WHERE t.number < c.number) "
     "SELECT number, turns.before, turns.depth, turn_id, input, output, finish, checksum "
     "FROM chain JOIN turns USING (number) ORDER BY chain.depth"
 )
+"""A turn and those before it. Each is older than the next: a row that says otherwise ends the chain."""
+
+
+def as_stored(raw: bytes) -> str:
+    """A text of the file. Bytes that are none become lone surrogates, so that `is_text` finds them."""
+    return raw.decode("utf-8", "surrogateescape")
 
 
 def load(connection: sqlite3.Connection) -> Iterator[StoredSession]:
-    """Every session that is open, one after the other."""
+    """Every session that is open, one after the other. What is damaged of one is lost to no other."""
+    connection.text_factory = as_stored
     rows = connection.execute(
         "SELECT id, tenant, ttl, metadata, system, created, parent, head FROM sessions ORDER BY created, id"
     ).fetchall()
-    for *described, head in rows:
-        session = StoredSession(*described)
-        _check_metadata(session)
+    for name, *described, head in rows:
+        if not is_text(name):
+            log.error("a session whose name is damaged stays in the journal: %a", name)
+            continue
+        session = _describe(name, *described)
         _load_turns(connection, session, head)
         _load_finished(connection, session)
-        for request_id, asked, answer in connection.execute(
-            "SELECT request_id, asked, answer FROM requests WHERE session = ? ORDER BY number", (session.id,)
-        ):
-            session.requests[request_id] = (asked, answer)
-        found = connection.execute(
-            "SELECT file, length, bytes FROM snapshots WHERE session = ?", (session.id,)
-        ).fetchone()
-        if found is not None:
-            session.snapshot = Snapped(session.id, *found)
+        _load_requests(connection, session)
+        _load_snapshot(connection, session)
         yield session
 
 
-def _load_turns(connection: sqlite3.Connection, session: StoredSession, head: int | None) -> None:
+def _describe(
+    name: str, tenant: object, ttl: object, metadata: object, system: object, created: object, parent: object
+) -> StoredSession:
+    """A session without its turns. What is damaged is forgotten; but nobody may have it if its owner is."""
+    session = StoredSession(name, "", None, "{}", None, 0.0, None)
+    damaged: list[str] = []
+    if is_text(tenant):
+        session.tenant = tenant
+    else:
+        session.unusable = "whose it is cannot be read"
+    if isinstance(ttl, int | float) and ttl >= 0:
+        session.ttl = ttl
+    elif ttl is not None:
+        damaged.append("time to live")
+    if _is_described(metadata):
+        session.metadata = metadata
+    else:
+        damaged.append("metadata")
+    if is_text(system):
+        session.system = system
+    elif system is not None:
+        damaged.append("system text")
+    if isinstance(created, int | float):
+        session.created = created
+    else:
+        damaged.append("time of opening")
+    if is_text(parent):
+        session.parent = parent
+    elif parent is not None:
+        damaged.append("parent")
+    for what in damaged:
+        log.error("session %s: its %s is damaged, and forgotten", name, what)
+    return session
+
+
+def _is_described(metadata: object) -> TypeGuard[str]:
+    """Whether metadata can be read again."""
+    try:
+        return is_text(metadata) and isinstance(json.loads(metadata), dict)
+    except ValueError:
+        return False
+
+
+def _load_turns(connection: sqlite3.Connection, session: StoredSession, head: object) -> None:
     """A history up to its first row that does not add up: what follows it would be out of place."""
     reached = None
-    for number, before, depth, turn_id, *said, finish, expected in connection.execute(_CHAIN, (head,)):
-        said_in, said_out = said
+    last = head if isinstance(head, int) else None
+    for number, before, depth, *said in connection.execute(_CHAIN, (last,)):
         in_place = (before, depth) == (reached, len(session.turns) + 1)
-        if not in_place or checksum(turn_id, said_in, said_out, finish) != expected:
-            log.error("session %s: turn %s is damaged; the session ends before it", session.id, turn_id)
+        turn = _turn(*said) if in_place else None
+        if turn is None:
+            log.error("session %s: turn %d is damaged; it ends before it", session.id, len(session.turns) + 1)
             session.damaged = True
             return
-        session.turns.append(StoredTurn(turn_id, unpack(said_in), unpack(said_out), finish))
+        session.turns.append(turn)
         reached = number
     if reached != head:
         log.error("session %s: its last turn is missing; the session starts anew", session.id)
         session.damaged = True
+
+
+def _turn(
+    turn_id: object, said_in: object, said_out: object, finish: object, expected: object
+) -> StoredTurn | None:
+    """A turn whose row adds up."""
+    if not (is_text(turn_id) and is_text(finish)):
+        return None
+    if not (isinstance(said_in, bytes) and isinstance(said_out, bytes)):
+        return None
+    if checksum(turn_id, said_in, said_out, finish) != expected:
+        return None
+    return StoredTurn(turn_id, unpack(said_in), unpack(said_out), finish)
 
 
 def _load_finished(connection: sqlite3.Connection, session: StoredSession) -> None:
@@ -79,23 +143,66 @@ def _load_finished(connection: sqlite3.Connection, session: StoredSession) -> No
     for turn_id, result in connection.execute(
         "SELECT turn_id, result FROM finished WHERE session = ? ORDER BY number", (session.id,)
     ):
-        try:
-            session.finished.append(FinishedTurn(**json.loads(result)))
-        except (ValueError, TypeError):
-            log.error("session %s: the answer of turn %s is damaged, and forgotten", session.id, turn_id)
+        answer = _answer(turn_id, result)
+        if answer is not None:
+            session.finished.append(answer)
+        else:
+            log.error("session %s: the answer of turn %a is damaged, and forgotten", session.id, turn_id)
 
 
-def _check_metadata(session: StoredSession) -> None:
+def _answer(turn_id: object, result: object) -> FinishedTurn | None:
+    """What a turn answered, where all of it can be read."""
+    if not is_text(result):
+        return None
     try:
-        json.loads(session.metadata)
-    except ValueError:
-        log.error("session %s: its metadata is damaged, and forgotten", session.id)
-        session.metadata = "{}"
+        answer = FinishedTurn(**json.loads(result))
+    except (ValueError, TypeError):
+        return None
+    texts = (answer.turn_id, answer.fingerprint, answer.outcome, answer.reason, answer.text)
+    counts = (answer.prompt_tokens, answer.cached_tokens, answer.computed_tokens)
+    if not all(map(is_text, texts)) or not isinstance(answer.tokens, list):
+        return None
+    whole = all(isinstance(number, int) for number in (*counts, *answer.tokens))
+    return answer if whole and answer.turn_id == turn_id else None
+
+
+def _load_requests(connection: sqlite3.Connection, session: StoredSession) -> None:
+    """The verbs that may come again; one that cannot be read is forgotten."""
+    for request_id, asked, answer in connection.execute(
+        "SELECT request_id, asked, answer FROM requests WHERE session = ? ORDER BY number", (session.id,)
+    ):
+        if is_text(request_id) and is_text(asked) and is_text(answer):
+            session.requests[request_id] = (asked, answer)
+        else:
+            log.error("session %s: its request %a is damaged, and forgotten", session.id, request_id)
+
+
+def _load_snapshot(connection: sqlite3.Connection, session: StoredSession) -> None:
+    """The file of a session's memory, where it has one."""
+    found = connection.execute(
+        "SELECT file, length, bytes FROM snapshots WHERE session = ?", (session.id,)
+    ).fetchone()
+    if found is None:
+        return
+    file, length, size = found
+    if is_text(file) and isinstance(length, int) and isinstance(size, int) and size >= 0:
+        session.snapshot = Snapped(session.id, file, length, size)
+    else:
+        log.error("session %s: the name of its file is damaged, and forgotten", session.id)
+
+
+def damage(connection: sqlite3.Connection) -> str | None:
+    """What is wrong with a file as a whole, if anything. A wrong value of a row is a matter of that row."""
+    for (found,) in connection.execute("PRAGMA quick_check"):
+        if found != "ok" and " value in " not in found:
+            return " ".join(str(found).split())
+    return None
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """A journal that this program can read; `JournalError` says what is wrong with another one."""
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    connection.text_factory = as_stored
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:

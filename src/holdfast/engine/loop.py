@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import sqlite3
 import time
 from collections.abc import Callable
 from itertools import islice
@@ -30,10 +29,11 @@ from holdfast.core.session import Session
 from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
 from holdfast.engine.book import Act, Book
 from holdfast.engine.executor import Executor, Flight, PlanRunner
-from holdfast.engine.journal import Journal, JournalError
+from holdfast.engine.journal import Journal
 from holdfast.engine.memory_plan import MemoryPlan, disk_bytes, plan_memory
-from holdfast.engine.options import EngineOptions, OptionError, tenant_parts
+from holdfast.engine.options import EngineOptions, tenant_parts
 from holdfast.engine.records import FinishedTurn
+from holdfast.engine.revival import history_of, open_journal, read_journal
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.speculation import Speculator
 from holdfast.engine.spill import DiskTier, Hurry
@@ -53,18 +53,11 @@ SEALING_STEPS = 4
 MOVING_SECONDS = 10.0
 """How long memory on its way between tiers is waited for before the loop ends."""
 
-JOURNAL_SECONDS = 20.0
-"""How long an engine whose server was killed may take to write its sessions before the next one gives up."""
-
 DISK_SECONDS = 0.005
 """How long a step without work waits for the disk, or for a copy."""
 
 RETRY_SECONDS = 0.02
 """How long an idle step waits before it tries again to write a journal that is at fault."""
-
-VOCABULARY_PROBE = (
-    "The quick brown fox jumps over 13 lazy dogs: naïve façade, 北京, 🙂 <|end|> </s>\n\t0123456789"
-)
 
 Listener = Callable[[Event], None]
 
@@ -143,13 +136,9 @@ class EngineLoop:
 
     def _revive(self, journal: Journal) -> None:
         """Bring back every session of the journal, with its tokens; its memory comes with its next turn."""
-        for stored in journal.load():
-            history = [
-                (TurnRequest(turn.turn_id, tuple(turn.input), max(1, len(turn.output))), turn.output)
-                for turn in stored.turns
-            ]
+        for stored in read_journal(journal):
             try:
-                self.scheduler.revive(stored.id, stored.tenant, self.now(), stored.ttl, history)
+                self.scheduler.revive(stored.id, stored.tenant, self.now(), stored.ttl, history_of(stored))
             except Refused as refusal:
                 log.error("session %s stays in the journal: %s", stored.id, refusal)
                 continue
@@ -564,20 +553,3 @@ def _finished(event: Event, session: Session, turn: Turn, stream: TurnStream | N
         cached_tokens=turn.cached,
         computed_tokens=turn.computed,
     )
-
-
-def open_journal(options: EngineOptions, tokenizer: Tokenizer) -> Journal | None:
-    """The journal that the options name, if they name one."""
-    if options.journal is None:
-        return None
-    try:
-        return Journal(
-            Path(options.journal), options.durability, vocabulary_of(tokenizer), patience=JOURNAL_SECONDS
-        )
-    except (JournalError, sqlite3.Error, OSError) as error:
-        raise OptionError("journal", f"cannot be used: {error}") from error
-
-
-def vocabulary_of(tokenizer: Tokenizer) -> str:
-    """What tokens mean, as a short name: two tokenizers that agree on it read each other's histories."""
-    return hashlib.sha256(repr(tokenizer.encode(VOCABULARY_PROBE)).encode()).hexdigest()[:32]

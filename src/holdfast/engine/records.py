@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from array import array
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 SCHEMA = 1
 """The version of a journal's tables."""
@@ -146,6 +147,8 @@ class StoredSession:
     requests: dict[str, tuple[str, str]] = field(default_factory=dict)
     snapshot: Snapped | None = None
     damaged: bool = False
+    unusable: str = ""
+    """Why it cannot come back; empty where it can."""
 
     @property
     def tokens(self) -> int:
@@ -175,6 +178,17 @@ def detail(record: Record) -> str:
 
 def _turns(count: int) -> str:
     return "1 turn" if count == 1 else f"{count} turns"
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Whether a value is text that a journal can hold: no lone surrogates, which have no bytes."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def unpack(packed: bytes) -> list[int]:

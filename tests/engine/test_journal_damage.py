@@ -1,0 +1,237 @@
+"""Damaged journals: what one session lost no other loses, and no damaged file is taken for an empty one."""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from holdfast.engine.engine import Engine
+from holdfast.engine.journal import Journal, JournalError
+from holdfast.engine.journal_reading import read_sessions
+from holdfast.engine.options import OptionError
+from holdfast.engine.records import CutBack, Opened, Requested, Snapped, StoredSession
+from tests.engine.conftest import Make
+from tests.engine.test_journal import change, ended, opened, write
+from tests.engine.tiny import greedy, word
+
+HEADER = 100  # Bytes at the start of a file, where SQLite counts how often it was opened for writing.
+SAID = [word("the"), word("river"), word("runs")]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "sessions.journal"
+
+
+def settle(path: Path) -> bytearray:
+    """Everything in one file, and its content."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return bytearray(path.read_bytes())
+
+
+def two(path: Path) -> None:
+    """A journal of two sessions that have everything."""
+    for name in ("s", "other"):
+        write(
+            path,
+            Opened(name, f"{name}-owner", 60.0, '{"caller": 7}', "Be brief.", 1000.0),
+            ended(name, 1),
+            ended(name, 2),
+            Requested(name, "q1", "rewind 1", ""),
+            Requested(name, "q2", "rewind 2", ""),
+            Snapped(name, f"{name}.file", 7, 4096),
+        )
+
+
+def by_name(sessions: list[StoredSession]) -> dict[str, StoredSession]:
+    return {session.id: session for session in sessions}
+
+
+BAD = "CAST(x'7bff7d' AS TEXT)"  # Three bytes that are no text.
+
+PARTS = {
+    "ttl": (f"UPDATE sessions SET ttl = {BAD} WHERE id = 's'", "ttl", None),
+    "negative ttl": ("UPDATE sessions SET ttl = -4.0 WHERE id = 's'", "ttl", None),
+    "metadata": (f"UPDATE sessions SET metadata = {BAD} WHERE id = 's'", "metadata", "{}"),
+    "no object": ("UPDATE sessions SET metadata = '[7]' WHERE id = 's'", "metadata", "{}"),
+    "a number": ("UPDATE sessions SET metadata = x'37' WHERE id = 's'", "metadata", "{}"),
+    "system": (f"UPDATE sessions SET system = {BAD} WHERE id = 's'", "system", None),
+    "created": (f"UPDATE sessions SET created = {BAD} WHERE id = 's'", "created", 0.0),
+    "parent": (f"UPDATE sessions SET parent = {BAD} WHERE id = 's'", "parent", None),
+    "request": (
+        f"UPDATE requests SET asked = {BAD} WHERE session = 's' AND request_id = 'q1'",
+        "requests",
+        {"q2": ("rewind 2", "")},
+    ),
+    "file": (f"UPDATE snapshots SET file = {BAD} WHERE session = 's'", "snapshot", None),
+    "length": ("UPDATE snapshots SET length = 'seven' WHERE session = 's'", "snapshot", None),
+    "bytes": ("UPDATE snapshots SET bytes = -1 WHERE session = 's'", "snapshot", None),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_is_damaged_of_a_session_is_forgotten_and_nothing_else(
+    path: Path, part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    two(path)
+    whole = by_name(read_sessions(path))
+    statement, field, instead = PARTS[part]
+    change(path, statement)
+    found = by_name(write(path))
+    assert found["other"] == whole["other"]
+    expected = whole["s"]
+    setattr(expected, field, instead)
+    assert found["s"] == expected
+    assert "session s: " in caplog.text and "forgotten" in caplog.text
+    assert by_name(read_sessions(path)) == found
+
+
+ANSWERS = {
+    "bytes": BAD,
+    "half": "'{\"turn_id\": 7'",
+    "no object": "'[1, 2]'",
+    "another": "replace(result, 't1', 't9')",
+    "a token": "replace(result, '101', '1.1')",
+    "no tokens": "replace(result, '[100, 101, 102, 103]', '3')",
+    "half a character": "replace(result, 'words', '\\ud800')",
+    "blob": "CAST(result AS BLOB)",
+}
+
+
+@pytest.mark.parametrize("damage", ANSWERS)
+def test_an_answer_that_cannot_be_read_is_forgotten(
+    path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    two(path)
+    change(path, f"UPDATE finished SET result = {ANSWERS[damage]} WHERE session = 's' AND turn_id = 't1'")
+    found = by_name(write(path))
+    assert [answer.turn_id for answer in found["s"].finished] == ["t2"]
+    assert [answer.turn_id for answer in found["other"].finished] == ["t1", "t2"]
+    assert (len(found["s"].turns), found["s"].damaged) == (2, False)
+    assert "session s: the answer of turn 't1' is damaged" in caplog.text
+
+
+TURNS = {
+    "id": f"turn_id = {BAD}",
+    "finish": f"finish = {BAD}",
+    "finish of another kind": "finish = x'73746f70'",
+    "input": "input = 7",
+    "output": f"output = {BAD}",
+    "place": f"depth = {BAD}",
+    "link": "before = number",
+    "link to a later one": "before = number + 1",
+}
+
+
+@pytest.mark.parametrize("damage", TURNS)
+def test_a_turn_that_cannot_be_read_ends_its_history(path: Path, damage: str) -> None:
+    """Links that go in a circle are walked once; what is said afterwards is there after the next restart."""
+    write(path, opened(), *(ended("s", number) for number in (1, 2, 3, 4)))
+    change(path, f"UPDATE turns SET {TURNS[damage]} WHERE turn_id = 't3'")
+    with Journal(path, "commit", "v") as journal:
+        (session,) = journal.load()
+        assert session.damaged
+        kept = [turn.turn_id for turn in session.turns]
+        assert kept == ["t1", "t2"][: len(kept)]
+        journal.append(ended("s", 5))
+        assert journal.flush()
+    (after,) = read_sessions(path)
+    assert [turn.turn_id for turn in after.turns] == [*kept, "t5"]
+    write(path, CutBack("s", 0, None))
+    assert read_sessions(path)[0].turns == []
+
+
+def test_a_session_of_nobody_is_not_given_to_anybody(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    two(path)
+    change(path, f"UPDATE sessions SET tenant = {BAD} WHERE id = 's'")
+    found = by_name(write(path))
+    assert (found["s"].unusable, found["other"].unusable) == ("whose it is cannot be read", "")
+    assert len(found["s"].turns) == 2
+    change(path, f"UPDATE sessions SET id = {BAD} WHERE id = 's'")
+    assert list(by_name(write(path))) == ["other"]
+    assert "whose name is damaged stays in the journal: '{\\udcff}'" in caplog.text
+    assert len(by_name(read_sessions(path))["other"].turns) == 2
+
+
+# --- the whole file ---
+
+
+def test_an_engine_starts_without_the_one_answer_that_it_cannot_read(make: Make, path: Path) -> None:
+    engine = make(journal=str(path))
+    known: dict[str, list[int]] = {}
+    for name in ("a", "b"):
+        engine.session(id=name).say(SAID, greedy(3)).wait()
+        known[name] = history(engine, name)
+    engine.close()
+    content = settle(path)
+    content[content.index(b'"outcome"') + 2] ^= 0x80
+    path.write_bytes(bytes(content))
+    engine = make(journal=str(path))
+    assert {name: history(engine, name) for name in engine.sessions()} == known
+    assert sorted(len(entry.finished) for entry in engine.loop.book.sessions.values()) == [0, 1]
+
+
+def history(engine: Engine, name: str) -> list[int]:
+    tokens = engine.loop.scheduler.registry.find(name).sequence.tokens
+    return tokens.slice(0, len(tokens))
+
+
+def half(path: Path) -> None:
+    path.write_bytes(bytes(settle(path)[: path.stat().st_size // 2]))
+
+
+def other_words(path: Path) -> None:
+    path.write_text("Dear diary, " * 1000)
+
+
+def empty_page(path: Path) -> None:
+    """The first page of a table is gone."""
+    content = settle(path)
+    with closing(sqlite3.connect(path)) as connection:
+        page = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'log'").fetchone()[0]
+        size = connection.execute("PRAGMA page_size").fetchone()[0]
+    content[size * (page - 1) : size * page] = bytes(size)
+    path.write_bytes(bytes(content))
+
+
+def other_column(path: Path) -> None:
+    content = settle(path)
+    place = content.index(b"created REAL")
+    content[place] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def no_name(path: Path) -> None:
+    """What SQLite says of the table cannot be read."""
+    content = settle(path)
+    place = content.index(b"CREATE TABLE turns")
+    content[place : place + 18] = b"CREATE TABLE \xf3urns"
+    path.write_bytes(bytes(content))
+
+
+def no_version(path: Path) -> None:
+    change(path, "PRAGMA user_version = -7")
+
+
+@pytest.mark.parametrize("harm", [half, other_words, empty_page, other_column, no_name, no_version])
+def test_a_damaged_file_is_refused_and_left_alone(
+    make: Make, path: Path, harm: Callable[[Path], None]
+) -> None:
+    engine = make(journal=str(path))
+    engine.session(id="a").say(SAID, greedy(3)).wait()
+    engine.close()
+    settle(path)
+    harm(path)
+    before = path.read_bytes()[HEADER:]
+    for _ in range(2):
+        with pytest.raises(OptionError, match=r"damaged.*restore a copy of it, or move it away") as caught:
+            make(journal=str(path))
+        assert caught.value.option == "journal"
+    with pytest.raises((JournalError, sqlite3.Error, UnicodeDecodeError)):
+        Journal(path, "commit", "v").load()
+    assert path.read_bytes()[HEADER:] == before
+    path.unlink()
+    assert make(journal=str(path)).sessions() == [], "the lock was let go"
