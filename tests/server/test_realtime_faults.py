@@ -77,16 +77,16 @@ WRONG_INSIDE: list[tuple[dict[str, Any], str | None]] = [
 ]
 
 WRONG_COMMITS: list[tuple[dict[str, Any], str]] = [
-    ({"sampling": {"temperature": -1.0}}, "temperature"),
-    ({"sampling": {"top_p": 0.0}}, "top_p"),
-    ({"sampling": {"top_p": 1.1}}, "top_p"),
-    ({"sampling": {"top_k": -2}}, "top_k"),
-    ({"sampling": {"max_tokens": -1}}, "max_tokens"),
-    ({"sampling": {"max_tokens": 100_000}}, "max_tokens"),
-    ({"sampling": {"stop": ""}}, "stop"),
-    ({"sampling": {"logit_bias": {"x": 1.0}}}, "logit_bias"),
-    ({"sampling": {"logit_bias": {"1000000": 1.0}}}, "logit_bias"),
-    ({"sampling": {"stop_token_ids": [1 << 20]}}, "stop_token_ids"),
+    ({"sampling": {"temperature": -1.0}}, "sampling.temperature"),
+    ({"sampling": {"top_p": 0.0}}, "sampling.top_p"),
+    ({"sampling": {"top_p": 1.1}}, "sampling.top_p"),
+    ({"sampling": {"top_k": -2}}, "sampling.top_k"),
+    ({"sampling": {"max_tokens": -1}}, "sampling.max_tokens"),
+    ({"sampling": {"max_tokens": 100_000}}, "sampling.max_tokens"),
+    ({"sampling": {"stop": ""}}, "sampling.stop"),
+    ({"sampling": {"logit_bias": {"x": 1.0}}}, "sampling.logit_bias"),
+    ({"sampling": {"logit_bias": {"1000000": 1.0}}}, "sampling.logit_bias"),
+    ({"sampling": {"stop_token_ids": [1 << 20]}}, "sampling.stop_token_ids"),
     ({"timeout": 0}, "timeout"),
     ({"timeout": 1e9}, "timeout"),
 ]
