@@ -229,3 +229,33 @@ def test_many_sessions_speak_at_once(make: Make) -> None:
     turns = [engine.session().say(prompt, greedy(12)) for prompt in prompts]
     expected = [make().session().say(prompt, greedy(12)).token_ids for prompt in prompts]
     assert [turn.token_ids for turn in turns] == expected
+
+
+@pytest.mark.parametrize("bad", [[-1], [5, 10**9], [2**70]])
+def test_tokens_that_the_model_does_not_have_are_refused_and_cost_nobody_anything(
+    engine: Engine, bad: list[int]
+) -> None:
+    with engine.session() as session:
+        expected = session.say(SAID, greedy(4)).token_ids
+        with pytest.raises(ValueError, match="said: token ids are whole numbers from 0 to"):
+            session.say(bad, greedy(4))
+        with pytest.raises(ValueError, match="prompts: token ids are whole numbers from 0 to"):
+            engine.generate([SAID, bad], greedy(4))
+        session.rewind(0)
+        assert session.say(SAID, greedy(4)).token_ids == expected
+    assert not engine.loop.busy
+
+
+def test_a_batch_with_an_empty_prompt_is_refused_as_a_whole(engine: Engine) -> None:
+    with pytest.raises(errors.EmptyTurn):
+        engine.generate([SAID, []], greedy(4))
+    assert not engine.loop.scheduler.registry.queue
+
+
+def test_verbs_that_follow_at_once_keep_the_memory(engine: Engine) -> None:
+    session = engine.session()
+    for _ in range(3):
+        session.say(SAID * 12, greedy(5)).wait()
+    other = session.fork().fork()
+    known = engine.known_tokens(other.id)
+    assert other.say(SAID, greedy(2)).usage.cached_tokens == known

@@ -15,11 +15,13 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import index
 from types import TracebackType
 
 import torch
 
 from holdfast.core.audit import Finding
+from holdfast.core.errors import EmptyTurn
 from holdfast.core.layout import Tier
 from holdfast.core.registry import Event
 from holdfast.core.session import Place
@@ -192,7 +194,7 @@ class Session:
     def say(self, said: str | Sequence[int], sampling: Sampling | None = None) -> Turn:
         """Say something and get a turn: iterate over it for text as it comes, or ask for its `text`."""
         engine = self._engine
-        tokens = self._encode(said) if isinstance(said, str) else list(said)
+        tokens = self._encode(said) if isinstance(said, str) else engine.checked("said", said)
         known = engine.known_tokens(self.id)
         chosen, limit = engine.settle_sampling(sampling, known + len(tokens))
         turn = Turn(engine)
@@ -336,9 +338,14 @@ class Engine:
         With `sampling.n` above one, a prompt's choices follow one another.
         """
         listed: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
+        written = [
+            self.loop.tokenizer.encode(prompt) if isinstance(prompt, str) else self.checked("prompts", prompt)
+            for prompt in listed
+        ]
+        if not all(written):
+            raise EmptyTurn("every prompt needs tokens: one of them has none")
         pending: list[Turn] = []
-        for prompt in listed:
-            encoded = self.loop.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        for encoded in written:
             chosen, limit = self.settle_sampling(sampling, len(encoded))
             for choice in range(chosen.n):
                 turn = Turn(self)
@@ -352,6 +359,14 @@ class Engine:
             if progress is not None:
                 progress("generate", done + 1, len(pending))
         return pending
+
+    def checked(self, name: str, tokens: Sequence[int]) -> list[int]:
+        """Token ids that a caller brings; one that the model does not have is refused."""
+        vocabulary = self.loop.model.config.vocabulary
+        numbers = [index(token) for token in tokens]
+        if numbers and not 0 <= min(numbers) <= max(numbers) < vocabulary:
+            raise ValueError(f"{name}: token ids are whole numbers from 0 to {vocabulary - 1}")
+        return numbers
 
     def settle_sampling(self, sampling: Sampling | None, prompt: int) -> tuple[Sampling, int]:
         """Fill in what was left open, and how many tokens may be generated after `prompt` tokens."""
@@ -381,9 +396,13 @@ class Engine:
         return tokens[len(tokens) - 1] if len(tokens) else None
 
     def settle_seal(self, session_id: str) -> None:
-        """Let a row that is still computing a session's last token settle."""
-        session = self.loop.scheduler.registry.find(session_id)
-        while session.unsettled and session.turn is None:
+        """Let a row that is still computing a session's last token settle, and copies that wait for a step.
+
+        A verb that finds either would give memory up that it could have kept.
+        """
+        registry = self.loop.scheduler.registry
+        session = registry.find(session_id)
+        while (session.unsettled and session.turn is None) or registry.copies:
             self.loop.step()
 
     def memory(self) -> dict[str, object]:
