@@ -275,6 +275,20 @@ def test_a_disk_that_had_no_room_is_asked_again(
     costs_only_itself(sessions["b"], 2, expected[2])
 
 
+def test_no_file_goes_for_one_that_would_not_fit_even_so(make: Make, tmp_path: Path) -> None:
+    engine = make(**options(tmp_path))
+    talk(engine.session(id="small"), range(1))
+    talk(engine.session(id="large"), range(6))
+    disk = disk_of(engine)
+    begin_writing(engine, "small")
+    run(engine)
+    disk.limit = disk.used + 1
+    assert engine.loop.spill("large", Tier.DISK)
+    run(engine)
+    assert state(engine, "large") == "IDLE" and list(disk.snapshots) == ["small"]
+    assert len(files(tmp_path)) == 1
+
+
 # --- the end of an engine ---
 
 

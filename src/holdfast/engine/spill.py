@@ -243,15 +243,19 @@ class DiskTier:
         return written + sum(job.bytes for job in self._writing.values())
 
     def _make_room(self, size: int, asker: str) -> bool:
-        """Let files go that are only a precaution, oldest first, until `size` bytes fit."""
-        for name in list(self.snapshots):
-            if self.used + size <= self.limit:
-                break
-            session = self.scheduler.registry.sessions.get(name)
-            if name != asker and (session is None or not _precious(session)):
-                self.forget(name)
-                self.book.write(Unsnapped(name))
-        return self.used + size <= self.limit
+        """Let files go that are only a precaution, oldest first, until `size` bytes fit; none in vain."""
+        sessions, excess = self.scheduler.registry.sessions, self.used + size - self.limit
+        spare: list[str] = []
+        for name, snapshot in self.snapshots.items():
+            if excess > 0 and name != asker and not (name in sessions and _precious(sessions[name])):
+                spare.append(name)
+                excess -= snapshot.bytes
+        if excess > 0:
+            return False
+        for name in spare:
+            self.forget(name)
+            self.book.write(Unsnapped(name))
+        return True
 
     def _written(self, job: Job) -> None:
         """A file is there, synced: its row comes next, and then the units may be given up."""
