@@ -52,6 +52,44 @@ def test_host_memory_holds_whole_sessions(hybrid: Model) -> None:
     assert (sizes[Component.FULL, Tier.HOST], sizes[Component.STATE, Tier.HOST]) == (32, 12)
 
 
+@pytest.mark.parametrize(
+    ("room", "pages", "slots"),
+    [
+        (8 * PAGE_BYTES + 3 * SLOT_BYTES - 1, 7, 2),
+        (4 * PAGE_BYTES + 2 * SLOT_BYTES, 4, 1),
+        (2 * PAGE_BYTES + SLOT_BYTES, 2, 1),
+        (PAGE_BYTES + SLOT_BYTES, 1, 1),
+        (PAGE_BYTES + SLOT_BYTES - 1, 0, 0),
+        (1, 0, 0),
+    ],
+)
+def test_a_tier_smaller_than_a_planned_session_holds_shorter_ones(
+    hybrid: Model, tmp_path: Path, room: int, pages: int, slots: int
+) -> None:
+    """Never more than its bytes, and a unit of each component or none."""
+    options = make_options(
+        session_tokens=128,
+        kv_tokens=512,
+        state_slots=8,
+        host_memory=room,
+        disk=str(tmp_path),
+        disk_limit=room,
+    )
+    plan = plan_memory(hybrid, options)
+    for counts in (plan.host, plan.disk):
+        assert (counts.full, counts.state) == (pages, slots)
+        assert counts.full * PAGE_BYTES + counts.state * SLOT_BYTES <= room
+
+
+def test_a_disk_has_no_more_units_than_can_be_kept_account_of(hybrid: Model, tmp_path: Path) -> None:
+    options = make_options(
+        session_tokens=2048, page_size=1, kv_tokens=512, disk=str(tmp_path), disk_limit=1 << 60
+    )
+    disk = plan_memory(hybrid, options).disk
+    assert disk.full == memory_plan.DISK_UNITS_MAX
+    assert disk.state == 3 * memory_plan.DISK_UNITS_MAX // 2048
+
+
 def test_a_session_is_never_planned_longer_than_the_context(hybrid: Model) -> None:
     assert plan_memory(hybrid, make_options(session_tokens=1 << 20)).session_tokens == 2048
 

@@ -111,16 +111,17 @@ def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
         if units[component] < 2:
             raise OptionError(_SIZE_OPTIONS[component], "is too small for a turn")
     sessions = min(units[component] // max(1, needs[component]) for component in layout.components)
-    host_sessions = options.host_memory // each
-    disk_sessions = min(disk_bytes(options) // each, DISK_UNITS_MAX // max(needs.values()))
+    disk_most = each * DISK_UNITS_MAX // max(needs.values())
+    host = tier_units(needs, weights, options.host_memory)
+    disk = tier_units(needs, weights, min(disk_bytes(options), disk_most))
     return MemoryPlan(
         layout,
         UnitCounts(*(units.get(component, 0) for component in Component)),
-        UnitCounts(*(needs.get(component, 0) * host_sessions for component in Component)),
+        UnitCounts(*(host.get(component, 0) for component in Component)),
         weights,
         session_tokens,
         sessions,
-        UnitCounts(*(needs.get(component, 0) * disk_sessions for component in Component)),
+        UnitCounts(*(disk.get(component, 0) for component in Component)),
     )
 
 
@@ -140,6 +141,26 @@ def session_units(layout: MemoryLayout, tokens: int) -> dict[Component, int]:
     window = min(pages, 2 * (layout.pages_for(layout.window) + 1))
     needs = {Component.FULL: pages, Component.WINDOW: window, Component.STATE: SLOTS_PER_SESSION}
     return {component: needs[component] for component in layout.components}
+
+
+def tier_units(needs: dict[Component, int], weights: dict[Component, int], room: int) -> dict[Component, int]:
+    """Units that `room` bytes of another tier hold: whole sessions, or what holds a shorter one.
+
+    Nobody can rest in a tier that lacks a component: of each there is a unit at least, or none of any.
+    """
+    each = sum(needs[component] * weights[component] for component in needs)
+    if room >= each:
+        return {component: needs[component] * (room // each) for component in needs}
+    units = {component: needs[component] * room // each for component in needs}
+    single = {component: 1 for component in needs if not units[component]}
+    left = room - sum(weights[component] for component in single)
+    others = {component: needs[component] for component in needs if component not in single}
+    if left < 0:
+        return {}
+    if not single or not others:
+        return single or units
+    shared = tier_units(others, weights, left)
+    return {**single, **shared} if shared else {}
 
 
 def unit_bytes(shape: MemoryShape, page_size: int, element_bytes: int) -> dict[Component, int]:
