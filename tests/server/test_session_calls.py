@@ -161,13 +161,16 @@ def test_a_turn_that_is_taken_back_at_its_deadline_says_nothing(echo: Server) ->
 
 def test_what_stays_of_an_interrupted_turn_is_shown(echo: Server) -> None:
     session = echo.open()
-    body = {"input": "x" * 50, "sampling": LONG}
+    body = {"input": "x" * 50, "turn_id": "t", "sampling": LONG}
     with ThreadPoolExecutor(1) as thread:
         asked = thread.submit(echo.post, f"/v1/sessions/{session}/turns", body)
         wait_until(lambda: echo.state(session)["tokens"]["known"] > 100)
         assert echo.post(f"/v1/sessions/{session}/interrupt", {"keep_tokens": 5}).status_code == 200
         turn = asked.result().json()
     assert (turn["finish_reason"], turn["text"], len(turn["token_ids"])) == ("abort", "xxxxx", 5)
+    assert echo.post(f"/v1/sessions/{session}/rewind", {"to_turn": 0}).status_code == 200
+    again = echo.post(f"/v1/sessions/{session}/turns", body).json()
+    assert (again["finish_reason"], again["token_ids"]) == ("abort", turn["token_ids"])
 
 
 def test_a_turn_that_was_rewound_is_answered_again_as_it_ended(echo: Server) -> None:

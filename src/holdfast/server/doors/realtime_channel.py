@@ -252,7 +252,7 @@ class Channel:
             if feed.end.outcome == "failed":
                 raise turn_failure(feed.end)
             turns = {} if feed.end.view is None else {"turns": feed.end.view.turns}
-            self.emit("response.done", {**shown_turn(asked.name, feed.end), **turns})
+            self.emit("response.done", {**shown_turn(asked.name, feed), **turns})
         finally:
             self.running = None
             running.begun.set()

@@ -289,14 +289,14 @@ async def _events(name: str, feed: TurnFeed) -> AsyncIterator[bytes]:
     if feed.end.outcome == "failed":
         yield failed(name, turn_failure(feed.end))
     else:
-        yield event(shown_turn(name, feed.end), "done")
+        yield event(shown_turn(name, feed), "done")
 
 
 async def _whole(name: str, feed: TurnFeed) -> Response:
     end = await feed.result()
     if end.outcome == "failed":
         raise turn_failure(end)
-    return json_answer(shown_turn(name, end))
+    return json_answer(shown_turn(name, feed))
 
 
 def failed(name: str, problem: Problem) -> bytes:
@@ -337,16 +337,22 @@ def shown_logprobs(logprobs: list[wire.Logprob]) -> list[dict[str, Any]]:
     ]
 
 
-def standing(end: wire.End) -> wire.End:
-    """An end with the words that stand: none of a turn whose input, or session, is not there any more."""
-    if end.outcome == "aborted" and (end.view is None or end.view.known < end.prompt_tokens):
+def standing(feed: TurnFeed) -> wire.End:
+    """A turn's end with the words that stand: none of one whose input, or session, is not there any more.
+
+    What is told again stood when it ended, and is told as it was.
+    """
+    end = feed.end
+    assert end is not None, "the turn is over"
+    gone = end.view is None or end.view.known < end.prompt_tokens
+    if end.outcome == "aborted" and gone and not feed.replayed:
         return msgspec.structs.replace(end, text="", tokens=[], logprobs=None)
     return end
 
 
-def shown_turn(name: str, end: wire.End) -> dict[str, Any]:
+def shown_turn(name: str, feed: TurnFeed) -> dict[str, Any]:
     """A whole turn, as clients see it: what of it stands, whatever was sent on the way."""
-    end = standing(end)
+    end = standing(feed)
     shown: dict[str, Any] = {
         "turn_id": name,
         "text": end.text,
