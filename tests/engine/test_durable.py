@@ -151,6 +151,43 @@ def test_sessions_that_expire_are_gone_for_good(make: Make, path: str) -> None:
     assert [stored.id for stored in read_sessions(Path(path))] == ["long"]
 
 
+def test_the_name_of_a_session_that_could_not_come_back_is_not_given_to_another(
+    make: Make, path: str, tmp_path: Path
+) -> None:
+    """Its history and its file are there for the next engine that has room for it."""
+    options = {"journal": path, "disk": str(tmp_path / "memory")}
+    engine = make(**options)
+    for name in ("a", "b", "c"):
+        engine.session(id=name).say(SAID * 20, greedy(3)).wait()
+    known = history(engine, engine.resume("b"))
+    engine.close()
+    files = {stored.id: stored.snapshot.file for stored in read_sessions(Path(path)) if stored.snapshot}
+    assert sorted(files) == ["a", "b", "c"]
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE sessions SET tenant = x'00' WHERE id = 'c'")
+    connection.commit()
+    connection.close()
+    engine = make(**options, max_sessions=1)
+    assert engine.sessions() == ["a"]
+    engine.resume("a").close()
+    for name, reason in (("b", "1 sessions are open"), ("c", "whose it is cannot be read")):
+        with pytest.raises(errors.SessionExists, match=f"in the journal and could not.*{reason}"):
+            engine.session(id=name)
+    first = engine.session(id="d")
+    with pytest.raises(errors.SessionExists, match="in the journal"):
+        engine.loop.fork("d", "b")
+    assert first.say(SAID, greedy(3)).finish_reason == "length"
+    engine.close()
+    left = {file.name for file in (tmp_path / "memory").iterdir()}
+    assert {name for name, file in files.items() if file in left} == {"b", "c"}
+    engine = make(**options)
+    assert sorted(engine.sessions()) == ["b", "d"]
+    session = engine.resume("b")
+    assert history(engine, session) == known
+    assert session.say(SAID, greedy(3)).usage.cached_tokens == len(known)
+    assert {stored.id: len(stored.turns) for stored in read_sessions(Path(path))}["c"] == 1
+
+
 # --- idempotency ---
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from holdfast.core.errors import JournalUnavailable, RequestConflict, TurnConflict
+from holdfast.core.errors import JournalUnavailable, RequestConflict, SessionExists, TurnConflict
 from holdfast.engine.journal import Journal
 from holdfast.engine.records import (
     TURNS_KEPT,
@@ -52,6 +52,8 @@ class Book:
     def __init__(self, journal: Journal | None) -> None:
         self.journal = journal
         self.sessions: dict[str, SessionEntry] = {}
+        self.left_behind: dict[str, str] = {}
+        """Sessions that are in the journal and could not come back, and why."""
         self._held: list[Act] = []
 
     @property
@@ -72,6 +74,15 @@ class Book:
         """Refuse what is new while the journal cannot be written."""
         if self._waits_for_journal and self.fault is not None:
             raise JournalUnavailable("the journal cannot be written; try again later")
+
+    def require_free(self, session_id: str) -> None:
+        """Refuse the name of a session that only the journal has: a new one would take its place there."""
+        reason = self.left_behind.get(session_id)
+        if reason is not None:
+            raise SessionExists(
+                f"session {session_id} is in the journal and could not come back when the engine started "
+                f"({reason}); start it again with room for it, or remove it with `holdfast sessions rm`"
+            )
 
     def write(self, record: Record) -> None:
         """Note a record, if there is a journal."""

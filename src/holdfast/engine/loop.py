@@ -32,7 +32,7 @@ from holdfast.engine.executor import Executor, Flight, PlanRunner
 from holdfast.engine.journal import Journal
 from holdfast.engine.memory_plan import MemoryPlan, disk_bytes, plan_memory
 from holdfast.engine.options import EngineOptions, tenant_parts
-from holdfast.engine.records import FinishedTurn
+from holdfast.engine.records import FinishedTurn, StoredSession
 from holdfast.engine.revival import history_of, open_journal, read_journal
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.speculation import Speculator
@@ -137,14 +137,24 @@ class EngineLoop:
     def _revive(self, journal: Journal) -> None:
         """Bring back every session of the journal, with its tokens; its memory comes with its next turn."""
         for stored in read_journal(journal):
-            try:
-                self.scheduler.revive(stored.id, stored.tenant, self.now(), stored.ttl, history_of(stored))
-            except Refused as refusal:
-                log.error("session %s stays in the journal: %s", stored.id, refusal)
+            refusal = stored.unusable or self._bring_back(stored)
+            if not refusal:
+                self.book.revived(stored)
+                if self.disk is not None:
+                    self.disk.welcome(stored)
                 continue
-            self.book.revived(stored)
+            log.error("session %s stays in the journal: %s", stored.id, refusal)
+            self.book.left_behind[stored.id] = refusal
             if self.disk is not None:
-                self.disk.welcome(stored)
+                self.disk.keep(stored)
+
+    def _bring_back(self, stored: StoredSession) -> str:
+        """Have the core know a session again; why it will not, if so."""
+        try:
+            self.scheduler.revive(stored.id, stored.tenant, self.now(), stored.ttl, history_of(stored))
+        except Refused as refusal:
+            return str(refusal)
+        return ""
 
     def _open_disk(self, directory: str, identity: str, executor: Executor) -> DiskTier:
         form = (self.options.page_size, self.memory_plan.layout, self.model.memory_shape, self.model.dtype)
@@ -232,6 +242,7 @@ class EngineLoop:
     ) -> Session:
         """Open a session; `done` is called when that is durable. Refusals change nothing."""
         self.book.require_journal()
+        self.book.require_free(session_id)
         session = self.scheduler.open(session_id, tenant, self.now(), ttl)
         self.book.opened(session_id, tenant, ttl, metadata, system)
         self._acknowledge(done)
@@ -310,6 +321,7 @@ class EngineLoop:
         if made is None:
             if not anew:
                 raise TooManySessions("this key may have no more sessions open")
+            self.book.require_free(new_id)
             parent = self.scheduler.registry.find(session_id)
             child = self.scheduler.fork(session_id, new_id, self.now(), turns)
             self._note_named(parent)

@@ -450,6 +450,13 @@ class DiskTier:
         if self.scheduler.adopt(stored.id, row.length):
             self.snapshots[stored.id] = snapshot
 
+    def keep(self, stored: StoredSession) -> None:
+        """A session of the journal could not come back: its file stays for the next engine if it can."""
+        row = stored.snapshot
+        if row is not None and (self.files.directory / row.file).is_file():
+            # Nobody reads it here, so that nobody asks which tokens it is of.
+            self.snapshots[stored.id] = Snapshot(row.file, row.length, "", row.bytes)
+
     def sweep(self) -> None:
         """Remove files that no session has: what a death left behind."""
         known = {snapshot.file for snapshot in self.snapshots.values()}
