@@ -335,6 +335,50 @@ def test_a_fault_holds_answers_back_and_refuses_what_is_new(make: Make, path: st
     assert stored == {"s": len(long) + len(again.tokens), "other": len(SAID) + 5}
 
 
+HALF = "\ud800"  # Half of a character: it has no bytes.
+
+TEXTS: dict[str, tuple[str, Verb]] = {
+    "id": ("id", lambda loop: loop.open_session(HALF, "local")),
+    "tenant": ("tenant", lambda loop: loop.open_session("new", HALF)),
+    "system": ("system", lambda loop: loop.open_session("new", "local", system=HALF)),
+    "turn": ("turn_id", lambda loop: submit(loop, "s", HALF, "x", [])),
+    "fingerprint": ("fingerprint", lambda loop: submit(loop, "s", "t", HALF, [])),
+    "interrupt": ("request_id", lambda loop: loop.interrupt("s", 1, request_id=HALF)),
+    "interrupt of": ("turn_id", lambda loop: loop.interrupt("s", 1, HALF)),
+    "rewind": ("request_id", lambda loop: loop.rewind("s", 0, request_id=HALF)),
+    "fork": ("request_id", lambda loop: loop.fork("s", "new", request_id=HALF)),
+    "child": ("id", lambda loop: loop.fork("s", HALF)),
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_that_nobody_can_write_is_refused_before_it_blocks_the_journal(
+    make: Make, path: str, text: str
+) -> None:
+    engine = make(journal=path)
+    session = engine.session(id="s")
+    known = session.say(SAID, greedy(3)).token_ids
+    run(engine.loop)
+    field, verb = TEXTS[text]
+    with pytest.raises(errors.Refused, match=f"{field}: half of a character") as caught:
+        verb(engine.loop)
+    assert (caught.value.code, caught.value.param) == ("bad_text", field)
+    assert history(engine, session) == [*SAID, *known]
+    assert session.say(SAID, greedy(3)).finish_reason == "length"
+    run(engine.loop)
+    assert {stored.id: len(stored.turns) for stored in read_sessions(Path(path))} == {"s": 2}
+
+
+def test_metadata_may_hold_anything_that_json_does_and_a_session_may_live_for_ever(
+    make: Make, path: str
+) -> None:
+    engine = make(journal=path)
+    engine.loop.open_session("s", "local", ttl=10**30, metadata={HALF: HALF})
+    run(engine.loop)
+    engine.close()
+    assert make(journal=path).loop.book.sessions["s"].metadata == {HALF: HALF}
+
+
 def test_with_durability_off_nothing_waits_and_nothing_is_refused(make: Make, path: str) -> None:
     engine = make(journal=path, durability="off")
     session = engine.session(id="s")

@@ -161,6 +161,22 @@ def test_a_full_disk_keeps_everything_until_there_is_room(path: Path) -> None:
     assert [turn.turn_id for turn in read_sessions(path)[0].turns] == [f"t{number}" for number in range(41)]
 
 
+def test_a_record_that_cannot_be_written_leaves_no_transaction_open(path: Path) -> None:
+    with Journal(path, "commit", "v") as journal:
+        journal.append(opened())
+        assert journal.flush()
+        journal.append(ended("s", 1))
+        journal.append(opened("\ud800"))
+        for _ in range(3):
+            with pytest.raises(UnicodeEncodeError):
+                journal.flush()
+            assert not journal._connection.in_transaction
+        assert read_sessions(path)[0].turns == [], "all of it or nothing"
+        journal._pending.pop()
+        assert journal.flush()
+    assert len(read_sessions(path)[0].turns) == 1
+
+
 def crash(path: Path, *records: Record, point: str) -> None:
     """Write records and die at a point, without any of the goodbyes."""
     child = os.fork()

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from holdfast.core.errors import JournalUnavailable, RequestConflict, SessionExists, TurnConflict
+from holdfast.core.errors import JournalUnavailable, Refused, RequestConflict, SessionExists, TurnConflict
 from holdfast.engine.journal import Journal
 from holdfast.engine.records import (
     TURNS_KEPT,
@@ -27,9 +27,27 @@ from holdfast.engine.records import (
     Record,
     Requested,
     StoredSession,
+    is_text,
 )
 
 Act = Callable[[], None]
+
+
+class BadText(Refused):
+    """A text that has no bytes, with half of a character in it: nobody could write it down."""
+
+    code = "bad_text"
+
+    def __init__(self, field: str) -> None:
+        super().__init__(f"{field}: half of a character (a lone surrogate) is no text")
+        self.param = field
+
+
+def require_text(**fields: str | None) -> None:
+    """Refuse texts that a journal cannot hold, before anything has happened; one would block all others."""
+    for field_name, text in fields.items():
+        if text is not None and not is_text(text):
+            raise BadText(field_name)
 
 
 @dataclass(slots=True)

@@ -159,19 +159,9 @@ class Journal:
         """Write everything that was appended; False if that is not possible now, and it is kept."""
         if not self._pending:
             return True
-        connection = self._connection
         try:
-            self._probe("before append")
-            connection.execute("BEGIN IMMEDIATE")
-            for index, record in enumerate(self._pending):
-                if index == len(self._pending) // 2:
-                    self._probe("mid-record")
-                self._apply(record)
-            self._probe("after write")
-            connection.execute("COMMIT")
+            self._write_pending()
         except (sqlite3.Error, OSError) as error:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
             if self.fault is None:
                 log.error("the journal cannot be written, turns wait for it: %s", error)
             self.fault = str(error)
@@ -184,6 +174,23 @@ class Journal:
         if self._orphans >= ORPHANS_MAX:
             self._compact()
         return True
+
+    def _write_pending(self) -> None:
+        """One transaction for all of it; whatever goes wrong leaves none open."""
+        connection = self._connection
+        self._probe("before append")
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for index, record in enumerate(self._pending):
+                if index == len(self._pending) // 2:
+                    self._probe("mid-record")
+                self._apply(record)
+            self._probe("after write")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
 
     def close(self) -> None:
         """Write what is left and let go of the file."""

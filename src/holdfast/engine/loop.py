@@ -27,7 +27,7 @@ from holdfast.core.registry import Event, Plan
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Session
 from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
-from holdfast.engine.book import Act, Book
+from holdfast.engine.book import Act, Book, require_text
 from holdfast.engine.executor import Executor, Flight, PlanRunner
 from holdfast.engine.journal import Journal
 from holdfast.engine.memory_plan import MemoryPlan, disk_bytes, plan_memory
@@ -188,6 +188,7 @@ class EngineLoop:
 
         With a `fingerprint` of what was asked, the turn's id is its idempotency key: see `replay`.
         """
+        require_text(turn_id=request.turn_id, fingerprint=fingerprint)
         self.book.require_journal()
         if fingerprint is not None and self.book.replay(session_id, request.turn_id, fingerprint) is not None:
             raise TurnExists(f"turn {request.turn_id} of session {session_id} has finished already")
@@ -241,8 +242,10 @@ class EngineLoop:
         done: Act | None = None,
     ) -> Session:
         """Open a session; `done` is called when that is durable. Refusals change nothing."""
+        require_text(id=session_id, tenant=tenant, system=system)
         self.book.require_journal()
         self.book.require_free(session_id)
+        ttl = None if ttl is None else float(ttl)
         session = self.scheduler.open(session_id, tenant, self.now(), ttl)
         self.book.opened(session_id, tenant, ttl, metadata, system)
         self._acknowledge(done)
@@ -268,6 +271,7 @@ class EngineLoop:
         `keep` is how many generated tokens stay: `KEEP_ALL`, a number, or None for nothing of the turn. One
         in flight stops whatever the journal's state; `done` is called when what became of it is durable.
         """
+        require_text(turn_id=turn_id, request_id=request_id)
         session = self.scheduler.registry.find(session_id)
         turn = session.turn
         if turn is None:
@@ -291,6 +295,7 @@ class EngineLoop:
         self, session_id: str, turns: int, request_id: str | None = None, done: Act | None = None
     ) -> None:
         """Go back to the end of turn `turns`: that many remain."""
+        require_text(request_id=request_id)
         self.book.require_journal()
         asked = f"rewind {turns}"
         if self.book.answered(session_id, request_id, asked) is None:
@@ -315,6 +320,7 @@ class EngineLoop:
         A fork that is asked for again by its `request_id` answers the session that it made the first time; it
         is refused if that one is closed since, rather than to make another. Without `anew` it makes none.
         """
+        require_text(id=new_id, request_id=request_id)
         self.book.require_journal()
         asked = f"fork {turns}"
         made = self.book.answered(session_id, request_id, asked)
