@@ -161,6 +161,28 @@ def test_a_commit_that_is_refused_changes_nothing(echo: Server, mode: str) -> No
         assert (right["turn_id"], right["text"]) == ("right", "precious")
 
 
+@pytest.mark.parametrize("said", [{"text": "second"}, {"token_ids": [70, 71]}])
+@pytest.mark.parametrize("wrong", [{"timeout": -1}, {"turn_id": "a/b"}])
+def test_what_is_appended_after_a_refused_commit_is_a_new_input(
+    echo: Server, said: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    """Whoever says each turn with its input never hears of an earlier one that was refused."""
+    with Talk(echo) as talk:
+        talk.open()
+        talk.commit("first", **wrong)
+        assert talk.refused()["param"] in wrong
+        talk.say("input.append", text="both", token_ids=[1])
+        assert talk.refused()["param"] == "text"
+        talk.say("input.append", **said)
+        if "text" in said:
+            talk.say("input.append", text=" and more")
+        talk.say("input.commit", sampling={"max_tokens": 30})
+        done = talk.hear("error", "response.done")
+        assert done["text"] == "second and more" or done["token_ids"][:2] == [70, 71]
+        again = talk.turn("third")
+        assert again["text"] == "third"
+
+
 def test_a_commit_that_finds_no_place_leaves_turns_and_input_as_they_are(echo: Server) -> None:
     with Talk(echo) as talk:
         talk.open()

@@ -143,35 +143,41 @@ class PendingInput:
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._bytes = 0
+        self.refused = False
+        """Whether its commit was refused: it may be committed again, and is not what is appended next."""
 
     def append(self, message: AppendMessage) -> None:
-        """Add to it, or refuse and leave it as it is."""
+        """Add to it, or begin anew where its commit was refused; one that is wrong leaves it as it is."""
         text, tokens = message.text, message.token_ids
+        bytes_before, tokens_before = (0, 0) if self.refused else (self._bytes, len(self._tokens))
         if (text is None) == (tokens is None):
             raise bad_field("text", "give either text or token_ids")
         if text is not None:
-            if self._tokens:
+            if tokens_before:
                 raise bad_field("text", "this turn's input is token ids so far")
-            if self._bytes + len(text.encode()) > self._bytes_max:
+            if bytes_before + len(text.encode()) > self._bytes_max:
                 raise bad_field("text", f"the input may take at most {self._bytes_max} bytes")
-            self._texts.append(text)
-            self._bytes += len(text.encode())
         elif tokens is not None:
-            if self._bytes:
+            if bytes_before:
                 raise bad_field("token_ids", "this turn's input is text so far")
-            if len(self._tokens) + len(tokens) > self._tokens_max:
+            if tokens_before + len(tokens) > self._tokens_max:
                 raise bad_field("token_ids", f"the input may hold at most {self._tokens_max} tokens")
             if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocabulary:
                 raise bad_field("token_ids", f"must be from 0 to {self._vocabulary - 1}")
-            self._tokens += tokens
+        if self.refused:
+            self.clear()
+        if text is not None:
+            self._texts.append(text)
+            self._bytes += len(text.encode())
+        self._tokens += tokens or []
 
     def said(self) -> str | list[int | SessionMessage]:
         """All of it."""
         return list[int | SessionMessage](self._tokens) or "".join(self._texts)
 
     def clear(self) -> None:
-        """It was committed: there is none."""
-        self._texts, self._tokens, self._bytes = [], [], 0
+        """There is none any more."""
+        self._texts, self._tokens, self._bytes, self.refused = [], [], 0, False
 
 
 class Conversation:
@@ -245,6 +251,8 @@ class Conversation:
 
     async def _hear(self, message: Said, labels: dict[str, Any]) -> None:
         """Carry a message out, or see to it that it will be; nothing here waits for a turn."""
+        if isinstance(message, CommitMessage) and self.pending is not None:
+            self.pending.refused = True  # Until it is accepted.
         if isinstance(message, CommitMessage | InterruptMessage) and message.turn_id is not None:
             labels["turn_id"] = require_name(message.turn_id, "turn_id")
         elif isinstance(message, RewindMessage | ForkMessage) and message.request_id is not None:
@@ -260,6 +268,7 @@ class Conversation:
                 pending.append(message)
             case CommitMessage():
                 self._commit(channel, pending, message, labels)
+                pending.clear()
             case InterruptMessage():
                 keep = kept_tokens(message.keep_tokens, message.keep)
                 channel.hurry(lambda: channel.interrupt(message.turn_id, keep), labels)
@@ -330,7 +339,6 @@ class Conversation:
         self.service.check_turn(asked)
         labels["turn_id"] = asked.name
         channel.submit(Job(labels, asked=asked), cuts=message.mode == "interrupt")
-        pending.clear()
 
     async def _rewind(self, channel: Channel, message: RewindMessage, labels: dict[str, Any]) -> None:
         record = channel.record()
