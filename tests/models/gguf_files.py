@@ -47,19 +47,28 @@ def deinterleave(weight: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(weight.shape))
 
 
+_BLOCK_SCALES = {
+    Kind.Q2_K: (80, 0.006, 82, 1.5),
+    Kind.Q3_K: (108, 0.001, None, 0.0),
+    Kind.Q4_K: (0, 0.0003, 2, 7.5),
+    Kind.Q5_K: (0, 0.00015, 2, 15.5),
+    Kind.Q6_K: (208, 0.00004, None, 0.0),
+}
+"""Where a block has its scale and what that is, where it has the scale of its minima and how much larger."""
+
+
 def quantise(weight: np.ndarray, kind: Kind, seed: int) -> np.ndarray:
     """Bytes of a matrix; formats that the package cannot write get random blocks of sensible scale."""
-    if kind not in (Kind.Q4_K, Kind.Q6_K):
+    if kind not in _BLOCK_SCALES:
         return gguf.quantize(weight, kind)
     block, size = gguf.GGML_QUANT_SIZES[kind]
     random = np.random.default_rng(seed)
     blocks = random.integers(0, 256, (weight.shape[0], weight.shape[1] // block, size), dtype=np.uint8)
-    scale = np.full((*blocks.shape[:2], 1), 0.0003 if kind is Kind.Q4_K else 0.00004, dtype=np.float16)
-    if kind is Kind.Q4_K:
-        blocks[..., 0:2] = scale.view(np.uint8)
-        blocks[..., 2:4] = (scale * 7.5).view(np.uint8)
-    else:
-        blocks[..., -2:] = scale.view(np.uint8)
+    at, value, minimum_at, ratio = _BLOCK_SCALES[kind]
+    scale = np.full((*blocks.shape[:2], 1), value, dtype=np.float16)
+    blocks[..., at : at + 2] = scale.view(np.uint8)
+    if minimum_at is not None:
+        blocks[..., minimum_at : minimum_at + 2] = (scale * ratio).view(np.uint8)
     return blocks.reshape(weight.shape[0], -1)
 
 

@@ -42,7 +42,11 @@ SIZES = {
     "max_position_embeddings": 256,
     "initializer_range": 0.05,
 }
-KINDS = [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q6_K]
+KINDS = [
+    *(Kind.F32, Kind.F16, Kind.BF16),
+    *(Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1),
+    *(Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K),
+]
 
 
 def build(config: type, model: type, **changes: object) -> PreTrainedModel:

@@ -1,10 +1,10 @@
 """Weights that a checkpoint keeps in 8-bit floating point, and the projections that read them so.
 
-Two forms are in use: one scale for a whole weight (`weight_scale`), or one for each block of it
-(`weight_scale_inv`, blocks of 128 x 128). On a GPU the codes stay as they are; activations are rounded to 8
-bits when they meet them (but for a single token's), each group or token by its own largest element: scales
-that the checkpoint has for them are not needed. Elsewhere weights are brought into the model's type when they
-are loaded. Used by `weights`.
+Three forms are in use: one scale for a whole weight or one for each of its rows (`weight_scale`), or one for
+each block of it (`weight_scale_inv`, blocks of 128 x 128). On a GPU the codes stay as they are; activations
+are rounded to 8 bits when they meet them (but for a single token's), each group or token by its own largest
+element: scales that the checkpoint has for them are not needed. Elsewhere weights are brought into the
+model's type when they are loaded. Used by `weights`.
 """
 
 from __future__ import annotations
