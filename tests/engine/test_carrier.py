@@ -171,6 +171,26 @@ def test_a_step_that_fails_takes_its_parcels_with_it(
     assert turn.token_ids in ([], expected[2])
 
 
+def test_a_copy_that_cannot_be_waited_for_fails_the_step_alone(
+    slow: tuple[Engine, SlowWay, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is launched past a copy that still writes: it is ordered again with the next step."""
+    engine, way, expected = slow
+    session = engine.session(id="s")
+    assert talk(session, range(2)) == expected[:2]
+    leave(engine, "s")
+    original = way.order
+
+    def fails(mark: Mark) -> None:
+        monkeypatch.setattr(way, "order", original)
+        raise RuntimeError("no device")
+
+    monkeypatch.setattr(way, "order", fails)
+    assert session.say(said(2), greedy(9)).token_ids == expected[2]
+    assert way.ordered == 1
+    assert way.copies[0].over
+
+
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 def test_a_thread_carries_what_is_large(
     make_any: Make, overlap: bool, monkeypatch: pytest.MonkeyPatch

@@ -383,15 +383,12 @@ class EngineLoop:
 
         With overlap the plan launched before is settled now, while this one runs; without, this one is.
         """
-        scheduler, carrier = self.scheduler, self.executor.carrier
+        scheduler = self.scheduler
         if self.disk is not None:
             self.disk.collect()
-        for number, arrived in carrier.arrived().items():
+        for number, arrived in self.executor.carrier.arrived().items():
             scheduler.arrive(number, arrived, self.now())
         plan = scheduler.plan(self._budget(), self.now())
-        carrier.forsake(scheduler.registry.transits)
-        if self.disk is not None:
-            self.disk.launch(plan)
         self._rest(plan)
         launched = self._launch(plan)
         if self._pending is not None:
@@ -437,8 +434,11 @@ class EngineLoop:
             time.sleep(RETRY_SECONDS)
 
     def _launch(self, plan: Plan) -> Flight | StepResult:
-        """Start a step on the executor; whatever it raises is a failed step, never a dead engine."""
+        """Start a step, after the copies that nobody wants. What it raises fails the step, not the engine."""
         try:
+            self.executor.carrier.forsake(self.scheduler.registry.transits)
+            if self.disk is not None:
+                self.disk.launch(plan)
             return self.executor.start(plan)
         except Exception as error:  # noqa: BLE001
             return self._failure(plan, error)
