@@ -72,6 +72,51 @@ print("compiled")
 """
 
 
+ATTENTION = """
+import holdfast.kernels.triton.attention as attention
+import holdfast.kernels.triton.pieces as pieces
+from holdfast.kernels import Pieces, build_batch, tile_count
+from holdfast.kernels.batch import PIECE_FIELDS
+
+most, dim = int(sys.argv[1]) << 10, int(sys.argv[2])
+attention.roomy = pieces.roomy = lambda index: most >= 160 << 10
+attention.processors = lambda index: 132
+page, heads, kv_heads = 16, 8, 2
+needed = []
+counted = JITFunction.run
+
+
+def count(self, *args, grid, warmup, **named):
+    needed.append(counted(self, *args, grid=grid, warmup=warmup, **named).metadata.shared)
+
+
+JITFunction.run = count
+for counts, start, window, listed in (
+    ([1] * 2, 5000, None, False),
+    ([200] * 90, 0, None, False),
+    ([256], 9000, None, False),
+    ([256], 900, None, False),
+    ([200] * 90, 0, 64, False),
+    ([1, 40], 100, None, True),
+):
+    units = [list(range(-(-(start + count) // page))) for count in counts]
+    kind = "window" if window else "full"
+    given = {f"{kind}_units": units, f"{kind}_page_size": page}
+    batch = build_batch([[0] * count for count in counts], [start] * len(counts), **given)
+    if listed:
+        lines = tile_count(sum(counts), len(counts), 4) + 9
+        fields = torch.zeros(lines, PIECE_FIELDS, dtype=torch.int32)
+        arrived = torch.zeros(lines * kv_heads, dtype=torch.int32)
+        batch.pieces = tuple(Pieces(fields, arrived, queries, 9) for queries in (4, 16))
+    query = torch.zeros(sum(counts), heads, dim, dtype=torch.bfloat16)
+    cache = torch.zeros(4, 2, page, kv_heads, dim, dtype=torch.bfloat16)
+    held = batch.full or batch.window
+    attention.attend(query, cache[:, 0], cache[:, 1], held, batch, scale=1.0, window=window)
+assert max(needed) <= most, needed
+print("compiled")
+"""
+
+
 def compiles(source: str, *arguments: int) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
@@ -100,3 +145,9 @@ def test_projections_in_eight_bits_compile(tokens: int, outputs: int) -> None:
 @pytest.mark.parametrize("width", [1, 5000])
 def test_copies_of_units_compile(units: int, width: int) -> None:
     compiles(UNITS, units, width)
+
+
+@pytest.mark.parametrize("kibibytes", [99, 227])
+def test_attention_of_wide_heads_fits_into_the_shared_memory(kibibytes: int) -> None:
+    """That of the GPUs of compute capability 8.9 and 9.0."""
+    compiles(ATTENTION, kibibytes, 256)

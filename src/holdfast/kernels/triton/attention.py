@@ -32,10 +32,11 @@ from holdfast.kernels.triton.launch import (
     power_of_two,
     precision,
     processors,
+    roomy,
     tiles,
     wait_for_inputs,
 )
-from holdfast.kernels.triton.pieces import attend_pieces
+from holdfast.kernels.triton.pieces import SMALL_BLOCKS, WIDE, attend_pieces
 
 SPLIT_LEAST = 256  # keys below which a split is not worth its merge
 SPLITS_MOST = 128
@@ -244,6 +245,9 @@ def shape_for(batch: Batch, query: torch.Tensor, kv_heads: int, window: int | No
         if keys < SHORT:
             block_m, splits = plan(64)
             block_n, stages = 64, 2
+    if row_bytes == WIDE and not roomy(query.device.index):
+        block_m, splits = plan(64)
+        block_n, stages = SMALL_BLOCKS
     return Shape(block_m, block_n, warps if block_m >= 128 else 4, stages, splits)
 
 

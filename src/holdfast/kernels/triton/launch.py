@@ -36,6 +36,19 @@ def processors(index: int | None) -> int:
     return int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
+SHARED_MEMORY = 160 << 10
+"""What a program's blocks may take, as measured on an H200; other GPUs have as little as 99 KiB."""
+
+
+@cache
+def roomy(index: int | None) -> bool:
+    """Whether a program has as much shared memory as the largest blocks take."""
+    if index is None:
+        return True
+    properties = triton.runtime.driver.active.utils.get_device_properties(index)
+    return bool(properties["max_shared_mem"] >= SHARED_MEMORY)
+
+
 def power_of_two(value: int, least: int = 1) -> int:
     """The smallest power of two that is at least `value` and at least `least`."""
     return int(max(least, 1 << max(0, value - 1).bit_length()))

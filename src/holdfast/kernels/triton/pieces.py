@@ -16,7 +16,14 @@ import triton.language as tl
 
 from holdfast.kernels.batch import Pages, Pieces
 from holdfast.kernels.triton.attention_block import attend_block
-from holdfast.kernels.triton.launch import launch_next, overlap, power_of_two, precision, wait_for_inputs
+from holdfast.kernels.triton.launch import (
+    launch_next,
+    overlap,
+    power_of_two,
+    precision,
+    roomy,
+    wait_for_inputs,
+)
 
 PIECE_LEAST = 256  # keys below which a piece is not worth its merge
 PIECE_STEP = 64  # pieces are whole blocks, whatever the block
@@ -27,6 +34,7 @@ _Blocks = dict[int, tuple[int, int, int]]
 LOW_BLOCKS: _Blocks = {32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3), 256: (64, 4, 2), 512: (64, 4, 3)}
 HIGH_BLOCKS: _Blocks = {32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3), 256: (64, 4, 2), 512: (64, 8, 2)}
 FLOAT32_BLOCKS = (32, 4, 2)
+WIDE, SMALL_BLOCKS = 512, (32, 2)  # heads whose blocks do not fit everywhere; keys a block and stages there
 LOW_ROWS = 16
 """Rows of the lowest tile that the tensor cores take."""
 
@@ -214,6 +222,8 @@ def attend_pieces(
     block_n, warps, stages = (HIGH_BLOCKS if high else LOW_BLOCKS)[row_bytes]
     if query.dtype == torch.float32:
         block_n, warps, stages = FLOAT32_BLOCKS
+    elif row_bytes == WIDE and not roomy(query.device.index):
+        block_n, stages = SMALL_BLOCKS
     _attend_pieces[(items, kv_heads)](
         query, key_cache, value_cache, out, partial, logs, query if sinks is None else sinks, pages.table,
         pieces.listed, pieces.arrived,
