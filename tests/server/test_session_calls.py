@@ -105,6 +105,7 @@ FIGURES_ALONE = {
     "session_full",
     "context_length_exceeded",
     "insufficient_memory",
+    "bad_text",
 }
 """Refusals whose own words hold nothing of the client's."""
 

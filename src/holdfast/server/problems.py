@@ -35,6 +35,7 @@ STATUS_OF_CODE = {
     "insufficient_memory": 400,
     "bad_sampling": 400,
     "bad_max_tokens": 400,
+    "bad_text": 400,
     "history_changed": 409,
     "journal_unavailable": 503,
 }
@@ -42,7 +43,7 @@ STATUS_OF_CODE = {
 WORDS_OF_CODE = {
     "session_not_found": "there is no such session",
     "session_expired": "the session was closed after its time to live",
-    "session_exists": "a session of this id is open already",
+    "session_exists": "a session of this id is open already, or waits in the journal for room",
     "session_busy": "the session has a turn in flight, or is being closed",
     "turn_exists": "a turn or request of this id is there already",
     "turn_conflict": "a turn of this id has finished, and had another body",

@@ -308,7 +308,7 @@ def turn_failure(end: wire.End) -> Problem:
     """A turn that could not be carried out; its session is as it was before."""
     numeric = end.reason == "numeric_error"
     code = "numeric_error" if numeric else "turn_failed"
-    said = "the model's output was not a number" if numeric else "the turn failed twice"
+    said = "the model's output was not a number" if numeric else "the turn could not be carried out"
     return Problem(500, code, f"{said}; the session is as it was before the turn")
 
 
