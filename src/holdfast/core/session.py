@@ -1,8 +1,8 @@
 """A session: one append-only conversation, and where its memory is.
 
 Two tables say what may happen. `LIFE_TABLE` is what the session is doing, `PLACE_TABLE` where its memory is;
-they are apart because they are independent: a session may wait for its turn while its memory is on its way out
-or back. `Session.state` names the combination as clients see it. An event that is not in the table is a
+they are apart because they are independent: a session may wait for its turn while its memory is on its way
+out or back. `Session.state` names the combination as clients see it. An event that is not in the table is a
 fault of the caller.
 """
 
