@@ -110,16 +110,8 @@ class Call:
         if first != (record.view.known == 0):
             tokens = await self._tokens(asked, not first)
         _require_start(asked, record.view.known + len(tokens))
-        turn = TurnAsked(
-            Input(tokens=tokens),
-            sampling,
-            asked.rid,
-            timeout=self.body.timeout,
-            cut=True,
-            fields={**FIELDS, "input": _input_field(self.body)},
-        )
         try:
-            feed = await self.service.start_turn(record, turn)
+            feed = await self.service.start_turn(record, self._turn(asked, sampling, tokens))
         except Problem as problem:
             raise self._explained(problem) from problem
         return [self._enter(asked, Choice(self._said(asked, sampling, tokens), feed, session=record))]
@@ -127,19 +119,25 @@ class Call:
     async def _request(self, asked: Asked, sampling: Sampling, tokens: list[int]) -> list[TurnFeed]:
         """Start a request of its own on the engine."""
         _require_start(asked, len(tokens))
-        turn = TurnAsked(
+        turn = self._turn(asked, sampling, tokens, asked.start if asked.start >= 0 else None)
+        try:
+            return await self.service.start_request(self.caller, turn)
+        except Problem as problem:
+            raise self._explained(problem) from problem
+
+    def _turn(
+        self, asked: Asked, sampling: Sampling, tokens: list[int], computes_from: int | None = None
+    ) -> TurnAsked:
+        """What is asked of the engine; faults are named as the body names its fields."""
+        return TurnAsked(
             Input(tokens=tokens),
             sampling,
             asked.rid,
             timeout=self.body.timeout,
             cut=True,
-            computes_from=asked.start if asked.start >= 0 else None,
+            computes_from=computes_from,
             fields={**FIELDS, "input": _input_field(self.body)},
         )
-        try:
-            return await self.service.start_request(self.caller, turn)
-        except Problem as problem:
-            raise self._explained(problem) from problem
 
     def _explained(self, problem: Problem) -> Problem:
         """An input without room for one token more is refused in words that SGLang's clients look for."""
