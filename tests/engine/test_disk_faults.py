@@ -12,7 +12,7 @@ import torch
 
 from holdfast.core.layout import Tier
 from holdfast.engine import spill
-from holdfast.engine.engine import Engine
+from holdfast.engine.engine import Engine, Session
 from holdfast.engine.spill import DiskTier
 from holdfast.engine.spill_files import Files, Header
 from holdfast.engine.spill_thread import DiskThread, Job
@@ -113,9 +113,7 @@ def test_an_older_file_never_takes_the_place_of_a_newer_one(
 ) -> None:
     """A session that is being written goes on and is moved to disk: what it comes back from is the newer."""
     expected = talk(make().session(), range(3))
-    engine = make(**options(tmp_path))
-    session = engine.session(id="s")
-    talk(session, range(1))
+    engine, session = talked(make, tmp_path, 1)
     disk, held = disk_of(engine), hold(engine, tmp_path)
     older = begin_writing(engine)
     talk(session, range(1, 2))
@@ -169,6 +167,14 @@ def test_a_file_of_something_else_is_not_read(
 # --- no room on the device ---
 
 
+def talked(make: Make, folder: Path, turns: int) -> tuple[Engine, Session]:
+    """An engine with a disk, and a session of it that has had some turns."""
+    engine = make(**options(folder))
+    session = engine.session(id="s")
+    talk(session, range(turns))
+    return engine, session
+
+
 def fails_once(monkeypatch: pytest.MonkeyPatch, name: str) -> list[object]:
     """Let the device have no room when a function of the disk tier is called first; its calls."""
     real, calls = getattr(spill, name), []
@@ -188,9 +194,7 @@ def test_no_room_for_a_copy_leaves_a_session_where_it_is(
     make: Make, tmp_path: Path, asked: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = talk(make().session(), range(3))
-    engine = make(**options(tmp_path))
-    session = engine.session(id="s")
-    talk(session, range(2))
+    engine, session = talked(make, tmp_path, 2)
     run(engine)
     calls = fails_once(monkeypatch, "_rows")
     with caplog.at_level(logging.WARNING, "holdfast.disk"):
@@ -208,9 +212,7 @@ def test_no_room_to_put_a_file_back_costs_computing_it_again(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = talk(make().session(), range(4))
-    engine = make(**options(tmp_path))
-    session = engine.session(id="s")
-    talk(session, range(2))
+    engine, session = talked(make, tmp_path, 2)
     to_disk(engine)
     calls = fails_once(monkeypatch, "_put")
     with caplog.at_level(logging.WARNING, "holdfast.disk"):
@@ -317,9 +319,7 @@ def test_a_file_of_a_history_that_is_gone_is_not_kept(make: Make, tmp_path: Path
     expected = make().session()
     talk(expected, range(1))
     talk(expected, range(5, 8))
-    engine = make(**options(tmp_path))
-    session = engine.session(id="s")
-    talk(session, range(3))
+    engine, session = talked(make, tmp_path, 3)
     held = hold(engine, tmp_path)
     begin_writing(engine)
     session.rewind(1)
@@ -356,9 +356,7 @@ def test_no_memory_to_write_a_file_leaves_a_session_where_it_is(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = talk(make().session(), range(3))
-    engine = make(**options(tmp_path))
-    session = engine.session(id="s")
-    talk(session, range(2))
+    engine, session = talked(make, tmp_path, 2)
     run(engine)
 
     def fails(*_: object) -> bytes:
