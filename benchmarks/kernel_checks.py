@@ -279,17 +279,18 @@ def listed_pieces(batch: Batch, kv_heads: int, queries: int, above: int, most: i
 
 
 def check_linear(dtype: torch.dtype) -> Errors:
-    for tokens in (1, 2, 16, 40):
+    for tokens in (1, 2, 16, 40, 64, 100, 192, 200):
         for outputs, inputs in (
             (6144, 4096),
             (4096, 12288),
             (2880, 2880),
             (100, 704),
             (1, 704),
+            (18560, 2048),
             (24576, 4096),
         ):
             x, weight, bias = (
-                normal(dtype, tokens, inputs),
+                normal(dtype, tokens, inputs + 8)[:, :inputs],
                 normal(dtype, outputs, inputs) * inputs**-0.5,
                 normal(dtype, outputs),
             )
@@ -297,7 +298,7 @@ def check_linear(dtype: torch.dtype) -> Errors:
             yield error(kernels.linear(x, weight, bias), expected)
             if outputs == 1:
                 continue
-            for activation in ("swiglu", "relu_squared"):
+            for activation in ("swiglu", "geglu", "swiglu_clamped", "relu_squared"):
                 actual = kernels.linear_gated(x, weight, bias, activation)
                 yield error(actual, naive.activate(expected, activation))
 

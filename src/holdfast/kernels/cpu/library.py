@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from holdfast.kernels.compiled import kernel_directory
 from holdfast.kernels.cpu.structures import MatrixStructure
 
 log = logging.getLogger("holdfast.kernels")
@@ -111,7 +112,7 @@ def compiled(flags: tuple[str, ...]) -> Path:
     digest = hashlib.sha256(repr((FLAGS, flags, version, sorted(processor_features()))).encode())
     for file in files:
         digest.update(file.read_bytes())
-    folder = _cache_directory() / "kernels"
+    folder = kernel_directory()
     target = folder / f"cpu-{digest.hexdigest()[:24]}.so"
     if target.exists():
         return target
@@ -147,12 +148,3 @@ def load(path: Path) -> ctypes.CDLL:
         function.restype = answer
         function.argtypes = arguments
     return loaded
-
-
-def _cache_directory() -> Path:
-    """$HOLDFAST_CACHE, or `holdfast` in the user's cache directory; the one that models are fetched to."""
-    chosen = os.environ.get("HOLDFAST_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "holdfast"

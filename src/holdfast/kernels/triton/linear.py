@@ -2,9 +2,10 @@
 """Linear projections of few tokens as Triton kernels: bound by the reading of the weights, as it should be.
 
 One token: a program takes some rows of the weight and walks along them; the library's kernels reach less of
-the memory's bandwidth there. A few tokens: one program multiplies them by both halves of a gated
-feed-forward's first product, so that the activation is applied before anything is stored. All else goes to
-the library.
+the memory's bandwidth there. More tokens: a kernel in CUDA where there is one for the device
+(`kernels/cuda/products.py`). Otherwise, of a few tokens: one program multiplies them by both halves of a
+gated feed-forward's first product, so that the activation is applied before anything is stored. All else goes
+to the library.
 Weights do not depend on the kernel before, so their first block is fetched while that still runs. Same
 functions and promises as `kernels/torch/linear.py`. Called through `holdfast.kernels`.
 """
@@ -17,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from holdfast.kernels.cuda.products import product
 from holdfast.kernels.torch.activation import CLAMP_ALPHA, CLAMP_LIMIT, Activation
 from holdfast.kernels.triton.activation import activate, activation_value
 from holdfast.kernels.triton.launch import ceiling, launch_next, overlap, power_of_two, wait_for_inputs
@@ -176,8 +178,12 @@ def _few(
 def _product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation | None
 ) -> torch.Tensor | None:
-    """The product and its activation by a kernel of this module; None where the library is the faster."""
+    """The product and its activation by a kernel of our own; None where the library is the faster."""
     tokens = x.shape[0]
+    if tokens > 1:
+        out = product(x, weight, bias, activation)
+        if out is not None:
+            return out
     if not 0 < tokens <= FEW_TOKENS or weight.shape[0] >= ROWS_MOST or not _fits(x, weight):
         return None
     if tokens == 1:

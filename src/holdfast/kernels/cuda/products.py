@@ -1,0 +1,190 @@
+"""Products of 2 to 192 tokens with weights in bfloat16, on Hopper GPUs: `source/product.cu`.
+
+`product` answers None for all that the kernel does not take, or takes no faster than the library: other GPUs
+and types, small or very tall weights, a machine without a compiler (`HOLDFAST_CUDA_KERNELS=off` asks for
+that). Same promises as `kernels/torch/linear.py`. Called by `kernels/triton/linear.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from holdfast.kernels.cuda.driver import Kernel, compile_source, map_of, shared_memory
+from holdfast.kernels.torch.activation import Activation
+
+log = logging.getLogger("holdfast.kernels")
+
+SOURCE = Path(__file__).parent / "source" / "product.cu"
+
+TOKENS_MOST = 192
+"""From here on the matrix units are what a product waits for, and the library uses them better."""
+
+ROWS_LEAST = 48
+ROWS_MOST = {1: 256, 2: 256, 3: 192}
+"""Rows of the weight that a program takes: fewer are not worth a ring, more sums do not fit the registers."""
+
+SPLIT_BELOW = 64
+"""Rows below which two programs share a tile, each half of the depth: x is then fetched half as often."""
+
+DEPTH = 64
+DEPTH_LEAST = 1024
+STAGES_MOST = 8
+STAGES_LEAST = 3
+BARRIER_BYTES = 16
+ALIGNMENT = 1024
+
+ACTIVATIONS: dict[Activation | None, int] = {
+    None: 0,
+    "swiglu": 1,
+    "geglu": 2,
+    "swiglu_clamped": 3,
+    "relu_squared": 4,
+}
+PLAIN = (None, "relu_squared")
+
+
+class Machine(NamedTuple):
+    """What of a GPU decides how a product is cut."""
+
+    processors: int
+    shared_memory: int
+
+
+class Cut(NamedTuple):
+    """How a product is cut: groups of 64 tokens, rows of the weight a program, parts of the depth, stages."""
+
+    groups: int
+    rows: int
+    splits: int
+    stages: int
+
+    @property
+    def place(self) -> int:
+        """Bytes of one stage: 64 columns of the tokens and of the rows."""
+        return (64 * self.groups + self.rows) * DEPTH * 2
+
+    @property
+    def shared(self) -> int:
+        return ALIGNMENT + self.stages * (self.place + BARRIER_BYTES)
+
+
+def cut_of(tokens: int, outputs: int, depth: int, gated: bool, machine: Machine) -> Cut | None:
+    """One wave of programs over all outputs; None where the library is the faster one."""
+    if not 1 < tokens <= TOKENS_MOST or depth < DEPTH_LEAST or depth % DEPTH or outputs % 8:
+        return None
+    groups = -(-tokens // 64)
+    splits, rows = 1, _rows(outputs, machine.processors, gated)
+    if rows < SPLIT_BELOW:
+        splits, rows = 2, _rows(outputs, machine.processors // 2, gated)
+    if not ROWS_LEAST <= rows <= ROWS_MOST[groups]:
+        return None
+    cut = Cut(groups, rows, splits, 0)
+    stages = min(STAGES_MOST, (machine.shared_memory - ALIGNMENT) // (cut.place + BARRIER_BYTES))
+    return cut._replace(stages=stages) if stages >= STAGES_LEAST else None
+
+
+def _rows(outputs: int, programs: int, gated: bool) -> int:
+    """Rows of the weight that each program takes: whole eights, of each half of a gated one."""
+    return (16 if gated else 8) * -(-outputs // (8 * programs))
+
+
+def source_of(cut: Cut, activation: Activation | None) -> str:
+    """The kernel of a cut: what its file counts on, and the file."""
+    sums = cut.rows // 2
+    listed = ", ".join(f"%{index}" for index in range(sums))
+    bound = ", ".join(f'"+f"(d[{index}])' for index in range(sums))
+    given = {
+        "GROUPS": cut.groups,
+        "ROWS": cut.rows,
+        "SPLITS": cut.splits,
+        "STAGES": cut.stages,
+        "ACTIVATION": ACTIVATIONS[activation],
+    }
+    return "\n".join(
+        (
+            "typedef unsigned int u32; typedef unsigned long long u64; typedef unsigned short u16;",
+            *(f"#define {name} {value}" for name, value in given.items()),
+            f"__device__ __forceinline__ void multiply(float (&d)[{sums}], u64 a, u64 b, int add) {{",
+            f'asm volatile("{{.reg .pred p; setp.ne.b32 p, %{sums + 2}, 0; "',
+            f'"wgmma.mma_async.sync.aligned.m64n{cut.rows}k16.f32.bf16.bf16 "',
+            f'"{{{listed}}}, %{sums}, %{sums + 1}, p, 1, 1, 0, 0;}}"',
+            f': {bound} : "l"(a), "l"(b), "r"(add)); }}',
+            SOURCE.read_text(encoding="utf-8"),
+        )
+    )
+
+
+def product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation | None
+) -> torch.Tensor | None:
+    """The product and its activation, or None where another kernel serves."""
+    if x.dtype != torch.bfloat16 or not (_readable(x) and _readable(weight)):
+        return None
+    machine = _machine(x.device.index)
+    if machine is None:
+        return None
+    gated = activation not in PLAIN
+    tokens, depth = x.shape
+    outputs = weight.shape[0] // 2 if gated else weight.shape[0]
+    cut = cut_of(tokens, outputs, depth, gated, machine)
+    kernel = None if cut is None else _kernel(cut, activation, x.device.index)
+    if cut is None or kernel is None:
+        return None
+    out = torch.empty(tokens, outputs, dtype=x.dtype, device=x.device)
+    tile = cut.rows // 2 if gated else cut.rows
+    seen = 8 * -(-tokens // 8)
+    kernel.launch(
+        -(-outputs // tile) * cut.splits,
+        (
+            map_of(x.data_ptr(), tokens, depth, x.stride(0), seen),
+            map_of(weight.data_ptr(), weight.shape[0], depth, weight.stride(0), tile),
+        ),
+        ctypes.c_void_p(None if bias is None else bias.data_ptr()),
+        ctypes.c_void_p(out.data_ptr()),
+        ctypes.c_int(tokens),
+        ctypes.c_int(outputs),
+        ctypes.c_int(depth),
+        ctypes.c_int(seen * DEPTH * 2),
+    )
+    return out
+
+
+def _readable(x: torch.Tensor) -> bool:
+    """Whether the copy engine can read it: rows in one piece, on boundaries of 16 bytes."""
+    return (
+        x.dim() == 2
+        and x.dtype == torch.bfloat16
+        and x.stride(1) == 1
+        and x.stride(0) % 8 == 0
+        and x.data_ptr() % 16 == 0
+    )
+
+
+@cache
+def _machine(index: int | None) -> Machine | None:
+    """What the device is; None where it is no Hopper, or its kernels are not wanted."""
+    if index is None or os.environ.get("HOLDFAST_CUDA_KERNELS", "on") == "off":
+        return None
+    if torch.cuda.get_device_capability(index) != (9, 0):
+        return None
+    properties = torch.cuda.get_device_properties(index)
+    return Machine(properties.multi_processor_count, shared_memory(index))
+
+
+@cache
+def _kernel(cut: Cut, activation: Activation | None, index: int) -> Kernel | None:
+    """The kernel of a cut on a device, or None where it cannot be had; the reason is logged."""
+    try:
+        image = compile_source(source_of(cut, activation))
+        with torch.cuda.device(index):
+            return Kernel(image, "product", 128 * cut.groups + 32, cut.shared, cut.splits)
+    except OSError as error:
+        log.warning("a CUDA kernel cannot be had; the library serves: %s", error)
+        return None

@@ -1,0 +1,247 @@
+// out = activation(x w^T + bias) for 2 to 192 tokens, on Hopper: as long as it takes to read the weight.
+//
+// A program takes ROWS rows of the weight (of a gated activation half of them from each half) and one of SPLITS parts
+// of their depth. One thread has the copy engine bring 64 columns of them and of x at a time into a ring of STAGES
+// places; GROUPS groups of four warps, 64 tokens each, multiply what has come and give the place back. Programs that
+// share a tile form a cluster and add up through each other's shared memory.
+//
+// Weights depend on no kernel before this one, so the ring is full of them before that one has ended. They are read
+// once, and marked to leave the second cache first; x is read by every program, and marked to stay: without the marks
+// a layer of an 8B model takes a tenth longer.
+//
+// `products.py` compiles this file with GROUPS, ROWS, SPLITS, STAGES and ACTIVATION defined, and with `multiply` before
+// it: one instruction of the matrix units, d[64 x ROWS] (+)= a[64 x 16] b[ROWS x 16]^T.
+
+constexpr int TOKENS = 64 * GROUPS, DEPTH = 64, WARPS = 4 * GROUPS;
+constexpr bool GATED = ACTIVATION == 1 || ACTIVATION == 2 || ACTIVATION == 3;
+constexpr int OUTPUTS = GATED ? ROWS / 2 : ROWS;  // columns of `out` that a tile makes
+constexpr u32 LINE = DEPTH * 2;                   // bytes of a row in a place; the swizzle of 128 bytes counts on it
+constexpr u32 INPUT_BYTES = TOKENS * LINE, WEIGHT_BYTES = ROWS * LINE, PLACE = INPUT_BYTES + WEIGHT_BYTES;
+constexpr int PITCH = ROWS + 8;  // floats from token to token where parts are added up; 8 keeps banks apart
+constexpr float CLAMP_ALPHA = 1.702f, CLAMP_LIMIT = 7.0f;
+
+static_assert(ROWS % 16 == 0 || (!GATED && ROWS % 8 == 0), "outputs come in eights");
+static_assert(SPLITS == 1 || TOKENS * PITCH * 4 <= STAGES * PLACE, "parts are added up where the ring was");
+
+struct __align__(64) TensorMap {
+    char opaque[128];
+};
+
+// Barriers: one that fills as a place does, and one that fills as its readers leave it.
+
+__device__ __forceinline__ void set_up(u32 barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+
+__device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void wait(u32 barrier, u32 parity) {
+    asm volatile(
+        "{\n.reg .pred done;\nagain:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n}\n" ::"r"(barrier), "r"(parity)
+        : "memory");
+}
+
+// The cluster's barrier; `release` where what was written is to be read by the others.
+
+__device__ __forceinline__ void meet(bool release) {
+    if (release)
+        asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+    else
+        asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+__device__ __forceinline__ float4 read_from(u32 program, u32 address) {
+    float4 value;
+    asm volatile(
+        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %4, %5;\n"
+        "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}\n"
+        : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+        : "r"(address), "r"(program)
+        : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void fetch(u32 to, const TensorMap* map, int column, int row, u32 barrier, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
+        : "memory");
+}
+
+// How the matrix units find a block of rows of 128 bytes, swizzled in eights.
+__device__ __forceinline__ u64 block_at(u32 address) {
+    return (u64)((address & 0x3FFFF) >> 4) | 1ull << 16 | (u64)(8 * LINE >> 4) << 32 | 1ull << 62;
+}
+
+// The compiler must not move sums across the instructions that work on them while they run.
+__device__ __forceinline__ void pin(float (&sums)[ROWS / 2]) {
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+__device__ __forceinline__ u32 pair_of(float first, float second) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+
+__device__ __forceinline__ float as_float(u16 bits) { return __uint_as_float((u32)bits << 16); }
+
+__device__ __forceinline__ float rounded(float value) { return __uint_as_float(pair_of(0.0f, value) & 0xFFFF0000u); }
+
+__device__ __forceinline__ float sigmoid(float value) { return 1.0f / (1.0f + __expf(-value)); }
+
+__device__ __forceinline__ float biased(float sum, const u16* bias, int column) {
+    return bias ? sum + as_float(bias[column]) : sum;
+}
+
+// An output from its sums. The halves of a gated one are rounded as if they had been stored.
+__device__ __forceinline__ float finished(float sum, float up_sum, const u16* bias, int column, int width) {
+    float gate = biased(sum, bias, column);
+    if (ACTIVATION == 0) return gate;
+    gate = rounded(gate);
+    if (ACTIVATION == 4) {
+        float positive = fmaxf(gate, 0.0f);
+        return positive * positive;
+    }
+    float up = rounded(biased(up_sum, bias, width + column));
+    if (ACTIVATION == 1) return gate * sigmoid(gate) * up;
+    if (ACTIVATION == 2) {
+        float inner = 0.7978845608028654f * (gate + 0.044715f * gate * gate * gate);
+        return gate * sigmoid(2.0f * inner) * up;
+    }
+    float low = fminf(gate, CLAMP_LIMIT), high = fminf(fmaxf(up, -CLAMP_LIMIT), CLAMP_LIMIT);
+    return low * sigmoid(CLAMP_ALPHA * low) * (high + 1.0f);
+}
+
+// `width` is that of `out`; a gated weight has twice as many rows. `input_bytes` is what a fetch of x brings: its rows
+// beyond the tokens are never stored, so nothing need be there.
+extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
+    product(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight, const u16* bias, u16* out,
+            int tokens, int width, int depth, int input_bytes) {
+    extern __shared__ char memory[];
+    const u32 ring = ((u32)__cvta_generic_to_shared(memory) + 1023) & ~1023u, barriers = ring + STAGES * PLACE;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int part = blockIdx.x % SPLITS, column = blockIdx.x / SPLITS * OUTPUTS;
+    const int blocks = depth / DEPTH, begin = blocks * part / SPLITS, steps = blocks * (part + 1) / SPLITS - begin;
+
+    if (warp == WARPS && lane == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            set_up(barriers + 16 * i, 1);
+            set_up(barriers + 16 * i + 8, WARPS);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    asm volatile("griddepcontrol.launch_dependents;");
+    __syncthreads();
+
+    if (warp == WARPS) {
+        if (lane == 0) {
+            u64 once, often;
+            asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+            asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(often));
+            const int ahead = steps < STAGES ? steps : STAGES;
+            auto fetch_weight = [&](int step) {
+                const u32 barrier = barriers + 16 * (step % STAGES), to = ring + step % STAGES * PLACE + INPUT_BYTES;
+                expect(barrier, WEIGHT_BYTES + input_bytes);
+                fetch(to, &weight, (begin + step) * DEPTH, column, barrier, once);
+                if (GATED) fetch(to + WEIGHT_BYTES / 2, &weight, (begin + step) * DEPTH, width + column, barrier, once);
+            };
+            for (int step = 0; step < ahead; step++) fetch_weight(step);
+            asm volatile("griddepcontrol.wait;" ::: "memory");
+            for (int step = 0; step < steps; step++) {
+                const u32 barrier = barriers + 16 * (step % STAGES);
+                if (step >= ahead) {
+                    wait(barrier + 8, (step / STAGES & 1) ^ 1);
+                    fetch_weight(step);
+                }
+                fetch(ring + step % STAGES * PLACE, &x, (begin + step) * DEPTH, 0, barrier, often);
+            }
+        }
+        __syncwarp();
+        if (SPLITS > 1) {
+            meet(false);
+            meet(false);
+        }
+        return;
+    }
+
+    float sums[ROWS / 2];
+    for (int step = 0; step < steps; step++) {
+        const u32 barrier = barriers + 16 * (step % STAGES), place = ring + step % STAGES * PLACE;
+        wait(barrier, step / STAGES & 1);
+        const u64 left = block_at(place + warp / 4 * 64 * LINE), right = block_at(place + INPUT_BYTES);
+        pin(sums);
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+        for (int k = 0; k < DEPTH / 16; k++) multiply(sums, left + 2 * k, right + 2 * k, (step | k) != 0);
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        pin(sums);
+        // All but the last product are done, so the place before this one is free.
+        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+        if (step > 0 && lane == 0) arrive(barriers + 16 * ((step - 1) % STAGES) + 8);
+    }
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    pin(sums);
+
+    // Of every eight columns a thread has two neighbours, of two tokens.
+    const int token = warp * 16 + lane / 4, within = lane % 4 * 2;
+    if (SPLITS == 1) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            if (token + 8 * half >= tokens) continue;
+            u16* line = out + (size_t)(token + 8 * half) * width;
+#pragma unroll
+            for (int i = 0; i < OUTPUTS / 8; i++) {
+                const int at = column + 8 * i + within, sum = 4 * i + 2 * half, up = GATED ? sum + OUTPUTS / 2 : sum;
+                if (column + 8 * i >= width) continue;
+                *(u32*)(line + at) = pair_of(finished(sums[sum], sums[up], bias, at, width),
+                                             finished(sums[sum + 1], sums[up + 1], bias, at + 1, width));
+            }
+        }
+        return;
+    }
+    // Nobody reads the ring any more once all groups are here: each program leaves its sums in it, and finishes
+    // its share of the tokens.
+    asm volatile("bar.sync 1, %0;" ::"n"(128 * GROUPS) : "memory");
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const u32 line = ring + ((token + 8 * half) * PITCH + within) * 4;
+#pragma unroll
+        for (int i = 0; i < ROWS / 8; i++)
+            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(line + 32 * i), "f"(sums[4 * i + 2 * half]),
+                         "f"(sums[4 * i + 2 * half + 1])
+                         : "memory");
+    }
+    meet(true);
+    constexpr int SHARE = TOKENS / SPLITS, QUADS = OUTPUTS / 4;
+    auto total = [&](int at, int first) {
+        const u32 address = ring + (at * PITCH + first) * 4;
+        float4 sum = read_from(0, address);
+#pragma unroll
+        for (int program = 1; program < SPLITS; program++) {
+            const float4 more = read_from(program, address);
+            sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+        }
+        return sum;
+    };
+    for (int i = threadIdx.x; i < SHARE * QUADS; i += 128 * GROUPS) {
+        const int at = part * SHARE + i / QUADS, first = i % QUADS * 4, to = column + first;
+        if (at >= tokens || to >= width) continue;
+        const float4 gate = total(at, first), up = GATED ? total(at, OUTPUTS + first) : gate;
+        uint2 four;
+        four.x = pair_of(finished(gate.x, up.x, bias, to, width), finished(gate.y, up.y, bias, to + 1, width));
+        four.y = pair_of(finished(gate.z, up.z, bias, to + 2, width), finished(gate.w, up.w, bias, to + 3, width));
+        *(uint2*)(out + (size_t)at * width + to) = four;
+    }
+    meet(false);
+}

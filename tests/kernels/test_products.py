@@ -1,0 +1,267 @@
+"""The products in CUDA, as far as a machine without a GPU can tell.
+
+How they are cut, how they are launched, that they compile, and that another kernel serves where they cannot
+be had.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast.kernels.cuda import driver, products
+from holdfast.kernels.cuda.products import ACTIVATIONS, PLAIN, Cut, Machine, cut_of, product, source_of
+from holdfast.kernels.torch.activation import Activation
+
+H200 = Machine(132, 232_448)
+SMALL = Machine(60, 232_448)
+
+SHAPES = [
+    (6144, 4096),
+    (4096, 4096),
+    (4096, 12288),
+    (12288, 4096),
+    (18560, 4096),
+    (21504, 4096),
+    (9224, 2560),
+]
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    cached = (products._kernel, products._machine, driver._compiler)
+    for function in cached:
+        function.cache_clear()
+    yield
+    for function in cached:
+        function.cache_clear()
+
+
+@pytest.mark.parametrize("machine", [H200, SMALL])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("tokens", [2, 64, 65, 128, 129, 192])
+def test_a_cut_covers_every_output_in_one_wave(machine: Machine, gated: bool, tokens: int) -> None:
+    taken = 0
+    for outputs, depth in SHAPES:
+        cut = cut_of(tokens, outputs, depth, gated, machine)
+        if cut is None:
+            continue
+        taken += 1
+        tile = cut.rows // 2 if gated else cut.rows
+        tiles = -(-outputs // tile)
+        assert tile % 8 == 0
+        assert tiles * tile >= outputs > (tiles - 1) * tile, "no program without work"
+        assert tiles * cut.splits <= machine.processors
+        assert 64 * cut.groups >= tokens > 64 * (cut.groups - 1)
+        assert cut.shared <= machine.shared_memory
+        assert cut.splits == 1 or 64 * cut.groups * (cut.rows + 8) * 4 <= cut.stages * cut.place
+    assert taken >= 2
+
+
+@pytest.mark.parametrize(
+    ("tokens", "outputs", "depth", "gated"),
+    [
+        (1, 4096, 4096, False),  # one token has a kernel of its own
+        (193, 4096, 4096, False),
+        (64, 151_936, 4096, False),  # more than a wave
+        (64, 2048, 4096, False),  # less than a wave of tiles worth a ring
+        (64, 4100, 4096, False),
+        (64, 4096, 4100, False),
+        (64, 4096, 512, False),
+        (192, 16_384, 4096, True),  # sums that do not fit the registers
+    ],
+)
+def test_what_is_left_to_others(tokens: int, outputs: int, depth: int, gated: bool) -> None:
+    assert cut_of(tokens, outputs, depth, gated, H200) is None
+
+
+def test_a_little_shared_memory_is_not_enough() -> None:
+    assert cut_of(64, 4096, 4096, False, Machine(132, 99 << 10)) is not None
+    assert cut_of(192, 12288, 4096, True, Machine(132, 99 << 10)) is None
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no CUDA compiler")
+@pytest.mark.parametrize(
+    ("tokens", "outputs", "activation"),
+    [
+        (64, 6144, None),
+        (128, 12288, "swiglu"),
+        (192, 12288, "geglu"),
+        (128, 16_896, "swiglu_clamped"),
+        (192, 21504, "relu_squared"),
+        (64, 3072, "swiglu"),
+    ],
+)
+def test_a_kernel_compiles_and_keeps_its_sums_in_registers(
+    tmp_path: Path, tokens: int, outputs: int, activation: Activation | None
+) -> None:
+    cut = cut_of(tokens, outputs, 4096, activation not in PLAIN, H200)
+    assert cut is not None
+    file = tmp_path / "product.cu"
+    file.write_text(source_of(cut, activation))
+    target = tmp_path / "product.cubin"
+    flags = ("-arch=sm_90a", "-std=c++17", "-cubin", "-Werror", "all-warnings", "-Xptxas", "-v")
+    done = subprocess.run(
+        ["nvcc", *flags, "-o", str(target), str(file)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert " 0 bytes spill stores, 0 bytes spill loads" in done.stderr
+    assert "serialized" not in done.stderr, "the matrix units would wait for each other"
+
+
+def tensors(tokens: int = 64, outputs: int = 4096, depth: int = 4096) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.zeros(tokens, depth, dtype=torch.bfloat16)
+    return x, torch.zeros(1, dtype=torch.bfloat16).expand(outputs, depth).contiguous()
+
+
+def test_a_kernel_that_cannot_be_had_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(products, "_machine", lambda _: H200)
+
+    def refuse(_: str) -> bytes:
+        raise OSError("no compiler today")
+
+    monkeypatch.setattr(products, "compile_source", refuse)
+    with caplog.at_level(logging.WARNING, "holdfast.kernels"):
+        assert product(*tensors(), None, None) is None
+        assert product(*tensors(), None, None) is None
+    assert [record.getMessage() for record in caplog.records] == [
+        "a CUDA kernel cannot be had; the library serves: no compiler today"
+    ]
+
+
+class Recorded:
+    """A kernel that writes down how it is launched."""
+
+    def __init__(self) -> None:
+        self.programs = 0
+        self.maps: tuple[object, ...] = ()
+        self.numbers: list[object] = []
+
+    def launch(self, programs: int, maps: tuple[object, ...], *rest: ctypes.c_void_p | ctypes.c_int) -> None:
+        self.programs, self.maps, self.numbers = programs, maps, [each.value for each in rest]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_launch(monkeypatch: pytest.MonkeyPatch, activation: Activation | None) -> None:
+    kernel, asked = Recorded(), list[tuple[Cut, object]]()
+    monkeypatch.setattr(products, "_machine", lambda _: H200)
+    monkeypatch.setattr(products, "map_of", lambda *place: place)
+
+    def compiled(cut: Cut, wanted: object, _: int | None) -> Recorded:
+        asked.append((cut, wanted))
+        return kernel
+
+    monkeypatch.setattr(products, "_kernel", compiled)
+    x, weight = tensors(tokens=9, outputs=8192)
+    bias = torch.zeros(8192, dtype=torch.bfloat16)
+    out = product(x, weight, bias, activation)
+    assert out is not None
+    width = 8192 if activation in PLAIN else 4096
+    assert out.shape == (9, width)
+    ((cut, wanted),) = asked
+    assert wanted == activation
+    tile = width // (kernel.programs // cut.splits)
+    assert kernel.maps == (
+        (x.data_ptr(), 9, 4096, 4096, 16),
+        (weight.data_ptr(), 8192, 4096, 4096, tile),
+    )
+    assert kernel.numbers == [bias.data_ptr(), out.data_ptr(), 9, width, 4096, 16 * 128]
+
+
+@pytest.mark.parametrize("what", ["dtype", "stride", "offset", "rows"])
+def test_what_the_copy_engine_cannot_read(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setattr(products, "_kernel", lambda *_: pytest.fail("launched"))
+    monkeypatch.setattr(products, "_machine", lambda _: H200)
+    x, weight = tensors()
+    match what:
+        case "dtype":
+            x = x.half()
+        case "stride":
+            x = torch.zeros(64, 4100, dtype=torch.bfloat16)[:, :4096]
+        case "offset":
+            x = torch.zeros(64, 4104, dtype=torch.bfloat16)[:, 1:4097]
+        case _:
+            weight = weight.T
+    assert product(x, weight, None, None) is None
+
+
+def test_kernels_that_are_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_CUDA_KERNELS", "off")
+    assert products._machine(0) is None
+    monkeypatch.delenv("HOLDFAST_CUDA_KERNELS")
+    products._machine.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert products._machine(0) is None, "no Hopper"
+
+
+def compiler(fails: bool, compiled: list[bytes]) -> SimpleNamespace:
+    """NVRTC, as far as it is called; `compiled` gets the sources."""
+
+    def create(_: object, source: bytes, *rest: object) -> None:
+        compiled.append(source)
+
+    def tell_size(_: object, size: Any) -> None:
+        size._obj.value = 5
+
+    def give(text: bytes) -> Callable[[object, Any], None]:
+        return lambda _, buffer: setattr(buffer, "raw", text)
+
+    return SimpleNamespace(
+        nvrtcVersion=lambda *_: 0,
+        nvrtcCreateProgram=create,
+        nvrtcCompileProgram=lambda *_: int(fails),
+        nvrtcDestroyProgram=lambda *_: 0,
+        nvrtcGetCUBINSize=tell_size,
+        nvrtcGetProgramLogSize=tell_size,
+        nvrtcGetCUBIN=give(b"image"),
+        nvrtcGetProgramLog=give(b"oops\0"),
+    )
+
+
+def test_a_kernel_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path))
+    compiled: list[bytes] = []
+    monkeypatch.setattr(driver, "_compiler", lambda: compiler(False, compiled))
+    assert driver.compile_source("a") == driver.compile_source("a") == b"image"
+    assert compiled == [b"a"]
+    driver.compile_source("b")
+    assert compiled == [b"a", b"b"]
+    assert len(list((tmp_path / "kernels").iterdir())) == 2, "whole files and nothing else"
+
+
+def test_a_cache_that_cannot_be_written_costs_only_the_next_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    monkeypatch.setenv("HOLDFAST_CACHE", str(in_the_way))
+    monkeypatch.setattr(driver, "_compiler", lambda: compiler(False, []))
+    assert driver.compile_source("a") == b"image"
+
+
+def test_a_source_that_does_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path))
+    monkeypatch.setattr(driver, "_compiler", lambda: compiler(True, []))
+    with pytest.raises(OSError, match="does not compile: oops"):
+        driver.compile_source("a")
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "99.1")
+    with pytest.raises(OSError, match=r"no CUDA compiler \(libnvrtc.so.99\)"):
+        driver.compile_source("a")
