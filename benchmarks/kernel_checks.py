@@ -303,6 +303,45 @@ def check_linear(dtype: torch.dtype) -> Errors:
                 yield error(actual, naive.activate(expected, activation))
 
 
+def check_overlap(dtype: torch.dtype) -> Errors:
+    """Kernels that begin before the one before has ended give the same bits as one after the other."""
+    width, inner, layers = 4096, 12288, 3
+
+    def weights_of(outputs: int, inputs: int) -> list[torch.Tensor]:
+        return [normal(dtype, outputs, inputs) * inputs**-0.5 for _ in range(layers)]
+
+    wide, back = weights_of(6144, width), weights_of(width, width)
+    first, second = weights_of(2 * inner, width), weights_of(width, inner)
+    scale = normal(dtype, width)
+
+    def run(x: torch.Tensor, between: Callable[[], object]) -> torch.Tensor:
+        for layer in range(layers):
+            inside = kernels.linear(x, wide[layer])[:, :width]
+            between()
+            total = kernels.linear(inside, back[layer])
+            between()
+            total = kernels.rms_norm(total, scale, 1e-5)
+            between()
+            total = kernels.linear_gated(total, first[layer], None, "swiglu")
+            between()
+            total = kernels.linear(total, second[layer])
+            between()
+            x = kernels.rms_norm(total, scale, 1e-5)
+            between()
+        return x
+
+    for tokens in (2, 40, 64, 128, 192):
+        x = normal(dtype, tokens, width)
+        expected = run(x, torch.cuda.synchronize)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            actual = run(x, lambda: None)
+        for _ in range(20):
+            actual.fill_(NAN)
+            graph.replay()
+            yield float((actual != expected).sum())
+
+
 def in_eight_bits(x: torch.Tensor, group: int) -> torch.Tensor:
     """x as it is after a rounding to 8 bits, with one scale for each group."""
     groups = x.double().unflatten(-1, (-1, group))
@@ -388,6 +427,7 @@ CHECKS: dict[str, Callable[[torch.dtype], Errors]] = {
     "mamba2": check_mamba2,
     "gated_delta": check_gated_delta,
     "linear": check_linear,
+    "overlap": check_overlap,
     "fp8": check_fp8,
     "pieces": check_pieces,
     "experts": check_experts,

@@ -6,8 +6,8 @@
 // share a tile form a cluster and add up through each other's shared memory.
 //
 // Weights depend on no kernel before this one, so the ring is full of them before that one has ended. They are read
-// once, and marked to leave the second cache first; x is read by every program, and marked to stay: without the marks
-// a layer of an 8B model takes a tenth longer.
+// once, and marked to leave the second cache first, where x is to stay: without the mark a layer of an 8B model takes
+// a tenth longer.
 //
 // `products.py` compiles this file with GROUPS, ROWS, SPLITS, STAGES and ACTIVATION defined, and with `multiply` before
 // it: one instruction of the matrix units, d[64 x ROWS] (+)= a[64 x 16] b[ROWS x 16]^T.
@@ -70,10 +70,17 @@ __device__ __forceinline__ float4 read_from(u32 program, u32 address) {
     return value;
 }
 
-__device__ __forceinline__ void fetch(u32 to, const TensorMap* map, int column, int row, u32 barrier, u64 policy) {
+__device__ __forceinline__ void fetch(u32 to, const TensorMap* map, int column, int row, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier)
+        : "memory");
+}
+
+__device__ __forceinline__ void fetch_once(u32 to, const TensorMap* map, int column, int row, u32 barrier, u64 once) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
+        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(once)
         : "memory");
 }
 
@@ -146,15 +153,15 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
 
     if (warp == WARPS) {
         if (lane == 0) {
-            u64 once, often;
+            u64 once;
             asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-            asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(often));
             const int ahead = steps < STAGES ? steps : STAGES;
             auto fetch_weight = [&](int step) {
                 const u32 barrier = barriers + 16 * (step % STAGES), to = ring + step % STAGES * PLACE + INPUT_BYTES;
+                const int from = (begin + step) * DEPTH;
                 expect(barrier, WEIGHT_BYTES + input_bytes);
-                fetch(to, &weight, (begin + step) * DEPTH, column, barrier, once);
-                if (GATED) fetch(to + WEIGHT_BYTES / 2, &weight, (begin + step) * DEPTH, width + column, barrier, once);
+                fetch_once(to, &weight, from, column, barrier, once);
+                if (GATED) fetch_once(to + WEIGHT_BYTES / 2, &weight, from, width + column, barrier, once);
             };
             for (int step = 0; step < ahead; step++) fetch_weight(step);
             asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -164,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
                     wait(barrier + 8, (step / STAGES & 1) ^ 1);
                     fetch_weight(step);
                 }
-                fetch(ring + step % STAGES * PLACE, &x, (begin + step) * DEPTH, 0, barrier, often);
+                fetch(ring + step % STAGES * PLACE, &x, (begin + step) * DEPTH, 0, barrier);
             }
         }
         __syncwarp();
