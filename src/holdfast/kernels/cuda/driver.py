@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import logging
 import tempfile
+from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -121,14 +122,15 @@ def compile_source(source: str) -> bytes:
     compiler.nvrtcVersion(ctypes.byref(version[0]), ctypes.byref(version[1]))
     said = repr((source, COMPILER_OPTIONS, version[0].value, version[1].value))
     target = kernel_directory() / f"cuda-{hashlib.sha256(said.encode()).hexdigest()[:24]}.cubin"
-    if target.exists():
+    with suppress(OSError):
         return target.read_bytes()
     image = _compiled(compiler, source)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
-            file.write(image)
-        Path(file.name).replace(target)
+        with tempfile.TemporaryDirectory(dir=target.parent) as place:
+            made = Path(place) / target.name
+            made.write_bytes(image)
+            made.replace(target)
     except OSError as error:
         log.info("a compiled kernel is not kept for the next start: %s", error)
     return image
