@@ -209,6 +209,59 @@ def test_kernels_that_are_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert products._machine(0) is None, "no Hopper"
 
 
+def test_what_the_driver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, Any] = {}
+
+    def describe(place: Any, kind: int, rank: int, data: Any, *rest: Any) -> int:
+        told["map"] = (
+            place.value % 64,
+            kind,
+            rank,
+            data.value,
+            *(tuple(each) for each in rest[:4]),
+            *rest[4:],
+        )
+        return 0
+
+    def launch(how: Any, function: Any, arguments: Any, _: None) -> int:
+        how = how._obj
+        attributes = (driver._Attribute * how.count).from_address(how.attributes)
+        told["launch"] = (tuple(how.grid), tuple(how.block), how.shared, how.stream)
+        told["attributes"] = [(each.kind, each.value[0]) for each in attributes]
+        told["numbers"] = [ctypes.c_int.from_address(each).value for each in arguments[1:]]
+        told["first"] = arguments[0]
+        return told.get("fails", 0)
+
+    def explain(_: int, text: Any) -> None:
+        text._obj.value = b"no room"
+
+    monkeypatch.setattr(
+        driver,
+        "_driver",
+        lambda: SimpleNamespace(
+            cuModuleLoadData=lambda *_: 0,
+            cuModuleGetFunction=lambda *_: 0,
+            cuFuncSetAttribute=lambda *_: 0,
+            cuTensorMapEncodeTiled=describe,
+            cuLaunchKernelEx=launch,
+            cuGetErrorString=explain,
+        ),
+    )
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=77))
+    matrix = driver.Map(4096, 20, 128, 256, 24)
+    assert told["map"] == (0, 9, 2, 4096, (128, 20), (512,), (64, 24), (1, 1), 0, 3, 3, 0)
+    for cluster, attributes in ((1, [(6, 1)]), (2, [(6, 1), (4, 2)])):
+        kernel = driver.Kernel(b"image", "product", 160, 1 << 17, cluster)
+        kernel.launch(128, (matrix,), ctypes.c_int(5), ctypes.c_int(6))
+        assert told["launch"] == ((128, 1, 1), (160, 1, 1), 1 << 17, 77)
+        assert told["attributes"] == attributes
+        assert told["first"] == matrix.address
+        assert told["numbers"] == [5, 6]
+    told["fails"] = 701
+    with pytest.raises(OSError, match=r"could not launch a kernel: no room \(701\)"):
+        kernel.launch(128, (matrix,), ctypes.c_int(5))
+
+
 def compiler(fails: bool, compiled: list[bytes]) -> SimpleNamespace:
     """NVRTC, as far as it is called; `compiled` gets the sources."""
 
