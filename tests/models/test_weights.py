@@ -73,6 +73,17 @@ def test_all_names_and_shapes_that_do_not_match_are_listed(
         load_model(open_checkpoint(path), CPU)
 
 
+def test_integers_are_no_weights(reference_of: Callable[[str], Reference], tmp_path: Path) -> None:
+    path = copy_of(reference_of("llama"), tmp_path)
+    name = "model.layers.0.mlp.down_proj.weight"
+    for file in path.glob("*.safetensors"):
+        tensors = load_file(file)
+        if name in tensors:
+            save_file({**tensors, name: tensors[name].to(torch.int8)}, file)
+    with pytest.raises(WeightMismatch, match=rf"not supported \(1\): {name} is int8"):
+        load_model(open_checkpoint(path), CPU)
+
+
 def test_a_missing_shard_is_named(reference_of: Callable[[str], Reference], tmp_path: Path) -> None:
     path = copy_of(reference_of("llama"), tmp_path)
     victim = sorted(path.glob("*.safetensors"))[1]

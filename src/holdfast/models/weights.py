@@ -157,6 +157,7 @@ class WeightReader:
         self._used: set[str] = set()
         self._missing: list[str] = []
         self._wrong: list[str] = []
+        self._codes: list[str] = []
         self._ignored: list[re.Pattern[str]] = [re.compile(pattern) for pattern in UNUSED]
 
     def ignore(self, pattern: str) -> None:
@@ -173,6 +174,8 @@ class WeightReader:
         if tensor.dtype == torch.float8_e4m3fn:
             scale = self._scale(name, shape)
             tensor = Fp8Weight.of(tensor, scale).dense() if len(shape) == 2 else tensor.float()
+        if not tensor.is_floating_point():
+            self._codes.append(f"{name} is {str(tensor.dtype).removeprefix('torch.')}")
         return tensor.to(device=self.placement.device, dtype=dtype or self.placement.dtype)
 
     def norm(self, name: str, size: int, offset: float = 0.0) -> Tensor:
@@ -231,7 +234,7 @@ class WeightReader:
         return RefinedHead(head) if isinstance(head, Int4Linear | Int8Linear) else head
 
     def finish(self) -> None:
-        """Raises an error that lists every name that was missing, unexpected or of another shape."""
+        """Raises an error that lists every name that was missing, unexpected, or not what it should be."""
         unexpected = sorted(
             name
             for name in self._names - self._used
@@ -242,6 +245,7 @@ class WeightReader:
             for title, items in (
                 ("missing", self._missing),
                 ("of another shape", self._wrong),
+                ("in a quantised form that is not supported", self._codes),
                 ("unexpected", unexpected),
             )
             if items
