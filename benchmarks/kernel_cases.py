@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import cycle
 from typing import NamedTuple
 
 import torch
+from torch.nn import functional
 
 from holdfast import kernels
 from holdfast.kernels import Batch, Mamba2Weights, Pages, Rotation
@@ -112,6 +114,28 @@ def gated_norm(tokens: int) -> Case:
 def swiglu(tokens: int) -> Case:
     gate_up = random_tensor(tokens, 2 * 12288)
     return Case("swiglu", f"{tokens} x 12288", partial(kernels.swiglu, gate_up), tokens * 12288 * 2 * 3)
+
+
+def layer(tokens: int, library: bool) -> Case:
+    """The products and norms of eight layers of Qwen3-8B in turn, so that no cache has the weights."""
+    shapes = ((6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288))
+    layers = cycle([[random_tensor(*shape).mul_(0.02) for shape in shapes] for _ in range(8)])
+    x, scale = random_tensor(tokens, 4096), torch.ones(4096, dtype=BF16, device="cuda")
+
+    def call() -> torch.Tensor:
+        wide, back, first, second = next(layers)
+        multiply = functional.linear if library else kernels.linear
+        multiply(x, wide)
+        inner = kernels.rms_norm(multiply(x, back), scale, 1e-6)
+        if library:
+            inner = kernels.swiglu(functional.linear(inner, first))
+        else:
+            inner = kernels.linear_gated(inner, first, None, "swiglu")
+        return kernels.rms_norm(multiply(inner, second), scale, 1e-6)
+
+    weights = sum(rows * depth for rows, depth in shapes)
+    shape = f"{tokens} tokens, products and norms, {'library' if library else 'ours'}"
+    return Case("layer", shape, call, 2.0 * weights, 2.0 * tokens * weights, 16)
 
 
 def rotary(tokens: int) -> Case:
@@ -245,6 +269,8 @@ def cases(only: str) -> Iterator[Callable[[], Case]]:
             (n, partial(f, tokens)) for n, f in (("norm", norm), ("norm", gated_norm), ("swiglu", swiglu))
         ]
         makers += [("rotary", partial(rotary, tokens)), ("experts", partial(moe, tokens))]
+    for tokens in (2, 16, 64, 128, 192):
+        makers += [("layer", partial(layer, tokens, library)) for library in (True, False)]
     for name, make in (("conv", conv), ("mamba2", mamba2), ("gated_delta", delta)):
         makers += [(name, partial(make, [1] * rows, f"step {rows}")) for rows in (1, 16, 64, 256)]
         makers += [
