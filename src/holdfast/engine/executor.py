@@ -373,7 +373,7 @@ class Executor:
         while accepted < len(drafts) and sampled[accepted] == drafts[accepted]:
             accepted += 1
         said = sampled[: accepted + 1]
-        if any(token < 0 for token in said):
+        if min(said) < 0:
             return RowResult([], error=NUMERIC_ERROR)
         if row.turn.over:
             return RowResult(said)

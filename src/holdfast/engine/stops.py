@@ -85,6 +85,8 @@ class StopMatcher:
         """New text of the stream; without `may_stop` it cannot end the stream (too few tokens yet)."""
         if self._stopped:
             return Emitted("")
+        if not self._progress:
+            return Emitted(text)
         if not may_stop:
             return Emitted(self.finish() + text)
         before = len(self._held)
