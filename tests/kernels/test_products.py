@@ -156,8 +156,11 @@ class Recorded:
         self.programs, self.maps, self.numbers = programs, maps, [each.value for each in rest]
 
 
+@pytest.mark.parametrize(("rows", "splits"), [(4096, 2), (8192, 1)])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_a_launch(monkeypatch: pytest.MonkeyPatch, activation: Activation | None) -> None:
+def test_a_launch(
+    monkeypatch: pytest.MonkeyPatch, activation: Activation | None, rows: int, splits: int
+) -> None:
     kernel, asked = Recorded(), list[tuple[Cut, object]]()
     monkeypatch.setattr(products, "_machine", lambda _: H200)
     monkeypatch.setattr(products, "map_of", lambda *place: place)
@@ -167,18 +170,19 @@ def test_a_launch(monkeypatch: pytest.MonkeyPatch, activation: Activation | None
         return kernel
 
     monkeypatch.setattr(products, "_kernel", compiled)
-    x, weight = tensors(tokens=9, outputs=8192)
-    bias = torch.zeros(8192, dtype=torch.bfloat16)
+    x, weight = tensors(tokens=9, outputs=rows)
+    bias = torch.zeros(rows, dtype=torch.bfloat16)
     out = product(x, weight, bias, activation)
     assert out is not None
-    width = 8192 if activation in PLAIN else 4096
+    width = rows if activation in PLAIN else rows // 2
     assert out.shape == (9, width)
     ((cut, wanted),) = asked
-    assert wanted == activation
-    tile = width // (kernel.programs // cut.splits)
+    assert (wanted, cut.splits) == (activation, splits)
+    tile = cut.rows if activation in PLAIN else cut.rows // 2
+    assert kernel.programs == width // tile * splits
     assert kernel.maps == (
         (x.data_ptr(), 9, 4096, 4096, 16),
-        (weight.data_ptr(), 8192, 4096, 4096, tile),
+        (weight.data_ptr(), rows, 4096, 4096, tile),
     )
     assert kernel.numbers == [bias.data_ptr(), out.data_ptr(), 9, width, 4096, 16 * 128]
 
