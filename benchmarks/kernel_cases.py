@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch.nn import functional
 
+from benchmarks.kernel_checks import listed_pieces, listed_queue, queues
 from holdfast import kernels
 from holdfast.kernels import Batch, Mamba2Weights, Pages, Rotation
 
 BF16 = torch.bfloat16
+Way = Literal["alone", "pieces", "queue"]
+"""How the keys of a step are shared out: each row's alone, or as the device lists them."""
 
 
 class Case(NamedTuple):
@@ -79,8 +82,26 @@ GPT_OSS = Heads(64, 8, 64, 128, True)
 GEMMA = Heads(8, 4, 256, 1024)
 
 
-def attention(counts: list[int], start: int, page_size: int, heads: Heads, label: str) -> Case:
+def share_keys(batch: Batch, heads: Heads, way: Way) -> None:
+    """Lists the batch's keys as the engine does."""
+    group = heads.heads // heads.kv_heads
+    if way == "pieces":
+        batch.pieces = tuple(
+            listed_pieces(batch, heads.kv_heads, max(1, height // group), above, most)
+            for height, above, most in ((16, 0, 64), (64, 64, batch.count_max))
+            if most > above
+        )
+    elif way == "queue":
+        batch.queue = listed_queue(batch, heads.heads, heads.kv_heads, heads.dim)
+    kernels.list_pieces(batch)
+    torch.cuda.synchronize()
+
+
+def attention(
+    counts: list[int], start: int, page_size: int, heads: Heads, label: str, way: Way = "alone"
+) -> Case:
     batch, units = batch_of(counts, start, page_size)
+    share_keys(batch, heads, way)
     storage = random_tensor(units, 1, 2, page_size, heads.kv_heads, heads.dim)
     query = random_tensor(sum(counts), heads.heads, heads.dim)
     sinks = random_tensor(heads.heads, dtype=torch.float32) if heads.sinks else None
@@ -95,7 +116,8 @@ def attention(counts: list[int], start: int, page_size: int, heads: Heads, label
             seen += min(position + 1, heads.window or position + 1)
         read += min(start + count, (heads.window or start) + count)
     moved = read * 2 * heads.kv_heads * heads.dim * 2 + 2 * query.numel() * 2
-    shape = f"{label} {heads.heads}/{heads.kv_heads}x{heads.dim} page {page_size}"
+    listed = "" if way == "alone" else f" {way}"
+    shape = f"{label} {heads.heads}/{heads.kv_heads}x{heads.dim} page {page_size}{listed}"
     return Case("attend", shape, call, moved, 4.0 * seen * heads.heads * heads.dim, 5 if moved > 4e9 else 20)
 
 
@@ -264,6 +286,13 @@ def cases(only: str) -> Iterator[Callable[[], Case]]:
             partial(attention, [1] * 63 + [2048], 8192, 16, DENSE, "63 decode + chunk of 2048 at 8192"),
         ),
     ]
+    ways: list[Way] = ["alone", "pieces", *(["queue"] if queues(BF16) else [])]
+    for counts, start, label in (
+        ([1] * 60 + [32] * 4, 1268, "60 decode + 4 turns of 32 at 1300"),
+        ([1] * 56 + [32] * 8, 1268, "56 decode + 8 turns of 32 at 1300"),
+        ([1] * 64, 1299, "decode 64 x 1300"),
+    ):
+        makers += [("attend", partial(attention, counts, start, 64, DENSE, label, way)) for way in ways]
     for tokens in (1, 64, 256, 8192):
         makers += [
             (n, partial(f, tokens)) for n, f in (("norm", norm), ("norm", gated_norm), ("swiglu", swiglu))

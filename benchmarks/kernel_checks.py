@@ -14,9 +14,20 @@ from itertools import pairwise
 import torch
 
 from holdfast import kernels
-from holdfast.kernels import Batch, Mamba2Weights, Pieces, Rotation, build_batch, tile_count
+from holdfast.kernels import (
+    PIECE_FIELDS,
+    Batch,
+    Mamba2Weights,
+    PieceQueue,
+    Pieces,
+    Rotation,
+    build_batch,
+    build_queue,
+    takes_queue,
+    tile_count,
+)
 from holdfast.kernels import torch as reference
-from holdfast.kernels.batch import PIECE_FIELDS
+from holdfast.kernels.cuda.driver import machine_of
 from holdfast.kernels.torch.fp8 import dequantise
 from holdfast.kernels.triton.fp8 import GROUP, LARGEST, rounds
 from tests.kernels import naive
@@ -278,6 +289,126 @@ def listed_pieces(batch: Batch, kv_heads: int, queries: int, above: int, most: i
     return Pieces(listed, arrived, queries, wanted, above, most)
 
 
+def queue_rows() -> list[tuple[list[int], list[int]]]:
+    """Contexts and counts of steps: one-token rows, short inputs, both, and rows that end with a block."""
+    chance = random.Random(4)
+    return [
+        ([1, 255, 256, 257, 9000, 64], [1] * 6),
+        ([300] * 70, [1] * 70),
+        ([1300, 40, 1320, 3000, 33, 700, 2], [1, 40, 32, 1, 1, 100, 2]),
+        ([2500, 3], [128, 1]),
+        ([5], [1]),
+        ([33], [33]),
+        ([20000], [1]),
+        ([20000], [32]),
+        (
+            [chance.randint(40, 2000) for _ in range(60)],
+            [chance.choice([1, 1, 1, 1, 2, 7, 16, 17, 32, 33]) for _ in range(60)],
+        ),
+        (
+            [64 * chance.randint(1, 20) for _ in range(30)],
+            [chance.choice([1, 1, 32, 64]) for _ in range(30)],
+        ),
+    ]
+
+
+def queues(dtype: torch.dtype) -> bool:
+    """Whether attention should take queues of this type here; that it does not compile is an error then."""
+    return dtype == torch.bfloat16 and machine_of(torch.cuda.current_device()) is not None
+
+
+def check_queue(dtype: torch.dtype) -> Errors:
+    """Keys that programs take one after another, twice over their counters, which are zero again then."""
+    yield 0.0
+    if not queues(dtype):
+        return
+    generator = torch.Generator().manual_seed(random.randrange(1 << 30))
+    for heads, kv_heads, dim, page_size in (
+        (32, 8, 128, 64),
+        (14, 2, 64, 16),
+        (64, 8, 64, 128),
+        (16, 1, 128, 64),
+        (40, 8, 128, 32),
+        (24, 8, 128, 256),
+    ):
+        assert takes_queue(heads, kv_heads, dim, page_size, dtype, torch.device("cuda"))
+        for contexts, counts in queue_rows():
+            starts = [context - count for context, count in zip(contexts, counts, strict=True)]
+            batch, total = paged_batch(counts, starts, page_size, device="cuda")
+            storage, keys, values = fill_cache(batch, total, kv_heads, dim, dtype=dtype, generator=generator)
+            assert batch.full is not None
+            batch.queue = queue = listed_queue(batch, heads, kv_heads, dim)
+            kernels.list_pieces(batch)
+            sinks = normal(torch.float32, heads) if dim == 64 else None
+            query = normal(dtype, sum(counts), heads, dim)
+            first = None
+            for _ in range(2):
+                actual = kernels.attend(
+                    query, storage[:, 1, 0], storage[:, 1, 1], batch.full, batch, scale=dim**-0.5, sinks=sinks
+                )
+                place = 0
+                for row, count in enumerate(counts):
+                    own = slice(place, place + count)
+                    expected = naive.attend_row(query[own], keys[row], values[row], dim**-0.5, None, sinks)
+                    yield error(actual[own], expected)
+                    place += count
+                yield float(int(queue.arrived.abs().sum()) + int(queue.taken.abs().sum()))
+                # Whoever takes a piece, the sum is the same.
+                yield 0.0 if first is None or torch.equal(actual, first) else math.inf
+                first = actual
+
+
+def check_queue_overlap(dtype: torch.dtype) -> Errors:
+    """Attention that begins before the kernel before it has ended waits for the keys that one writes."""
+    yield 0.0
+    if not queues(dtype):
+        return
+    heads, kv_heads, dim, page_size, layers = 32, 8, 128, 64, 4
+    counts = [1] * 60 + [32] * 4
+    batch, total = paged_batch(counts, [1100 + 7 * row for row in range(64)], page_size, device="cuda")
+    pages = batch.full
+    assert pages is not None
+    storage = normal(dtype, total, layers, 2, page_size, kv_heads, dim)
+    sizes = [heads * dim, kv_heads * dim, kv_heads * dim]
+    weights = [normal(dtype, sum(sizes), heads * dim) * (heads * dim) ** -0.5 for _ in range(layers)]
+    x, poison = normal(dtype, sum(counts), heads * dim), torch.full((), NAN, dtype=dtype, device="cuda")
+    batch.queue = listed_queue(batch, heads, kv_heads, dim)
+    kernels.list_pieces(batch)
+
+    def run(between: Callable[[], object]) -> torch.Tensor:
+        storage[pages.slots // page_size, :, :, pages.slots % page_size] = poison
+        inside = x
+        for layer in range(layers):
+            key_cache, value_cache = storage[:, layer, 0], storage[:, layer, 1]
+            fused = kernels.linear(inside, weights[layer])
+            between()
+            query, key, value = (part.unflatten(1, (-1, dim)) for part in fused.split(sizes, 1))
+            query = kernels.rotate_and_write(
+                query, key, value, key_cache, value_cache, pages.slots, batch.positions, Rotation(None)
+            )
+            between()
+            inside = kernels.attend(query, key_cache, value_cache, pages, batch, scale=dim**-0.5).flatten(1)
+            between()
+        return inside
+
+    expected = run(torch.cuda.synchronize)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        actual = run(lambda: None)
+    for _ in range(20):
+        actual.fill_(NAN)
+        graph.replay()
+        yield float((actual != expected).sum())
+
+
+def listed_queue(batch: Batch, heads: int, kv_heads: int, dim: int) -> PieceQueue:
+    """A queue that is just large enough for a batch, poisoned where it is not zero."""
+    queue = build_queue(batch.tokens.shape[0], batch.rows, heads, kv_heads, dim, torch.device("cuda"))
+    queue.listed.fill_(1 << 30)
+    queue.partial.fill_(NAN)
+    return queue
+
+
 def check_linear(dtype: torch.dtype) -> Errors:
     for tokens in (1, 2, 16, 40, 64, 100, 192, 200):
         for outputs, inputs in (
@@ -430,6 +561,8 @@ CHECKS: dict[str, Callable[[torch.dtype], Errors]] = {
     "overlap": check_overlap,
     "fp8": check_fp8,
     "pieces": check_pieces,
+    "queue": check_queue,
+    "queue overlap": check_queue_overlap,
     "experts": check_experts,
     "units": check_units,
     "sampling": check_sampling,

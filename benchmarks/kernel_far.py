@@ -9,7 +9,16 @@ import math
 
 import torch
 
-from benchmarks.kernel_checks import Errors, error, first_state, listed_pieces, normal, state_rows
+from benchmarks.kernel_checks import (
+    Errors,
+    error,
+    first_state,
+    listed_pieces,
+    listed_queue,
+    normal,
+    queues,
+    state_rows,
+)
 from holdfast import kernels
 from holdfast.kernels import Mamba2Weights, Rotation
 from tests.kernels import naive
@@ -27,7 +36,7 @@ def check_far(dtype: torch.dtype) -> Errors:
 
 
 def far_pages(dtype: torch.dtype) -> Errors:
-    """Keys and values written, read as they are and in pieces, and copied."""
+    """Keys and values written, read as they are, in pieces and from a queue, and copied."""
     counts, starts = [1, 37, 1, 200, 5], [900, 512, 3000, 0, 33]
     batch, total = paged_batch(counts, starts, PAGE, device="cuda")
     pages = batch.full
@@ -49,13 +58,19 @@ def far_pages(dtype: torch.dtype) -> Errors:
     for row, span in enumerate(spans):
         keys[row][starts[row] :] = key[span]
         values[row][starts[row] :] = value[span]
-    for pieces in (
-        (),
-        tuple(listed_pieces(batch, KV_HEADS, *piece) for piece in ((4, 0, 64), (16, 64, 1 << 30))),
-    ):
-        batch.pieces = pieces
-        if pieces:
-            kernels.list_pieces(batch)
+    ways = ["plain", "pieces"]
+    if queues(dtype):
+        ways.append("queue")
+    for way in ways:
+        batch.pieces, batch.queue = (), None
+        if way == "pieces":
+            batch.pieces = tuple(
+                listed_pieces(batch, KV_HEADS, *piece) for piece in ((4, 0, 64), (16, 64, 1 << 30))
+            )
+        elif way == "queue":
+            batch.queue = listed_queue(batch, HEADS, KV_HEADS, DIM)
+        kernels.list_pieces(batch)
+        torch.cuda.synchronize()  # attention would read the list before the kernel before it has ended
         actual = kernels.attend(query, key_cache, value_cache, pages, batch, scale=DIM**-0.5)
         for row, span in enumerate(spans):
             yield error(actual[span], naive.attend_row(query[span], keys[row], values[row], DIM**-0.5, None))

@@ -117,6 +117,26 @@ print("compiled")
 """
 
 
+LISTS = """
+from holdfast.kernels import PieceQueue, Pieces, build_batch, tile_count
+from holdfast.kernels.batch import PIECE_FIELDS, QUEUE_FIELDS, queue_lines
+from holdfast.kernels.triton import list_pieces
+
+rows, kv_heads = int(sys.argv[1]), int(sys.argv[2])
+batch = build_batch([[0]] * rows, [70] * rows)
+nothing = torch.zeros(0, dtype=torch.int32)
+lines = queue_lines(rows, rows, 32, kv_heads, 132)
+listed = torch.zeros(lines, QUEUE_FIELDS, dtype=torch.int32)
+batch.queue = PieceQueue(listed, nothing, nothing, nothing, 32, kv_heads, 132)
+list_pieces(batch)
+batch.queue = None
+listed = torch.zeros(tile_count(rows, rows, 4) + 9, PIECE_FIELDS, dtype=torch.int32)
+batch.pieces = (Pieces(listed, nothing, 4, 9),)
+list_pieces(batch)
+print("compiled")
+"""
+
+
 def compiles(source: str, *arguments: int) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
@@ -151,3 +171,8 @@ def test_copies_of_units_compile(units: int, width: int) -> None:
 def test_attention_of_wide_heads_fits_into_the_shared_memory(kibibytes: int) -> None:
     """That of the GPUs of compute capability 8.9 and 9.0."""
     compiles(ATTENTION, kibibytes, 256)
+
+
+@pytest.mark.parametrize(("rows", "kv_heads"), [(1, 1), (64, 8)])
+def test_lists_of_pieces_compile(rows: int, kv_heads: int) -> None:
+    compiles(LISTS, rows, kv_heads)

@@ -19,7 +19,8 @@ import pytest
 import torch
 
 from holdfast.kernels.cuda import driver, products
-from holdfast.kernels.cuda.products import ACTIVATIONS, PLAIN, Cut, Machine, cut_of, product, source_of
+from holdfast.kernels.cuda.driver import Machine
+from holdfast.kernels.cuda.products import ACTIVATIONS, PLAIN, Cut, cut_of, product, source_of
 from holdfast.kernels.torch.activation import Activation
 
 H200 = Machine(132, 232_448)
@@ -38,7 +39,7 @@ SHAPES = [
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
-    cached = (products._kernel, products._machine, driver._compiler)
+    cached = (products._kernel, driver.machine_of, driver._compiler)
     for function in cached:
         function.cache_clear()
     yield
@@ -130,7 +131,7 @@ def tensors(tokens: int = 64, outputs: int = 4096, depth: int = 4096) -> tuple[t
 def test_a_kernel_that_cannot_be_had_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(products, "_machine", lambda _: H200)
+    monkeypatch.setattr(products, "machine_of", lambda _: H200)
 
     def refuse(_: str) -> bytes:
         raise OSError("no compiler today")
@@ -162,7 +163,7 @@ def test_a_launch(
     monkeypatch: pytest.MonkeyPatch, activation: Activation | None, rows: int, splits: int
 ) -> None:
     kernel, asked = Recorded(), list[tuple[Cut, object]]()
-    monkeypatch.setattr(products, "_machine", lambda _: H200)
+    monkeypatch.setattr(products, "machine_of", lambda _: H200)
     monkeypatch.setattr(products, "map_of", lambda *place: place)
 
     def compiled(cut: Cut, wanted: object, _: int | None) -> Recorded:
@@ -181,8 +182,8 @@ def test_a_launch(
     tile = cut.rows if activation in PLAIN else cut.rows // 2
     assert kernel.programs == width // tile * splits
     assert kernel.maps == (
-        (x.data_ptr(), 9, 4096, 4096, 16),
-        (weight.data_ptr(), rows, 4096, 4096, tile),
+        (x.data_ptr(), (4096, 9), (4096,), (64, 16)),
+        (weight.data_ptr(), (4096, rows), (4096,), (64, tile)),
     )
     assert kernel.numbers == [bias.data_ptr(), out.data_ptr(), 9, width, 4096, 16 * 128]
 
@@ -190,7 +191,7 @@ def test_a_launch(
 @pytest.mark.parametrize("what", ["dtype", "stride", "offset", "rows"])
 def test_what_the_copy_engine_cannot_read(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     monkeypatch.setattr(products, "_kernel", lambda *_: pytest.fail("launched"))
-    monkeypatch.setattr(products, "_machine", lambda _: H200)
+    monkeypatch.setattr(products, "machine_of", lambda _: H200)
     x, weight = tensors()
     match what:
         case "dtype":
@@ -206,11 +207,11 @@ def test_what_the_copy_engine_cannot_read(monkeypatch: pytest.MonkeyPatch, what:
 
 def test_kernels_that_are_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_CUDA_KERNELS", "off")
-    assert products._machine(0) is None
+    assert driver.machine_of(0) is None
     monkeypatch.delenv("HOLDFAST_CUDA_KERNELS")
-    products._machine.cache_clear()
+    driver.machine_of.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    assert products._machine(0) is None, "no Hopper"
+    assert driver.machine_of(0) is None, "no Hopper"
 
 
 def test_what_the_driver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,8 +253,13 @@ def test_what_the_driver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     )
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=77))
-    matrix = driver.Map(4096, 20, 128, 256, 24)
+    pages = driver.Map(512, (64, 16, 2, 8, 99), (1024, 64, 128, 65536), (64, 16, 1, 1, 1))
+    assert told["map"][:4] == (0, 9, 5, 512) and told["map"][8:] == (0, 3, 3, 0)
+    assert told["map"][4:6] == ((64, 16, 2, 8, 99), (2048, 128, 256, 131072)), "strides are in bytes"
+    assert told["map"][6:8] == ((64, 16, 1, 1, 1), (1,) * 5)
+    matrix = driver.Map(4096, (128, 20), (256,), (64, 24))
     assert told["map"] == (0, 9, 2, 4096, (128, 20), (512,), (64, 24), (1, 1), 0, 3, 3, 0)
+    assert matrix.address != pages.address
     for cluster, attributes in ((1, [(6, 1)]), (2, [(6, 1), (4, 2)])):
         kernel = driver.Kernel(b"image", "product", 160, 1 << 17, cluster)
         kernel.launch(128, (matrix,), ctypes.c_int(5), ctypes.c_int(6))

@@ -37,7 +37,7 @@ from holdfast.engine.graphs import (
     run_step,
     shapes,
 )
-from holdfast.engine.inputs import Limits, Nobody, Sample, Shape, StepBuffers, Views, pack, views
+from holdfast.engine.inputs import Limits, Lists, Nobody, Sample, Shape, StepBuffers, Views, pack, views
 from holdfast.engine.memory_plan import MemoryPlan
 from holdfast.engine.sampler import BatchSampler, Sampled, token_logprobs
 from holdfast.engine.sampling import Sampling
@@ -45,7 +45,7 @@ from holdfast.engine.sharing import sharing_for
 from holdfast.engine.staging import Arrival, Staging, fill
 from holdfast.engine.stream import TokenLogprob, TurnStream
 from holdfast.engine.tables import NOBODY, BlockTables
-from holdfast.kernels import Batch, Pieces
+from holdfast.kernels import Batch
 from holdfast.models.memory import Memory, UnitCounts
 from holdfast.models.model import Model
 
@@ -113,7 +113,9 @@ class Executor:
             self.carrier.way = SideStreams(model.device)
         self._nobody = Nobody(counts.state, self.sampler.nobody, NOBODY)
         self._context_max = min(model.context_length, memory.tokens_max)
-        self._sharing = sharing_for(model.config, largest_of(shapes(rows_max)), model.device)
+        self._sharing = sharing_for(
+            model.config, largest_of(shapes(rows_max)), memory.layout.page_size, model.dtype, model.device
+        )
         self._graphs: StepGraphs | None = None
         self._sampler_rows: dict[int, tuple[int, int]] = {}
         self._free_rows = list(range(rows_max - 1, -1, -1))
@@ -163,10 +165,10 @@ class Executor:
 
     def _batch(self, buffers: StepBuffers, given: Views, shape: Shape, limits: Limits) -> Batch:
         """The batch of a step; where it has rows of one token, its keys are shared out."""
-        pieces: tuple[Pieces, ...] = ()
+        lists = Lists()
         if self._sharing is not None and limits.rows_of_one:
-            pieces = self._sharing.pieces(shape)
-        return buffers.batch(given, shape, self.layout.page_size, limits, pieces)
+            lists = self._sharing.lists(shape)
+        return buffers.batch(given, shape, self.layout.page_size, limits, lists)
 
     # --- launching --------------------------------------------------------------------------------
 

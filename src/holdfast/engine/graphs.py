@@ -106,7 +106,7 @@ def run_step(
     """The forward pass, the samples of plain rows, and their tokens noted for the next step."""
     kernels.list_pieces(batch)
     hidden = model.forward(batch, memory)
-    logits = model.logits(hidden[given.sample_place])
+    logits = model.logits(hidden.index_select(0, given.sample_place))
     tokens = sampler.draw(logits, given.sampler_row, given.sample_position)
     kernels.note_sampled(sampled, given.note, tokens)
     return Outcome(hidden, tokens)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from holdfast.core.plan import Row
 from holdfast.core.turn import Turn
-from holdfast.kernels import Batch, Pages, Pieces
+from holdfast.kernels import Batch, Pages, PieceQueue, Pieces
 
 Words = NDArray[np.int32]
 
@@ -47,6 +47,13 @@ class Limits(NamedTuple):
     context_max: int
     rows_of_one: int
     least: tuple[int, int] = (0, 0)
+
+
+class Lists(NamedTuple):
+    """What the device lists of a step's keys: pieces, a queue of them, or nothing (see `kernels.Batch`)."""
+
+    pieces: tuple[Pieces, ...] = ()
+    queue: PieceQueue | None = None
 
 
 class Sample(NamedTuple):
@@ -156,9 +163,7 @@ class StepBuffers:
             integers(shape.rows, width, kind=torch.int32) if used else None for used in components
         ]
 
-    def batch(
-        self, given: Views, shape: Shape, page_size: int, limits: Limits, pieces: tuple[Pieces, ...]
-    ) -> Batch:
+    def batch(self, given: Views, shape: Shape, page_size: int, limits: Limits, lists: Lists) -> Batch:
         """The batch of one shape in these buffers."""
 
         def pages(component: int) -> Pages | None:
@@ -181,5 +186,6 @@ class StepBuffers:
             context_max=limits.context_max,
             rows_of_one=limits.rows_of_one,
             least=limits.least,
-            pieces=pieces,
+            pieces=lists.pieces,
+            queue=lists.queue,
         )

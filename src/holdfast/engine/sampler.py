@@ -151,7 +151,7 @@ class BatchSampler:
 
     def draw(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         """The next token of each plain row, all inputs on the device; can be captured in a graph."""
-        floats, integers = self._floats[:, rows].contiguous(), self._integer_table[:, rows].contiguous()
+        floats, integers = self._floats.index_select(1, rows), self._integer_table.index_select(1, rows)
         return sample_tokens(
             logits,
             floats[_TEMPERATURE],

@@ -1,17 +1,18 @@
-"""How attention's keys are shared out over a GPU: the lists of pieces that a step's kernels fill and read.
+"""How attention's keys are shared out over a GPU: the lists that a step's kernels fill and read.
 
 Contexts of very different lengths stand in one step. So that none keeps the others waiting, and one graph
-serves them all, the device cuts the keys of each step into pieces (see `kernels.Pieces`). The lists lie in
-the same place for every step. Used by the executor.
+serves them all, the device cuts the keys of each step into pieces: for programs that have one each (see
+`kernels.Pieces`), or for programs that take one after another (`kernels.PieceQueue`), where there is a kernel
+that does. Steps of one-token rows take as long either way. The lists lie in the same place for every step.
+Used by the executor.
 """
 
 from __future__ import annotations
 
 import torch
 
-from holdfast.engine.inputs import Shape
-from holdfast.kernels import Pieces, tile_count
-from holdfast.kernels.batch import PIECE_FIELDS
+from holdfast.engine.inputs import Lists, Shape
+from holdfast.kernels import PIECE_FIELDS, PieceQueue, Pieces, build_queue, takes_queue, tile_count
 from holdfast.models.config import AttentionConfig, ModelConfig
 
 LOW_TILE, HIGH_TILE = 16, 64
@@ -25,10 +26,14 @@ FILLING = 4
 
 
 class Sharing:
-    """The lists of pieces for steps of at most one shape."""
+    """The lists for steps of at most one shape."""
 
-    def __init__(self, attention: AttentionConfig, largest: Shape, device: torch.device) -> None:
+    def __init__(
+        self, attention: AttentionConfig, largest: Shape, device: torch.device, queue: PieceQueue | None
+    ) -> None:
+        """`queue` has room for steps of that shape; None where there is no kernel for it."""
         processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._queue = queue
         self._wanted = -(-processors * FILLING // attention.kv_heads)
         self._queries = [
             max(1, height * attention.kv_heads // attention.heads) for height in (LOW_TILE, HIGH_TILE)
@@ -37,11 +42,18 @@ class Sharing:
         self._listed = torch.zeros(2, self._lines, PIECE_FIELDS, dtype=torch.int32, device=device)
         self._arrived = torch.zeros(self._lines * attention.kv_heads, dtype=torch.int32, device=device)
 
-    def pieces(self, shape: Shape) -> tuple[Pieces, ...]:
-        """The lists of one shape: of short rows, and of longer ones where it may have any.
+    def lists(self, shape: Shape) -> Lists:
+        """The lists of one shape: a queue where rows may have several tokens and it has room, else pieces.
 
-        A step that is too large for them fills the device anyway: it has none.
+        A step that is too large for both fills the device anyway: it has none.
         """
+        queue = None
+        if self._queue is not None and not shape.decode:
+            queue = self._queue.for_step(shape.tokens, shape.rows)
+        return Lists(queue=queue) if queue is not None else Lists(self._pieces(shape))
+
+    def _pieces(self, shape: Shape) -> tuple[Pieces, ...]:
+        """Of short rows, and of longer ones where the shape may have any."""
         if shape.decode:
             lines = shape.rows + self._wanted
             return (Pieces(self._listed[0, :lines], self._arrived, self._queries[0], self._wanted),)
@@ -57,10 +69,18 @@ class Sharing:
         return tuple(lists)
 
 
-def sharing_for(config: ModelConfig, largest: Shape, device: torch.device) -> Sharing | None:
+def sharing_for(
+    config: ModelConfig, largest: Shape, page_size: int, dtype: torch.dtype, device: torch.device
+) -> Sharing | None:
     """What a model's full attention needs, where it has any and runs on a GPU."""
     mixers = [mixer for layer in config.layers for mixer in layer.mixers]
     full = [mixer for mixer in mixers if isinstance(mixer, AttentionConfig) and mixer.window is None]
     if not full or device.type != "cuda":
         return None
-    return Sharing(max(full, key=lambda mixer: mixer.kv_heads), largest, device)
+    queue = None
+    shapes = {(mixer.heads, mixer.kv_heads, mixer.head_dim) for mixer in full}
+    if len(shapes) == 1:
+        (heads,) = shapes
+        if takes_queue(*heads, page_size, dtype, device):
+            queue = build_queue(largest.tokens, largest.rows, *heads, device)
+    return Sharing(max(full, key=lambda mixer: mixer.kv_heads), largest, device, queue)

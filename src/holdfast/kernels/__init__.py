@@ -4,8 +4,8 @@ CPU tensors take the torch implementations in `kernels/torch`, CUDA tensors the 
 `kernels/triton`; both promise the same results up to rounding. No function waits for the device: whatever
 sizes its work comes from host-side integers (shapes and the counts in `Batch`), so a step can be captured in
 a CUDA graph. Inputs may be strided views unless a function says otherwise. Models and the executor call
-these functions; all else of this package that is for them is `Batch`, `Pages`, `Pieces` and their builders,
-and the bundles `Rotation`, `Mamba2Weights` and `StepTables`.
+these functions; all else of this package that is for them is `Batch`, `Pages`, `Pieces`, `PieceQueue` and
+their builders, and the bundles `Rotation`, `Mamba2Weights` and `StepTables`.
 
 Conventions, for all functions:
 
@@ -22,22 +22,35 @@ from typing import Literal
 
 import torch
 
-from holdfast.kernels.batch import Batch, Pages, Pieces, build_batch, build_pages, tile_count
+from holdfast.kernels.batch import (
+    PIECE_FIELDS,
+    Batch,
+    Pages,
+    PieceQueue,
+    Pieces,
+    build_batch,
+    build_pages,
+    tile_count,
+)
+from holdfast.kernels.cuda.attention import build_queue, takes_queue
 from holdfast.kernels.dispatch import implementation
 from holdfast.kernels.parameters import Mamba2Weights, Rotation, StepTables
 from holdfast.kernels.torch.activation import Activation
 
 __all__ = [
+    "PIECE_FIELDS",
     "Activation",
     "Batch",
     "Mamba2Weights",
     "Pages",
+    "PieceQueue",
     "Pieces",
     "Rotation",
     "StepTables",
     "attend",
     "build_batch",
     "build_pages",
+    "build_queue",
     "causal_conv",
     "change_tables",
     "copy_units",
@@ -60,6 +73,7 @@ __all__ = [
     "sample_tokens",
     "swiglu",
     "swiglu_clamped",
+    "takes_queue",
     "tile_count",
     "write_kv",
 ]
@@ -358,7 +372,11 @@ def prepare_step(tokens: torch.Tensor, row_table: torch.Tensor, tables: StepTabl
 
 
 def list_pieces(batch: Batch) -> None:
-    """Lists the batch's pieces, where it has some, from its `row_start` and `context` (see `Pieces`)."""
+    """Lists the batch's pieces, where it has some, from its `row_start` and `context`.
+
+    See `Pieces` and `PieceQueue`. Attention reads the list before the kernel before it has ended, so that at
+    least one kernel that overlaps with none lies in between, as a model's first one does.
+    """
     implementation(batch.tokens).list_pieces(batch)
 
 

@@ -12,7 +12,7 @@ read it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -54,10 +54,76 @@ class Pieces:
 
 PIECE_FIELDS = 8
 
+KEY_BLOCK = 64
+"""Keys of a block, where pieces are whole blocks."""
+
+QUEUE_FIELDS = 12
+WIDE_PIECES, LARGE_PIECES, SMALL_PIECES = 3, 3, 8
+"""Pieces of a `PieceQueue` that each program would take if all were of one kind.
+
+Tiles of several tokens; tiles of one token, within the first EARLY percent of all keys; and after that.
+"""
+
+EARLY = 70
+
+
+@dataclass(slots=True)
+class PieceQueue:
+    """The pieces of keys that the programs of attention take one after another, listed by the device.
+
+    Every row is cut into tiles of at most `queries` tokens, and the keys that a tile sees into pieces of
+    whole blocks: tiles of several tokens first, then those of one in longer pieces and at last in shorter
+    ones, so that all programs are done at about one time. `listed` has a line for each piece: the row, the
+    tile's first token and how many it has, that token's position, how many of the row's keys earlier steps
+    wrote, the first key and the end of the keys, how many pieces the tile has and which of them this is, and
+    where in `partial` the results of the first one go, counted in tokens; those of the others follow. Lines
+    of no tokens follow the last piece. `arrived` counts finished pieces by the line of the first one, key
+    head and group of warps, `taken` those that were taken and the programs that found no more; they are zero
+    between launches. `queue_lines` and `queue_room` say how large all this must be.
+    """
+
+    listed: torch.Tensor  # int32 [lines, QUEUE_FIELDS]
+    arrived: torch.Tensor  # int32 [lines * kv_heads * groups], or more
+    partial: torch.Tensor  # float32 [room, heads, dim + 2]
+    taken: torch.Tensor  # int32 [2]
+    queries: int
+    kv_heads: int
+    programs: int  # that take pieces
+
+    def for_step(self, tokens: int, rows: int) -> PieceQueue | None:
+        """The queue with the lines that a step of this size needs; None where it is too small for one."""
+        work = (self.queries, self.kv_heads, self.programs)
+        lines = queue_lines(tokens, rows, *work)
+        if lines > self.listed.shape[0] or queue_room(tokens, *work) > self.partial.shape[0]:
+            return None
+        return replace(self, listed=self.listed[:lines])
+
 
 def tile_count(tokens: int, rows: int, queries: int) -> int:
     """How many tiles of so many tokens a batch has room for; with `wanted` more there are lines enough."""
     return tokens // queries + rows
+
+
+def queue_lines(tokens: int, rows: int, queries: int, kv_heads: int, programs: int) -> int:
+    """How many lines a queue's list needs: one for each piece, and one that ends it.
+
+    A program's share is at least `total * kv_heads / programs` blocks. A tile of `blocks` is cut into at most
+    `ceil(blocks / least)` pieces, where `least` is at least the share over `kind`, the number of pieces above
+    that is for the tile: into fewer than `1 + blocks / total * kind * programs / kv_heads`. Over all tiles
+    `blocks / total` adds up to one.
+    """
+    kind = max(WIDE_PIECES, LARGE_PIECES, SMALL_PIECES)
+    return tile_count(tokens, rows, queries) + -(-kind * programs // kv_heads) + 1
+
+
+def queue_room(tokens: int, queries: int, kv_heads: int, programs: int) -> int:
+    """How many tokens a queue's `partial` needs room for: of each piece of a tile that was cut, its tokens.
+
+    One piece of every tile: `tokens` in all. Of each kind there are fewer than `kind * programs / kv_heads`
+    pieces more (see `queue_lines`): wide ones of at most `queries` tokens, others of one.
+    """
+    more = queries * WIDE_PIECES + max(LARGE_PIECES, SMALL_PIECES)
+    return tokens + -(-more * programs // kv_heads)
 
 
 @dataclass(slots=True)
@@ -83,6 +149,7 @@ class Batch:
     rows_of_one: int  # how many rows have exactly one new token; of a captured batch, whether all or some may
     least: tuple[int, int] = (0, 0)  # of a captured batch: the fewest tokens and rows that it may hold
     pieces: tuple[Pieces, ...] = ()  # of full attention's keys, where the device lists them: of all rows
+    queue: PieceQueue | None = None  # the same, where there is a kernel whose programs take one after another
 
     @property
     def one_token_rows(self) -> bool:

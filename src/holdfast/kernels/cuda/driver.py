@@ -1,7 +1,7 @@
 """The CUDA driver and its compiler, as far as kernels of our own need them: compile, load, describe, launch.
 
 torch brings the compiler along (NVRTC); the driver is the machine's. Every failure is an OSError that says
-what was asked for. Used by `products`.
+what was asked for. Used by `products` and `attention`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
+import os
 import tempfile
 from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -32,6 +34,12 @@ OVERLAPS_THE_KERNEL_BEFORE = 6
 MAPS_KEPT = 8192
 
 
+HOPPER = Path(__file__).parent / "source" / "hopper.cu"
+"""What all sources for Hopper begin with."""
+
+Number = ctypes.c_void_p | ctypes.c_int | ctypes.c_float
+
+
 class _Attribute(ctypes.Structure):
     _fields_ = (("kind", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_uint32 * 16))
 
@@ -48,36 +56,43 @@ class _Launch(ctypes.Structure):
 
 
 class Map:
-    """How the copy engine finds blocks of a matrix in bfloat16: 64 columns of some rows, swizzled."""
+    """How the copy engine finds blocks of a tensor in bfloat16, swizzled in lines of 128 bytes.
+
+    Sizes and the block are in elements, the innermost dimension first; its elements are adjacent, and
+    `strides` has those of the others.
+    """
 
     __slots__ = ("_storage", "address")
 
-    def __init__(self, data: int, rows: int, columns: int, row_stride: int, block_rows: int) -> None:
+    def __init__(
+        self, data: int, sizes: tuple[int, ...], strides: tuple[int, ...], block: tuple[int, ...]
+    ) -> None:
+        rank = len(sizes)
         self._storage = ctypes.create_string_buffer(128 + 64)
         self.address = (ctypes.addressof(self._storage) + 63) & ~63
         _check(
             _driver().cuTensorMapEncodeTiled(
                 ctypes.c_void_p(self.address),
                 BFLOAT16,
-                2,
+                rank,
                 ctypes.c_void_p(data),
-                (ctypes.c_uint64 * 2)(columns, rows),
-                (ctypes.c_uint64 * 1)(row_stride * 2),
-                (ctypes.c_uint32 * 2)(64, block_rows),
-                (ctypes.c_uint32 * 2)(1, 1),
+                (ctypes.c_uint64 * rank)(*sizes),
+                (ctypes.c_uint64 * (rank - 1))(*(2 * stride for stride in strides)),
+                (ctypes.c_uint32 * rank)(*block),
+                (ctypes.c_uint32 * rank)(*(1 for _ in sizes)),
                 0,
                 SWIZZLE_128_BYTES,
                 PROMOTE_TO_256_BYTES,
                 0,
             ),
-            "describe a matrix",
+            "describe a tensor",
         )
 
 
 @lru_cache(maxsize=MAPS_KEPT)
-def map_of(data: int, rows: int, columns: int, row_stride: int, block_rows: int) -> Map:
+def map_of(data: int, sizes: tuple[int, ...], strides: tuple[int, ...], block: tuple[int, ...]) -> Map:
     """The same map for the same place and shape: it says nothing about what lies there."""
-    return Map(data, rows, columns, row_stride, block_rows)
+    return Map(data, sizes, strides, block)
 
 
 class Kernel:
@@ -99,7 +114,7 @@ class Kernel:
         self._attributes = (_Attribute * len(attributes))(*attributes)
         self._threads, self._shared = threads, shared
 
-    def launch(self, programs: int, maps: tuple[Map, ...], *rest: ctypes.c_void_p | ctypes.c_int) -> None:
+    def launch(self, programs: int, maps: tuple[Map, ...], *rest: Number) -> None:
         """On the current stream; the arguments are maps, then pointers and numbers."""
         launch = _Launch(
             (programs, 1, 1),
@@ -152,7 +167,24 @@ def _compiled(compiler: ctypes.CDLL, source: str) -> bytes:
     return text.raw
 
 
-def shared_memory(index: int) -> int:
+class Machine(NamedTuple):
+    """What of a GPU decides how work is cut."""
+
+    processors: int
+    shared_memory: int
+
+
+@cache
+def machine_of(index: int | None) -> Machine | None:
+    """What the device is; None where it is no Hopper, or kernels in CUDA are not wanted."""
+    if index is None or os.environ.get("HOLDFAST_CUDA_KERNELS", "on") == "off":
+        return None
+    if torch.cuda.get_device_capability(index) != (9, 0):
+        return None
+    return Machine(torch.cuda.get_device_properties(index).multi_processor_count, _shared_memory(index))
+
+
+def _shared_memory(index: int) -> int:
     """Bytes that a program on a device may have at most."""
     driver, device, most = _driver(), ctypes.c_int(), ctypes.c_int()
     _check(driver.cuDeviceGet(ctypes.byref(device), index), f"find device {index}")

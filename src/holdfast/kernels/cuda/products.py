@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from holdfast.kernels.cuda.driver import Kernel, compile_source, map_of, shared_memory
+from holdfast.kernels.cuda.driver import HOPPER, Kernel, Machine, compile_source, machine_of, map_of
 from holdfast.kernels.torch.activation import Activation
 
 log = logging.getLogger("holdfast.kernels")
 
-SOURCE = Path(__file__).parent / "source" / "product.cu"
+SOURCE = HOPPER.with_name("product.cu")
 
 TOKENS_MOST = 192
 """From here on the matrix units are what a product waits for, and the library uses them better."""
@@ -48,13 +46,6 @@ ACTIVATIONS: dict[Activation | None, int] = {
     "relu_squared": 4,
 }
 PLAIN = (None, "relu_squared")
-
-
-class Machine(NamedTuple):
-    """What of a GPU decides how a product is cut."""
-
-    processors: int
-    shared_memory: int
 
 
 class Cut(NamedTuple):
@@ -109,7 +100,7 @@ def source_of(cut: Cut, activation: Activation | None) -> str:
     }
     return "\n".join(
         (
-            "typedef unsigned int u32; typedef unsigned long long u64; typedef unsigned short u16;",
+            HOPPER.read_text(encoding="utf-8"),
             *(f"#define {name} {value}" for name, value in given.items()),
             f"__device__ __forceinline__ void multiply(float (&d)[{sums}], u64 a, u64 b, int add) {{",
             f'asm volatile("{{.reg .pred p; setp.ne.b32 p, %{sums + 2}, 0; "',
@@ -127,7 +118,7 @@ def product(
     """The product and its activation, or None where another kernel serves."""
     if x.dtype != torch.bfloat16 or not (_readable(x) and _readable(weight)):
         return None
-    machine = _machine(x.device.index)
+    machine = machine_of(x.device.index)
     if machine is None:
         return None
     gated = activation not in PLAIN
@@ -143,8 +134,8 @@ def product(
     kernel.launch(
         -(-outputs // tile) * cut.splits,
         (
-            map_of(x.data_ptr(), tokens, depth, x.stride(0), seen),
-            map_of(weight.data_ptr(), weight.shape[0], depth, weight.stride(0), tile),
+            map_of(x.data_ptr(), (depth, tokens), (x.stride(0),), (DEPTH, seen)),
+            map_of(weight.data_ptr(), (depth, weight.shape[0]), (weight.stride(0),), (DEPTH, tile)),
         ),
         ctypes.c_void_p(None if bias is None else bias.data_ptr()),
         ctypes.c_void_p(out.data_ptr()),
@@ -165,17 +156,6 @@ def _readable(x: torch.Tensor) -> bool:
         and x.stride(0) % 8 == 0
         and x.data_ptr() % 16 == 0
     )
-
-
-@cache
-def _machine(index: int | None) -> Machine | None:
-    """What the device is; None where it is no Hopper, or its kernels are not wanted."""
-    if index is None or os.environ.get("HOLDFAST_CUDA_KERNELS", "on") == "off":
-        return None
-    if torch.cuda.get_device_capability(index) != (9, 0):
-        return None
-    properties = torch.cuda.get_device_properties(index)
-    return Machine(properties.multi_processor_count, shared_memory(index))
 
 
 @cache

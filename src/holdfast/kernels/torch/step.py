@@ -67,7 +67,7 @@ def _place(
 
 
 def list_pieces(batch: Batch) -> None:
-    assert not batch.pieces, "attention on the host does without pieces"
+    assert not batch.pieces and batch.queue is None, "attention on the host does without pieces"
 
 
 def change_tables(changes: torch.Tensor, table: torch.Tensor) -> None:

@@ -9,7 +9,8 @@ follows from host-side counts; what each split covers follows from the row's con
 
 One-token rows and longer rows of a mixed batch are two launches, each of which passes over the other's rows,
 so that a long-lived session's decode row is split however many prefill tokens stand beside it. Where the
-device has listed pieces of their keys (`Batch.pieces`), `pieces` has the kernel.
+device has listed pieces of their keys (`Batch.pieces`), `pieces` has the kernel, and
+`kernels/cuda/attention.py` where they are a queue (`Batch.queue`).
 
 Same function and promises as `kernels/torch/attention.py`. Called through `holdfast.kernels`.
 """
@@ -23,6 +24,7 @@ import triton
 import triton.language as tl
 
 from holdfast.kernels.batch import Batch, Pages
+from holdfast.kernels.cuda.attention import attend_queue
 from holdfast.kernels.triton.attention_block import attend_block
 from holdfast.kernels.triton.launch import (
     ceiling,
@@ -268,6 +270,10 @@ def attend(
         assert tensor.stride(-1) == 1, "the elements of a head must be adjacent"
     assert value_cache.shape[-1] == dim, "keys and values have the same width"
     out = torch.empty(tokens, heads, dim, dtype=query.dtype, device=query.device)
+    if batch.queue is not None and window is None:
+        assert softcap is None, "the kernel of a queue caps nothing"
+        attend_queue(query, key_cache, value_cache, out, pages, batch.queue, scale, sinks)
+        return out
     if batch.pieces and window is None:
         for pieces in batch.pieces:
             attend_pieces(query, key_cache, value_cache, out, pages, pieces, scale, sinks, softcap)

@@ -12,7 +12,18 @@ import torch
 import triton
 import triton.language as tl
 
-from holdfast.kernels.batch import Batch, tile_count
+from holdfast.kernels.batch import (
+    EARLY,
+    KEY_BLOCK,
+    LARGE_PIECES,
+    SMALL_PIECES,
+    WIDE_PIECES,
+    Batch,
+    PieceQueue,
+    Pieces,
+    queue_lines,
+    tile_count,
+)
 from holdfast.kernels.parameters import StepTables
 from holdfast.kernels.triton.launch import ceiling, power_of_two
 from holdfast.kernels.triton.pieces import PIECE_LEAST, PIECE_STEP
@@ -92,6 +103,64 @@ def _list_pieces(
     tl.store(listed + rest * FIELDS, 0, mask=spare)
 
 
+@triton.jit(do_not_specialize=["rows", "tiles", "lines", "kv_heads", "programs"])
+def _list_queue(
+    row_start, context, listed, rows, tiles, lines, kv_heads, programs,
+    QUERIES: tl.constexpr, FIELDS: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr, LARGE: tl.constexpr,
+    SMALL: tl.constexpr, EARLY: tl.constexpr, ROUNDS: tl.constexpr, BLOCK_TILES: tl.constexpr,
+    BLOCK_LINES: tl.constexpr,
+):  # fmt: skip
+    """The list of `PieceQueue`, by one program that has all tiles."""
+    tile = tl.arange(0, BLOCK_TILES)
+    row = _last_at(row_start, tile, rows, QUERIES, ROUNDS, BLOCK_TILES)
+    begins = tl.load(row_start + row)
+    count = tl.load(row_start + row + 1) - begins
+    passed = (tile - (begins // QUERIES + row)) * QUERIES
+    queries = tl.minimum(count - passed, QUERIES)
+    real = (tile < tiles) & (queries > 0)
+    history = tl.load(context + row) - count
+    keys = tl.where(real, history + passed + queries, 0)
+    blocks = tl.cdiv(keys, STEP)
+    # Tiles of several tokens come first: their blocks take longest.
+    several = queries > 1
+    ones = tl.where(several, 0, blocks)
+    total = tl.sum(blocks, axis=0)
+    before = total - tl.sum(ones, axis=0) + tl.cumsum(ones, axis=0) - ones
+    share = tl.cdiv(total * kv_heads, programs)
+    least = tl.where(before * 100 < total * EARLY, tl.cdiv(share, LARGE), tl.cdiv(share, SMALL))
+    least = tl.where(several, tl.cdiv(share, WIDE), least)
+    # A tile that all programs work on has a piece for each of them.
+    least = tl.maximum(tl.maximum(1, least), tl.cdiv(blocks * kv_heads, programs))
+    length = tl.maximum(1, tl.cdiv(blocks, tl.maximum(1, tl.cdiv(blocks, least))))
+    parts = tl.cdiv(blocks, length)
+    wide_parts = tl.where(several, parts, 0)
+    one_parts = parts - wide_parts
+    line = tl.where(
+        several,
+        tl.cumsum(wide_parts, axis=0) - wide_parts,
+        tl.sum(wide_parts, axis=0) + tl.cumsum(one_parts, axis=0) - one_parts,
+    )
+    stored = tl.where(parts > 1, parts * queries, 0)
+    room = tl.cumsum(stored, axis=0) - stored
+    for part in tl.range(0, tl.max(parts, axis=0)):
+        at = listed + (line + part) * FIELDS
+        has = part < parts
+        begin = part * length * STEP
+        tl.store(at, row, mask=has)
+        tl.store(at + 1, begins + passed, mask=has)
+        tl.store(at + 2, queries, mask=has)
+        tl.store(at + 3, history + passed, mask=has)
+        tl.store(at + 4, history, mask=has)
+        tl.store(at + 5, begin, mask=has)
+        tl.store(at + 6, tl.minimum(begin + length * STEP, keys), mask=has)
+        tl.store(at + 7, parts, mask=has)
+        tl.store(at + 8, tl.zeros_like(parts) + part, mask=has)
+        tl.store(at + 9, room, mask=has)
+    rest = tl.arange(0, BLOCK_LINES)
+    spare = (rest >= tl.sum(parts, axis=0)) & (rest < lines)
+    tl.store(listed + rest * FIELDS + 2, tl.zeros([BLOCK_LINES], tl.int32), mask=spare)
+
+
 @triton.jit(do_not_specialize=["rows", "token_count", "token_blocks"])
 def _prepare(
     tokens, row_table, row_start, context, sampled, full, window, tokens_out, positions,
@@ -165,16 +234,36 @@ def prepare_step(tokens: torch.Tensor, row_table: torch.Tensor, tables: StepTabl
 
 
 def list_pieces(batch: Batch) -> None:
-    rounds = max(1, batch.rows.bit_length())
+    assert batch.queue is None or not batch.pieces, "one or the other has the keys of all rows"
+    if batch.queue is not None:
+        _fill_queue(batch, batch.queue)
     for pieces in batch.pieces:
-        tiles = tile_count(batch.tokens.shape[0], batch.rows, pieces.queries)
-        lines, fields = pieces.listed.shape
-        _list_pieces[(1,)](
-            batch.row_start, batch.context, pieces.listed, batch.rows, tiles, lines, pieces.wanted,
-            pieces.above, pieces.most, QUERIES=pieces.queries, FIELDS=fields, LEAST=PIECE_LEAST,
-            STEP=PIECE_STEP, ROUNDS=rounds, BLOCK_TILES=power_of_two(tiles), BLOCK_LINES=power_of_two(lines),
-            num_warps=4,
-        )  # fmt: skip
+        _fill_pieces(batch, pieces)
+
+
+def _fill_queue(batch: Batch, queue: PieceQueue) -> None:
+    tokens = batch.tokens.shape[0]
+    tiles = tile_count(tokens, batch.rows, queue.queries)
+    lines, fields = queue.listed.shape
+    assert queue.listed.is_contiguous()
+    assert lines >= queue_lines(tokens, batch.rows, queue.queries, queue.kv_heads, queue.programs)
+    _list_queue[(1,)](
+        batch.row_start, batch.context, queue.listed, batch.rows, tiles, lines, queue.kv_heads,
+        queue.programs, QUERIES=queue.queries, FIELDS=fields, STEP=KEY_BLOCK, WIDE=WIDE_PIECES,
+        LARGE=LARGE_PIECES, SMALL=SMALL_PIECES, EARLY=EARLY, ROUNDS=max(1, batch.rows.bit_length()),
+        BLOCK_TILES=power_of_two(tiles), BLOCK_LINES=power_of_two(lines), num_warps=4,
+    )  # fmt: skip
+
+
+def _fill_pieces(batch: Batch, pieces: Pieces) -> None:
+    tiles = tile_count(batch.tokens.shape[0], batch.rows, pieces.queries)
+    lines, fields = pieces.listed.shape
+    _list_pieces[(1,)](
+        batch.row_start, batch.context, pieces.listed, batch.rows, tiles, lines, pieces.wanted,
+        pieces.above, pieces.most, QUERIES=pieces.queries, FIELDS=fields, LEAST=PIECE_LEAST,
+        STEP=PIECE_STEP, ROUNDS=max(1, batch.rows.bit_length()), BLOCK_TILES=power_of_two(tiles),
+        BLOCK_LINES=power_of_two(lines), num_warps=4,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -9,8 +9,8 @@
 // once, and marked to leave the second cache first, where x is to stay: without the mark a layer of an 8B model takes
 // a tenth longer.
 //
-// `products.py` compiles this file with GROUPS, ROWS, SPLITS, STAGES and ACTIVATION defined, and with `multiply` before
-// it: one instruction of the matrix units, d[64 x ROWS] (+)= a[64 x 16] b[ROWS x 16]^T.
+// `products.py` compiles this file with GROUPS, ROWS, SPLITS, STAGES and ACTIVATION defined, and with `hopper.cu` and
+// `multiply` before it: one instruction of the matrix units, d[64 x ROWS] (+)= a[64 x 16] b[ROWS x 16]^T.
 
 constexpr int TOKENS = 64 * GROUPS, DEPTH = 64, WARPS = 4 * GROUPS;
 constexpr bool GATED = ACTIVATION == 1 || ACTIVATION == 2 || ACTIVATION == 3;
@@ -18,36 +18,15 @@ constexpr int OUTPUTS = GATED ? ROWS / 2 : ROWS;  // columns of `out` that a til
 constexpr u32 LINE = DEPTH * 2;                   // bytes of a row in a place; the swizzle of 128 bytes counts on it
 constexpr u32 INPUT_BYTES = TOKENS * LINE, WEIGHT_BYTES = ROWS * LINE, PLACE = INPUT_BYTES + WEIGHT_BYTES;
 constexpr int PITCH = ROWS + 8;  // floats from token to token where parts are added up; 8 keeps banks apart
+
+// Where programs share a tile, each finishes a share of its tokens: a thread has four columns of one at a time.
+constexpr int SHARE = TOKENS / SPLITS, QUADS = OUTPUTS / 4, WORK = SHARE * QUADS;
+constexpr int TURNS = (WORK + 128 * GROUPS - 1) / (128 * GROUPS);
+
 constexpr float CLAMP_ALPHA = 1.702f, CLAMP_LIMIT = 7.0f;
 
 static_assert(ROWS % 16 == 0 || (!GATED && ROWS % 8 == 0), "outputs come in eights");
 static_assert(SPLITS == 1 || TOKENS * PITCH * 4 <= STAGES * PLACE, "parts are added up where the ring was");
-
-struct __align__(64) TensorMap {
-    char opaque[128];
-};
-
-// Barriers: one that fills as a place does, and one that fills as its readers leave it.
-
-__device__ __forceinline__ void set_up(u32 barrier, u32 arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
-}
-
-__device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void arrive(u32 barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void wait(u32 barrier, u32 parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n}\n" ::"r"(barrier), "r"(parity)
-        : "memory");
-}
 
 // The cluster's barrier; `release` where what was written is to be read by the others.
 
@@ -65,8 +44,7 @@ __device__ __forceinline__ float4 read_from(u32 program, u32 address) {
         "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %4, %5;\n"
         "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}\n"
         : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-        : "r"(address), "r"(program)
-        : "memory");
+        : "r"(address), "r"(program));
     return value;
 }
 
@@ -82,23 +60,6 @@ __device__ __forceinline__ void fetch_once(u32 to, const TensorMap* map, int col
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
         "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(once)
         : "memory");
-}
-
-// How the matrix units find a block of rows of 128 bytes, swizzled in eights.
-__device__ __forceinline__ u64 block_at(u32 address) {
-    return (u64)((address & 0x3FFFF) >> 4) | 1ull << 16 | (u64)(8 * LINE >> 4) << 32 | 1ull << 62;
-}
-
-// The compiler must not move sums across the instructions that work on them while they run.
-__device__ __forceinline__ void pin(float (&sums)[ROWS / 2]) {
-#pragma unroll
-    for (int i = 0; i < ROWS / 2; i++) asm volatile("" : "+f"(sums[i])::"memory");
-}
-
-__device__ __forceinline__ u32 pair_of(float first, float second) {
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-    return pair;
 }
 
 __device__ __forceinline__ float as_float(u16 bits) { return __uint_as_float((u32)bits << 16); }
@@ -148,13 +109,13 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    asm volatile("griddepcontrol.launch_dependents;");
+    launch_next();
     __syncthreads();
 
     if (warp == WARPS) {
         if (lane == 0) {
-            u64 once;
-            asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+            look_up(&x);
+            const u64 once = read_once();
             const int ahead = steps < STAGES ? steps : STAGES;
             auto fetch_weight = [&](int step) {
                 const u32 barrier = barriers + 16 * (step % STAGES), to = ring + step % STAGES * PLACE + INPUT_BYTES;
@@ -164,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
                 if (GATED) fetch_once(to + WEIGHT_BYTES / 2, &weight, from, width + column, barrier, once);
             };
             for (int step = 0; step < ahead; step++) fetch_weight(step);
-            asm volatile("griddepcontrol.wait;" ::: "memory");
+            wait_for_inputs();
             for (int step = 0; step < steps; step++) {
                 const u32 barrier = barriers + 16 * (step % STAGES);
                 if (step >= ahead) {
@@ -188,16 +149,16 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
         wait(barrier, step / STAGES & 1);
         const u64 left = block_at(place + warp / 4 * 64 * LINE), right = block_at(place + INPUT_BYTES);
         pin(sums);
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        begin_products();
 #pragma unroll
         for (int k = 0; k < DEPTH / 16; k++) multiply(sums, left + 2 * k, right + 2 * k, (step | k) != 0);
-        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        commit_products();
         pin(sums);
         // All but the last product are done, so the place before this one is free.
-        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+        wait_for_products<1>();
         if (step > 0 && lane == 0) arrive(barriers + 16 * ((step - 1) % STAGES) + 8);
     }
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    wait_for_products<0>();
     pin(sums);
 
     // Of every eight columns a thread has two neighbours, of two tokens.
@@ -230,21 +191,34 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
                          : "memory");
     }
     meet(true);
-    constexpr int SHARE = TOKENS / SPLITS, QUADS = OUTPUTS / 4;
-    auto total = [&](int at, int first) {
-        const u32 address = ring + (at * PITCH + first) * 4;
-        float4 sum = read_from(0, address);
+    // All that lies with the other programs is asked for before any of it is used.
+    float4 gates[TURNS][SPLITS], ups[TURNS][SPLITS];
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) {
+        const int i = threadIdx.x + turn * 128 * GROUPS, at = part * SHARE + i / QUADS;
+        const u32 address = ring + (at * PITCH + i % QUADS * 4) * 4;
+        if (i >= WORK) continue;
+#pragma unroll
+        for (int program = 0; program < SPLITS; program++) {
+            gates[turn][program] = read_from(program, address);
+            if (GATED) ups[turn][program] = read_from(program, address + OUTPUTS * 4);
+        }
+    }
+    auto total = [](const float4 (&parts)[SPLITS]) {
+        float4 sum = parts[0];
 #pragma unroll
         for (int program = 1; program < SPLITS; program++) {
-            const float4 more = read_from(program, address);
+            const float4 more = parts[program];
             sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
         }
         return sum;
     };
-    for (int i = threadIdx.x; i < SHARE * QUADS; i += 128 * GROUPS) {
-        const int at = part * SHARE + i / QUADS, first = i % QUADS * 4, to = column + first;
-        if (at >= tokens || to >= width) continue;
-        const float4 gate = total(at, first), up = GATED ? total(at, OUTPUTS + first) : gate;
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) {
+        const int i = threadIdx.x + turn * 128 * GROUPS;
+        const int at = part * SHARE + i / QUADS, to = column + i % QUADS * 4;
+        if (i >= WORK || at >= tokens || to >= width) continue;
+        const float4 gate = total(gates[turn]), up = GATED ? total(ups[turn]) : gate;
         uint2 four;
         four.x = pair_of(finished(gate.x, up.x, bias, to, width), finished(gate.y, up.y, bias, to + 1, width));
         four.y = pair_of(finished(gate.z, up.z, bias, to + 2, width), finished(gate.w, up.w, bias, to + 3, width));

@@ -1,0 +1,225 @@
+"""Attention of short rows over paged keys and values in bfloat16, on Hopper GPUs: `source/attention.cu`.
+
+Programs take pieces of the keys that a step's rows see one after another (`PieceQueue`), so that the keys of
+one-token rows and of short inputs beside them are read once, in one launch. `takes_queue` says for which
+shapes there is a kernel; everything else is left to Triton. `attend_queue` is called by
+`kernels/triton/attention.py`, the rest through `holdfast.kernels`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from functools import cache
+from typing import NamedTuple, cast
+
+import torch
+
+from holdfast.kernels.batch import KEY_BLOCK, QUEUE_FIELDS, Pages, PieceQueue, queue_lines, queue_room
+from holdfast.kernels.cuda.driver import HOPPER, Kernel, Machine, Map, compile_source, machine_of, map_of
+
+log = logging.getLogger("holdfast.kernels")
+
+SOURCE = HOPPER.with_name("attention.cu")
+
+DIMS = (64, 128)
+GROUP_MOST = 16
+ROWS = 64
+"""Rows of the matrix that a group of warps multiplies: tokens times query heads that share a key head."""
+
+GROUPS = 2
+THREADS = 128 * GROUPS + 128
+FETCHED = 16
+"""Keys that are fetched at a time where a block of them is not full."""
+
+STAGES_MOST = 12
+STAGES_LEAST = 3
+ALIGNMENT = 1024
+BARRIER_BYTES = 16
+LINE_BYTES = 2 * 4 * QUEUE_FIELDS
+"""Beside each stage the lines of two pieces are kept."""
+
+LAST_BYTES = 16
+"""Which groups were the last to finish a tile."""
+
+
+class Shape(NamedTuple):
+    """What a kernel is compiled for."""
+
+    dim: int
+    group: int
+    kv_heads: int
+    page_size: int
+
+    @property
+    def place(self) -> int:
+        """Bytes of a block's keys and values."""
+        return 2 * KEY_BLOCK * self.dim * 2
+
+    def stages(self, machine: Machine) -> int:
+        """Blocks that a program's shared memory has room for."""
+        room = machine.shared_memory - ALIGNMENT - LAST_BYTES
+        return min(STAGES_MOST, room // (self.place + BARRIER_BYTES + LINE_BYTES))
+
+    def shared(self, stages: int) -> int:
+        """Bytes that a launch asks for; lines and `last` are the kernel's own."""
+        return ALIGNMENT + stages * (self.place + BARRIER_BYTES)
+
+
+def tile_tokens(heads: int, kv_heads: int) -> int:
+    """Tokens of a row that a tile has at most."""
+    return GROUPS * max(1, ROWS // max(1, heads // kv_heads))
+
+
+def takes_queue(
+    heads: int, kv_heads: int, dim: int, page_size: int, dtype: torch.dtype, device: torch.device
+) -> bool:
+    """Whether there is a kernel for these shapes on the device; it is compiled for that."""
+    if dtype != torch.bfloat16 or dim not in DIMS or page_size % FETCHED:
+        return False
+    if heads % kv_heads or heads // kv_heads > GROUP_MOST:
+        return False
+    return _kernel(Shape(dim, heads // kv_heads, kv_heads, page_size), _index(device)) is not None
+
+
+def build_queue(
+    tokens: int, rows: int, heads: int, kv_heads: int, dim: int, device: torch.device
+) -> PieceQueue:
+    """A queue for steps of at most so many tokens and rows, of shapes that `takes_queue` takes."""
+    machine = machine_of(_index(device))
+    assert machine is not None, "a device that `takes_queue` takes"
+    queries, programs = tile_tokens(heads, kv_heads), machine.processors
+    lines = queue_lines(tokens, rows, queries, kv_heads, programs)
+    room = queue_room(tokens, queries, kv_heads, programs)
+
+    def counters(*sizes: int) -> torch.Tensor:
+        return torch.zeros(sizes, dtype=torch.int32, device=device)
+
+    return PieceQueue(
+        listed=counters(lines, QUEUE_FIELDS),
+        arrived=counters(lines * kv_heads * GROUPS),
+        partial=torch.empty(room, heads, dim + 2, dtype=torch.float32, device=device),
+        taken=counters(2),
+        queries=queries,
+        kv_heads=kv_heads,
+        programs=programs,
+    )
+
+
+def _index(device: torch.device) -> int | None:
+    """The number of a GPU: of the current one where the device does not say."""
+    if device.type != "cuda":
+        return None
+    index = cast("int | None", device.index)  # torch's annotation leaves out devices without a number
+    return torch.cuda.current_device() if index is None else index
+
+
+def source_of(shape: Shape, stages: int) -> str:
+    """The kernel of a shape: what its file counts on, and the file."""
+    given = {
+        "DIM": shape.dim,
+        "GROUP": shape.group,
+        "KV_HEADS": shape.kv_heads,
+        "PAGE": shape.page_size,
+        "STAGES": stages,
+    }
+    return "\n".join(
+        (
+            HOPPER.read_text(encoding="utf-8"),
+            *(f"#define {name} {value}" for name, value in given.items()),
+            _instruction("score", KEY_BLOCK, "add", 0),
+            _instruction("gather", shape.dim, "1", 1),
+            SOURCE.read_text(encoding="utf-8"),
+        )
+    )
+
+
+def _instruction(name: str, columns: int, add: str, transposed: int) -> str:
+    """sums[64 x columns] (+)= a[64 x 16] b, a in registers; of a transposed b the columns are adjacent."""
+    sums = columns // 2
+    listed = ", ".join(f"%{index}" for index in range(sums))
+    bound = ", ".join(f'"+f"(sums[{index}])' for index in range(sums))
+    places = ", ".join(f"%{sums + index}" for index in range(4))
+    taken = "u32 a0, u32 a1, u32 a2, u32 a3, u64 b" + (", int add" if add == "add" else "")
+    return "\n".join(
+        (
+            f"__device__ __forceinline__ void {name}(float (&sums)[{sums}], {taken}) {{",
+            f'asm volatile("{{.reg .pred p; setp.ne.b32 p, %{sums + 5}, 0; "',
+            f'"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 "',
+            f'"{{{listed}}}, {{{places}}}, %{sums + 4}, p, 1, 1, {transposed};}}"',
+            f': {bound} : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"({add})); }}',
+        )
+    )
+
+
+def attend_queue(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    out: torch.Tensor,
+    pages: Pages,
+    queue: PieceQueue,
+    scale: float,
+    sinks: torch.Tensor | None,
+) -> None:
+    """What the queries of all tiles see, into `out`; for shapes that `takes_queue` takes."""
+    tokens, heads, dim = query.shape
+    kv_heads = key_cache.shape[2]
+    lines = queue.listed.shape[0]
+    assert query.dtype == key_cache.dtype == value_cache.dtype == torch.bfloat16
+    assert query.is_contiguous() and out.is_contiguous() and queue.listed.is_contiguous()
+    assert sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous())
+    assert queue.kv_heads == kv_heads and queue.queries == tile_tokens(heads, kv_heads)
+    assert queue.arrived.numel() >= lines * kv_heads * GROUPS
+    room = queue_room(tokens, queue.queries, kv_heads, queue.programs)
+    assert queue.partial.numel() >= room * heads * (dim + 2)
+    kernel = _kernel(Shape(dim, heads // kv_heads, kv_heads, pages.page_size), query.device.index)
+    assert kernel is not None, "a shape that `takes_queue` takes"
+    kernel.launch(
+        queue.programs,
+        (
+            *(_blocks(cache, KEY_BLOCK, dim // 64) for cache in (key_cache, value_cache)),
+            *(_blocks(cache, FETCHED, 1) for cache in (key_cache, value_cache)),
+        ),
+        ctypes.c_void_p(query.data_ptr()),
+        ctypes.c_void_p(out.data_ptr()),
+        ctypes.c_void_p(None if sinks is None else sinks.data_ptr()),
+        ctypes.c_void_p(pages.table.data_ptr()),
+        ctypes.c_void_p(queue.listed.data_ptr()),
+        ctypes.c_void_p(queue.arrived.data_ptr()),
+        ctypes.c_void_p(queue.partial.data_ptr()),
+        ctypes.c_void_p(queue.taken.data_ptr()),
+        ctypes.c_int(lines),
+        ctypes.c_int(pages.table.stride(0)),
+        ctypes.c_float(scale),
+    )
+
+
+def _blocks(cache: torch.Tensor, keys: int, halves: int) -> Map:
+    """Blocks of some keys of one head, in halves of 64 columns; a page is never left."""
+    units, page_size, kv_heads, dim = cache.shape
+    unit, token, head, _ = cache.stride()
+    return map_of(
+        cache.data_ptr(),
+        (64, page_size, dim // 64, kv_heads, units),
+        (token, 64, head, unit),
+        (64, min(keys, page_size), halves, 1, 1),
+    )
+
+
+@cache
+def _kernel(shape: Shape, index: int | None) -> Kernel | None:
+    """The kernel of a shape on a device, or None where there is none; the reason is logged."""
+    machine = machine_of(index)
+    if machine is None:
+        return None
+    stages = shape.stages(machine)
+    if stages < STAGES_LEAST:
+        return None
+    try:
+        image = compile_source(source_of(shape, stages))
+        with torch.cuda.device(index):
+            return Kernel(image, "attend", THREADS, shape.shared(stages), 1)
+    except OSError as error:
+        log.warning("a CUDA kernel cannot be had; Triton serves: %s", error)
+        return None

@@ -1,0 +1,372 @@
+// Attention of short rows over paged keys and values, on Hopper: as long as it takes to read them.
+//
+// `PieceQueue` lists pieces of work: some keys that a run of up to 2 * QUERIES tokens of a row sees, in blocks of 64.
+// Each stands for one piece a key head. Programs take them one after another, whoever is free, since some
+// multiprocessors get less of the memory's bandwidth than others. One thread takes pieces and has the copy engine bring
+// their keys and values into a ring of STAGES places. Two groups of four warps multiply: they share the tokens of a
+// piece, or take turns with pieces of up to QUERIES tokens.
+//
+// Query heads that share a key head are rows of one matrix: row r is token r / GROUP, head r % GROUP. Of the pieces of
+// one tile the last to be finished puts them together, in their order: the sum does not depend on who that is.
+//
+// Keys of earlier steps depend on no kernel before this one, so the ring is full of them before that one has ended. The
+// list and the table are older than the model's first kernel. All else is read, and anything written, after the wait.
+//
+// `attention.py` compiles this file with DIM, GROUP, KV_HEADS, PAGE and STAGES defined, and with `hopper.cu`, `score`
+// and `gather` before it: instructions of the matrix units, scores[64 x 64] (+)= queries[64 x 16] keys[64 x 16]^T and
+// mixed[64 x DIM] += weights[64 x 16] values[16 x DIM].
+
+constexpr int KEYS = 64, HALVES = DIM / 64, QUERIES = 64 / GROUP, HEADS = KV_HEADS * GROUP;
+constexpr int GROUPS = 2, THREADS = 128 * GROUPS, FETCHERS = 128;
+constexpr int FETCHED = 16;                // keys that are fetched at a time where a block is not full, or pages small
+constexpr bool WHOLE = PAGE % KEYS == 0;   // a full block lies in one page
+constexpr int SUMS = DIM / 2;              // of a tile's results, those of a thread
+constexpr int PARTIAL = DIM + 2;           // floats of a row's part: results, peak, weight
+constexpr int KNOWN = 2 * STAGES;          // pieces whose lines are kept: all in the ring, and those being finished
+// Bytes of a line of 64 columns, of all keys' lines of one half, of a block's keys or values, and of both.
+constexpr u32 LINE = 128, HALF = KEYS * LINE, BLOCK = HALVES * HALF, PLACE = 2 * BLOCK;
+#define NOTHING __uint_as_float(0xFF800000u)  // minus infinity, the score of what is not seen
+#define LOG2_E 1.4426950408889634f
+
+static_assert(GROUP <= 64, "the heads of one token are rows of one matrix");
+static_assert(PAGE % FETCHED == 0, "a fetch stays within a page");
+
+struct Piece {
+    int row, token, tokens, first;      // its tokens, and the position of the first one; no tokens: no more pieces
+    int history, begin, finish, parts;  // keys of the row from earlier steps; its own keys; pieces of the tile
+    int part, room, line, head;         // which of those it is; where the first one's results go; its line
+};
+
+// FETCHED or KEYS keys, or values, of one head into a place of the ring.
+__device__ __forceinline__ void fetch(u32 to, const TensorMap* map, int token, int half, int head, int unit,
+                                      u32 barrier, u64 mark) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(to), "l"(map), "r"(0), "r"(token), "r"(half), "r"(head),
+        "r"(unit), "r"(barrier), "l"(mark)
+        : "memory");
+}
+
+__device__ __forceinline__ void meet(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// One more, and what was counted before. Whoever finds all others counted sees what they did before they counted.
+__device__ __forceinline__ int count_up(int* counter) {
+    int before;
+    asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
+
+__device__ __forceinline__ float power_of_two(float value) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+    return result;
+}
+
+// The running softmax of a thread's two rows: highest score, sum of weights, weighted values. Scores are in units of
+// log 2. A thread has two neighbouring columns of every eight; four threads share a row.
+struct Result {
+    float peak[2], weight[2], mixed[SUMS];
+
+    __device__ __forceinline__ void clear() {
+        peak[0] = peak[1] = NOTHING, weight[0] = weight[1] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < SUMS; i++) mixed[i] = 0.0f;
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS + FETCHERS, 1)
+    attend(const __grid_constant__ TensorMap key_blocks, const __grid_constant__ TensorMap value_blocks,
+           const __grid_constant__ TensorMap key_rows, const __grid_constant__ TensorMap value_rows, const u16* query,
+           u16* out, const float* sinks, const int* table, const int4* listed, int* arrived, float* partial, int* taken,
+           int lines, int table_stride, float scale) {
+    extern __shared__ char memory[];
+    __shared__ Piece known[KNOWN];
+    __shared__ int last[GROUPS];
+    const u32 ring = ((u32)__cvta_generic_to_shared(memory) + 1023) & ~1023u, barriers = ring + STAGES * PLACE;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int step = 0;  // blocks of keys that went through the ring: step s is in place s % STAGES
+    auto full = [&](int of) { return barriers + 16 * (of % STAGES); };
+    auto empty = [&](int of) { return barriers + 16 * (of % STAGES) + 8; };
+
+    launch_next();
+    if (threadIdx.x == THREADS) {
+        for (int i = 0; i < STAGES; i++) {
+            set_up(full(i), 1);
+            set_up(empty(i), THREADS / 32);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+
+    if (warp >= THREADS / 32) {
+        // One thread takes pieces and fetches.
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x > THREADS) return;
+        look_up(WHOLE ? &key_blocks : &key_rows);
+        look_up(WHOLE ? &value_blocks : &value_rows);
+        const u64 once = read_once();
+        bool waited = false;
+        auto wait_once = [&]() {
+            if (!waited) wait_for_inputs();
+            waited = true;
+        };
+        // Those who multiply read the line once the piece's first block, or the end, is announced. It is written over
+        // KNOWN pieces later: each of those has a block, the ring has STAGES, so that all warps have read it by then.
+        auto take = [&](int which, int at) {
+            Piece piece;
+            piece.tokens = 0;
+            if (which < lines * KV_HEADS) {
+                const int line = which / KV_HEADS;
+                const int4 low = listed[3 * line], middle = listed[3 * line + 1], high = listed[3 * line + 2];
+                piece = {low.x, low.y, low.z, low.w, middle.x, middle.y, middle.z, middle.w,
+                         high.x, high.y, line, which % KV_HEADS};
+            }
+            known[at % KNOWN] = piece;
+            return piece;
+        };
+        Piece piece = take(blockIdx.x, 0);
+        for (int count = 1; piece.tokens > 0; count++) {
+            const int* units = table + (size_t)piece.row * table_stride;
+            for (int key = piece.begin; key < piece.finish; key += KEYS, step++) {
+                if (key + KEYS > piece.history) wait_once();
+                const int fetches = (min(KEYS, piece.finish - key) + FETCHED - 1) / FETCHED;
+                const u32 barrier = full(step), place = ring + step % STAGES * PLACE;
+                if (step >= STAGES) wait(empty(step), (step / STAGES & 1) ^ 1);
+                expect(barrier, fetches * FETCHED * LINE * HALVES * 2);
+                if (WHOLE && fetches == KEYS / FETCHED) {
+                    const int unit = units[key / PAGE];
+                    fetch(place, &key_blocks, key % PAGE, 0, piece.head, unit, barrier, once);
+                    fetch(place + BLOCK, &value_blocks, key % PAGE, 0, piece.head, unit, barrier, once);
+                } else {
+                    for (int i = 0; i < fetches; i++) {
+                        const int from = key + i * FETCHED, unit = units[from / PAGE], offset = from % PAGE;
+                        const u32 to = place + i * FETCHED * LINE;
+#pragma unroll
+                        for (int half = 0; half < HALVES; half++) {
+                            fetch(to + half * HALF, &key_rows, offset, half, piece.head, unit, barrier, once);
+                            fetch(to + BLOCK + half * HALF, &value_rows, offset, half, piece.head, unit, barrier, once);
+                        }
+                    }
+                }
+            }
+            // Before the wait nothing is written that another program sees.
+            wait_once();
+            piece = take(gridDim.x + atomicAdd(taken, 1), count);
+        }
+        wait_once();
+        if (step >= STAGES) wait(empty(step), (step / STAGES & 1) ^ 1);
+        arrive(full(step));
+        // The last program leaves the counters as it found them.
+        if (count_up(taken + 1) == gridDim.x - 1) taken[0] = taken[1] = 0;
+        return;
+    }
+
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const int group = warp / 4, thread = threadIdx.x % 128, within = warp % 4;
+    // A thread's rows of the matrix are `row` and `row + 8`.
+    const int row = within * 16 + lane / 4, column = lane % 4 * 2;
+    const float unit_score = scale * LOG2_E;
+    int turn = 0;
+    wait_for_inputs();
+
+    for (int count = 0;; count++) {
+        wait(full(step), step / STAGES & 1);
+        const Piece piece = known[count % KNOWN];
+        if (piece.tokens == 0) return;
+        const bool alone = piece.tokens <= QUERIES;
+        const int skipped = alone ? 0 : group * QUERIES;
+        const int blocks = (piece.finish - piece.begin + KEYS - 1) / KEYS;
+        int rows = max(0, min(piece.tokens - skipped, QUERIES)) * GROUP;
+        if (alone && turn != group) rows = 0;
+        turn ^= alone;
+        if (rows == 0) {
+            // The other group's piece: a place is empty when all warps have left it.
+            for (int i = 0; i < blocks; i++, step++) {
+                wait(full(step), step / STAGES & 1);
+                // No lane is left behind that would still wait for this block, or read the piece.
+                __syncwarp();
+                if (lane == 0) arrive(empty(step));
+            }
+            continue;
+        }
+        const int first = piece.first + skipped;
+        const size_t corner = ((size_t)(piece.token + skipped) * KV_HEADS + piece.head) * GROUP * DIM + column;
+        auto row_at = [&](int of) { return (size_t)(of / GROUP) * HEADS * DIM + of % GROUP * DIM; };
+
+        u32 queries[DIM / 4], weights[KEYS / 4];
+#pragma unroll
+        for (int i = 0; i < DIM / 4; i++) {
+            const int of = row + i % 2 * 8;
+            queries[i] = of < rows ? *(const u32*)(query + corner + row_at(of) + i / 2 * 8) : 0;
+        }
+        Result result;
+        result.clear();
+        float scores[KEYS / 2], shrink[2];
+
+        // Wait for the next block and begin to multiply its keys.
+        auto begin_scores = [&](int key) {
+            const u32 keys = ring + step % STAGES * PLACE, values = keys + BLOCK;
+            wait(full(step), step / STAGES & 1);
+            const int there = piece.finish - key;
+            if (there < KEYS) {
+                // What lies past the context may be anything; weights of zero do not undo it.
+                for (int i = thread; i < (KEYS - there) * HALVES * 8; i += 128) {
+                    const u32 past = there + i / 8 / HALVES;
+                    const u32 at = values + i / 8 % HALVES * HALF + past * LINE + i % 8 * 16;
+                    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
+                }
+                asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+                meet(1 + group, 128);
+            }
+            begin_products();
+#pragma unroll
+            for (int k = 0; k < DIM / 16; k++)
+                score(scores, queries[4 * k], queries[4 * k + 1], queries[4 * k + 2], queries[4 * k + 3],
+                      block_at(keys + k / 4 * HALF) + 2 * (k % 4), k != 0);
+            commit_products();
+        };
+        // Begin to add the values of an earlier step's block, as its weights have them.
+        auto begin_values = [&](int of) {
+            const u32 values = ring + of % STAGES * PLACE + BLOCK;
+            begin_products();
+#pragma unroll
+            for (int k = 0; k < KEYS / 16; k++)
+                gather(result.mixed, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3],
+                       block_at(values, HALF) + k * (16 * LINE >> 4));
+            commit_products();
+        };
+        // Scores become weights; `shrink` is what that makes of the results so far.
+        auto soften = [&](int key) {
+            if (key + KEYS - 1 > first) {
+#pragma unroll
+                for (int i = 0; i < KEYS / 2; i++) {
+                    const int position = first + (row + i / 2 % 2 * 8) / GROUP;
+                    if (key + i / 4 * 8 + column + i % 2 > position) scores[i] = NOTHING;
+                }
+            }
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                shrink[half] = 1.0f;
+                if (within * 16 + 8 * half >= rows) continue;
+                float higher = NOTHING;
+#pragma unroll
+                for (int i = 2 * half; i < KEYS / 2; i += 4) higher = fmaxf(higher, fmaxf(scores[i], scores[i + 1]));
+                higher = fmaxf(higher, __shfl_xor_sync(0xFFFFFFFF, higher, 1));
+                higher = fmaxf(higher, __shfl_xor_sync(0xFFFFFFFF, higher, 2));
+                higher = fmaxf(result.peak[half], higher * unit_score);
+                // A row may see nothing of a tile's later blocks.
+                const float anchor = higher == NOTHING ? 0.0f : higher;
+                shrink[half] = power_of_two(result.peak[half] - anchor);
+                float sum = 0.0f;
+#pragma unroll
+                for (int i = 2 * half; i < KEYS / 2; i += 4) {
+                    scores[i] = power_of_two(scores[i] * unit_score - anchor);
+                    scores[i + 1] = power_of_two(scores[i + 1] * unit_score - anchor);
+                    sum += scores[i] + scores[i + 1];
+                }
+                result.peak[half] = higher, result.weight[half] = result.weight[half] * shrink[half] + sum;
+            }
+        };
+        auto pack = [&]() {
+#pragma unroll
+            for (int i = 0; i < KEYS / 4; i++) weights[i] = pair_of(scores[2 * i], scores[2 * i + 1]);
+        };
+
+        // While the values of one block are added, the next one's scores become weights.
+        begin_scores(piece.begin);
+        wait_for_products<0>();
+        pin(scores);
+        soften(piece.begin);
+        pack();
+        for (int key = piece.begin + KEYS; key < piece.finish; key += KEYS) {
+            step++;
+            begin_scores(key);
+            begin_values(step - 1);
+            wait_for_products<1>();
+            pin(scores);
+            soften(key);
+            wait_for_products<0>();
+            pin(result.mixed);
+            if (lane == 0) arrive(empty(step - 1));
+            if (__any_sync(0xFFFFFFFF, shrink[0] < 1.0f || shrink[1] < 1.0f)) {
+#pragma unroll
+                for (int i = 0; i < SUMS; i++) result.mixed[i] *= shrink[i / 2 % 2];
+            }
+            pack();
+        }
+        begin_values(step);
+        wait_for_products<0>();
+        pin(result.mixed);
+        if (lane == 0) arrive(empty(step));
+        step++;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            result.weight[half] += __shfl_xor_sync(0xFFFFFFFF, result.weight[half], 1);
+            result.weight[half] += __shfl_xor_sync(0xFFFFFFFF, result.weight[half], 2);
+        }
+
+        if (piece.parts > 1) {
+            // Where a part's results go: by token, then as in `out`.
+            auto part_at = [&](int part, int of) {
+                const size_t at = (size_t)(piece.room + part * piece.tokens + skipped) + of / GROUP;
+                return partial + (at * HEADS + piece.head * GROUP + of % GROUP) * PARTIAL;
+            };
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int of = row + 8 * half;
+                if (of >= rows) continue;
+                float* mine = part_at(piece.part, of);
+#pragma unroll
+                for (int i = 2 * half; i < SUMS; i += 4)
+                    __stcg((float2*)(mine + i / 4 * 8 + column), make_float2(result.mixed[i], result.mixed[i + 1]));
+                if (lane % 4 == 0) __stcg((float2*)(mine + DIM), make_float2(result.peak[half], result.weight[half]));
+            }
+            // All have stored before one says so, and that one knows of the others before all read.
+            meet(1 + group, 128);
+            if (thread == 0) {
+                int* counter = arrived + ((piece.line - piece.part) * KV_HEADS + piece.head) * GROUPS + (skipped > 0);
+                last[group] = count_up(counter) == piece.parts - 1;
+                if (last[group]) *counter = 0;
+            }
+            meet(1 + group, 128);
+            if (!last[group]) continue;
+            result.clear();
+            // Written by other programs: not to be found in a cache of one's own.
+            auto peak_and_weight = [&](int part, int of) { return __ldcg((const float2*)(part_at(part, of) + DIM)); };
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int of = row + 8 * half;
+                if (of >= rows) continue;
+#pragma unroll 4
+                for (int part = 0; part < piece.parts; part++)
+                    result.peak[half] = fmaxf(result.peak[half], peak_and_weight(part, of).x);
+#pragma unroll 2
+                for (int part = 0; part < piece.parts; part++) {
+                    const float* other = part_at(part, of) + column;
+                    const float2 found = peak_and_weight(part, of);
+                    const float share = power_of_two(found.x - result.peak[half]);
+                    result.weight[half] += found.y * share;
+#pragma unroll
+                    for (int i = 2 * half; i < SUMS; i += 4) {
+                        const float2 two = __ldcg((const float2*)(other + i / 4 * 8));
+                        result.mixed[i] += two.x * share, result.mixed[i + 1] += two.y * share;
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int of = row + 8 * half;
+            if (of >= rows) continue;
+            float sum = result.weight[half];
+            if (sinks) sum += power_of_two(sinks[piece.head * GROUP + of % GROUP] * LOG2_E - result.peak[half]);
+            const float whole = 1.0f / sum;
+            u16* to = out + corner + row_at(of);
+#pragma unroll
+            for (int i = 2 * half; i < SUMS; i += 4)
+                *(u32*)(to + i / 4 * 8) = pair_of(result.mixed[i] * whole, result.mixed[i + 1] * whole);
+        }
+    }
+}

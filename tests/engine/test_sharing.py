@@ -1,0 +1,139 @@
+"""Which lists of keys a step gets: of pieces, a queue of them where there is a kernel for it, or none."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast.engine import sharing
+from holdfast.engine.engine import Engine
+from holdfast.engine.graphs import largest_of, shapes
+from holdfast.engine.inputs import Limits, Lists, Shape, views
+from holdfast.engine.sharing import Sharing, sharing_for
+from holdfast.kernels import PieceQueue, build_queue
+from holdfast.kernels.cuda import attention
+from holdfast.kernels.cuda.driver import Machine
+from holdfast.models.config import AttentionConfig
+
+Make = Callable[..., Engine]
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+HEADS = AttentionConfig(heads=32, kv_heads=8, head_dim=128, scale=1.0, rope=None)
+LARGEST = largest_of(shapes(64))
+MIXED, DECODE = Shape(16, 128, 16, False), Shape(16, 16, 16, True)
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU of 132 multiprocessors, as far as lists are laid out for one; the lists are on the host."""
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132)
+    )
+    monkeypatch.setattr(attention, "machine_of", lambda _: Machine(132, 232_448))
+
+
+def queue_of(shape: Shape) -> PieceQueue:
+    return build_queue(shape.tokens, shape.rows, HEADS.heads, HEADS.kv_heads, HEADS.head_dim, CPU)
+
+
+def test_a_queue_where_rows_may_have_several_tokens() -> None:
+    made = Sharing(HEADS, LARGEST, CPU, queue_of(LARGEST))
+    for shape in shapes(64):
+        pieces, queue = made.lists(shape)
+        assert (queue is None, len(pieces)) == ((True, 1) if shape.decode else (False, 0))
+    first, second = made.lists(MIXED).queue, made.lists(LARGEST).queue
+    assert first is not None and second is not None
+    assert first.listed.data_ptr() == second.listed.data_ptr(), "the same place for every step"
+    assert first.listed.shape[0] < second.listed.shape[0]
+
+
+def test_pieces_where_there_is_no_queue() -> None:
+    made = Sharing(HEADS, LARGEST, CPU, None)
+    assert [len(made.lists(shape).pieces) for shape in (DECODE, MIXED, LARGEST)] == [1, 2, 2]
+    assert all(made.lists(shape).queue is None for shape in shapes(64))
+
+
+def test_steps_that_are_too_large() -> None:
+    """For the queue a step may be too large that is not for pieces; beyond that it has neither."""
+    taken, plain = (Sharing(HEADS, LARGEST, CPU, queue) for queue in (queue_of(LARGEST), None))
+    few = Shape(2, LARGEST.tokens + 100, 2, False)
+    assert taken.lists(few).queue is None
+    assert len(taken.lists(few).pieces) == len(plain.lists(few).pieces) == 2
+    many = Shape(2, 8192, 2, False)
+    assert taken.lists(many) == plain.lists(many) == Lists()
+
+
+class Made:
+    """What `sharing_for` makes of a model's layers, for a GPU that is not there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, taken: bool) -> None:
+        self.asked: list[tuple[object, ...]] = []
+        self.built: list[tuple[object, ...]] = []
+
+        def takes(*given: object) -> bool:
+            self.asked.append(given)
+            return taken
+
+        def build(*given: object) -> str:
+            self.built.append(given)
+            return "queue"
+
+        monkeypatch.setattr(sharing, "takes_queue", takes)
+        monkeypatch.setattr(sharing, "build_queue", build)
+        monkeypatch.setattr(sharing, "Sharing", lambda *given: given)
+
+    def __call__(self, *mixers: object, device: torch.device = GPU) -> Any:
+        config: Any = SimpleNamespace(layers=[SimpleNamespace(mixers=(mixer,)) for mixer in mixers])
+        return sharing_for(config, LARGEST, 64, torch.bfloat16, device)
+
+
+def test_a_model_whose_full_attention_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(monkeypatch, taken=True)
+    window = replace(HEADS, head_dim=256, window=128)
+    sunk = replace(HEADS, sinks=True)
+    assert made(HEADS, window, sunk) == (HEADS, LARGEST, GPU, "queue")
+    assert made.asked == [(32, 8, 128, 64, torch.bfloat16, GPU)], "decided once, windows aside"
+    assert made.built == [(LARGEST.tokens, LARGEST.rows, 32, 8, 128, GPU)]
+
+
+def test_a_model_whose_full_attention_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(monkeypatch, taken=False)
+    assert made(HEADS) == (HEADS, LARGEST, GPU, None)
+    assert len(made.asked) == 1 and not made.built
+
+
+@pytest.mark.parametrize("other", [{"heads": 64}, {"kv_heads": 4}, {"head_dim": 64}])
+def test_a_model_whose_layers_differ(monkeypatch: pytest.MonkeyPatch, other: dict[str, int]) -> None:
+    made = Made(monkeypatch, taken=True)
+    assert made(HEADS, replace(HEADS, **other)) == (HEADS, LARGEST, GPU, None)  # type: ignore[arg-type]
+    assert not made.asked
+
+
+def test_models_without_keys_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(monkeypatch, taken=True)
+    assert made(replace(HEADS, window=128)) is None
+    assert made(HEADS, device=CPU) is None
+    assert not made.asked
+
+
+def test_batches_of_the_executor(make: Make) -> None:
+    """A batch has lists where the model has them and some row has one token."""
+    executor = make(max_running=16).loop.executor
+    assert executor._sharing is None
+    largest = largest_of(shapes(16))
+    buffers = executor._buffers(largest, 4)
+    words = torch.zeros(largest.words, dtype=torch.int32)
+
+    def batch_of(shape: Shape, rows_of_one: int) -> tuple[int, bool]:
+        limits = Limits(1 if shape.decode else shape.tokens, 64, rows_of_one)
+        batch = executor._batch(buffers, views(words, shape), shape, limits)
+        return len(batch.pieces), batch.queue is not None
+
+    assert batch_of(MIXED, 1) == (0, False)
+    executor._sharing = Sharing(HEADS, largest, CPU, queue_of(largest))
+    assert batch_of(MIXED, 1) == (0, True)
+    assert batch_of(MIXED, 0) == (0, False)
+    assert batch_of(DECODE, 16) == (1, False)

@@ -1,0 +1,446 @@
+"""Attention over a queue of pieces, as far as a machine without a GPU can tell.
+
+What the device lists, by Triton's interpreter; that the kernel in CUDA compiles, what it takes and how it is
+launched. What it computes is checked by `benchmarks/gpu_kernels.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from holdfast.kernels import Pages, PieceQueue, Pieces, build_batch, build_queue, takes_queue
+from holdfast.kernels.batch import KEY_BLOCK, QUEUE_FIELDS, SMALL_PIECES, queue_lines, queue_room
+from holdfast.kernels.cuda import attention, driver
+from holdfast.kernels.cuda.attention import GROUPS, Shape, attend_queue, source_of, tile_tokens
+from holdfast.kernels.cuda.driver import Machine
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:triton"),
+]
+
+H200 = Machine(132, 232_448)
+UNTOUCHED = -7
+GUARD = 5
+GPU = torch.device("cuda", 0)
+HEADS = {"heads": 32, "kv_heads": 8, "dim": 128, "page_size": 64, "dtype": torch.bfloat16, "device": GPU}
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    cached = (attention._kernel, driver.machine_of)
+    for function in cached:
+        function.cache_clear()
+    yield
+    for function in cached:
+        function.cache_clear()
+
+
+# --- what the device lists ------------------------------------------------------------------------
+
+
+class Piece(NamedTuple):
+    """A line of the list."""
+
+    row: int
+    token: int
+    tokens: int
+    first: int
+    history: int
+    begin: int
+    finish: int
+    parts: int
+    part: int
+    room: int
+
+
+class Step(NamedTuple):
+    """Rows of a step, and what its attention looks like."""
+
+    counts: list[int]
+    contexts: list[int]
+    spare: int  # tokens past the last row
+    queries: int
+    kv_heads: int
+    programs: int
+
+
+def listed_by(step: Step) -> tuple[list[list[int]], PieceQueue]:
+    """The lines that a step's list has room for, filled over poison; what lies past them is left alone."""
+    starts = [context - count for context, count in zip(step.contexts, step.counts, strict=True)]
+    batch = build_batch([[0] * count for count in step.counts], starts)
+    batch.tokens = torch.zeros(sum(step.counts) + step.spare, dtype=torch.int64)
+    work = (step.queries, step.kv_heads, step.programs)
+    lines = queue_lines(batch.tokens.shape[0], batch.rows, *work)
+    storage = torch.full((lines + GUARD, QUEUE_FIELDS), UNTOUCHED, dtype=torch.int32)
+    nothing = torch.zeros(0)
+    batch.queue = PieceQueue(storage[:lines], nothing, nothing, nothing, *work)
+    import_module("holdfast.kernels.triton").list_pieces(batch)
+    assert bool((storage[lines:] == UNTOUCHED).all()), "written past the end of the list"
+    return storage[:lines].tolist(), batch.queue
+
+
+def tiles_of(step: Step) -> list[tuple[int, int, int, int, int]]:
+    """Of each tile, in order: row, first token, tokens, position of the first one, keys of earlier steps."""
+    tiles, token = [], 0
+    for row, (count, context) in enumerate(zip(step.counts, step.contexts, strict=True)):
+        for passed in range(0, count, step.queries):
+            history = context - count
+            tokens = min(step.queries, count - passed)
+            tiles.append((row, token + passed, tokens, history + passed, history))
+        token += count
+    return sorted(tiles, key=lambda tile: tile[2] == 1)
+
+
+def check_list(step: Step) -> list[Piece]:
+    """All that `PieceQueue` promises of a list; answers its pieces."""
+    lines, queue = listed_by(step)
+    used = next((number for number, line in enumerate(lines) if line[2] == 0), len(lines))
+    assert used < len(lines), "no line ends the list"
+    assert all(line[2] == 0 for line in lines[used:]), "a line of no tokens before a piece"
+    assert all(line[10:] == [UNTOUCHED] * 2 for line in lines[:used])
+    pieces = [Piece(*line[:10]) for line in lines[:used]]
+    rooms: list[tuple[int, int]] = []
+    at = 0
+    for row, token, tokens, first, history in tiles_of(step):
+        parts = pieces[at].parts
+        key = 0
+        for part, piece in enumerate(pieces[at : at + parts]):
+            assert piece[:5] == (row, token, tokens, first, history)
+            assert (piece.parts, piece.part, piece.room) == (parts, part, pieces[at].room)
+            assert piece.begin == key < piece.finish
+            assert piece.begin % KEY_BLOCK == 0
+            key = piece.finish
+        assert key == first + tokens, "each key of the tile once"
+        assert parts <= -(-step.programs // step.kv_heads), "more pieces than programs"
+        if parts > 1:
+            rooms.append((pieces[at].room, pieces[at].room + parts * tokens))
+        at += parts
+    assert at == used
+    rooms.sort()
+    assert all(begin >= 0 for begin, _ in rooms)
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(rooms)), "a room shared"
+    tokens = sum(step.counts) + step.spare
+    room = queue_room(tokens, queue.queries, queue.kv_heads, queue.programs)
+    assert all(end <= room for _, end in rooms)
+    return pieces
+
+
+def random_step(seed: int) -> Step:
+    chance = random.Random(seed)
+    counts = [
+        chance.choice([0, 1, 1, 1, chance.randint(0, 3), chance.randint(0, 80)])
+        for _ in range(chance.randint(1, 12))
+    ]
+    longest = chance.choice([1, 200, 3000, 9000])
+    history = [chance.choice([chance.randint(0, longest), 64 * chance.randint(0, 40)]) for _ in counts]
+    return Step(
+        counts,
+        [before + count if count else 0 for before, count in zip(history, counts, strict=True)],
+        spare=chance.choice([0, 1, 40]),
+        queries=chance.choice([2, 8, 18, 32, 128]),
+        kv_heads=chance.choice([1, 2, 5, 8]),
+        programs=chance.choice([1, 4, 37, 132]),
+    )
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_list_keeps_its_promises(interpreter: None, seed: int) -> None:
+    check_list(random_step(seed))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step([0, 0], [0, 0], 7, 32, 8, 132),
+        Step([1], [1], 0, 32, 8, 132),
+        Step([33, 32, 31], [33, 32, 31], 0, 32, 8, 132),
+        Step([1], [20_000], 0, 8, 1, 132),
+        Step([128], [2500], 0, 128, 1, 37),  # one wide tile, cut as often as there are programs
+        Step([16] * 30, [64 * 40] * 30, 0, 16, 8, 132),
+        Step([2] * 100, [64 * length for length in range(1, 101)], 0, 8, 1, 132),
+    ],
+    ids=lambda step: f"{len(step.counts)} rows of {step.counts[0]}",
+)
+def test_lists_of_steps_at_the_edge(interpreter: None, step: Step) -> None:
+    check_list(step)
+
+
+def test_pieces_become_shorter_towards_the_end(interpreter: None) -> None:
+    """So that programs which find no more have little to wait for; tiles of several tokens come first."""
+    pieces = check_list(Step([1] * 60 + [32] * 4, [6400] * 64, 0, 32, 8, 132))
+    lengths = [piece.finish - piece.begin for piece in pieces]
+    wide = sum(piece.tokens > 1 for piece in pieces)
+    assert all(piece.tokens == 32 for piece in pieces[:wide]) and wide >= 4
+    assert all(piece.tokens == 1 for piece in pieces[wide:])
+    assert lengths[wide] >= 2 * max(lengths[-20:])
+
+
+def test_a_queue_for_a_smaller_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "machine_of", lambda _: H200)
+    queue = build_queue(512, 64, 32, 8, 128, torch.device("cpu"))
+    assert (queue.queries, queue.kv_heads, queue.programs) == (32, 8, 132)
+    assert queue.listed.shape == (16 + 64 + -(-SMALL_PIECES * 132 // 8) + 1, QUEUE_FIELDS)
+    assert queue.arrived.numel() == queue.listed.shape[0] * 8 * GROUPS
+    assert queue.partial.shape == (queue_room(512, 32, 8, 132), 32, 130)
+    assert queue.taken.tolist() == [0, 0] and not queue.arrived.any()
+    small = queue.for_step(64, 4)
+    assert small is not None
+    assert small.listed.shape[0] == queue_lines(64, 4, 32, 8, 132) < queue.listed.shape[0]
+    assert small.listed.data_ptr() == queue.listed.data_ptr() and small.partial is queue.partial
+    assert queue.for_step(512, 64) is not None
+    assert queue.for_step(513, 1) is None, "no room for the results of so many tokens"
+    assert queue.for_step(64, 79) is None, "no lines for so many rows"
+
+
+def test_a_queue_and_pieces_do_not_go_together(interpreter: None) -> None:
+    triton, plain = (import_module(f"holdfast.kernels.{name}") for name in ("triton", "torch"))
+    batch = build_batch([[0]], [0])
+    nothing = torch.zeros(0, dtype=torch.int32)
+    batch.queue = PieceQueue(torch.zeros(0, QUEUE_FIELDS), nothing, nothing, nothing, 32, 8, 132)
+    with pytest.raises(AssertionError):
+        triton.list_pieces(batch)  # a list that is too short
+    with pytest.raises(AssertionError, match="on the host"):
+        plain.list_pieces(batch)
+    batch.pieces = (Pieces(nothing, nothing, 1, 1),)
+    with pytest.raises(AssertionError, match="one or the other"):
+        triton.list_pieces(batch)
+
+
+# --- the kernel -----------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no CUDA compiler")
+@pytest.mark.parametrize("shape", [(128, 4, 8, 64), (64, 8, 8, 16), (128, 16, 2, 64), (128, 1, 8, 32)])
+def test_a_kernel_compiles_and_keeps_its_sums_in_registers(
+    tmp_path: Path, shape: tuple[int, int, int, int]
+) -> None:
+    wanted = Shape(*shape)
+    stages = wanted.stages(H200)
+    file = tmp_path / "attention.cu"
+    file.write_text(source_of(wanted, stages))
+    flags = ("-arch=sm_90a", "-std=c++17", "-cubin", "-Werror", "all-warnings", "-Xptxas", "-v")
+    done = subprocess.run(
+        ["nvcc", *flags, "-o", str(tmp_path / "attention.cubin"), str(file)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert " 0 bytes spill stores, 0 bytes spill loads" in done.stderr
+    assert "serialized" not in done.stderr, "the matrix units would wait for each other"
+    own = re.search(r"(\d+) bytes smem", done.stderr)
+    assert own is not None
+    assert wanted.shared(stages) + int(own[1]) <= H200.shared_memory
+    registers = re.search(r"Used (\d+) registers", done.stderr)
+    assert registers is not None and int(registers[1]) == 168, "what `setmaxnreg` shares out anew"
+
+
+def test_the_source_and_its_caller_agree() -> None:
+    text = attention.SOURCE.read_text()
+    assert f"KEYS = {KEY_BLOCK}," in text
+    assert f"constexpr int GROUPS = {GROUPS}," in text
+    assert f"constexpr int FETCHED = {attention.FETCHED};" in text
+    assert max(len(line) for line in text.splitlines()) <= 120
+    for shape in (Shape(128, 4, 8, 64), Shape(64, 1, 2, 16)):
+        assert 3 <= shape.stages(H200) <= 12
+    assert tile_tokens(32, 8) == 32 and tile_tokens(14, 2) == 18 and tile_tokens(8, 8) == 128
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"dtype": torch.float16},
+        {"dtype": torch.float32},
+        {"dim": 80},
+        {"dim": 256},
+        {"heads": 34},
+        {"heads": 136},
+        {"page_size": 8},
+        {"page_size": 24},
+        {"device": torch.device("cpu")},
+    ],
+    ids=str,
+)
+def test_what_is_left_to_others(monkeypatch: pytest.MonkeyPatch, given: dict[str, object]) -> None:
+    monkeypatch.setattr(attention, "machine_of", lambda index: None if index is None else H200)
+    monkeypatch.setattr(attention, "compile_source", lambda _: b"image")
+    monkeypatch.setattr(attention, "Kernel", lambda *_: "kernel")
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    assert takes_queue(**HEADS)
+    assert not takes_queue(**{**HEADS, **given})
+
+
+def test_a_device_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int | None] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(attention, "_kernel", lambda _, index: asked.append(index))
+    assert not takes_queue(**{**HEADS, "device": torch.device("cuda")})
+    assert not takes_queue(**HEADS)
+    assert asked == [3, 0]
+
+
+@pytest.mark.parametrize("why", ["not wanted", "no Hopper", "little memory"])
+def test_machines_without_the_kernel(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(attention, "compile_source", lambda _: pytest.fail("compiled"))
+    match why:
+        case "not wanted":
+            monkeypatch.setenv("HOLDFAST_CUDA_KERNELS", "off")
+        case "no Hopper":
+            monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
+        case _:
+            monkeypatch.setattr(attention, "machine_of", lambda _: Machine(132, 64 << 10))
+    assert not takes_queue(**HEADS)
+
+
+def test_a_kernel_that_cannot_be_had_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: str) -> bytes:
+        raise OSError("no compiler today")
+
+    monkeypatch.setattr(attention, "machine_of", lambda _: H200)
+    monkeypatch.setattr(attention, "compile_source", refuse)
+    with caplog.at_level(logging.WARNING, "holdfast.kernels"):
+        assert not takes_queue(**HEADS)
+        assert not takes_queue(**HEADS)
+    assert [record.getMessage() for record in caplog.records] == [
+        "a CUDA kernel cannot be had; Triton serves: no compiler today"
+    ]
+
+
+# --- launches -------------------------------------------------------------------------------------
+
+
+class Recorded:
+    """A kernel that writes down how it is launched."""
+
+    def __init__(self) -> None:
+        self.programs = 0
+        self.maps: tuple[object, ...] = ()
+        self.numbers: list[object] = []
+
+    def launch(self, programs: int, maps: tuple[object, ...], *rest: ctypes.c_void_p | ctypes.c_int) -> None:
+        self.programs, self.maps, self.numbers = programs, maps, [each.value for each in rest]
+
+
+class Call(NamedTuple):
+    """A call of `attend_queue`, and the kernel that it gets."""
+
+    query: torch.Tensor
+    storage: torch.Tensor
+    out: torch.Tensor
+    pages: Pages
+    queue: PieceQueue
+    kernel: Recorded
+
+    def __call__(self, sinks: torch.Tensor | None = None) -> None:
+        keys, values = self.storage[:, 1, 0], self.storage[:, 1, 1]
+        attend_queue(self.query, keys, values, self.out, self.pages, self.queue, 0.5, sinks)
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch) -> Call:
+    """20 tokens of three rows; 16 query heads of 128 columns, 4 key heads, pages of 32 tokens."""
+    kernel = Recorded()
+    monkeypatch.setattr(attention, "machine_of", lambda _: H200)
+    monkeypatch.setattr(attention, "map_of", lambda *place: place)
+    monkeypatch.setattr(
+        attention, "_kernel", lambda shape, _: kernel if shape == Shape(128, 4, 4, 32) else None
+    )
+    query = torch.zeros(20, 16, 128, dtype=torch.bfloat16)
+    storage = torch.zeros(7, 2, 2, 32, 4, 128, dtype=torch.bfloat16)
+    pages = Pages(torch.zeros(3, 9, dtype=torch.int32), torch.zeros(20, dtype=torch.int64), 32)
+    queue = build_queue(20, 3, 16, 4, 128, torch.device("cpu"))
+    return Call(query, storage, torch.empty_like(query), pages, queue, kernel)
+
+
+@pytest.mark.parametrize("sunk", [False, True])
+def test_a_launch(call: Call, sunk: bool) -> None:
+    sinks = torch.zeros(16) if sunk else None
+    call(sinks)
+    assert call.kernel.programs == 132
+    token, unit = 4 * 128, 2 * 2 * 32 * 4 * 128
+    places = [call.storage[:, 1, part].data_ptr() for part in (0, 1)]
+    assert call.kernel.maps == tuple(
+        (place, (64, 32, 2, 4, 7), (token, 64, 128, unit), (64, keys, halves, 1, 1))
+        for keys, halves in ((32, 2), (16, 1))
+        for place in places
+    )
+    tensors = (
+        call.query,
+        call.out,
+        sinks,
+        call.pages.table,
+        call.queue.listed,
+        call.queue.arrived,
+        call.queue.partial,
+        call.queue.taken,
+    )
+    expected = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+    assert call.kernel.numbers == [*expected, call.queue.listed.shape[0], 9, 0.5]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ["arrived", "partial", "queries", "kv_heads", "page_size", "strided", "dtype", "sinks"],
+)
+def test_what_a_launch_refuses(call: Call, broken: str) -> None:
+    queue, sinks = call.queue, None
+    match broken:
+        case "arrived":
+            call = call._replace(queue=replace(queue, arrived=queue.arrived[1:]))
+        case "partial":
+            needed = queue_room(20, 32, 4, 132)
+            call._replace(queue=replace(queue, partial=queue.partial[:needed]))()
+            call = call._replace(queue=replace(queue, partial=queue.partial[: needed - 1]))
+        case "queries":
+            call = call._replace(queue=replace(queue, queries=16))
+        case "kv_heads":
+            call = call._replace(queue=replace(queue, kv_heads=8))
+        case "page_size":
+            call = call._replace(pages=replace(call.pages, page_size=16))
+        case "strided":
+            call = call._replace(query=torch.zeros(20, 32, 128, dtype=torch.bfloat16)[:, ::2])
+        case "dtype":
+            call = call._replace(query=call.query.float())
+        case _:
+            sinks = torch.zeros(16, dtype=torch.bfloat16)
+    with pytest.raises(AssertionError):
+        call(sinks)
+
+
+def test_full_attention_of_a_batch_with_a_queue(
+    interpreter: None, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    """A window's attention does without."""
+    triton = import_module("holdfast.kernels.triton")
+    batch = build_batch([[0] * 18, [0], [0]], [0, 40, 3], full_units=[[0], [1, 2], [3]], full_page_size=32)
+    batch.queue = call.queue
+    assert batch.full is not None
+    given = (call.query, call.storage[:, 1, 0], call.storage[:, 1, 1], batch.full, batch)
+    out = triton.attend(*given, scale=0.5)
+    assert out.shape == call.query.shape
+    assert call.kernel.numbers[1] == out.data_ptr()
+    with pytest.raises(AssertionError, match="caps nothing"):
+        triton.attend(*given, scale=0.5, softcap=20.0)
+    call.kernel.numbers.clear()
+    assert not triton.attend(*given, scale=0.5, window=9).any()
+    assert not call.kernel.numbers
