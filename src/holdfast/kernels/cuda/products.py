@@ -164,6 +164,7 @@ def _kernel(cut: Cut, activation: Activation | None, index: int) -> Kernel | Non
     try:
         image = compile_source(source_of(cut, activation))
         with torch.cuda.device(index):
+            torch.empty(1, device="cuda")  # the driver wants a context, which torch makes when it first needs one
             return Kernel(image, "product", 128 * cut.groups + 32, cut.shared, cut.splits)
     except OSError as error:
         log.warning("a CUDA kernel cannot be had; the library serves: %s", error)
