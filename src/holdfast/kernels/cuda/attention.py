@@ -219,8 +219,6 @@ def _kernel(shape: Shape, index: int | None) -> Kernel | None:
     try:
         image = compile_source(source_of(shape, stages))
         with torch.cuda.device(index):
-            # The driver wants a context; torch makes one when it first allocates something.
-            torch.empty(1, device="cuda")
             return Kernel(image, "attend", THREADS, shape.shared(stages), 1)
     except OSError as error:
         log.warning("a CUDA kernel cannot be had; Triton serves: %s", error)

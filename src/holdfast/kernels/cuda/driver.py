@@ -181,6 +181,8 @@ def machine_of(index: int | None) -> Machine | None:
         return None
     if torch.cuda.get_device_capability(index) != (9, 0):
         return None
+    # The driver's calls want a context; torch makes one when it first allocates something.
+    torch.empty(1, device=torch.device("cuda", index))
     return Machine(torch.cuda.get_device_properties(index).multi_processor_count, _shared_memory(index))
 
 

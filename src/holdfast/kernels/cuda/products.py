@@ -164,8 +164,6 @@ def _kernel(cut: Cut, activation: Activation | None, index: int) -> Kernel | Non
     try:
         image = compile_source(source_of(cut, activation))
         with torch.cuda.device(index):
-            # The driver wants a context; torch makes one when it first allocates something.
-            torch.empty(1, device="cuda")
             return Kernel(image, "product", 128 * cut.groups + 32, cut.shared, cut.splits)
     except OSError as error:
         log.warning("a CUDA kernel cannot be had; the library serves: %s", error)

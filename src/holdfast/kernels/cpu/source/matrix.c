@@ -288,7 +288,9 @@ INLINE void panel_part(const uint8_t *block, int bits, const Activations *x, int
             float scale_of_x = x->scales[(size_t)(row + r) * groups + group];
             float sum_of_x = x->sums[(size_t)(row + r) * groups + group];
             for (int lane = 0; lane < PANEL; lane++) {
-                out[r][lane] += (float)sum[lane] * scale[lane] * scale_of_x + minimum[lane] * sum_of_x;
+                /* One product at a time: of a sum of two, compilers fuse now one and now the other. */
+                out[r][lane] += (float)sum[lane] * scale[lane] * scale_of_x;
+                out[r][lane] += minimum[lane] * sum_of_x;
             }
         }
     }
