@@ -272,13 +272,25 @@ def check_pieces(dtype: torch.dtype) -> Errors:
                 actual = kernels.attend(
                     query, storage[:, 1, 0], storage[:, 1, 1], batch.full, batch, scale=dim**-0.5, sinks=sinks
                 )
-                place = 0
-                for row, count in enumerate(counts):
-                    own = slice(place, place + count)
-                    expected = naive.attend_row(query[own], keys[row], values[row], dim**-0.5, None, sinks)
-                    yield error(actual[own], expected)
-                    place += count
+                yield from row_errors(actual, query, counts, keys, values, sinks)
             yield float(sum(int(pieces.arrived.abs().sum()) for pieces in batch.pieces))
+
+
+def row_errors(
+    actual: torch.Tensor,
+    query: torch.Tensor,
+    counts: Sequence[int],
+    keys: Sequence[torch.Tensor],
+    values: Sequence[torch.Tensor],
+    sinks: torch.Tensor | None,
+) -> Errors:
+    """How far the attention of each row is from that of its own keys."""
+    begin = 0
+    for row, count in enumerate(counts):
+        own = slice(begin, begin + count)
+        expected = naive.attend_row(query[own], keys[row], values[row], query.shape[-1] ** -0.5, None, sinks)
+        yield error(actual[own], expected)
+        begin += count
 
 
 def listed_pieces(batch: Batch, kv_heads: int, queries: int, above: int, most: int) -> Pieces:
@@ -346,12 +358,7 @@ def check_queue(dtype: torch.dtype) -> Errors:
                 actual = kernels.attend(
                     query, storage[:, 1, 0], storage[:, 1, 1], batch.full, batch, scale=dim**-0.5, sinks=sinks
                 )
-                place = 0
-                for row, count in enumerate(counts):
-                    own = slice(place, place + count)
-                    expected = naive.attend_row(query[own], keys[row], values[row], dim**-0.5, None, sinks)
-                    yield error(actual[own], expected)
-                    place += count
+                yield from row_errors(actual, query, counts, keys, values, sinks)
                 yield float(int(queue.arrived.abs().sum()) + int(queue.taken.abs().sum()))
                 # Whoever takes a piece, the sum is the same.
                 yield 0.0 if first is None or torch.equal(actual, first) else math.inf

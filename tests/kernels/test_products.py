@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +20,7 @@ from holdfast.kernels.cuda import driver, products
 from holdfast.kernels.cuda.driver import Machine
 from holdfast.kernels.cuda.products import ACTIVATIONS, PLAIN, Cut, cut_of, product, source_of
 from holdfast.kernels.torch.activation import Activation
+from tests.kernels.sources import Recorded, compiler_report, needs_compiler
 
 H200 = Machine(132, 232_448)
 SMALL = Machine(60, 232_448)
@@ -90,7 +89,7 @@ def test_a_little_shared_memory_is_not_enough() -> None:
     assert cut_of(192, 12288, 4096, True, Machine(132, 99 << 10)) is None
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no CUDA compiler")
+@needs_compiler
 @pytest.mark.parametrize(
     ("tokens", "outputs", "activation"),
     [
@@ -107,20 +106,7 @@ def test_a_kernel_compiles_and_keeps_its_sums_in_registers(
 ) -> None:
     cut = cut_of(tokens, outputs, 4096, activation not in PLAIN, H200)
     assert cut is not None
-    file = tmp_path / "product.cu"
-    file.write_text(source_of(cut, activation))
-    target = tmp_path / "product.cubin"
-    flags = ("-arch=sm_90a", "-std=c++17", "-cubin", "-Werror", "all-warnings", "-Xptxas", "-v")
-    done = subprocess.run(
-        ["nvcc", *flags, "-o", str(target), str(file)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert " 0 bytes spill stores, 0 bytes spill loads" in done.stderr
-    assert "serialized" not in done.stderr, "the matrix units would wait for each other"
+    compiler_report(source_of(cut, activation), tmp_path)
 
 
 def tensors(tokens: int = 64, outputs: int = 4096, depth: int = 4096) -> tuple[torch.Tensor, torch.Tensor]:
@@ -143,18 +129,6 @@ def test_a_kernel_that_cannot_be_had_is_said_once(
     assert [record.getMessage() for record in caplog.records] == [
         "a CUDA kernel cannot be had; the library serves: no compiler today"
     ]
-
-
-class Recorded:
-    """A kernel that writes down how it is launched."""
-
-    def __init__(self) -> None:
-        self.programs = 0
-        self.maps: tuple[object, ...] = ()
-        self.numbers: list[object] = []
-
-    def launch(self, programs: int, maps: tuple[object, ...], *rest: ctypes.c_void_p | ctypes.c_int) -> None:
-        self.programs, self.maps, self.numbers = programs, maps, [each.value for each in rest]
 
 
 @pytest.mark.parametrize(("rows", "splits"), [(4096, 2), (8192, 1)])

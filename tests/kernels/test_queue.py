@@ -6,12 +6,9 @@ launched. What it computes is checked by `benchmarks/gpu_kernels.py`.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import random
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -28,6 +25,7 @@ from holdfast.kernels.batch import KEY_BLOCK, QUEUE_FIELDS, SMALL_PIECES, queue_
 from holdfast.kernels.cuda import attention, driver
 from holdfast.kernels.cuda.attention import GROUPS, Shape, attend_queue, source_of, tile_tokens
 from holdfast.kernels.cuda.driver import Machine
+from tests.kernels.sources import Recorded, compiler_report, needs_compiler
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
@@ -225,30 +223,18 @@ def test_a_queue_and_pieces_do_not_go_together(interpreter: None) -> None:
 # --- the kernel -----------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no CUDA compiler")
+@needs_compiler
 @pytest.mark.parametrize("shape", [(128, 4, 8, 64), (64, 8, 8, 16), (128, 16, 2, 64), (128, 1, 8, 32)])
 def test_a_kernel_compiles_and_keeps_its_sums_in_registers(
     tmp_path: Path, shape: tuple[int, int, int, int]
 ) -> None:
     wanted = Shape(*shape)
     stages = wanted.stages(H200)
-    file = tmp_path / "attention.cu"
-    file.write_text(source_of(wanted, stages))
-    flags = ("-arch=sm_90a", "-std=c++17", "-cubin", "-Werror", "all-warnings", "-Xptxas", "-v")
-    done = subprocess.run(
-        ["nvcc", *flags, "-o", str(tmp_path / "attention.cubin"), str(file)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert " 0 bytes spill stores, 0 bytes spill loads" in done.stderr
-    assert "serialized" not in done.stderr, "the matrix units would wait for each other"
-    own = re.search(r"(\d+) bytes smem", done.stderr)
+    report = compiler_report(source_of(wanted, stages), tmp_path)
+    own = re.search(r"(\d+) bytes smem", report)
     assert own is not None
     assert wanted.shared(stages) + int(own[1]) <= H200.shared_memory
-    registers = re.search(r"Used (\d+) registers", done.stderr)
+    registers = re.search(r"Used (\d+) registers", report)
     assert registers is not None and int(registers[1]) == 168, "what `setmaxnreg` shares out anew"
 
 
@@ -327,18 +313,6 @@ def test_a_kernel_that_cannot_be_had_is_said_once(
 
 
 # --- launches -------------------------------------------------------------------------------------
-
-
-class Recorded:
-    """A kernel that writes down how it is launched."""
-
-    def __init__(self) -> None:
-        self.programs = 0
-        self.maps: tuple[object, ...] = ()
-        self.numbers: list[object] = []
-
-    def launch(self, programs: int, maps: tuple[object, ...], *rest: ctypes.c_void_p | ctypes.c_int) -> None:
-        self.programs, self.maps, self.numbers = programs, maps, [each.value for each in rest]
 
 
 class Call(NamedTuple):

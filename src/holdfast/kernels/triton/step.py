@@ -65,6 +65,21 @@ def _last_at(start, place, rows, BLOCK: tl.constexpr, ROUNDS: tl.constexpr, SIZE
     return low
 
 
+@triton.jit
+def _tiles_of(
+    row_start, context, rows, QUERIES: tl.constexpr, ROUNDS: tl.constexpr, BLOCK_TILES: tl.constexpr
+):
+    """Of each tile: row, tokens of the row and its older keys, first token, its position, how many tokens."""
+    tile = tl.arange(0, BLOCK_TILES)
+    row = _last_at(row_start, tile, rows, QUERIES, ROUNDS, BLOCK_TILES)
+    begins = tl.load(row_start + row)
+    count = tl.load(row_start + row + 1) - begins
+    passed = (tile - (begins // QUERIES + row)) * QUERIES
+    queries = tl.minimum(count - passed, QUERIES)
+    history = tl.load(context + row) - count
+    return row, count, history, begins + passed, history + passed, queries
+
+
 @triton.jit(do_not_specialize=["rows", "tiles", "lines", "wanted", "above", "most"])
 def _list_pieces(
     row_start, context, listed, rows, tiles, lines, wanted, above, most,
@@ -72,14 +87,10 @@ def _list_pieces(
     ROUNDS: tl.constexpr, BLOCK_TILES: tl.constexpr, BLOCK_LINES: tl.constexpr,
 ):  # fmt: skip
     """The list of `Pieces`, by one program that has all tiles."""
-    tile = tl.arange(0, BLOCK_TILES)
-    row = _last_at(row_start, tile, rows, QUERIES, ROUNDS, BLOCK_TILES)
-    begins = tl.load(row_start + row)
-    count = tl.load(row_start + row + 1) - begins
-    passed = (tile - (begins // QUERIES + row)) * QUERIES
-    queries = tl.minimum(count - passed, QUERIES)
-    mine = (tile < tiles) & (queries > 0) & (count > above) & (count <= most)
-    first = tl.load(context + row) - count + passed
+    row, count, _history, token, first, queries = _tiles_of(
+        row_start, context, rows, QUERIES, ROUNDS, BLOCK_TILES
+    )
+    mine = (tl.arange(0, BLOCK_TILES) < tiles) & (queries > 0) & (count > above) & (count <= most)
     keys = tl.where(mine, first + queries, 0)
     size = tl.maximum(LEAST, tl.cdiv(tl.sum(keys, axis=0), wanted))
     # To the nearest number, so that rows of about one length are not all cut for the sake of a few keys.
@@ -92,7 +103,7 @@ def _list_pieces(
         has = piece < pieces
         tl.store(at, pieces, mask=has)
         tl.store(at + 1, row, mask=has)
-        tl.store(at + 2, begins + passed, mask=has)
+        tl.store(at + 2, token, mask=has)
         tl.store(at + 3, queries, mask=has)
         tl.store(at + 4, first, mask=has)
         tl.store(at + 5, piece * length, mask=has)
@@ -111,15 +122,11 @@ def _list_queue(
     BLOCK_LINES: tl.constexpr,
 ):  # fmt: skip
     """The list of `PieceQueue`, by one program that has all tiles."""
-    tile = tl.arange(0, BLOCK_TILES)
-    row = _last_at(row_start, tile, rows, QUERIES, ROUNDS, BLOCK_TILES)
-    begins = tl.load(row_start + row)
-    count = tl.load(row_start + row + 1) - begins
-    passed = (tile - (begins // QUERIES + row)) * QUERIES
-    queries = tl.minimum(count - passed, QUERIES)
-    real = (tile < tiles) & (queries > 0)
-    history = tl.load(context + row) - count
-    keys = tl.where(real, history + passed + queries, 0)
+    row, _count, history, token, first, queries = _tiles_of(
+        row_start, context, rows, QUERIES, ROUNDS, BLOCK_TILES
+    )
+    real = (tl.arange(0, BLOCK_TILES) < tiles) & (queries > 0)
+    keys = tl.where(real, first + queries, 0)
     blocks = tl.cdiv(keys, STEP)
     # Tiles of several tokens come first: their blocks take longest.
     several = queries > 1
@@ -147,9 +154,9 @@ def _list_queue(
         has = part < parts
         begin = part * length * STEP
         tl.store(at, row, mask=has)
-        tl.store(at + 1, begins + passed, mask=has)
+        tl.store(at + 1, token, mask=has)
         tl.store(at + 2, queries, mask=has)
-        tl.store(at + 3, history + passed, mask=has)
+        tl.store(at + 3, first, mask=has)
         tl.store(at + 4, history, mask=has)
         tl.store(at + 5, begin, mask=has)
         tl.store(at + 6, tl.minimum(begin + length * STEP, keys), mask=has)
