@@ -4,7 +4,7 @@ import json
 import re
 import time
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.server.serving import Server
 from tests.web.conftest import OpenPage, Serve
@@ -88,6 +88,23 @@ def test_one_can_type_on_while_the_model_speaks(server: Server, open_page: OpenP
     expect(page.locator(".turn")).to_have_count(2)
     finished(page, 2)
     expect_answers(page, LONG.strip(), "queued behind")
+
+
+def test_what_is_said_before_the_server_has_answered_is_not_lost(server: Server, open_page: OpenPage) -> None:
+    page = open_page(server)
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/v1/sessions", hold)
+    page.reload()
+    page.keyboard.press("Escape")
+    say(page, "early words")
+    expect(page.locator(".turn[data-state=waiting] .said")).to_have_text("early words")
+    held[0].continue_()
+    finished(page, 1)
+    expect_answers(page, "early words")
 
 
 def test_escape_cuts_at_the_word_last_shown_and_the_conversation_goes_on_from_there(
@@ -209,6 +226,7 @@ def test_a_server_with_keys_asks_for_one(serve: Serve, open_page: OpenPage) -> N
     page.fill("#key", "the/key=+ü")
     page.press("#key", "Enter")
     expect(page.locator("#key-dialog")).to_be_hidden()
+    expect(page.locator("#said")).to_be_focused()
     expect(page.locator("#status")).to_have_text("Connected")
     say(page, "let in")
     finished(page, 1)

@@ -101,17 +101,17 @@ document.getElementById("key-form").addEventListener("submit", async (event) => 
 });
 server.addEventListener("refused", askForKey);
 
-function begin() {
-  live.start();
-  forest.plant();
-  talk.said.focus();
-}
-
+// What is said before the server lets the page in waits, like what is said while it is away.
+live.start();
+forest.plant();
 const named = tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash);
 if (named) show(named);
-if ((await server.obstacle()) === "key") {
-  server.addEventListener("key", begin, { once: true });
+else talk.said.focus();
+const obstacle = await server.obstacle();
+if (obstacle === "key") {
+  server.addEventListener("key", () => server.enter(), { once: true });
   askForKey();
 } else {
-  begin();
+  if (!obstacle) await server.learn().catch(() => {});
+  server.enter();
 }

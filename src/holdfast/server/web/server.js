@@ -11,6 +11,8 @@ export class Server extends EventTarget {
     super();
     this.key = sessionStorage.getItem("holdfast-key");
     this.sampling = {};
+    // No socket is opened before it is known whether the server wants a key.
+    this.entered = new Promise((resolve) => (this.enter = resolve));
   }
 
   // How to sample: as the model suggests, which the server does by itself, or pleasantly where it suggests nothing.
@@ -80,7 +82,9 @@ export class Link {
     return this.socket !== null && this.socket.readyState === WebSocket.OPEN;
   }
 
-  start() {
+  async start() {
+    await this.server.entered;
+    if (this.ended) return;
     const socket = this.server.open(this.path);
     socket.binaryType = "arraybuffer";
     this.socket = socket;
@@ -104,7 +108,7 @@ export class Link {
       return;
     }
     const wait = RETRY_MS[Math.min(this.tries++, RETRY_MS.length - 1)];
-    setTimeout(() => !this.ended && this.start(), wait);
+    setTimeout(() => this.start(), wait);
   }
 
   say(message) {
