@@ -224,7 +224,7 @@ def test_verbs_with_an_id_are_carried_out_once(make: Make, path: str) -> None:
     session = engine.session(id="s")
     for _ in range(3):
         session.say(SAID, greedy(4)).wait()
-    engine.settle_seal("s")
+    engine.settle("s")
     done: list[str] = []
     loop.rewind("s", 2, request_id="q1", done=lambda: done.append("rewind"))
     loop.rewind("s", 2, request_id="q1", done=lambda: done.append("again"))
@@ -235,7 +235,7 @@ def test_verbs_with_an_id_are_carried_out_once(make: Make, path: str) -> None:
     assert done == ["rewind", "again"]
     for _ in range(2):
         session.say(SAID, greedy(4)).wait()
-        engine.settle_seal("s")
+        engine.settle("s")
         loop.interrupt("s", 1, request_id="q3")
     ends = loop.scheduler.registry.sessions["s"].boundaries
     assert (ends[2] - ends[1], ends[3] - ends[2]) == (4, 7), "the second one did not cut the new turn"

@@ -64,7 +64,7 @@ def test_a_step_that_fails_twice_fails_its_turns(make: Make, overlap: bool) -> N
     engine = make(overlap=overlap)
     session = engine.session()
     before = session.say(PROMPTS[0], greedy(4)).token_ids
-    engine.settle_seal(session.id)
+    engine.settle(session.id)
     break_forward(engine, lambda number, hidden, batch: raising(number)(number, hidden, batch))
     with pytest.raises(TurnFailed, match="the executor failed: RuntimeError"):
         session.say(PROMPTS[1], greedy(4)).wait()

@@ -241,7 +241,7 @@ class Play:
 
     def spill(self, place: int, where: str | None) -> None:
         session = self.session(place)
-        self.engine.settle_seal(session.id)
+        self.engine.settle(session.id)
         self.engine.loop.spill(session.id, None if where is None else Tier[where.upper()])
         self.engine.drive()
 

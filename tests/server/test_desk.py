@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.core.session import Place
 from holdfast.engine.echo import open_echo
 from holdfast.engine.options import make_options
 from holdfast.server import wire
 from holdfast.server.desk import Desk
+from tests.engine.tiny import tiny_engine, write_model
 
 SESSION = "ann/talk"
 
@@ -39,9 +41,10 @@ def resting() -> Iterator[Desk]:
     yield from speaking(overlap=False)
 
 
-def start(desk: Desk, call: int, text: str) -> None:
+def start(desk: Desk, call: int, text: str, max_tokens: int | None = None) -> None:
     tokens = desk.loop.tokenizer.encode(text)
-    desk.receive(wire.StartTurn(call, f"t-{call}", "ann", tokens, wire.SamplingFields(), session=SESSION))
+    fields = wire.SamplingFields(max_tokens=max_tokens)
+    desk.receive(wire.StartTurn(call, f"t-{call}", "ann", tokens, fields, session=SESSION))
 
 
 def step(desk: Desk) -> None:
@@ -230,3 +233,55 @@ def test_a_session_is_not_closed_while_that_cannot_be_written(tmp_path: Path, du
         assert gone(heard) == [(SESSION, "closed")] and isinstance(of_call(heard, 3)[0], wire.Done)
     assert SESSION not in loop.scheduler.registry.sessions
     loop.shut_down()
+
+
+@pytest.fixture
+def away(tmp_path: Path) -> Iterator[Desk]:
+    """A desk with one session of two turns, whose memory lies on the host."""
+    with tiny_engine(write_model(tmp_path / "llama", "llama"), host_memory=8 << 20) as engine:
+        desk = Desk(engine.loop)
+        desk.receive(wire.OpenSession(1, SESSION, "ann"))
+        for call in (2, 3):
+            start(desk, call, "the river runs " * 5, max_tokens=5)
+            until_quiet(desk)
+        desk.receive(wire.MoveSession(4, SESSION, "host"))
+        until_quiet(desk)
+        assert place(desk) is Place.AWAY
+        yield desk
+        assert engine.audit() == []
+
+
+def place(desk: Desk) -> Place:
+    return desk.loop.scheduler.registry.find(SESSION).place
+
+
+def test_a_rewind_has_memory_that_is_away_brought_back_and_turns_wait_for_it(away: Desk) -> None:
+    known = away.loop.scheduler.registry.find(SESSION).boundaries[0]
+    away.receive(wire.Rewind(5, SESSION, 1))
+    start(away, 6, "and deep", max_tokens=5)
+    assert reports(away) == [] and place(away) is Place.RETURNING
+    heard = until_quiet(away)
+    answered = [report.call for report in heard if isinstance(report, wire.Done)]
+    assert answered == [5, 6], "in the order in which they came"
+    (end,) = [end for report in heard if isinstance(report, wire.Step) for end in report.ends]
+    assert (end.outcome, end.cached_tokens) == ("finished", known)
+
+
+def test_a_fork_of_memory_that_is_away_shares_it(away: Desk) -> None:
+    away.receive(wire.Fork(5, SESSION, "ann/other", None))
+    (answer,) = of_call(until_quiet(away), 5)
+    assert isinstance(answer, wire.Done)
+    child = away.loop.scheduler.registry.find("ann/other").sequence
+    assert 0 < child.known - 1 <= child.computed
+
+
+def test_a_close_does_not_wait_for_a_verb_that_waits(away: Desk) -> None:
+    away.receive(wire.Rewind(5, SESSION, 1))
+    away.receive(wire.CloseSession(6, SESSION))
+    heard = reports(away) + until_quiet(away)
+    (refused,) = of_call(heard, 5)
+    assert isinstance(refused, wire.Declined) and refused.code == "session_not_found"
+    assert isinstance(of_call(heard, 6)[0], wire.Done)
+    start(away, 7, "again")
+    (refused,) = of_call(until_quiet(away) + reports(away), 7)
+    assert isinstance(refused, wire.Declined) and refused.code == "session_not_found"

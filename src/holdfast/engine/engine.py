@@ -37,6 +37,7 @@ from holdfast.engine.sampling import Sampling
 from holdfast.engine.spill_files import weights_identity
 from holdfast.engine.stream import TokenLogprob, TurnStream
 from holdfast.engine.tokenizer import open_tokenizer
+from holdfast.engine.waiting import Length, Wait, end_of_turn, kept_of_turn, no_memory
 from holdfast.kernels.cpu.library import match_threads
 from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
 
@@ -218,19 +219,19 @@ class Session:
     def interrupt(self, keep: int | str = "all") -> None:
         """Cut in: `keep` is how many generated tokens stay, or "all" or "none" (then the turn never was)."""
         kept = _kept(keep)
-        self._engine.settle_seal(self.id)
+        self._engine.settle(self.id, kept_of_turn(kept, None))
         self._engine.until_done(lambda done: self._engine.loop.interrupt(self.id, kept, done=done))
         if self._current is not None:
             self._current.wait()
 
     def rewind(self, turns: int) -> None:
         """Go back so that only the first `turns` turns remain."""
-        self._engine.settle_seal(self.id)
+        self._engine.settle(self.id, end_of_turn(turns))
         self._engine.until_done(lambda done: self._engine.loop.rewind(self.id, turns, done=done))
 
     def fork(self, at_turn: int | None = None) -> Session:
         """A second session that goes on from here, or from the end of an earlier turn; memory is shared."""
-        self._engine.settle_seal(self.id)
+        self._engine.settle(self.id, end_of_turn(at_turn), forks=True)
         child = f"s-{secrets.token_hex(4)}"
         self._engine.until_done(lambda done: self._engine.loop.fork(self.id, child, at_turn, done=done))
         return Session(self._engine, child, self.system)
@@ -239,13 +240,13 @@ class Session:
         """Move the memory to "host" or "disk", or to the nearest with room; whether it is there."""
         if tier is not None and tier not in RESTING:
             raise ValueError(f"tier must be one of {', '.join(RESTING)}, or None, not {tier!r}")
-        self._engine.settle_seal(self.id)
+        self._engine.settle(self.id)
         self._engine.loop.spill(self.id, None if tier is None else RESTING[tier])
         return self._wait_for_move(Place.AWAY)
 
     def restore(self) -> bool:
         """Bring the memory back to the device; whether it is there. The next turn does so by itself."""
-        self._engine.settle_seal(self.id)
+        self._engine.settle(self.id)
         self._engine.loop.restore(self.id)
         return self._wait_for_move(Place.HOME)
 
@@ -395,14 +396,10 @@ class Engine:
         tokens = self.loop.scheduler.registry.find(session_id).sequence.tokens
         return tokens[len(tokens) - 1] if len(tokens) else None
 
-    def settle_seal(self, session_id: str) -> None:
-        """Let a row that is still computing a session's last token settle, and copies that wait for a step.
-
-        A verb that finds either would give memory up that it could have kept.
-        """
-        registry = self.loop.scheduler.registry
-        session = registry.find(session_id)
-        while (session.unsettled and session.turn is None) or registry.copies:
+    def settle(self, session_id: str, length: Length = no_memory, forks: bool = False) -> None:
+        """Drive the engine until a verb on a session gives up no memory that it could keep."""
+        wait = Wait(self.loop.scheduler, session_id, length, forks)
+        while not wait.over(self.loop.now()):
             self.loop.step()
 
     def memory(self) -> dict[str, object]:

@@ -1,9 +1,9 @@
 """Carries out the commands of the API process on an engine loop, and writes down what to tell it.
 
 One object in the engine process. `receive` takes a command; what it causes is in `take_reports`, in order,
-with one `Step` for all that a step brought. A verb that must wait until rows in flight have settled waits
-here; whoever makes the steps has it tried again after each, when the commands that came meanwhile have been
-received. Nothing here touches a socket or blocks.
+with one `Step` for all that a step brought. A verb that must wait for rows in flight, or for memory that is
+away, waits here; whoever makes the steps has it tried again after each, when the commands that came meanwhile
+have been received. Nothing here touches a socket or blocks.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from holdfast.engine.picture import MemoryPicture, leased_units
 from holdfast.engine.report import memory_report, session_report
 from holdfast.engine.sampling import Sampling, SamplingError
 from holdfast.engine.stream import TokenLogprob, TurnStream
+from holdfast.engine.waiting import Length, Wait, end_of_turn, kept_of_turn, no_memory
 from holdfast.server import wire
 
 log = logging.getLogger("holdfast.engine")
@@ -53,6 +54,8 @@ class Desk:
         self.picture = MemoryPicture(loop)
         self._waiting: list[Callable[[], bool]] = []
         self._held: set[int] = set()
+        self._expected: list[Wait] = []
+        """Verbs that wait, in the order in which they came."""
         self._reports: list[wire.Report] = []
         self._deltas: list[wire.Delta] = []
         self._ends: list[wire.End] = []
@@ -73,13 +76,15 @@ class Desk:
             case wire.CloseSession():
                 self._attempt(command.call, lambda: self._close(command))
             case wire.Interrupt():
-                self._when_settled(command, lambda: self._interrupt(command))
+                kept = kept_of_turn(command.keep, command.turn)
+                self._when_ready(command, lambda: self._interrupt(command), kept)
             case wire.Rewind():
-                self._when_settled(command, lambda: self._rewind(command))
+                self._when_ready(command, lambda: self._rewind(command), end_of_turn(command.turns))
             case wire.Fork():
-                self._when_settled(command, lambda: self._fork(command))
+                end = end_of_turn(command.turns)
+                self._when_ready(command, lambda: self._fork(command), end, forks=True)
             case wire.MoveSession():
-                self._when_settled(command, lambda: self._move(command))
+                self._when_ready(command, lambda: self._move(command))
             case wire.Ask():
                 self._attempt(command.call, lambda: self._ask(command))
             case wire.Configure() | wire.Stop():
@@ -95,20 +100,27 @@ class Desk:
         except SamplingError as error:
             self._reports.append(wire.Declined(call, "bad_sampling", str(error), error.param))
 
-    def _when_settled(
+    def _when_ready(
         self,
         command: wire.Interrupt | wire.Rewind | wire.Fork | wire.MoveSession,
         act: Callable[[], None],
+        length: Length = no_memory,
+        forks: bool = False,
     ) -> None:
-        """Carry a verb out now, or as soon as no row of an ended turn is in flight on its session."""
+        """Carry a verb out now, or as soon as it gives up no memory that it could keep.
+
+        Turns on its session that come later wait for it.
+        """
+        wait = Wait(self.loop.scheduler, command.session, length, forks)
 
         def attempt() -> bool:
-            session = self.loop.scheduler.registry.sessions.get(command.session)
-            if session is not None and session.turn is None and session.unsettled:
+            if not wait.over(self.loop.now()):
                 return False
+            self._expected.remove(wait)
             self._attempt(command.call, act)
             return True
 
+        self._expected.append(wait)
         self._try(attempt)
 
     def _try(self, attempt: Callable[[], bool]) -> None:
@@ -193,10 +205,13 @@ class Desk:
         """
         ledger = self.loop.scheduler.registry.ledger
         settled_before = ledger.settled
+        ahead = [verb for verb in self._expected if verb.session_id == command.session]
 
         def attempt() -> bool:
             if command.call not in self._held:
                 return True  # Whoever asked for it is gone.
+            if any(verb in self._expected for verb in ahead):
+                return False
             before = self._turn_before(command.session)
             if before is not None and (ledger.settled == settled_before or _is_ending(before)):
                 return False
