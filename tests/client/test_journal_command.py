@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.client import Client
+from holdfast.engine.records import SCHEMA
 from tests.client.serving import serving
 from tests.client.test_commands import command
 
@@ -92,7 +93,7 @@ def test_what_is_no_journal_of_this_program_is_said_in_one_line(
     connection.close()
     empty.touch()
     for path, why in (
-        (newer, "has version 7; this program knows 1 at most"),
+        (newer, f"has version 7; this program knows {SCHEMA} at most"),
         (empty, "is no journal"),
         (tmp_path, "is no file"),
     ):

@@ -2,11 +2,14 @@
 
 import os
 import sqlite3
+import zlib
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from holdfast.engine import journal as journal_module
+from holdfast.engine import journal_tables
 from holdfast.engine.journal import Journal, JournalError
 from holdfast.engine.journal_reading import read_log, read_sessions
 from holdfast.engine.records import (
@@ -318,20 +321,61 @@ def test_a_newer_journal_is_refused(path: Path) -> None:
         read_sessions(path)
 
 
+def as_version_1(path: Path) -> None:
+    """What a journal looked like before rows leaned on each other's sums."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for column in ("origin", "tenant_sum", "about_sum", "head_sum"):
+            connection.execute(f"ALTER TABLE sessions DROP COLUMN {column}")
+        for table in ("finished", "requests"):
+            connection.execute(f"ALTER TABLE {table} DROP COLUMN checksum")
+        rows = connection.execute("SELECT number, turn_id, input, output, finish FROM turns").fetchall()
+        for number, turn_id, said_in, said_out, finish in rows:
+            found = zlib.crc32(said_in + said_out, zlib.crc32(f"{turn_id} {finish}".encode()))
+            connection.execute("UPDATE turns SET checksum = ? WHERE number = ?", (found, number))
+        connection.execute("PRAGMA user_version = 1")
+
+
+def test_a_journal_of_version_1_keeps_all_that_was_whole(path: Path) -> None:
+    write(path, opened(), *(ended("s", number) for number in range(1, 301)))
+    write(path, Forked("f", "s", 200, 1.0), ended("f", 7), Requested("s", "q", "rewind 1", ""), opened("new"))
+    write(path, opened("bad"), *(ended("bad", number) for number in (401, 402, 403)))
+    whole = {session.id: session for session in read_sessions(path)}
+    as_version_1(path)
+    change(path, "UPDATE turns SET output = x'01000000' WHERE turn_id = 't402'")
+    with pytest.raises(JournalError, match="has version 1; a server that is started on it brings it to 2"):
+        read_sessions(path)
+    found = {session.id: session for session in write(path)}
+    assert [turn.turn_id for turn in found["bad"].turns] == ["t401"] and found["bad"].damaged
+    assert found.keys() == whole.keys()
+    assert all(found[name] == whole[name] for name in ("s", "f", "new"))
+    assert [session.damaged for session in read_sessions(path)] == [False] * 4, "also of the one that was cut"
+
+
 def test_an_older_journal_is_brought_up_step_by_step(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(path, opened(), ended("s", 1))
-    steps = {
-        1: "ALTER TABLE facts ADD COLUMN since TEXT;",
-        2: "UPDATE facts SET since = 'then';",
-    }
-    monkeypatch.setattr(journal_module, "SCHEMA", 3)
-    monkeypatch.setattr(journal_module, "UPGRADES", steps)
+
+    def add_column(connection: sqlite3.Connection) -> None:
+        connection.execute("ALTER TABLE facts ADD COLUMN since TEXT")
+
+    def fill_it(connection: sqlite3.Connection) -> None:
+        connection.execute("UPDATE facts SET since = 'then'")
+        if fails:
+            raise OSError("the disk is full")
+
+    monkeypatch.setattr(journal_tables, "SCHEMA", 4)
+    monkeypatch.setattr(journal_tables, "UPGRADES", {2: add_column, 3: fill_it})
+    fails = True
+    with pytest.raises(OSError, match="full"):
+        write(path)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (3,), "each step whole or not at all"
+        assert connection.execute("SELECT since FROM facts").fetchall() == [(None,)]
+    fails = False
     (session,) = write(path)
     assert history(session) == [1, 2, 3, 100, 101, 102, 103]
-    connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA user_version").fetchone() == (3,)
-    assert connection.execute("SELECT since FROM facts").fetchall() == [("then",)]
-    connection.close()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (4,)
+        assert connection.execute("SELECT since FROM facts").fetchall() == [("then",)]
 
 
 @pytest.mark.parametrize("durability", ["off", "commit", "fsync"])

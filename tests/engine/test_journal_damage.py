@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.engine import journal
 from holdfast.engine.engine import Engine
 from holdfast.engine.journal import Journal, JournalError
 from holdfast.engine.journal_reading import read_sessions
 from holdfast.engine.options import OptionError
-from holdfast.engine.records import CutBack, Opened, Requested, Snapped, StoredSession
+from holdfast.engine.records import Closed, CutBack, Forked, Opened, Requested, Snapped, StoredSession
 from tests.engine.conftest import Make
-from tests.engine.test_journal import change, ended, opened, write
+from tests.engine.test_journal import change, ended, opened, rows, write
 from tests.engine.tiny import greedy, word
 
 HEADER = 100  # Bytes at the start of a file, where SQLite counts how often it was opened for writing.
@@ -154,6 +155,115 @@ def test_a_session_of_nobody_is_not_given_to_anybody(path: Path, caplog: pytest.
     assert list(by_name(write(path))) == ["other"]
     assert "whose name is damaged stays in the journal: '{\\udcff}'" in caplog.text
     assert len(by_name(read_sessions(path))["other"].turns) == 2
+
+
+# --- rows that can be read, and are not what was written ---
+
+LAST = "(SELECT head FROM sessions WHERE id = '{}')"
+
+UNTOLD = {
+    "another's": f"head = {LAST.format('other')}",
+    "an earlier one": "head = (SELECT before FROM turns WHERE number = head)",
+    "none": "head = NULL",
+    "as it was": "head_sum = head_sum + 1",
+}
+
+
+@pytest.mark.parametrize("damage", UNTOLD)
+def test_a_history_whose_end_cannot_be_told_is_left_where_it_is(path: Path, damage: str) -> None:
+    two(path)
+    whole = by_name(read_sessions(path))
+    before = settle(path)
+    change(path, f"UPDATE sessions SET {UNTOLD[damage]} WHERE id = 's'")
+    for _ in range(2):
+        found = by_name(write(path))
+        assert (found["s"].turns, found["other"]) == ([], whole["other"])
+        assert found["s"].unusable == "which turn is its last cannot be told"
+    path.write_bytes(before)
+    assert by_name(read_sessions(path)) == whole
+
+
+def test_what_a_damaged_session_may_need_is_not_swept_away(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "ORPHANS_MAX", 1)
+    two(path)
+    change(path, "UPDATE sessions SET head = NULL WHERE id = 's'")
+    with Journal(path, "commit", "v") as written:
+        written.load()
+        written.append(Closed("other", "closed"))
+        assert written.flush()
+    assert rows(path, "turns") == 4
+    change(path, "UPDATE sessions SET head = 2 WHERE id = 's'")
+    (mended,) = write(path)
+    assert len(mended.turns) == 2 and rows(path, "turns") == 2
+
+
+COLUMNS = "turn_id, input, output, finish, checksum"
+SECOND = f"(SELECT before FROM turns WHERE number = {LAST})"
+LINKS = {
+    "before the last": f"before = {SECOND.format('other')} WHERE number = {LAST.format('s')}",
+    "in its place": f"({COLUMNS}) = (SELECT {COLUMNS} FROM turns WHERE number = {SECOND.format('other')}) "
+    f"WHERE number = {SECOND.format('s')}",
+}
+
+
+@pytest.mark.parametrize("damage", LINKS)
+def test_no_turn_of_another_session_gets_into_a_history(path: Path, damage: str) -> None:
+    """Whole turns, and as many as there should be, but of somebody else."""
+    for name, first in (("other", 91), ("s", 1)):
+        write(path, opened(name), *(ended(name, first + place) for place in range(3)))
+    change(path, f"UPDATE turns SET {LINKS[damage]}")
+    found = by_name(write(path))
+    assert [turn.turn_id for turn in found["s"].turns] in ([], ["t1"]) and found["s"].damaged
+    assert not found["other"].damaged
+
+
+def test_forks_share_their_origin(path: Path) -> None:
+    write(path, opened(), ended("s", 1), ended("s", 2), Forked("f", "s", 1, 1.0), Forked("g", "f", 0, 2.0))
+    write(path, ended("f", 3), ended("g", 4), Closed("s", "closed"), Forked("h", "f", 2, 3.0))
+    write(path, Forked("empty", "f", 0, 4.0))
+    found = by_name(read_sessions(path))
+    told = {name: [turn.turn_id for turn in session.turns] for name, session in found.items()}
+    assert told == {"f": ["t1", "t3"], "g": ["t4"], "h": ["t1", "t3"], "empty": []}
+    assert not any(session.damaged for session in found.values())
+
+
+SILENT = {
+    "ttl": ("sessions SET ttl = 61.0", "ttl"),
+    "metadata": ("sessions SET metadata = '{\"caller\": 8}'", "metadata"),
+    "system": ("sessions SET system = 'Be brave.'", "system"),
+    "parent": ("sessions SET parent = 'other'", "parent"),
+}
+
+
+@pytest.mark.parametrize("part", SILENT)
+def test_a_description_that_was_changed_is_forgotten(
+    path: Path, part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    two(path)
+    change(path, f"UPDATE {SILENT[part][0]} WHERE id = 's'")
+    found = by_name(write(path))["s"]
+    assert (found.ttl, found.metadata, found.system, found.parent) == (None, "{}", None, None)
+    assert (found.created, len(found.turns), found.damaged, found.unusable) == (1000.0, 2, False, "")
+    assert "session s: its time to live, metadata, system text or parent is damaged" in caplog.text
+
+
+def test_nothing_is_given_to_an_owner_that_was_changed(path: Path) -> None:
+    two(path)
+    change(path, "UPDATE sessions SET tenant = 'other-owner' WHERE id = 's'")
+    found = by_name(write(path))
+    assert (found["s"].tenant, found["s"].unusable) == ("", "whose it is cannot be read")
+    assert found["other"].unusable == ""
+
+
+def test_what_was_changed_is_not_answered_again(path: Path) -> None:
+    two(path)
+    change(path, "UPDATE finished SET result = replace(result, 'words', 'sword') WHERE session = 's'")
+    change(path, "UPDATE finished SET session = 's' WHERE session = 'other' AND turn_id = 't3'")
+    change(path, "UPDATE requests SET answer = 'x' WHERE session = 's' AND request_id = 'q1'")
+    found = by_name(write(path))["s"]
+    assert found.finished == [] and found.requests == {"q2": ("rewind 2", "")}
 
 
 # --- the whole file ---

@@ -66,8 +66,7 @@ def cost(session: Session) -> tuple[list[int], int]:
     return turn.token_ids, turn.usage.computed_tokens
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
-@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize(("tier", "overlap"), [("host", True), ("disk", False)])
 @pytest.mark.parametrize("verb", [*CUTS, forked])
 def test_what_is_away_comes_back_first(
     make_any: Make, tmp_path: Path, verb: Verb, tier: str, overlap: bool

@@ -30,8 +30,8 @@ from typing import Literal
 
 from holdfast.core.tokens import TOKEN_BYTES, pack
 from holdfast.engine.journal_reading import as_stored, damage, load
+from holdfast.engine.journal_tables import DAMAGED, MEND, about_sum, row_sum, turn_sum, upgrade
 from holdfast.engine.records import (
-    SCHEMA,
     TURNS_KEPT,
     Closed,
     CutBack,
@@ -44,11 +44,10 @@ from holdfast.engine.records import (
     Snapped,
     StoredSession,
     Unsnapped,
-    checksum,
     detail,
 )
 
-__all__ = ["Durability", "Journal", "JournalError", "JournalInUse", "upgrade"]
+__all__ = ["Durability", "Journal", "JournalError", "JournalInUse"]
 
 log = logging.getLogger("holdfast.journal")
 
@@ -57,32 +56,7 @@ SYNCHRONOUS = {"off": "OFF", "commit": "NORMAL", "fsync": "FULL"}
 
 LOG_KEPT = 10_000
 LOCK_POLL_SECONDS = 0.05
-MEND = "restore a copy of it, or move it away to start without its sessions"
 ORPHANS_MAX = 512  # Cuts and closes after which turns that nobody reaches are swept away.
-
-CREATE = """
-CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE turns (
-    number INTEGER PRIMARY KEY, before INTEGER, depth INTEGER NOT NULL, turn_id TEXT NOT NULL,
-    input BLOB NOT NULL, output BLOB NOT NULL, finish TEXT NOT NULL, checksum INTEGER NOT NULL);
-CREATE TABLE sessions (
-    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, ttl REAL, metadata TEXT NOT NULL, system TEXT,
-    created REAL NOT NULL, head INTEGER, parent TEXT) WITHOUT ROWID;
-CREATE TABLE finished (
-    number INTEGER PRIMARY KEY, session TEXT NOT NULL, turn_id TEXT NOT NULL, result TEXT NOT NULL,
-    UNIQUE (session, turn_id));
-CREATE TABLE requests (
-    number INTEGER PRIMARY KEY, session TEXT NOT NULL, request_id TEXT NOT NULL, asked TEXT NOT NULL,
-    answer TEXT NOT NULL, UNIQUE (session, request_id));
-CREATE TABLE snapshots (
-    session TEXT PRIMARY KEY, file TEXT NOT NULL, length INTEGER NOT NULL, bytes INTEGER NOT NULL
-    ) WITHOUT ROWID;
-CREATE TABLE log (
-    number INTEGER PRIMARY KEY, session TEXT NOT NULL, kind TEXT NOT NULL, detail TEXT NOT NULL);
-"""
-
-UPGRADES: dict[int, str] = {}
-"""For each older version of the tables, the statements that lead to the next one."""
 
 Probe = Callable[[str], None]
 
@@ -112,6 +86,7 @@ class Journal:
         self._probe = probe if probe is not None else _unprobed
         self._pending: list[Record] = []
         self._orphans = 0
+        self._sweeps = True
         self._lock = _lock(path, patience)
         try:
             self._connection = _connect(path)
@@ -171,7 +146,7 @@ class Journal:
             log.warning("the journal is written again")
         self.fault = None
         self._pending = []
-        if self._orphans >= ORPHANS_MAX:
+        if self._orphans >= ORPHANS_MAX and self._sweeps:
             self._compact()
         return True
 
@@ -204,39 +179,21 @@ class Journal:
     def _apply(self, record: Record) -> None:
         match record:
             case Opened():
-                self._run(
-                    "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?, NULL, NULL)",
-                    (
-                        record.session,
-                        record.tenant,
-                        record.ttl,
-                        record.metadata,
-                        record.system,
-                        record.created,
-                    ),
-                )
+                self._open(record)
             case Ended():
                 self._end(record)
             case CutBack():
                 self._cut(record)
             case Forked():
-                self._run(
-                    "INSERT OR REPLACE INTO sessions "
-                    "SELECT ?, tenant, ttl, metadata, system, ?, ?, id FROM sessions WHERE id = ?",
-                    (
-                        record.session,
-                        record.created,
-                        self._turn_at(record.parent, record.turns),
-                        record.parent,
-                    ),
-                )
+                self._fork(record)
             case Closed():
                 self._forget(record.session)
             case Requested():
+                row = (record.session, record.request_id, record.asked, record.answer)
                 self._run(
-                    "INSERT OR REPLACE INTO requests (session, request_id, asked, answer) "
-                    "VALUES (?, ?, ?, ?)",
-                    (record.session, record.request_id, record.asked, record.answer),
+                    "INSERT OR REPLACE INTO requests (session, request_id, asked, answer, checksum) "
+                    "VALUES (?, ?, ?, ?, ?)",
+                    (*row, row_sum(*row)),
                 )
                 self._keep_last("requests", record.session)
             case Snapped():
@@ -251,6 +208,35 @@ class Journal:
     def _run(self, statement: str, values: tuple[object, ...]) -> sqlite3.Cursor:
         return self._connection.execute(statement, values)
 
+    def _open(self, record: Opened) -> None:
+        name, about = record.session, (record.ttl, record.metadata, record.system, record.created)
+        origin = row_sum(name, record.tenant, record.created)
+        sums = (row_sum(name, record.tenant, origin), about_sum(name, *about, None), row_sum(name, origin))
+        self._run(
+            "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?, NULL, NULL, ?, ?, ?, ?)",
+            (name, record.tenant, *about, origin, *sums),
+        )
+
+    def _fork(self, record: Forked) -> None:
+        """A row like the parent's, which it is copied from in the file: nothing of it has to be readable."""
+        found = self._run(
+            "SELECT tenant, ttl, metadata, system, origin FROM sessions WHERE id = ?", (record.parent,)
+        ).fetchone()
+        if found is None:
+            return
+        tenant, ttl, metadata, system, origin = found
+        name, head = record.session, self._turn_at(record.parent, record.turns)
+        sums = (
+            row_sum(name, tenant, origin),
+            about_sum(name, ttl, metadata, system, record.created, record.parent),
+            row_sum(name, self._sum_of(record.parent, head)),
+        )
+        self._run(
+            "INSERT OR REPLACE INTO sessions "
+            "SELECT ?, tenant, ttl, metadata, system, ?, ?, id, origin, ?, ?, ? FROM sessions WHERE id = ?",
+            (name, record.created, head, *sums, record.parent),
+        )
+
     def _end(self, record: Ended) -> None:
         turn = record.turn
         before = self._head(record.session)
@@ -258,9 +244,10 @@ class Journal:
         self._add_turn(
             record.session, before, depth, turn.turn_id, pack(record.input), pack(turn.tokens), turn.reason
         )
+        row = (record.session, turn.turn_id, json.dumps(asdict(turn)))
         self._run(
-            "INSERT OR REPLACE INTO finished (session, turn_id, result) VALUES (?, ?, ?)",
-            (record.session, turn.turn_id, json.dumps(asdict(turn))),
+            "INSERT OR REPLACE INTO finished (session, turn_id, result, checksum) VALUES (?, ?, ?, ?)",
+            (*row, row_sum(*row)),
         )
         self._keep_last("finished", record.session)
 
@@ -274,12 +261,28 @@ class Journal:
         said_out: bytes,
         finish: str,
     ) -> None:
+        checksum = turn_sum(self._sum_of(session, before), turn_id, said_in, said_out, finish)
         added = self._run(
             "INSERT INTO turns (before, depth, turn_id, input, output, finish, checksum) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (before, depth, turn_id, said_in, said_out, finish, checksum(turn_id, said_in, said_out, finish)),
+            (before, depth, turn_id, said_in, said_out, finish, checksum),
         )
-        self._run("UPDATE sessions SET head = ? WHERE id = ?", (added.lastrowid, session))
+        self._end_at(session, added.lastrowid, checksum)
+
+    def _end_at(self, session: str, number: int | None, checksum: int) -> None:
+        """Let a session's history end with that turn."""
+        self._run(
+            "UPDATE sessions SET head = ?, head_sum = ? WHERE id = ?",
+            (number, row_sum(session, checksum), session),
+        )
+
+    def _sum_of(self, session: str, number: int | None) -> int:
+        """What goes on from a turn adds to this: its sum, or the session's origin for the very start."""
+        if number is None:
+            found = self._run("SELECT origin FROM sessions WHERE id = ?", (session,)).fetchone()
+        else:
+            found = self._run("SELECT checksum FROM turns WHERE number = ?", (number,)).fetchone()
+        return found[0] if found is not None and isinstance(found[0], int) else DAMAGED
 
     def _head(self, session: str) -> int | None:
         found = self._run("SELECT head FROM sessions WHERE id = ?", (session,)).fetchone()
@@ -303,7 +306,7 @@ class Journal:
 
     def _cut(self, record: CutBack) -> None:
         number = self._turn_at(record.session, record.turns)
-        self._run("UPDATE sessions SET head = ? WHERE id = ?", (number, record.session))
+        self._end_at(record.session, number, self._sum_of(record.session, number))
         if record.kept is not None and number is not None:
             before, depth, turn_id, said_in, said_out, finish = self._run(
                 "SELECT before, depth, turn_id, input, output, finish FROM turns WHERE number = ?", (number,)
@@ -351,15 +354,16 @@ class Journal:
     def load(self) -> list[StoredSession]:
         """Every session that is open, as of the last record that was written whole.
 
-        One that is damaged goes on from where it is whole, in the file as well. Nothing is swept away then:
-        what no session reaches may be all that is left of one.
+        One that is damaged goes on from where it is whole, in the file as well. Nothing is swept away then,
+        as long as the journal is open: what no session reaches may be all that is left of one.
         """
         sessions = list(load(self._connection))
         damaged = [session for session in sessions if session.damaged]
         for session in damaged:
             if not session.unusable:
                 self.append(CutBack(session.id, len(session.turns), None))
-        if not damaged:
+        self._sweeps = not damaged
+        if self._sweeps:
             self._compact()
         return sessions
 
@@ -392,18 +396,3 @@ def _connect(path: Path) -> sqlite3.Connection:
     """Conversations are private: the file is its owner's alone from its first moment."""
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     return sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
-
-
-def upgrade(connection: sqlite3.Connection) -> None:
-    """Bring the tables of an older version up to this one, step by step, or make them."""
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version > SCHEMA:
-        raise JournalError(f"the journal has version {version}; this program knows {SCHEMA} at most")
-    if version < 0:
-        raise JournalError(f"the journal is damaged (its version is {version}); {MEND}")
-    if version == SCHEMA:
-        return
-    script = CREATE if version == 0 else UPGRADES[version]
-    reached = SCHEMA if version == 0 else version + 1
-    connection.executescript(f"BEGIN; {script} PRAGMA user_version = {reached}; COMMIT;")
-    upgrade(connection)

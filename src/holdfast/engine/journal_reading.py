@@ -16,6 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeGuard
 
+from holdfast.engine.journal_tables import about_sum, row_sum, turn_sum
 from holdfast.engine.records import (
     SCHEMA,
     FinishedTurn,
@@ -23,7 +24,6 @@ from holdfast.engine.records import (
     Snapped,
     StoredSession,
     StoredTurn,
-    checksum,
     is_text,
     unpack,
 )
@@ -35,7 +35,7 @@ _CHAIN = (
     "SELECT number, before, depth FROM turns WHERE number = ? UNION ALL "
     "SELECT t.number, t.before, t.depth FROM turns t JOIN chain c ON t.number = c.before "
     "WHERE t.number < c.number) "
-    "SELECT number, turns.before, turns.depth, turn_id, input, output, finish, checksum "
+    "SELECT number, turns.before, turns.depth, checksum, turn_id, input, output, finish "
     "FROM chain JOIN turns USING (number) ORDER BY chain.depth"
 )
 """A turn and those before it. Each is older than the next: a row that says otherwise ends the chain."""
@@ -50,14 +50,19 @@ def load(connection: sqlite3.Connection) -> Iterator[StoredSession]:
     """Every session that is open, one after the other. What is damaged of one is lost to no other."""
     connection.text_factory = as_stored
     rows = connection.execute(
-        "SELECT id, tenant, ttl, metadata, system, created, parent, head FROM sessions ORDER BY created, id"
+        "SELECT id, tenant, ttl, metadata, system, created, parent, "
+        "origin, tenant_sum, about_sum, head, head_sum FROM sessions ORDER BY created, id"
     ).fetchall()
-    for name, *described, head in rows:
+    for name, tenant, *about, origin, tenant_sum, whole, head, head_sum in rows:
         if not is_text(name):
             log.error("a session whose name is damaged stays in the journal: %a", name)
             continue
-        session = _describe(name, *described)
-        _load_turns(connection, session, head)
+        session = _describe(name, *about, adds_up=about_sum(name, *about) == whole)
+        if is_text(tenant) and row_sum(name, tenant, origin) == tenant_sum:
+            session.tenant = tenant
+        else:
+            session.unusable = "whose it is cannot be read"
+        _load_turns(connection, session, origin, head, head_sum)
         _load_finished(connection, session)
         _load_requests(connection, session)
         _load_snapshot(connection, session)
@@ -65,15 +70,18 @@ def load(connection: sqlite3.Connection) -> Iterator[StoredSession]:
 
 
 def _describe(
-    name: str, tenant: object, ttl: object, metadata: object, system: object, created: object, parent: object
+    name: str,
+    ttl: object,
+    metadata: object,
+    system: object,
+    created: object,
+    parent: object,
+    *,
+    adds_up: bool,
 ) -> StoredSession:
-    """A session without its turns. What is damaged is forgotten; but nobody may have it if its owner is."""
+    """A session without its owner and turns. What is damaged is forgotten: all, where it cannot be told."""
     session = StoredSession(name, "", None, "{}", None, 0.0, None)
     damaged: list[str] = []
-    if is_text(tenant):
-        session.tenant = tenant
-    else:
-        session.unusable = "whose it is cannot be read"
     if isinstance(ttl, int | float) and ttl >= 0:
         session.ttl = ttl
     elif ttl is not None:
@@ -94,6 +102,9 @@ def _describe(
         session.parent = parent
     elif parent is not None:
         damaged.append("parent")
+    if not adds_up and not damaged:
+        session = StoredSession(name, "", None, "{}", None, session.created, None)
+        damaged.append("time to live, metadata, system text or parent")
     for what in damaged:
         log.error("session %s: its %s is damaged, and forgotten", name, what)
     return session
@@ -107,43 +118,54 @@ def _is_described(metadata: object) -> TypeGuard[str]:
         return False
 
 
-def _load_turns(connection: sqlite3.Connection, session: StoredSession, head: object) -> None:
-    """A history up to its first row that does not add up: what follows it would be out of place."""
-    reached = None
+def _load_turns(
+    connection: sqlite3.Connection, session: StoredSession, origin: int, head: object, head_sum: object
+) -> None:
+    """A history up to its first row that does not add up: what follows it would be out of place.
+
+    Where it ends must be certain. If it is not, the session is left as it is, for whoever can mend the file.
+    """
+    reached, added_up = None, origin
     last = head if isinstance(head, int) else None
-    for number, before, depth, *said in connection.execute(_CHAIN, (last,)):
+    found = connection.execute("SELECT checksum FROM turns WHERE number = ?", (last,)).fetchone()
+    if (head is None or found is not None) and row_sum(session.id, found[0] if found else origin) != head_sum:
+        session.damaged = True
+        session.unusable = session.unusable or "which turn is its last cannot be told"
+        return
+    for number, before, depth, checksum, *said in connection.execute(_CHAIN, (last,)):
         in_place = (before, depth) == (reached, len(session.turns) + 1)
-        turn = _turn(*said) if in_place else None
+        turn = _turn(checksum, added_up, *said) if in_place else None
         if turn is None:
             log.error("session %s: turn %d is damaged; it ends before it", session.id, len(session.turns) + 1)
             session.damaged = True
             return
         session.turns.append(turn)
-        reached = number
+        reached, added_up = number, checksum
     if reached != head:
         log.error("session %s: its last turn is missing; the session starts anew", session.id)
         session.damaged = True
 
 
 def _turn(
-    turn_id: object, said_in: object, said_out: object, finish: object, expected: object
+    expected: object, before: int, turn_id: object, said_in: object, said_out: object, finish: object
 ) -> StoredTurn | None:
     """A turn whose row adds up."""
     if not (is_text(turn_id) and is_text(finish)):
         return None
     if not (isinstance(said_in, bytes) and isinstance(said_out, bytes)):
         return None
-    if checksum(turn_id, said_in, said_out, finish) != expected:
+    if turn_sum(before, turn_id, said_in, said_out, finish) != expected:
         return None
     return StoredTurn(turn_id, unpack(said_in), unpack(said_out), finish)
 
 
 def _load_finished(connection: sqlite3.Connection, session: StoredSession) -> None:
     """The answers that may be asked for again; one that cannot be read is forgotten."""
-    for turn_id, result in connection.execute(
-        "SELECT turn_id, result FROM finished WHERE session = ? ORDER BY number", (session.id,)
+    for turn_id, result, checksum in connection.execute(
+        "SELECT turn_id, result, checksum FROM finished WHERE session = ? ORDER BY number", (session.id,)
     ):
-        answer = _answer(turn_id, result)
+        adds_up = row_sum(session.id, turn_id, result) == checksum
+        answer = _answer(turn_id, result) if adds_up else None
         if answer is not None:
             session.finished.append(answer)
         else:
@@ -168,10 +190,12 @@ def _answer(turn_id: object, result: object) -> FinishedTurn | None:
 
 def _load_requests(connection: sqlite3.Connection, session: StoredSession) -> None:
     """The verbs that may come again; one that cannot be read is forgotten."""
-    for request_id, asked, answer in connection.execute(
-        "SELECT request_id, asked, answer FROM requests WHERE session = ? ORDER BY number", (session.id,)
+    for request_id, asked, answer, checksum in connection.execute(
+        "SELECT request_id, asked, answer, checksum FROM requests WHERE session = ? ORDER BY number",
+        (session.id,),
     ):
-        if is_text(request_id) and is_text(asked) and is_text(answer):
+        adds_up = row_sum(session.id, request_id, asked, answer) == checksum
+        if adds_up and is_text(request_id) and is_text(asked) and is_text(answer):
             session.requests[request_id] = (asked, answer)
         else:
             log.error("session %s: its request %a is damaged, and forgotten", session.id, request_id)

@@ -6,12 +6,11 @@ what was written.
 
 from __future__ import annotations
 
-import zlib
 from array import array
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
-SCHEMA = 1
+SCHEMA = 2
 """The version of a journal's tables."""
 
 TURNS_KEPT = 8
@@ -194,8 +193,3 @@ def is_text(value: object) -> TypeGuard[str]:
 def unpack(packed: bytes) -> list[int]:
     """The tokens of four bytes each."""
     return array("I", packed).tolist()
-
-
-def checksum(turn_id: str, said_in: bytes, said_out: bytes, finish: str) -> int:
-    """What a row of a turn must add up to."""
-    return zlib.crc32(said_out, zlib.crc32(said_in, zlib.crc32(f"{turn_id} {finish}".encode())))

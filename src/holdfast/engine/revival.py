@@ -11,7 +11,8 @@ import sqlite3
 from pathlib import Path
 
 from holdfast.core.turn import TurnRequest
-from holdfast.engine.journal import MEND, Journal, JournalError
+from holdfast.engine.journal import Journal, JournalError
+from holdfast.engine.journal_tables import MEND
 from holdfast.engine.options import EngineOptions, OptionError
 from holdfast.engine.records import StoredSession
 from holdfast.engine.tokenizer import Tokenizer
