@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.server import wire
+from holdfast.server.doors.native_sessions import Native
 from holdfast.server.keys import Caller
 from holdfast.server.link import EngineLink
 from holdfast.server.metrics import Metrics
@@ -95,6 +96,35 @@ def test_a_session_whose_client_left_while_it_was_opened_is_known() -> None:
         await asyncio.wait({task})
         engine.says(wire.Done(engine.asked[-1].call, VIEW))
         assert [record.name for record in engine.service.table.of("ann")] == ["s"]
+
+    with_engine(story)
+
+
+def test_sessions_that_are_being_opened_count_and_have_their_names() -> None:
+    async def story(engine: Engine) -> None:
+        service = engine.service
+        service.options = ServerOptions(seed=7, tenant_sessions=3)
+        parent = await engine.opened("s")
+        works = (service.open_session(ANN, "first"), service.fork(parent, "second", None))
+        tasks = [await engine.until_asked(work) for work in works]
+        native = Native(service)
+        taken = [name for name in ("s", "first", "second", "third") if native.exists("ann", name)]
+        assert taken == ["s", "first", "second"]
+        assert (service.table.count("ann"), service.table.count("an")) == (3, 0)
+        with pytest.raises(Problem):
+            native.open(ANN, "third", None)
+        for work in (service.open_session(ANN, "third"), service.fork(parent, "third", None)):
+            with pytest.raises(Problem) as refused:
+                await work
+            assert refused.value.code == "too_many_sessions"
+        first, second = engine.asked[-2:]
+        engine.says(
+            wire.Declined(first.call, "too_many_sessions", "no room"),
+            wire.Done(second.call, wire.SessionView("ann/second", 0, None, 0), "ann/second"),
+        )
+        assert service.table.count("ann") == 3, "nobody has heard the answers yet"
+        await asyncio.wait(tasks)
+        assert (service.table.count("ann"), service.table.is_taken("ann", "first")) == (2, False)
 
     with_engine(story)
 

@@ -196,7 +196,7 @@ class Service:
         given, name = name, require_name(name, "id") if name is not None else new_name("s")
         if ttl is not None and not 0 < ttl <= TTL_MAX:
             raise bad_field("ttl", f"must be more than 0 and at most {TTL_MAX:.0f} seconds")
-        if len(self.table.of(caller.tenant)) >= self.options.tenant_sessions:
+        if self.table.count(caller.tenant) >= self.options.tenant_sessions:
             raise self._no_more_sessions()
         if system is not None and not self.prompts.chats:
             raise bad_field("system", "this model has no chat template")
@@ -211,7 +211,8 @@ class Service:
             view = done.view or wire.SessionView(key, 0, None, 0)
             self.table.add(SessionRecord(caller.tenant, name, view, seeds, system, command.metadata))
 
-        await self.link.call(command, number, opened)
+        with self.table.opening(caller.tenant, name):
+            await self.link.call(command, number, opened)
         return self.table.find(caller.tenant, name)
 
     def _require_free(self, tenant: str, name: str) -> None:
@@ -300,7 +301,7 @@ class Service:
         """A second session that shares the first one's history."""
         given, name = name, require_name(name, "id") if name is not None else new_name("s")
         # Who has as many sessions as may be can still ask for one again that was made.
-        room = len(self.table.of(record.tenant)) < self.options.tenant_sessions
+        room = self.table.count(record.tenant) < self.options.tenant_sessions
         if not room and request_id is None:
             raise self._no_more_sessions()
         self._require_free(record.tenant, name)
@@ -315,7 +316,7 @@ class Service:
                 metadata = dict(record.metadata)
                 self.table.add(SessionRecord(record.tenant, name, view, seeds, record.system, metadata))
 
-        with told_as({"to_turn": "at_turn"}):
+        with told_as({"to_turn": "at_turn"}), self.table.opening(record.tenant, name):
             done = await self._call_on(
                 record, lambda number: wire.Fork(number, parent, child, turns, request_id, anew=room), made
             )

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +68,7 @@ class SessionTable:
     def __init__(self) -> None:
         self._records: dict[str, SessionRecord] = {}
         self._gone: dict[str, str] = {}
+        self._opening: list[str] = []
         self.on_removed: Callable[[str, str], None] = _nobody
 
     def __len__(self) -> int:
@@ -77,6 +79,26 @@ class SessionTable:
         name = engine_name(record.tenant, record.name)
         self._gone.pop(name, None)
         self._records[name] = record
+
+    @contextmanager
+    def opening(self, tenant: str, name: str) -> Iterator[None]:
+        """While the engine is asked for a session its name is taken, and it counts."""
+        key = engine_name(tenant, name)
+        self._opening.append(key)
+        try:
+            yield
+        finally:
+            self._opening.remove(key)
+
+    def is_taken(self, tenant: str, name: str) -> bool:
+        """Whether a session of that name is open, or being opened."""
+        key = engine_name(tenant, name)
+        return key in self._records or key in self._opening
+
+    def count(self, tenant: str) -> int:
+        """How many sessions a tenant has, those included that are being opened."""
+        opening = {key for key in self._opening if key not in self._records}
+        return len(self.of(tenant)) + sum(key.startswith(f"{tenant}/") for key in opening)
 
     def find(self, tenant: str, name: str) -> SessionRecord:
         """A tenant's session, or the problem that says why there is none."""

@@ -130,7 +130,7 @@ class Native:
         self._sweep()
         own = sum(tenant == caller.tenant for tenant, _ in self._sessions)
         limit = self.service.options.tenant_sessions
-        if own + len(self.service.table.of(caller.tenant)) >= limit:
+        if own + self.service.table.count(caller.tenant) >= limit:
             raise Problem(429, "too_many_sessions", f"{limit} sessions are open for this key")
         key = (caller.tenant, name)
         self._gone.pop(key, None)
@@ -138,8 +138,8 @@ class Native:
         return name
 
     def exists(self, tenant: str, name: str) -> bool:
-        """Whether a session of either kind is open under this name."""
-        return self.find(tenant, name) is not None or self.service.table.get(tenant, name) is not None
+        """Whether a session of either kind is open under this name, or being opened."""
+        return self.find(tenant, name) is not None or self.service.table.is_taken(tenant, name)
 
     def find(self, tenant: str, name: str) -> Branches | None:
         """An ordinary session; None if there is none."""
