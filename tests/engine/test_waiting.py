@@ -8,6 +8,7 @@ import pytest
 from holdfast.core.layout import Component, Tier
 from holdfast.core.session import Place
 from holdfast.engine.engine import Engine, Session
+from holdfast.engine.waiting import Wait, end_of_turn
 from tests.engine.conftest import Make
 from tests.engine.tiny import WORDS, greedy, word
 
@@ -99,6 +100,17 @@ def test_a_refusal_brings_nothing_back(make_any: Make, tmp_path: Path) -> None:
         with pytest.raises(Exception, match=r"has 3 turns|9 were generated"):
             refused()
     assert session._engine.loop.scheduler.registry.find("s").place is Place.AWAY
+
+
+def test_nobody_waits_for_a_session_whose_time_is_over(make: Make) -> None:
+    engine = make(host_memory=8 << 20)
+    loop = engine.loop
+    loop.open_session("s", "local", ttl=1000.0)
+    session = engine.resume("s")
+    talk(session, range(1))
+    assert session.spill("host")
+    wait = Wait(loop.scheduler, "s", end_of_turn(None), forks=True)
+    assert wait.over(loop.now() + 2000.0) and "s" not in loop.scheduler.registry.sessions
 
 
 @pytest.mark.parametrize("verb", [rewound, forked])

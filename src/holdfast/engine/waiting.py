@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from holdfast.core.errors import Refused
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Life, Place, Session
 from holdfast.core.turn import KEEP_ALL
@@ -80,7 +81,10 @@ class Wait:
         if self._asked:
             return True
         self._asked = True
-        return not self._scheduler.restore(self.session_id, now)
+        try:
+            return not self._scheduler.restore(self.session_id, now)
+        except Refused:
+            return True  # Its time is over, for example: the verb will be told.
 
     def _wants_memory(self, session: Session) -> bool:
         """Whether the verb could use what is away, and would lose it otherwise."""
