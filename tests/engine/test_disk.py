@@ -439,9 +439,9 @@ def test_a_file_goes_with_the_history_that_it_is_of(make_any: Make, tmp_path: Pa
     talk(session, range(3))
     run(engine)
     to_disk(engine)
-    assert len(files(tmp_path)) == 1
+    (file,) = files(tmp_path)
     session.rewind(1)
-    assert files(tmp_path) == []
+    assert not file.exists(), "what is left may be in another by now"
     run(engine)
     expected = make_any().session()
     talk(expected, range(1))
