@@ -26,12 +26,12 @@ OTHER_TESTS := $(filter-out $(CORE_TESTS) tests/gpu tests/soak,$(patsubst %/,%,$
 export OMP_NUM_THREADS ?= 2
 export MKL_NUM_THREADS ?= 2
 
+TWO_WORKERS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not soak' -n 2 --dist worksteal
+
 .PHONY: test
 test: install
-	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -m 'not soak' $(CORE_TESTS)
-	$(BIN)/coverage report --fail-under=100
-	$(if $(OTHER_TESTS),OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not soak' -n 2 --dist worksteal $(OTHER_TESTS))
+	$(TWO_WORKERS) --cov --cov-fail-under=100 $(CORE_TESTS)
+	$(if $(OTHER_TESTS),$(TWO_WORKERS) $(OTHER_TESTS))
 
 # The long figures: long simulations, kill -9, load.
 .PHONY: soak
