@@ -101,17 +101,20 @@ document.getElementById("key-form").addEventListener("submit", async (event) => 
 });
 server.addEventListener("refused", askForKey);
 
+async function enter() {
+  await server.learn().catch(() => {});
+  server.enter();
+}
+
 // What is said before the server lets the page in waits, like what is said while it is away.
 live.start();
 forest.plant();
 const named = tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash);
 if (named) show(named);
 else talk.said.focus();
-const obstacle = await server.obstacle();
-if (obstacle === "key") {
-  server.addEventListener("key", () => server.enter(), { once: true });
+if ((await server.obstacle()) === "key") {
+  server.addEventListener("key", enter, { once: true });
   askForKey();
 } else {
-  if (!obstacle) await server.learn().catch(() => {});
-  server.enter();
+  enter();
 }
