@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.layout import Component, Tier
+from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Place
 from holdfast.engine.engine import Engine, Session
 from holdfast.engine.waiting import Wait, end_of_turn
@@ -82,7 +83,30 @@ def test_what_is_away_comes_back_first(
     if verb is forked or cuts_anywhere:
         assert computed <= cheap + 1, "the history was computed again"
     else:
-        assert computed > cheap, "this memory is of no use, and nobody waits for it"
+        assert computed > cheap, "this memory is of no use"
+
+
+def test_nobody_waits_for_memory_that_is_of_no_use(
+    make_any: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, session = prepared(make_any, tmp_path)
+    assert session.spill("host")
+    scheduler, asked = engine.loop.scheduler, list[str]()
+    monkeypatch.setattr(Scheduler, "restore", lambda _self, name, _now: asked.append(name))
+    session.rewind(2)
+    assert asked == (["s"] if scheduler.registry.ledger.layout.cuts_anywhere else [])
+
+
+def test_a_copy_that_completes_a_fork_is_waited_for(make: Make, tmp_path: Path) -> None:
+    engine, _ = prepared(make, tmp_path)
+    if not engine.loop.scheduler.registry.ledger.layout.cuts_anywhere:
+        pytest.skip("a fork has no checkpoint to go back to")
+    engine.settle("s")
+    engine.loop.fork("s", "child")
+    assert engine.loop.scheduler.registry.copies, "a page is shared in part"
+    child = engine.resume("child")
+    child.rewind(2)
+    assert cost(child)[1] <= INPUT + OUTPUT
 
 
 def test_memory_that_no_cut_touches_stays_where_it_is(make_any: Make, tmp_path: Path) -> None:
