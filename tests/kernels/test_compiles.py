@@ -80,6 +80,7 @@ from holdfast.kernels.batch import PIECE_FIELDS
 
 most, dim = int(sys.argv[1]) << 10, int(sys.argv[2])
 attention.roomy = pieces.roomy = lambda index: most >= 160 << 10
+attention.overlap = pieces.overlap = lambda query: {"OVERLAP": True, "launch_pdl": True}
 attention.processors = lambda index: 132
 page, heads, kv_heads = 16, 8, 2
 needed = []

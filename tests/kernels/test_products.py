@@ -61,10 +61,27 @@ def test_a_cut_covers_every_output_in_one_wave(machine: Machine, gated: bool, to
         assert tile % 8 == 0
         assert tiles * tile >= outputs > (tiles - 1) * tile, "no program without work"
         assert tiles * cut.splits <= machine.processors
-        assert 64 * cut.groups >= tokens > 64 * (cut.groups - 1)
+        assert cut.tokens >= tokens > cut.tokens - 64
         assert cut.shared <= machine.shared_memory
-        assert cut.splits == 1 or 64 * cut.groups * (cut.rows + 8) * 4 <= cut.stages * cut.place
+        assert cut.splits == 1 or cut.tokens * (cut.rows + 8) * 4 <= cut.stages * cut.place
     assert taken >= 2
+
+
+@pytest.mark.parametrize(
+    ("outputs", "gated", "shape"),
+    [
+        (4096, False, (1, 3, 64, 2)),
+        (6144, False, (1, 3, 96, 2)),
+        (7392, False, (3, 1, 112, 2)),
+        (8192, False, (3, 1, 64, 1)),
+        (12288, True, (3, 1, 192, 1)),
+    ],
+)
+def test_one_group_takes_the_tokens_of_a_low_tile(
+    outputs: int, gated: bool, shape: tuple[int, int, int, int]
+) -> None:
+    cut = cut_of(192, outputs, 4096, gated, H200)
+    assert cut is not None and cut[:4] == shape
 
 
 @pytest.mark.parametrize(
@@ -99,6 +116,8 @@ def test_a_little_shared_memory_is_not_enough() -> None:
         (128, 16_896, "swiglu_clamped"),
         (192, 21504, "relu_squared"),
         (64, 3072, "swiglu"),
+        (192, 6144, None),
+        (129, 3072, "swiglu_clamped"),
     ],
 )
 def test_a_kernel_compiles_and_keeps_its_sums_in_registers(

@@ -31,6 +31,9 @@ ROWS_MOST = {1: 256, 2: 256, 3: 192}
 SPLIT_BELOW = 64
 """Rows below which two programs share a tile, each half of the depth: x is then fetched half as often."""
 
+LOW_BLOCKS, LOW_ROWS = 3, 96
+"""Blocks of 64 tokens that one group of warps takes where a tile of few rows is shared: three are slower."""
+
 DEPTH = 64
 DEPTH_LEAST = 1024
 STAGES_MOST = 8
@@ -49,17 +52,23 @@ PLAIN = (None, "relu_squared")
 
 
 class Cut(NamedTuple):
-    """How a product is cut: groups of 64 tokens, rows of the weight a program, parts of the depth, stages."""
+    """How a product is cut: groups of warps, blocks of 64 tokens of each, rows of the weight a program, parts
+    of the depth, stages."""
 
     groups: int
+    blocks: int
     rows: int
     splits: int
     stages: int
 
     @property
+    def tokens(self) -> int:
+        return 64 * self.groups * self.blocks
+
+    @property
     def place(self) -> int:
         """Bytes of one stage: 64 columns of the tokens and of the rows."""
-        return (64 * self.groups + self.rows) * DEPTH * 2
+        return (self.tokens + self.rows) * DEPTH * 2
 
     @property
     def shared(self) -> int:
@@ -70,13 +79,15 @@ def cut_of(tokens: int, outputs: int, depth: int, gated: bool, machine: Machine)
     """One wave of programs over all outputs; None where the library is the faster one."""
     if not 1 < tokens <= TOKENS_MOST or depth < DEPTH_LEAST or depth % DEPTH or outputs % 8:
         return None
-    groups = -(-tokens // 64)
+    groups, blocks = -(-tokens // 64), 1
     splits, rows = 1, _rows(outputs, machine.processors, gated)
     if rows < SPLIT_BELOW:
         splits, rows = 2, _rows(outputs, machine.processors // 2, gated)
     if not ROWS_LEAST <= rows <= ROWS_MOST[groups]:
         return None
-    cut = Cut(groups, rows, splits, 0)
+    if splits > 1 and groups == LOW_BLOCKS and rows <= LOW_ROWS:
+        groups, blocks = 1, LOW_BLOCKS
+    cut = Cut(groups, blocks, rows, splits, 0)
     stages = min(STAGES_MOST, (machine.shared_memory - ALIGNMENT) // (cut.place + BARRIER_BYTES))
     return cut._replace(stages=stages) if stages >= STAGES_LEAST else None
 
@@ -93,6 +104,7 @@ def source_of(cut: Cut, activation: Activation | None) -> str:
     bound = ", ".join(f'"+f"(d[{index}])' for index in range(sums))
     given = {
         "GROUPS": cut.groups,
+        "BLOCKS": cut.blocks,
         "ROWS": cut.rows,
         "SPLITS": cut.splits,
         "STAGES": cut.stages,

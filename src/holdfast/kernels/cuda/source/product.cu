@@ -2,17 +2,17 @@
 //
 // A program takes ROWS rows of the weight (of a gated activation half of them from each half) and one of SPLITS parts
 // of their depth. One thread has the copy engine bring 64 columns of them and of x at a time into a ring of STAGES
-// places; GROUPS groups of four warps, 64 tokens each, multiply what has come and give the place back. Programs that
-// share a tile form a cluster and add up through each other's shared memory.
+// places; GROUPS groups of four warps, each with BLOCKS blocks of 64 tokens, multiply what has come and give the place
+// back. Programs that share a tile form a cluster and add up through each other's shared memory.
 //
 // Weights depend on no kernel before this one, so the ring is full of them before that one has ended. They are read
 // once, and marked to leave the second cache first, where x is to stay: without the mark a layer of an 8B model takes
 // a tenth longer.
 //
-// `products.py` compiles this file with GROUPS, ROWS, SPLITS, STAGES and ACTIVATION defined, and with `hopper.cu` and
-// `multiply` before it: one instruction of the matrix units, d[64 x ROWS] (+)= a[64 x 16] b[ROWS x 16]^T.
+// `products.py` compiles this file with GROUPS, BLOCKS, ROWS, SPLITS, STAGES and ACTIVATION defined, and with
+// `hopper.cu` and `multiply` before it: one instruction of the matrix units, d[64 x ROWS] (+)= a[64 x 16] b[ROWS x 16]^T.
 
-constexpr int TOKENS = 64 * GROUPS, DEPTH = 64, WARPS = 4 * GROUPS;
+constexpr int TOKENS = 64 * BLOCKS * GROUPS, DEPTH = 64, WARPS = 4 * GROUPS;
 constexpr bool GATED = ACTIVATION == 1 || ACTIVATION == 2 || ACTIVATION == 3;
 constexpr int OUTPUTS = GATED ? ROWS / 2 : ROWS;  // columns of `out` that a tile makes
 constexpr u32 LINE = DEPTH * 2;                   // bytes of a row in a place; the swizzle of 128 bytes counts on it
@@ -143,37 +143,50 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
         return;
     }
 
-    float sums[ROWS / 2];
+    float sums[BLOCKS][ROWS / 2];
+    auto pin_all = [&]() {
+#pragma unroll
+        for (int block = 0; block < BLOCKS; block++) pin(sums[block]);
+    };
     for (int step = 0; step < steps; step++) {
         const u32 barrier = barriers + 16 * (step % STAGES), place = ring + step % STAGES * PLACE;
         wait(barrier, step / STAGES & 1);
-        const u64 left = block_at(place + warp / 4 * 64 * LINE), right = block_at(place + INPUT_BYTES);
-        pin(sums);
+        const u64 left = block_at(place + warp / 4 * BLOCKS * 64 * LINE), right = block_at(place + INPUT_BYTES);
+        pin_all();
         begin_products();
 #pragma unroll
-        for (int k = 0; k < DEPTH / 16; k++) multiply(sums, left + 2 * k, right + 2 * k, (step | k) != 0);
+        for (int k = 0; k < DEPTH / 16; k++)
+#pragma unroll
+            for (int block = 0; block < BLOCKS; block++)
+                multiply(sums[block], left + 2 * k + block * (64 * LINE >> 4), right + 2 * k, (step | k) != 0);
         commit_products();
-        pin(sums);
+        pin_all();
         // All but the last product are done, so the place before this one is free.
         wait_for_products<1>();
         if (step > 0 && lane == 0) arrive(barriers + 16 * ((step - 1) % STAGES) + 8);
     }
     wait_for_products<0>();
-    pin(sums);
+    pin_all();
 
-    // Of every eight columns a thread has two neighbours, of two tokens.
-    const int token = warp * 16 + lane / 4, within = lane % 4 * 2;
+    // Of every eight columns a thread has two neighbours, of two tokens of each block.
+    const int within = lane % 4 * 2;
+    auto token_of = [&](int half) {
+        return (warp / 4 * BLOCKS + half / 2) * 64 + warp % 4 * 16 + lane / 4 + half % 2 * 8;
+    };
     if (SPLITS == 1) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            if (token + 8 * half >= tokens) continue;
-            u16* line = out + (size_t)(token + 8 * half) * width;
+        for (int half = 0; half < 2 * BLOCKS; half++) {
+            const int token = token_of(half);
+            const float(&mine)[ROWS / 2] = sums[half / 2];
+            if (token >= tokens) continue;
+            u16* line = out + (size_t)token * width;
 #pragma unroll
             for (int i = 0; i < OUTPUTS / 8; i++) {
-                const int at = column + 8 * i + within, sum = 4 * i + 2 * half, up = GATED ? sum + OUTPUTS / 2 : sum;
+                const int at = column + 8 * i + within, sum = 4 * i + half % 2 * 2;
+                const int up = GATED ? sum + OUTPUTS / 2 : sum;
                 if (column + 8 * i >= width) continue;
-                *(u32*)(line + at) = pair_of(finished(sums[sum], sums[up], bias, at, width),
-                                             finished(sums[sum + 1], sums[up + 1], bias, at + 1, width));
+                *(u32*)(line + at) = pair_of(finished(mine[sum], mine[up], bias, at, width),
+                                             finished(mine[sum + 1], mine[up + 1], bias, at + 1, width));
             }
         }
         return;
@@ -182,12 +195,13 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
     // its share of the tokens.
     asm volatile("bar.sync 1, %0;" ::"n"(128 * GROUPS) : "memory");
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const u32 line = ring + ((token + 8 * half) * PITCH + within) * 4;
+    for (int half = 0; half < 2 * BLOCKS; half++) {
+        const u32 line = ring + (token_of(half) * PITCH + within) * 4;
+        const float(&mine)[ROWS / 2] = sums[half / 2];
 #pragma unroll
         for (int i = 0; i < ROWS / 8; i++)
-            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(line + 32 * i), "f"(sums[4 * i + 2 * half]),
-                         "f"(sums[4 * i + 2 * half + 1])
+            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(line + 32 * i), "f"(mine[4 * i + half % 2 * 2]),
+                         "f"(mine[4 * i + half % 2 * 2 + 1])
                          : "memory");
     }
     meet(true);
