@@ -3,7 +3,8 @@
     PYTHONPATH=src python3 benchmarks/gpu_parity.py                 # all families
     PYTHONPATH=src python3 benchmarks/gpu_parity.py llama bamba
 
-Small random models as in the parity tests, whose reference transformers computes on the CPU in float32:
+Small random models as in the parity tests, and two that are large enough for the kernels in CUDA. Their
+reference is transformers on the CPU in float32:
 
 - float32: logits within 1e-4 of the reference and the same greedy tokens, for ragged batches of prompts, page
   sizes 1, 16 and 64 and chunks of 1, 7 and 64 tokens.
@@ -26,6 +27,7 @@ import sys
 import tempfile
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -35,7 +37,26 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.gpu_sessions import Talk, open_model, strict_loop
 from holdfast.models.model import Model
 from tests.models.paged import PagedRunner, Sequence, generate
-from tests.models.reference import GENERATED, VARIANTS, VOCABULARY, Reference, make_reference
+from tests.models.reference import GENERATED, VARIANTS, VOCABULARY, Reference, Variant, make_reference
+
+
+def wide(name: str, heads: int, kv_heads: int) -> Variant:
+    """A family's small model with heads and weights of sizes that the kernels in CUDA take."""
+    small = VARIANTS[name]
+    sizes = {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 2048 // heads,
+        "initializer_range": 0.06,
+    }
+    return replace(small, arguments={**small.arguments, **sizes})
+
+
+FAMILIES = {**VARIANTS, "llama-wide": wide("llama", 32, 8), "qwen3-wide": wide("qwen3", 16, 2)}
+ROWS = 16
+"""Sessions that a session's steps have room for: with this many, their mixed steps are graphs as well."""
 
 SETTINGS = ((1, 7), (16, 64), (64, 1))
 EXACT = 1e-4
@@ -80,7 +101,7 @@ def forced(model: Model, reference: Reference) -> float:
 @torch.inference_mode()
 def theirs(name: str, reference: Reference) -> float:
     """How far transformers in bfloat16 is from itself in float32."""
-    model = VARIANTS[name].build().to("cuda", torch.bfloat16)
+    model = FAMILIES[name].build().to("cuda", torch.bfloat16)
     model.set_experts_implementation("eager")  # the grouped product refuses odd sizes
     logits = []
     for prompt, generated in zip(reference.prompts, reference.generated, strict=True):
@@ -91,7 +112,7 @@ def theirs(name: str, reference: Reference) -> float:
 
 def regret(model: Model) -> float:
     """How far the tokens of an interrupted, rewound session lie below the most likely ones, at worst."""
-    loop = strict_loop(model, graphs=True, page_size=16, overlap=True)
+    loop = strict_loop(model, graphs=True, page_size=16, overlap=True, rows=ROWS)
     talk, beside = Talk(loop, "one"), [Talk(loop, f"beside {number}") for number in range(4)]
 
     def say(count: int, limit: int, kept: int | None = None) -> None:
@@ -130,7 +151,7 @@ def check(name: str) -> dict[str, object]:
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-            reference = make_reference(VARIANTS[name], Path(folder))
+            reference = make_reference(FAMILIES[name], Path(folder))
             error, same = exact(open_model(Path(folder), "cuda", "float32", dummy=False), reference)
             half = open_model(Path(folder), "cuda", "bfloat16", dummy=False)
             rounded, usual, missed = forced(half, reference), theirs(name, reference), regret(half)
@@ -153,7 +174,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("families", nargs="*", help="only these")
-    names = parser.parse_args().families or list(VARIANTS)
+    names = parser.parse_args().families or list(FAMILIES)
     fine = True
     with multiprocessing.get_context("spawn").Pool(min(WORKERS, len(names)), maxtasksperchild=4) as pool:
         for answer in pool.imap_unordered(check, names):

@@ -157,7 +157,7 @@ def conversation(loop: EngineLoop, vocabulary: int) -> list[int]:
     return said
 
 
-def strict_loop(model: Model, graphs: bool, page_size: int, overlap: bool) -> EngineLoop:
+def strict_loop(model: Model, graphs: bool, page_size: int, overlap: bool, rows: int = 8) -> EngineLoop:
     """An engine for a few short sessions that counts everything after every step."""
     return open_loop(
         model,
@@ -169,7 +169,7 @@ def strict_loop(model: Model, graphs: bool, page_size: int, overlap: bool) -> En
         audit="strict",
         overlap=overlap,
         chunk_tokens=16,
-        max_running=8,
+        max_running=rows,
         host_memory=16 << 20,
     )
 
