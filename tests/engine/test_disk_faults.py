@@ -1,7 +1,9 @@
 """Files that are done late, out of turn or not at all: nobody reads another's, and the engine goes on."""
 
+import errno
 import logging
 import os
+import sqlite3
 import stat
 import threading
 from collections.abc import Iterator
@@ -388,3 +390,45 @@ def test_a_file_that_cannot_be_synced_is_none(
     with pytest.raises(OSError, match="Input/output"):
         given.write("half", b"x" * 1000)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_lets_no_file_go(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sessions go on and are closed, an engine starts, and whatever was left is swept away when it can be."""
+    engine = make(**options(tmp_path))
+    for name in ("s", "other"):
+        talk(engine.session(id=name), range(2))
+        to_disk(engine, name)
+    useless = files(tmp_path)
+    with monkeypatch.context() as patched:
+
+        def refuse(path: Path, missing_ok: bool = False) -> None:
+            raise PermissionError(errno.EROFS, "read-only file system", str(path))
+
+        patched.setattr(Path, "unlink", refuse)
+        with caplog.at_level(logging.WARNING, "holdfast.disk"):
+            engine.resume("other").close()
+            session = engine.resume("s")
+            session.rewind(1)
+        assert engine.sessions() == ["s"]
+        assert "cannot be removed" in caplog.text
+        engine.close()
+        engine = make(**options(tmp_path))
+        assert engine.sessions() == ["s"]
+        engine.close()
+    assert set(files(tmp_path)) >= set(useless)
+    make(**options(tmp_path))
+    assert not set(files(tmp_path)) & set(useless)
+
+
+def test_a_row_that_names_what_can_be_no_file(make: Make, tmp_path: Path) -> None:
+    engine = make(**options(tmp_path))
+    expected = talk(make().session(), range(3))
+    talk(engine.session(id="s"), range(2))
+    engine.close()
+    with sqlite3.connect(tmp_path / "sessions.journal") as journal:
+        journal.execute("UPDATE snapshots SET file = 'a' || char(0) || 'b'")
+    journal.close()
+    engine = make(**options(tmp_path))
+    assert talk(engine.resume("s"), range(2, 3)) == expected[2:]

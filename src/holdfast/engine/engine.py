@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from operator import index
 from types import TracebackType
@@ -21,7 +21,7 @@ from types import TracebackType
 import torch
 
 from holdfast.core.audit import Finding
-from holdfast.core.errors import EmptyTurn
+from holdfast.core.errors import EmptyTurn, SessionExpired
 from holdfast.core.layout import Tier
 from holdfast.core.registry import Event
 from holdfast.core.session import Place
@@ -262,10 +262,11 @@ class Session:
         return len(self._engine.loop.scheduler.registry.find(self.id).boundaries)
 
     def close(self) -> None:
-        """End the conversation and give its memory back. Closing twice is no error."""
+        """End the conversation and give its memory back. Closing one that is over is no error."""
         loop = self._engine.loop
         if self.id in loop.scheduler.registry.sessions:
-            self._engine.until_done(lambda done: loop.close_session(self.id, done))
+            with suppress(SessionExpired):
+                self._engine.until_done(lambda done: loop.close_session(self.id, done))
 
 
 def _kept(keep: int | str) -> int | None:

@@ -243,16 +243,18 @@ class EngineLoop:
     ) -> Session:
         """Open a session; `done` is called when that is durable. Refusals change nothing."""
         require_text(id=session_id, tenant=tenant, system=system)
+        now = self._catch_up()
         self.book.require_journal()
         self.book.require_free(session_id)
         ttl = None if ttl is None else float(ttl)
-        session = self.scheduler.open(session_id, tenant, self.now(), ttl)
+        session = self.scheduler.open(session_id, tenant, now, ttl)
         self.book.opened(session_id, tenant, ttl, metadata, system)
         self._acknowledge(done)
         return session
 
     def close_session(self, session_id: str, done: Act | None = None) -> None:
         """Close a session; a turn in flight is rolled back first. `done` when that is durable."""
+        self.book.require_journal()
         self.scheduler.close(session_id, self.now())
         if done is not None:
             self._after_close.setdefault(session_id, []).append(done)
@@ -272,6 +274,7 @@ class EngineLoop:
         in flight stops whatever the journal's state; `done` is called when what became of it is durable.
         """
         require_text(turn_id=turn_id, request_id=request_id)
+        now = self._catch_up()
         session = self.scheduler.registry.find(session_id)
         turn = session.turn
         if turn is None:
@@ -280,7 +283,7 @@ class EngineLoop:
         if self.book.answered(session_id, request_id, asked) is not None:
             self._acknowledge(done)
             return
-        self.scheduler.interrupt(session_id, self.now(), keep, turn_id)
+        self.scheduler.interrupt(session_id, now, keep, turn_id)
         self._note_named(session)
         self.book.requested(session_id, request_id, asked)
         if turn is None:
@@ -296,11 +299,12 @@ class EngineLoop:
     ) -> None:
         """Go back to the end of turn `turns`: that many remain."""
         require_text(request_id=request_id)
+        now = self._catch_up()
         self.book.require_journal()
         asked = f"rewind {turns}"
         if self.book.answered(session_id, request_id, asked) is None:
             session = self.scheduler.registry.find(session_id)
-            self.scheduler.rewind(session_id, turns, self.now())
+            self.scheduler.rewind(session_id, turns, now)
             self._note_named(session)
             self._note_cut(session, None)
             self.book.requested(session_id, request_id, asked)
@@ -321,6 +325,7 @@ class EngineLoop:
         is refused if that one is closed since, rather than to make another. Without `anew` it makes none.
         """
         require_text(id=new_id, request_id=request_id)
+        now = self._catch_up()
         self.book.require_journal()
         asked = f"fork {turns}"
         made = self.book.answered(session_id, request_id, asked)
@@ -329,7 +334,7 @@ class EngineLoop:
                 raise TooManySessions("this key may have no more sessions open")
             self.book.require_free(new_id)
             parent = self.scheduler.registry.find(session_id)
-            child = self.scheduler.fork(session_id, new_id, self.now(), turns)
+            child = self.scheduler.fork(session_id, new_id, now, turns)
             self._note_named(parent)
             self.book.forked(new_id, session_id, len(child.boundaries))
             self.book.requested(session_id, request_id, asked, new_id)
@@ -347,6 +352,13 @@ class EngineLoop:
     def restore(self, session_id: str) -> bool:
         """Start bringing an idle session's memory back to the device; whether it began."""
         return self.scheduler.restore(session_id, self.now())
+
+    def _catch_up(self) -> float:
+        """The time, after all that was due by then: what came first is also in the journal first."""
+        now = self.now()
+        self.scheduler.tick(now)
+        self.tell(self.scheduler.take_events())
+        return now
 
     def _note_named(self, session: Session) -> None:
         """A session that was opened on the core itself is in the book from its first change on."""

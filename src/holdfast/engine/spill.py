@@ -443,7 +443,7 @@ class DiskTier:
                 raise BadFile("it is of a history that was cut since")
             snapshot = Snapshot(row.file, row.length, digest(tokens.packed(0, row.length)), row.bytes)
             check_header(self.files.read_head(row.file), self._header(snapshot))
-        except (OSError, BadFile) as error:
+        except (OSError, ValueError, BadFile) as error:  # A damaged row may name what can be no file at all.
             log.warning("session %s will be computed again: its file cannot be used: %s", stored.id, error)
             self.book.write(Unsnapped(stored.id))
             return
@@ -453,7 +453,7 @@ class DiskTier:
     def keep(self, stored: StoredSession) -> None:
         """A session of the journal could not come back: its file stays for the next engine if it can."""
         row = stored.snapshot
-        if row is not None and (self.files.directory / row.file).is_file():
+        if row is not None and self.files.has(row.file):
             # Nobody reads it here, so that nobody asks which tokens it is of.
             self.snapshots[stored.id] = Snapshot(row.file, row.length, "", row.bytes)
 

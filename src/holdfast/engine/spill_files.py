@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import logging
 import os
 import zlib
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
+
+log = logging.getLogger("holdfast.disk")
 
 FORMAT = "holdfast-session-1"
 SUFFIX = ".session.safetensors"
@@ -103,8 +106,18 @@ class Files:
             return size + file.read(min(int.from_bytes(size, "little"), HEADER_BYTES_MAX))
 
     def remove(self, name: str) -> None:
-        """Let a file be gone; none is no error."""
-        (self.directory / name).unlink(missing_ok=True)
+        """Let a file be gone; none is no error. One that the disk keeps is swept away by a later engine."""
+        try:
+            (self.directory / name).unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("a file that is of no use any more cannot be removed: %s", error)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file of a name, which may be anything."""
+        try:
+            return (self.directory / name).is_file()
+        except (OSError, ValueError):
+            return False
 
     def names(self) -> list[str]:
         """The spill files that there are, and what is left of some."""
