@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.session import Place
+from holdfast.core.turn import KEEP_ALL
 from holdfast.engine.echo import open_echo
 from holdfast.engine.options import make_options
 from holdfast.server import wire
@@ -166,6 +167,37 @@ def test_turns_that_wait_begin_in_the_order_in_which_they_came(resting: Desk) ->
     assert isinstance(refused, wire.Declined) and refused.code == "session_busy"
 
 
+def test_a_stranger_s_request_does_not_shorten_the_step_that_a_turn_waits(resting: Desk) -> None:
+    start(resting, 3, "again")
+    resting.loop.step()
+    tokens = resting.loop.tokenizer.encode("hello")
+    resting.receive(wire.StartTurn(4, "bob#r", "bob", tokens, wire.SamplingFields()))
+    resting.receive(wire.EndTurn(2, None, "the client went away"))
+    resting.try_waiting()
+    heard = reports(resting)
+    assert ends(heard) == [(2, "aborted")] and isinstance(of_call(heard, 3)[0], wire.Done)
+
+
+def test_an_interruption_ends_the_turn_that_another_waits_for(resting: Desk) -> None:
+    start(resting, 3, "again")
+    resting.loop.step()
+    resting.receive(wire.Interrupt(4, SESSION, None, None))
+    resting.try_waiting()
+    heard = reports(resting)
+    assert ends(heard) == [(2, "aborted")]
+    assert isinstance(of_call(heard, 3)[0], wire.Done) and isinstance(of_call(heard, 4)[0], wire.Done)
+
+
+def test_an_interruption_does_not_overtake_a_turn_that_is_free_to_begin(resting: Desk) -> None:
+    start(resting, 3, "again")
+    resting.receive(wire.EndTurn(2, None, "the client went away"))
+    resting.receive(wire.Interrupt(4, SESSION, "t-3", None))
+    resting.try_waiting()
+    heard = reports(resting) + until_quiet(resting)
+    assert ends(heard) == [(2, "aborted"), (3, "aborted")]
+    assert isinstance(of_call(heard, 4)[0], wire.Done)
+
+
 def gone(heard: list[wire.Report]) -> list[tuple[str, str]]:
     return [each for report in heard if isinstance(report, wire.Step) for each in report.gone]
 
@@ -273,6 +305,32 @@ def test_a_fork_of_memory_that_is_away_shares_it(away: Desk) -> None:
     assert isinstance(answer, wire.Done)
     child = away.loop.scheduler.registry.find("ann/other").sequence
     assert 0 < child.known - 1 <= child.computed
+
+
+def test_a_verb_does_not_overtake_one_that_waits(away: Desk) -> None:
+    boundaries = list(away.loop.scheduler.registry.find(SESSION).boundaries)
+    away.receive(wire.Fork(5, SESSION, "ann/other", None))
+    away.receive(wire.Rewind(6, SESSION, 0))
+    assert reports(away) == []
+    heard = until_quiet(away)
+    assert [report.call for report in heard if isinstance(report, wire.Done)] == [5, 6]
+    sessions = away.loop.scheduler.registry.sessions
+    assert list(sessions["ann/other"].boundaries) == boundaries
+    assert list(sessions[SESSION].boundaries) == []
+
+
+@pytest.mark.parametrize(("turn", "keep"), [("t-6", None), (None, KEEP_ALL)])
+def test_an_interruption_does_not_overtake_a_turn_that_waits_for_a_verb(
+    away: Desk, turn: str | None, keep: int | None
+) -> None:
+    boundaries = list(away.loop.scheduler.registry.find(SESSION).boundaries)
+    away.receive(wire.Fork(5, SESSION, "ann/other", None))
+    start(away, 6, "and deep", max_tokens=50)
+    away.receive(wire.Interrupt(7, SESSION, turn, keep))
+    assert reports(away) == []
+    heard = until_quiet(away)
+    assert ends(heard) == [(6, "aborted")] and isinstance(of_call(heard, 7)[0], wire.Done)
+    assert list(away.loop.scheduler.registry.find(SESSION).boundaries)[:2] == boundaries
 
 
 def test_a_close_does_not_wait_for_a_verb_that_waits(away: Desk) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -44,6 +45,14 @@ class Conversation:
         """Tokens that were told."""
 
 
+class Waiting(NamedTuple):
+    """A verb or a turn whose time on its session has not come."""
+
+    is_verb: bool
+    attempt: Callable[[], bool]
+    """Carries it out if it is time; whether that is so."""
+
+
 class Desk:
     """The engine's side of the counter."""
 
@@ -52,10 +61,9 @@ class Desk:
         self.turns: dict[int, Conversation] = {}
         self.findings = 0
         self.picture = MemoryPicture(loop)
-        self._waiting: list[Callable[[], bool]] = []
+        self._waiting: dict[str, list[Waiting]] = {}
+        """What waits on a session, in the order in which it came; while one is tried, what is ahead of it."""
         self._held: set[int] = set()
-        self._expected: list[Wait] = []
-        """Verbs that wait, in the order in which they came."""
         self._reports: list[wire.Report] = []
         self._deltas: list[wire.Delta] = []
         self._ends: list[wire.End] = []
@@ -109,30 +117,42 @@ class Desk:
     ) -> None:
         """Carry a verb out now, or as soon as it gives up no memory that it could keep.
 
-        Turns on its session that come later wait for it.
+        Verbs are carried out in the order in which they came, and turns on the session that come later wait
+        for them. A turn that waits for another to end is no reason to wait: the verb may be what ends it.
         """
         wait = Wait(self.loop.scheduler, command.session, length, forks)
 
         def attempt() -> bool:
-            if not wait.over(self.loop.now()):
+            if self._follows_others(command.session) or not wait.over(self.loop.now()):
                 return False
-            self._expected.remove(wait)
             self._attempt(command.call, act)
             return True
 
-        self._expected.append(wait)
-        self._try(attempt)
+        self._try(command.session, Waiting(True, attempt))
 
-    def _try(self, attempt: Callable[[], bool]) -> None:
-        """Try something now, but never before what has waited longer; it waits if it returns False."""
-        self._waiting.append(attempt)
-        self.try_waiting()
+    def _follows_others(self, name: str) -> bool:
+        """Whether a verb has to come after something that waits: a verb, or a turn that is free to begin."""
+        ahead = self._waiting.get(name, [])
+        return any(each.is_verb for each in ahead) or (bool(ahead) and self._turn_before(name) is None)
+
+    def _try(self, name: str | None, new: Waiting) -> None:
+        """Try something that has come; it waits if its time has not.
+
+        What waits already is left alone: the rest of what came with this may change what becomes of it.
+        """
+        if not new.attempt():
+            assert name is not None, "a request of its own has nothing to wait for"
+            self._waiting.setdefault(name, []).append(new)
 
     def try_waiting(self) -> None:
-        """Try what waits, in the order in which it came."""
-        if self._waiting:
-            self._waiting = [attempt for attempt in self._waiting if not attempt()]
-            self.loop.tell(self.loop.scheduler.take_events())
+        """Try what waits, once every command that has come was received."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, {}
+        for name, line in waiting.items():
+            for each in line:
+                self._try(name, each)
+        self.loop.tell(self.loop.scheduler.take_events())
 
     @property
     def waits(self) -> bool:
@@ -205,12 +225,11 @@ class Desk:
         """
         ledger = self.loop.scheduler.registry.ledger
         settled_before = ledger.settled
-        ahead = [verb for verb in self._expected if verb.session_id == command.session]
 
         def attempt() -> bool:
             if command.call not in self._held:
                 return True  # Whoever asked for it is gone.
-            if any(verb in self._expected for verb in ahead):
+            if command.session in self._waiting:
                 return False
             before = self._turn_before(command.session)
             if before is not None and (ledger.settled == settled_before or _is_ending(before)):
@@ -220,7 +239,7 @@ class Desk:
             return True
 
         self._held.add(command.call)
-        self._try(attempt)
+        self._try(command.session, Waiting(False, attempt))
 
     def _turn_before(self, name: str | None) -> Turn | None:
         """The turn that a session is at, if there is one and the session stays open."""
