@@ -137,6 +137,19 @@ def test_nobody_waits_for_a_session_whose_time_is_over(make: Make) -> None:
     assert wait.over(loop.now() + 2000.0) and "s" not in loop.scheduler.registry.sessions
 
 
+def test_nobody_waits_for_another_session_that_has_the_name_since(make: Make) -> None:
+    engine = make(host_memory=8 << 20)
+    loop = engine.loop
+    session = engine.session(id="s")
+    wait = Wait(loop.scheduler, "s", end_of_turn(None), forks=True)
+    session.close()
+    session = engine.session(id="s")
+    talk(session, range(1))
+    assert session.spill("host")
+    assert wait.over(loop.now())
+    assert loop.scheduler.registry.find("s").place is Place.AWAY, "nothing was asked of it"
+
+
 @pytest.mark.parametrize("verb", [rewound, forked])
 def test_a_move_under_way_is_waited_for(make: Make, tmp_path: Path, verb: Verb) -> None:
     expected, cheap = cost(verb(prepared(make, tmp_path / "here")[1]))

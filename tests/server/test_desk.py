@@ -343,3 +343,20 @@ def test_a_close_does_not_wait_for_a_verb_that_waits(away: Desk) -> None:
     start(away, 7, "again")
     (refused,) = of_call(until_quiet(away) + reports(away), 7)
     assert isinstance(refused, wire.Declined) and refused.code == "session_not_found"
+
+
+def test_what_waits_never_acts_on_another_session_that_has_the_name_since(away: Desk) -> None:
+    away.receive(wire.Fork(5, SESSION, "ann/other", None))
+    start(away, 6, "and deep", max_tokens=5)
+    away.receive(wire.CloseSession(7, SESSION))
+    away.receive(wire.OpenSession(8, SESSION, "ann"))
+    start(away, 9, "anew", max_tokens=5)
+    away.try_waiting()
+    heard = reports(away) + until_quiet(away)
+    for call in (5, 6):
+        (refused,) = of_call(heard, call)
+        assert isinstance(refused, wire.Declined) and refused.code == "session_not_found"
+    for call in (7, 8, 9):
+        assert isinstance(of_call(heard, call)[0], wire.Done)
+    assert ends(heard) == [(9, "finished")]
+    assert "ann/other" not in away.loop.scheduler.registry.sessions

@@ -49,17 +49,21 @@ def kept_of_turn(keep: int | None, turn_id: str | None) -> Length:
 class Wait:
     """One verb on one session, until it is time to carry it out.
 
+    It is meant for the session that has the name now. If that one is closed and another has the name by
+    then, there is nothing left to wait for: whoever carries verbs out refuses this one.
+
     Memory is asked for once. Where it has no room on the device now, or its file cannot be read, the verb is
     carried out without it, and what it held is computed again.
     """
 
-    __slots__ = ("_asked", "_forks", "_length", "_scheduler", "session_id")
+    __slots__ = ("_asked", "_forks", "_length", "_scheduler", "session", "session_id")
 
     def __init__(
         self, scheduler: Scheduler, session_id: str, length: Length = no_memory, forks: bool = False
     ) -> None:
         self._scheduler = scheduler
         self.session_id = session_id
+        self.session = scheduler.registry.sessions.get(session_id)
         self._length = length
         self._forks = forks
         self._asked = False
@@ -68,7 +72,7 @@ class Wait:
         """Whether there is nothing left to wait for. To be asked between steps, until it is so."""
         registry = self._scheduler.registry
         session = registry.sessions.get(self.session_id)
-        if session is None or session.turn is not None:
+        if session is None or session is not self.session or session.turn is not None:
             return True
         if session.unsettled or any(owner is session for _, owner in registry.copies):
             return False

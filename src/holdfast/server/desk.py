@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.core.errors import Refused
+from holdfast.core.errors import Refused, UnknownSession
 from holdfast.core.layout import Tier
 from holdfast.core.registry import Event
 from holdfast.core.session import Life, Session
@@ -108,6 +108,19 @@ class Desk:
         except SamplingError as error:
             self._reports.append(wire.Declined(call, "bad_sampling", str(error), error.param))
 
+    def _attempt_on(
+        self, name: str | None, meant: Session | None, call: int, act: Callable[[], None]
+    ) -> None:
+        """Carry something out on the session that it was meant for, on no other of its name."""
+
+        def act_on_it() -> None:
+            found = None if name is None else self.loop.scheduler.registry.sessions.get(name)
+            if found is not None and found is not meant:
+                raise UnknownSession(f"session {name} was closed, and another was opened since")
+            act()
+
+        self._attempt(call, act_on_it)
+
     def _when_ready(
         self,
         command: wire.Interrupt | wire.Rewind | wire.Fork | wire.MoveSession,
@@ -125,7 +138,7 @@ class Desk:
         def attempt() -> bool:
             if self._follows_others(command.session) or not wait.over(self.loop.now()):
                 return False
-            self._attempt(command.call, act)
+            self._attempt_on(command.session, wait.session, command.call, act)
             return True
 
         self._try(command.session, Waiting(True, attempt))
@@ -223,8 +236,10 @@ class Desk:
         noticed on one connection, its request comes on another. So a turn on a session that speaks waits for
         one step, and is refused only if that brings no word that the turn before is to end.
         """
-        ledger = self.loop.scheduler.registry.ledger
+        registry = self.loop.scheduler.registry
+        ledger = registry.ledger
         settled_before = ledger.settled
+        meant = None if command.session is None else registry.sessions.get(command.session)
 
         def attempt() -> bool:
             if command.call not in self._held:
@@ -235,7 +250,7 @@ class Desk:
             if before is not None and (ledger.settled == settled_before or _is_ending(before)):
                 return False
             self._held.discard(command.call)
-            self._attempt(command.call, lambda: self._start(command))
+            self._attempt_on(command.session, meant, command.call, lambda: self._start(command))
             return True
 
         self._held.add(command.call)
