@@ -307,6 +307,21 @@ def test_a_fork_of_memory_that_is_away_shares_it(away: Desk) -> None:
     assert 0 < child.known - 1 <= child.computed
 
 
+def test_a_turn_that_waited_for_a_verb_waits_a_step_for_the_turn_before_it(away: Desk) -> None:
+    away.receive(wire.Rewind(5, SESSION, 1))
+    start(away, 6, "and deep", max_tokens=50)
+    start(away, 7, "again", max_tokens=5)
+    heard = reports(away)
+    while not of_call(heard, 6):
+        step(away)
+        heard += reports(away)
+    assert of_call(heard, 7) == [], "the word that the turn before is to end may follow"
+    away.receive(wire.EndTurn(6, None, "the client went away"))
+    away.try_waiting()
+    heard += reports(away) + until_quiet(away)
+    assert ends(heard) == [(6, "aborted"), (7, "finished")]
+
+
 def test_a_verb_does_not_overtake_one_that_waits(away: Desk) -> None:
     boundaries = list(away.loop.scheduler.registry.find(SESSION).boundaries)
     away.receive(wire.Fork(5, SESSION, "ann/other", None))

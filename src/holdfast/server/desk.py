@@ -234,19 +234,23 @@ class Desk:
 
         A client that leaves a turn and asks for the next at once is heard in either order: its leaving is
         noticed on one connection, its request comes on another. So a turn on a session that speaks waits for
-        one step, and is refused only if that brings no word that the turn before is to end.
+        one step, and is refused only if that brings no word that the turn before is to end. The step counts
+        from when that turn is first seen: it may have begun while this one waited for something else.
         """
         registry = self.loop.scheduler.registry
         ledger = registry.ledger
-        settled_before = ledger.settled
+        seen, settled_before = self._turn_before(command.session), ledger.settled
         meant = None if command.session is None else registry.sessions.get(command.session)
 
         def attempt() -> bool:
+            nonlocal seen, settled_before
             if command.call not in self._held:
                 return True  # Whoever asked for it is gone.
             if command.session in self._waiting:
                 return False
             before = self._turn_before(command.session)
+            if before is not seen:
+                seen, settled_before = before, ledger.settled
             if before is not None and (ledger.settled == settled_before or _is_ending(before)):
                 return False
             self._held.discard(command.call)
