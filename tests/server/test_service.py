@@ -129,6 +129,29 @@ def test_sessions_that_are_being_opened_count_and_have_their_names() -> None:
     with_engine(story)
 
 
+def test_sessions_of_both_kinds_count_together() -> None:
+    async def story(engine: Engine) -> None:
+        service = engine.service
+        service.options = ServerOptions(seed=7, tenant_sessions=2)
+        native = Native(service)
+        native.open(ANN, "ordinary", 1e-9)
+        parent = await engine.opened("s")
+        native.open(ANN, "other", None)
+        for work in (service.open_session(ANN, "third"), service.fork(parent, "third", None)):
+            task = await engine.until_asked(work)
+            assert task.done(), "the engine is not asked"
+            await is_gone(task, "too_many_sessions")
+        asking = await engine.until_asked(service.fork(parent, "third", None, request_id="again"))
+        assert engine.asked[-1].anew is False, "only one that was made before is answered"
+        engine.says(wire.Declined(engine.asked[-1].call, "too_many_sessions", "no room"))
+        await is_gone(asking, "too_many_sessions")
+        bob = await engine.until_asked(service.open_session(Caller("bob", admin=False), "s"))
+        assert isinstance(engine.asked[-1], wire.OpenSession) and not bob.done()
+        bob.cancel()
+
+    with_engine(story)
+
+
 def test_a_session_that_is_closed_is_removed_though_its_client_left_meanwhile() -> None:
     async def story(engine: Engine) -> None:
         await engine.opened("s")

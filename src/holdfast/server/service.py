@@ -107,6 +107,8 @@ class Service:
         self.created = int(time.time())
         self.is_taken: Callable[[str, str], bool] = lambda _tenant, _name: False
         """Whether a tenant has something else under a name: a door that keeps sessions of its own says so."""
+        self.held_elsewhere: Callable[[str], int] = lambda _tenant: 0
+        """How many sessions of a tenant such a door keeps; they count as the engine's do."""
         link.on_view = self.table.seen
         link.on_gone = self.table.remove
         link.on_end = self._turn_ended
@@ -196,8 +198,7 @@ class Service:
         given, name = name, require_name(name, "id") if name is not None else new_name("s")
         if ttl is not None and not 0 < ttl <= TTL_MAX:
             raise bad_field("ttl", f"must be more than 0 and at most {TTL_MAX:.0f} seconds")
-        if self.table.count(caller.tenant) >= self.options.tenant_sessions:
-            raise self._no_more_sessions()
+        self.require_room(caller.tenant)
         if system is not None and not self.prompts.chats:
             raise bad_field("system", "this model has no chat template")
         _require_metadata(metadata)
@@ -219,10 +220,15 @@ class Service:
         if self.is_taken(tenant, name):
             raise from_refusal("session_exists", "", "id")
 
-    def _no_more_sessions(self) -> Problem:
-        return Problem(
-            429, "too_many_sessions", f"{self.options.tenant_sessions} sessions are open for this key"
-        )
+    def has_room(self, tenant: str) -> bool:
+        """Whether a tenant may have one more session, of whatever kind."""
+        return self.table.count(tenant) + self.held_elsewhere(tenant) < self.options.tenant_sessions
+
+    def require_room(self, tenant: str) -> None:
+        """Raise unless a tenant may have one more session."""
+        if not self.has_room(tenant):
+            limit = self.options.tenant_sessions
+            raise Problem(429, "too_many_sessions", f"{limit} sessions are open for this key")
 
     async def close_session(self, caller: Caller, name: str) -> None:
         """Close a session; a turn in flight is rolled back first. Twice is no error."""
@@ -301,9 +307,9 @@ class Service:
         """A second session that shares the first one's history."""
         given, name = name, require_name(name, "id") if name is not None else new_name("s")
         # Who has as many sessions as may be can still ask for one again that was made.
-        room = self.table.count(record.tenant) < self.options.tenant_sessions
-        if not room and request_id is None:
-            raise self._no_more_sessions()
+        room = self.has_room(record.tenant)
+        if request_id is None:
+            self.require_room(record.tenant)
         self._require_free(record.tenant, name)
         parent, child = engine_name(record.tenant, record.name), engine_name(record.tenant, name)
 

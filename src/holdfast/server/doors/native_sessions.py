@@ -96,6 +96,7 @@ class Native:
         self._gone: dict[tuple[str, str], str] = {}
         self._calls: dict[tuple[str, str], list[Choice]] = {}
         service.is_taken = lambda tenant, name: self.find(tenant, name) is not None
+        service.held_elsewhere = self.count
 
     # --- requests in flight -----------------------------------------------------------------------
 
@@ -127,15 +128,16 @@ class Native:
         name = require_name(name, "session_id") if name is not None else new_name("s")
         if ttl is not None:
             check_timeout(ttl)
-        self._sweep()
-        own = sum(tenant == caller.tenant for tenant, _ in self._sessions)
-        limit = self.service.options.tenant_sessions
-        if own + self.service.table.count(caller.tenant) >= limit:
-            raise Problem(429, "too_many_sessions", f"{limit} sessions are open for this key")
+        self.service.require_room(caller.tenant)
         key = (caller.tenant, name)
         self._gone.pop(key, None)
         self._sessions[key] = Branches(caller.tenant, name, self.ttl if ttl is None else ttl)
         return name
+
+    def count(self, tenant: str) -> int:
+        """How many ordinary sessions a tenant has; those whose time is over are removed first."""
+        self._sweep()
+        return sum(owner == tenant for owner, _ in self._sessions)
 
     def exists(self, tenant: str, name: str) -> bool:
         """Whether a session of either kind is open under this name, or being opened."""
