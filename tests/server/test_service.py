@@ -4,9 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 
+from holdfast.engine.echo import open_echo
+from holdfast.engine.options import make_options
 from holdfast.server import wire
+from holdfast.server.doors.native_call import Call
+from holdfast.server.doors.native_format import GenerateBody
 from holdfast.server.doors.native_sessions import Native
 from holdfast.server.keys import Caller
 from holdfast.server.link import EngineLink
@@ -16,6 +21,7 @@ from holdfast.server.problems import Problem
 from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord
 from holdfast.server.supervisor import Supervisor
+from holdfast.server.worker import model_facts, vocabulary_of
 
 ANN = Caller("ann", admin=False)
 VIEW = wire.SessionView("ann/s", 0, None, 0)
@@ -122,9 +128,44 @@ def test_sessions_that_are_being_opened_count_and_have_their_names() -> None:
             wire.Declined(first.call, "too_many_sessions", "no room"),
             wire.Done(second.call, wire.SessionView("ann/second", 0, None, 0), "ann/second"),
         )
-        assert service.table.count("ann") == 3, "nobody has heard the answers yet"
-        await asyncio.wait(tasks)
         assert (service.table.count("ann"), service.table.is_taken("ann", "first")) == (2, False)
+        await asyncio.wait(tasks)
+        assert [type(task.exception()) for task in tasks] == [Problem, type(None)]
+
+    with_engine(story)
+
+
+@pytest.mark.parametrize("answer", ["done", "declined", "lost"])
+def test_sessions_whose_clients_left_count_and_have_their_names_until_the_answer(answer: str) -> None:
+    async def story(engine: Engine) -> None:
+        table = engine.service.table
+        parent = await engine.opened("s")
+        works = (engine.service.open_session(ANN, "first"), engine.service.fork(parent, "second", None))
+        for work in works:
+            task = await engine.until_asked(work)
+            task.cancel()
+            await asyncio.wait({task})
+        assert table.count("ann") == 3
+        assert table.is_taken("ann", "first") and table.is_taken("ann", "second")
+        for asked, key in zip(engine.asked[-2:], ("ann/first", "ann/second"), strict=True):
+            if answer == "done":
+                engine.says(wire.Done(asked.call, wire.SessionView(key, 0, None, 0), key))
+            elif answer == "declined":
+                engine.says(wire.Declined(asked.call, "session_exists", "there is one"))
+        if answer == "lost":
+            engine.link.lose()
+        there = answer == "done"
+        assert table.count("ann") == (3 if there else 1)
+        assert [table.is_taken("ann", name) for name in ("first", "second")] == [there, there]
+
+    with_engine(story)
+
+
+def test_a_session_that_cannot_be_asked_for_does_not_count() -> None:
+    async def story(engine: Engine) -> None:
+        engine.link.lose()
+        await is_gone(asyncio.create_task(engine.service.open_session(ANN, "s")), "engine_unavailable")
+        assert engine.service.table.count("ann") == 0
 
     with_engine(story)
 
@@ -176,6 +217,30 @@ def test_a_session_that_is_opened_as_another_of_its_name_is_closed_stays() -> No
         await closing
         record = await opening
         assert engine.service.table.of("ann") == [record] and record is not before
+
+    with_engine(story)
+
+
+def test_a_request_whose_ordinary_session_is_closed_as_it_is_started_is_ended() -> None:
+    async def story(engine: Engine) -> None:
+        loop = open_echo("echo", make_options())
+        facts = model_facts(loop, "echo")
+        engine.service.supervisor.facts = facts
+        engine.service.supervisor.on_ready(wire.Ready(facts, vocabulary_of(loop.tokenizer), []))
+        native = Native(engine.service)
+        native.open(ANN, "o", None)
+        branches = native.find("ann", "o")
+        assert branches is not None
+        body = {"input_ids": [1, 2, 3], "rid": "r", "session_params": {"id": "o"}}
+        call = Call(native, ANN, msgspec.convert(body, GenerateBody))
+        task = await engine.until_asked(call.start())
+        started = engine.asked[-1]
+        native.close(branches)
+        engine.says(wire.Done(started.call, answer=50))
+        await is_gone(task, "session_not_found")
+        assert [each.turn for each in engine.asked if isinstance(each, wire.EndTurn)] == [started.call]
+        assert call.choices == [] and branches.tree.logs == {}
+        engine.service.close()
 
     with_engine(story)
 

@@ -3,8 +3,8 @@
     link.call(command)   -> the engine's `Done`, or the `Problem` that it declined with
     link.start(command)  -> a `TurnFeed`: deltas as they come, then the one end
 
-What a call must change here is done by its `heard`, in the order in which the engine tells things: whoever
-waits for the call goes on later, when more may have been heard, or is gone itself.
+What a call must change here is done by its `heard` and its `over`, in the order in which the engine tells
+things: whoever waits for the call goes on later, when more may have been heard, or is gone itself.
 
 A feed never holds the engine up: what its reader has not taken yet is joined into one delta, and no turn says
 more than its limit. When the engine process is lost, every call and every turn in flight hears of it. All
@@ -18,6 +18,7 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
+from typing import NamedTuple
 
 from holdfast.core.turn import KEEP_ALL
 from holdfast.server import wire
@@ -131,6 +132,14 @@ def join(deltas: list[wire.Delta]) -> wire.Delta:
     )
 
 
+class Pending(NamedTuple):
+    """A call that the engine has not answered."""
+
+    future: asyncio.Future[wire.Done]
+    heard: Callable[[wire.Done], None]
+    over: Callable[[], None]
+
+
 class EngineLink:
     """Numbers calls, and brings each answer to who waits for it.
 
@@ -144,7 +153,7 @@ class EngineLink:
         self.on_gone: Callable[[str, str], None] = _nobody
         self.on_end: Callable[[TurnFeed], None] = _nobody
         self._numbers = itertools.count(1)
-        self._calls: dict[int, tuple[asyncio.Future[wire.Done], Callable[[wire.Done], None]]] = {}
+        self._calls: dict[int, Pending] = {}
         self._feeds: dict[int, TurnFeed] = {}
 
     @property
@@ -157,15 +166,25 @@ class EngineLink:
         return next(self._numbers)
 
     async def call(
-        self, command: wire.Command, number: int, heard: Callable[[wire.Done], None] | None = None
+        self,
+        command: wire.Command,
+        number: int,
+        heard: Callable[[wire.Done], None] | None = None,
+        over: Callable[[], None] | None = None,
     ) -> wire.Done:
         """Send a command and wait for its answer; a refusal is raised as a `Problem`.
 
-        `heard` is called the moment that the engine says it is done, even if nobody waits for it any more.
+        `heard` is called the moment that the engine says it is done, even if nobody waits for it any more. So
+        is `over`, after it; also when the call is declined or lost, or cannot be sent.
         """
         future: asyncio.Future[wire.Done] = asyncio.get_running_loop().create_future()
-        self._send(command)
-        self._calls[number] = (future, heard if heard is not None else _nobody)
+        pending = Pending(future, heard or _nobody, over or _nobody)
+        try:
+            self._send(command)
+        except BaseException:
+            pending.over()
+            raise
+        self._calls[number] = pending
         return await future
 
     async def start(self, command: wire.StartTurn) -> TurnFeed:
@@ -241,16 +260,19 @@ class EngineLink:
             return
         if done.call not in self._calls:
             return  # A turn that nobody waits for any more.
-        future, heard = self._calls.pop(done.call)
-        heard(done)
-        if not future.done():
-            future.set_result(done)
+        pending = self._calls.pop(done.call)
+        pending.heard(done)
+        pending.over()
+        if not pending.future.done():
+            pending.future.set_result(done)
 
     def _declined(self, declined: wire.Declined) -> None:
         problem = from_refusal(declined.code, declined.message, declined.param)
         waiting: asyncio.Future[None] | asyncio.Future[wire.Done]
         if declined.call in self._calls:
-            waiting, _ = self._calls.pop(declined.call)
+            pending = self._calls.pop(declined.call)
+            pending.over()
+            waiting = pending.future
         elif declined.call in self._feeds:
             waiting = self._feeds.pop(declined.call).accepted
         else:
@@ -266,9 +288,10 @@ class EngineLink:
         for feed in feeds.values():
             feed.lose(engine_lost())
         calls, self._calls = self._calls, {}
-        for future, _ in calls.values():
-            if not future.done():
-                future.set_exception(engine_lost())
+        for pending in calls.values():
+            pending.over()
+            if not pending.future.done():
+                pending.future.set_exception(engine_lost())
 
 
 def _nobody(*_: object) -> None:

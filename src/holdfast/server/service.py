@@ -212,8 +212,7 @@ class Service:
             view = done.view or wire.SessionView(key, 0, None, 0)
             self.table.add(SessionRecord(caller.tenant, name, view, seeds, system, command.metadata))
 
-        with self.table.opening(caller.tenant, name):
-            await self.link.call(command, number, opened)
+        await self.link.call(command, number, opened, self.table.opening(caller.tenant, name))
         return self.table.find(caller.tenant, name)
 
     def _require_free(self, tenant: str, name: str) -> None:
@@ -251,11 +250,12 @@ class Service:
         record: SessionRecord,
         command: Callable[[int], wire.Command],
         heard: Callable[[wire.Done], None] | None = None,
+        over: Callable[[], None] | None = None,
     ) -> wire.Done:
         """Carry something out on a session."""
         number = self.link.number()
         try:
-            return await self.link.call(command(number), number, heard)
+            return await self.link.call(command(number), number, heard, over)
         except Problem as problem:
             raise self._explained(problem, record) from problem
 
@@ -322,9 +322,12 @@ class Service:
                 metadata = dict(record.metadata)
                 self.table.add(SessionRecord(record.tenant, name, view, seeds, record.system, metadata))
 
-        with told_as({"to_turn": "at_turn"}), self.table.opening(record.tenant, name):
+        with told_as({"to_turn": "at_turn"}):
             done = await self._call_on(
-                record, lambda number: wire.Fork(number, parent, child, turns, request_id, anew=room), made
+                record,
+                lambda number: wire.Fork(number, parent, child, turns, request_id, anew=room),
+                made,
+                self.table.opening(record.tenant, name),
             )
         return self.table.find(record.tenant, done.answer.partition("/")[2])
 

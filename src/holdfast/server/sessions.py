@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,15 +79,14 @@ class SessionTable:
         self._gone.pop(name, None)
         self._records[name] = record
 
-    @contextmanager
-    def opening(self, tenant: str, name: str) -> Iterator[None]:
-        """While the engine is asked for a session its name is taken, and it counts."""
+    def opening(self, tenant: str, name: str) -> Callable[[], None]:
+        """The engine is asked for a session: its name is taken, and it counts.
+
+        What is returned ends that, to be called when the engine has answered, whoever waits for it still.
+        """
         key = engine_name(tenant, name)
         self._opening.append(key)
-        try:
-            yield
-        finally:
-            self._opening.remove(key)
+        return lambda: self._opening.remove(key)
 
     def is_taken(self, tenant: str, name: str) -> bool:
         """Whether a session of that name is open, or being opened."""
