@@ -91,6 +91,12 @@ class Call:
             tokens = await self._tokens(asked, first=params.rid is None)
             prompt = self.native.compose(branches, asked, params, tokens)
             (feed,) = await self._request(asked, sampling, prompt)
+            try:
+                self.native.require_open(branches)
+            except Problem:
+                # It was closed while the engine was asked; this request was not in its tree yet to be stopped.
+                self.service.link.end(feed, None, "the session was closed")
+                raise
             choice = self._enter(asked, Choice(self._said(asked, sampling, prompt), feed))
             choice.record = self.native.begin(branches, asked, params, prompt)
         return [choice]

@@ -162,6 +162,11 @@ class Native:
                 self.stop(branches.tenant, rid, "the session was closed")
         self._remove(branches, "closed")
 
+    def require_open(self, branches: Branches) -> None:
+        """Raise if an ordinary session was closed since it was found."""
+        if branches.closed:
+            raise Problem(*GONE["closed"], "session_params.id")
+
     def _remove(self, branches: Branches, why: str) -> None:
         assert why in GONE, "a reason that clients can be told"
         branches.closed = True
@@ -179,8 +184,7 @@ class Native:
         self, branches: Branches, asked: Asked, params: SessionParams, tokens: list[int]
     ) -> list[int]:
         """The whole prompt of a request on an ordinary session; changes nothing."""
-        if branches.closed:
-            raise Problem(*GONE["closed"], "session_params.id")
+        self.require_open(branches)
         if asked.rid in branches.tree.logs:
             raise Problem(409, "turn_exists", "a request of this name is in the session already", "rid")
         try:
