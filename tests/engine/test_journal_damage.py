@@ -12,7 +12,7 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.journal import Journal, JournalError
 from holdfast.engine.journal_reading import read_sessions
 from holdfast.engine.options import OptionError
-from holdfast.engine.records import Closed, CutBack, Forked, Opened, Requested, Snapped, StoredSession
+from holdfast.engine.records import Closed, CutBack, Forked, Opened, Record, Requested, Snapped, StoredSession
 from tests.engine.conftest import Make
 from tests.engine.test_journal import change, ended, opened, rows, write
 from tests.engine.tiny import greedy, word
@@ -197,6 +197,75 @@ def test_what_a_damaged_session_may_need_is_not_swept_away(
     change(path, "UPDATE sessions SET head = 2 WHERE id = 's'")
     (mended,) = write(path)
     assert len(mended.turns) == 2 and rows(path, "turns") == 2
+
+
+def renamed(path: Path, name: bytes, instead: bytes) -> None:
+    """Another name in the row of a session, which stays where it is."""
+    content = settle(path)
+    with closing(sqlite3.connect(path)) as connection:
+        page = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'sessions'").fetchone()[0]
+        size = connection.execute("PRAGMA page_size").fetchone()[0]
+    place = content.index(name, size * (page - 1), size * page)
+    content[place : place + len(name)] = instead
+    path.write_bytes(bytes(content))
+
+
+FIVE = [f"red/{letter}" for letter in "abcde"]
+UNFOUND = "it cannot be found by its name"
+
+
+def five(path: Path) -> None:
+    write(path, *(opened(name) for name in FIVE))
+    write(path, *(ended(name, number) for name in FIVE for number in (1, 2)))
+
+
+def test_sessions_that_a_changed_name_hides_are_left_where_they_are(path: Path) -> None:
+    five(path)
+    whole = by_name(read_sessions(path))
+    renamed(path, b"red/c", b"zed/c")
+    for start in range(2):
+        with Journal(path, "commit", "v") as written:
+            found = by_name(written.load())
+            assert [found[name].unusable for name in FIVE if name != "red/c"] == ["", "", UNFOUND, UNFOUND]
+            assert found["zed/c"].unusable and found["zed/c"].damaged
+            written.append(ended("red/a", 3 + start))
+            written.append(CutBack("red/b", 1 - start, None))
+            assert written.flush()
+    assert rows(path, "turns") == 12, "nothing is swept away"
+    renamed(path, b"zed/c", b"red/c")
+    mended = by_name(write(path))
+    assert [turn.turn_id for turn in mended["red/a"].turns] == ["t1", "t2", "t3", "t4"]
+    assert mended["red/b"].turns == []
+    assert all(mended[name] == whole[name] for name in ("red/c", "red/d", "red/e"))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [ended("red/d", 3), CutBack("red/e", 0, None), Forked("f", "red/d", 1, 1.0), Closed("red/d", "closed")],
+)
+def test_what_a_session_that_cannot_be_found_would_lose_is_not_acknowledged(
+    path: Path, record: Record
+) -> None:
+    five(path)
+    renamed(path, b"red/c", b"zed/c")
+    with Journal(path, "commit", "v") as written:
+        written.append(record)
+        assert not written.flush()
+        assert written.fault is not None and "cannot be found" in written.fault
+        written._pending.clear()
+    assert rows(path, "turns") == 10
+
+
+def test_a_name_that_two_rows_have_is_nobodys(path: Path) -> None:
+    five(path)
+    renamed(path, b"red/c", b"red/b")
+    found = [session for session in write(path) if session.id == "red/b"]
+    assert [session.damaged and bool(session.unusable) for session in found] == [True, True]
+    assert rows(path, "turns") == 10
+
+
+def test_a_session_that_was_never_written_may_be_closed(path: Path) -> None:
+    assert write(path, opened(), Closed("never", "closed")) == write(path)
 
 
 COLUMNS = "turn_id, input, output, finish, checksum"

@@ -223,7 +223,7 @@ class Journal:
             "SELECT tenant, ttl, metadata, system, origin FROM sessions WHERE id = ?", (record.parent,)
         ).fetchone()
         if found is None:
-            return
+            raise _not_found(record.parent)
         tenant, ttl, metadata, system, origin = found
         name, head = record.session, self._turn_at(record.parent, record.turns)
         sums = (
@@ -271,10 +271,12 @@ class Journal:
 
     def _end_at(self, session: str, number: int | None, checksum: int) -> None:
         """Let a session's history end with that turn."""
-        self._run(
+        changed = self._run(
             "UPDATE sessions SET head = ?, head_sum = ? WHERE id = ?",
             (number, row_sum(session, checksum), session),
         )
+        if changed.rowcount != 1:
+            raise _not_found(session)
 
     def _sum_of(self, session: str, number: int | None) -> int:
         """What goes on from a turn adds to this: its sum, or the session's origin for the very start."""
@@ -316,7 +318,10 @@ class Journal:
         self._orphans += 1
 
     def _forget(self, session: str) -> None:
-        self._run("DELETE FROM sessions WHERE id = ?", (session,))
+        """A session that was never written is gone already; one that is there and not in its place is not."""
+        gone = self._run("DELETE FROM sessions WHERE id = ?", (session,)).rowcount
+        if not gone and self._run("SELECT 1 FROM sessions WHERE +id = ?", (session,)).fetchone() is not None:
+            raise _not_found(session)
         for table in ("finished", "requests", "snapshots"):
             self._run(f"DELETE FROM {table} WHERE session = ?", (session,))
         self._orphans += 1
@@ -366,6 +371,11 @@ class Journal:
         if self._sweeps:
             self._compact()
         return sessions
+
+
+def _not_found(session: str) -> sqlite3.Error:
+    """What is written of a session that has no row, or not where it is looked for, would be lost."""
+    return sqlite3.DatabaseError(f"session {session} cannot be found in the journal")
 
 
 def _unprobed(point: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -41,19 +42,28 @@ _CHAIN = (
 """A turn and those before it. Each is older than the next: a row that says otherwise ends the chain."""
 
 
+_SESSION = (
+    "SELECT id, tenant, ttl, metadata, system, created, parent, "
+    "origin, tenant_sum, about_sum, head, head_sum FROM sessions"
+)
+
+
 def as_stored(raw: bytes) -> str:
     """A text of the file. Bytes that are none become lone surrogates, so that `is_text` finds them."""
     return raw.decode("utf-8", "surrogateescape")
 
 
 def load(connection: sqlite3.Connection) -> Iterator[StoredSession]:
-    """Every session that is open, one after the other. What is damaged of one is lost to no other."""
+    """Every session that is open, one after the other. What is damaged of one is lost to no other.
+
+    Rows lie in the order of their names, and are looked up by them. A name that was changed hides others from
+    a look-up, or takes the place of one: such a session could not be written, and is not to be used.
+    """
     connection.text_factory = as_stored
-    rows = connection.execute(
-        "SELECT id, tenant, ttl, metadata, system, created, parent, "
-        "origin, tenant_sum, about_sum, head, head_sum FROM sessions ORDER BY created, id"
-    ).fetchall()
-    for name, tenant, *about, origin, tenant_sum, whole, head, head_sum in rows:
+    rows = connection.execute(f"{_SESSION} ORDER BY created, id").fetchall()
+    named = Counter(row[0] for row in rows)
+    for row in rows:
+        name, tenant, *about, origin, tenant_sum, whole, head, head_sum = row
         if not is_text(name):
             log.error("a session whose name is damaged stays in the journal: %a", name)
             continue
@@ -62,6 +72,9 @@ def load(connection: sqlite3.Connection) -> Iterator[StoredSession]:
             session.tenant = tenant
         else:
             session.unusable = "whose it is cannot be read"
+        if named[name] > 1 or connection.execute(f"{_SESSION} WHERE id = ?", (name,)).fetchone() != row:
+            session.damaged = True
+            session.unusable = session.unusable or "it cannot be found by its name"
         _load_turns(connection, session, origin, head, head_sum)
         _load_finished(connection, session)
         _load_requests(connection, session)
