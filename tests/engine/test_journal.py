@@ -242,7 +242,10 @@ def change(path: Path, statement: str, *values: object) -> None:
 
 DAMAGES = {
     "words": ("UPDATE turns SET output = x'00000000' WHERE turn_id = 't3'", ["t1", "t2"]),
-    "place": ("UPDATE turns SET depth = 1 WHERE turn_id = 't3'", None),
+    "place": ("UPDATE turns SET depth = 1 WHERE turn_id = 't3'", ["t1", "t2"]),
+    "no place": ("UPDATE turns SET depth = 0 WHERE turn_id = 't3'", ["t1", "t2"]),
+    "a place before all": ("UPDATE turns SET depth = -3 WHERE turn_id = 't1'", []),
+    "the place before it": ("UPDATE turns SET depth = 2 WHERE turn_id = 't3'", ["t1", "t2"]),
     "link": ("UPDATE turns SET before = 1 WHERE turn_id = 't3'", ["t1"]),
     "gap": ("DELETE FROM turns WHERE turn_id = 't2'", []),
     "end": ("DELETE FROM turns WHERE turn_id = 't4'", []),
@@ -258,7 +261,7 @@ def test_a_damaged_session_goes_on_from_where_it_is_whole(path: Path, damage: st
     (before,) = read_sessions(path)
     assert before.damaged
     kept = [turn.turn_id for turn in before.turns]
-    assert whole is None or kept == whole
+    assert kept == whole
     with Journal(path, "commit", "v") as journal:
         (session,) = journal.load()
         assert [turn.turn_id for turn in session.turns] == kept
@@ -266,10 +269,9 @@ def test_a_damaged_session_goes_on_from_where_it_is_whole(path: Path, damage: st
             journal.append(record)
         assert journal.flush()
     after = {session.id: session for session in read_sessions(path)}
-    if whole is not None:
-        assert not after["s"].damaged
-        assert [turn.turn_id for turn in after["s"].turns] == [*kept, "t5", "t6"]
-        assert [turn.turn_id for turn in after["f"].turns] == [*kept, "t5"]
+    assert not after["s"].damaged
+    assert [turn.turn_id for turn in after["s"].turns] == [*kept, "t5", "t6"]
+    assert [turn.turn_id for turn in after["f"].turns] == [*kept, "t5"]
     write(path, CutBack("s", 0, None))
     assert [session.turns for session in read_sessions(path) if session.id == "s"] == [[]]
 

@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Literal
 
 from holdfast.core.tokens import TOKEN_BYTES, pack
-from holdfast.engine.journal_reading import as_stored, damage, load
+from holdfast.engine.journal_reading import FIRST_TURNS, as_stored, damage, load
 from holdfast.engine.journal_tables import DAMAGED, MEND, about_sum, row_sum, turn_sum, upgrade
 from holdfast.engine.records import (
     TURNS_KEPT,
@@ -86,7 +86,7 @@ class Journal:
         self._probe = probe if probe is not None else _unprobed
         self._pending: list[Record] = []
         self._orphans = 0
-        self._sweeps = True
+        self._damaged: set[str] = set()
         self._lock = _lock(path, patience)
         try:
             self._connection = _connect(path)
@@ -146,7 +146,7 @@ class Journal:
             log.warning("the journal is written again")
         self.fault = None
         self._pending = []
-        if self._orphans >= ORPHANS_MAX and self._sweeps:
+        if self._orphans >= ORPHANS_MAX and not self._damaged:
             self._compact()
         return True
 
@@ -291,11 +291,22 @@ class Journal:
         return found[0] if found is not None and isinstance(found[0], int) else None
 
     def _turn_at(self, session: str, turns: int) -> int | None:
-        """The number of a session's turn `turns`, counted from 1; None for the very start.
+        """The number of a session's turn `turns`, counted from 1, or of its last; None for the very start."""
+        head = self._head(session)
+        if turns <= 0 or head is None:
+            return None
+        number = self._counted(head, turns) if session in self._damaged else self._placed(head, turns)
+        if number is None:
+            raise sqlite3.DatabaseError(f"turn {turns} of session {session} cannot be found in the journal")
+        return number
 
-        Each turn is older than the next: the walk ends, whatever a damaged row says.
-        """
-        number = self._head(session)
+    def _counted(self, head: int, turns: int) -> int | None:
+        """A turn counted along the links, as whoever reads does: the places that rows name may be damaged."""
+        found = self._run(FIRST_TURNS, (head, turns)).fetchall()
+        return int(found[-1][0]) if found and found[0][1] is None else None
+
+    def _placed(self, number: int | None, turns: int) -> int | None:
+        """A turn by its place. Each is older than the next: the walk ends, whatever a damaged row says."""
         while number is not None:
             found = self._run(
                 "SELECT CASE WHEN before < number THEN before END, depth <= ? FROM turns WHERE number = ?",
@@ -363,12 +374,11 @@ class Journal:
         as long as the journal is open: what no session reaches may be all that is left of one.
         """
         sessions = list(load(self._connection))
-        damaged = [session for session in sessions if session.damaged]
-        for session in damaged:
-            if not session.unusable:
+        self._damaged = {session.id for session in sessions if session.damaged}
+        for session in sessions:
+            if session.damaged and not session.unusable:
                 self.append(CutBack(session.id, len(session.turns), None))
-        self._sweeps = not damaged
-        if self._sweeps:
+        if not self._damaged:
             self._compact()
         return sessions
 

@@ -32,15 +32,19 @@ from holdfast.engine.records import (
 log = logging.getLogger("holdfast.journal")
 
 _CHAIN = (
-    "WITH RECURSIVE chain (number, before, depth) AS ("
-    "SELECT number, before, depth FROM turns WHERE number = ? UNION ALL "
-    "SELECT t.number, t.before, t.depth FROM turns t JOIN chain c ON t.number = c.before "
-    "WHERE t.number < c.number) "
-    "SELECT number, turns.before, turns.depth, checksum, turn_id, input, output, finish "
-    "FROM chain JOIN turns USING (number) ORDER BY chain.depth"
+    "WITH RECURSIVE chain (number, before) AS ("
+    "SELECT number, before FROM turns WHERE number = ? UNION ALL "
+    "SELECT t.number, t.before FROM turns t JOIN chain c ON t.number = c.before WHERE t.number < c.number)"
 )
 """A turn and those before it. Each is older than the next: a row that says otherwise ends the chain."""
 
+_HISTORY = (
+    f"{_CHAIN} SELECT number, turns.before, depth, checksum, turn_id, input, output, finish "
+    "FROM chain JOIN turns USING (number) ORDER BY number"
+)
+
+FIRST_TURNS = f"{_CHAIN} SELECT number, before FROM chain ORDER BY number LIMIT ?"
+"""The first turns of the history that ends with one, oldest first."""
 
 _SESSION = (
     "SELECT id, tenant, ttl, metadata, system, created, parent, "
@@ -145,7 +149,7 @@ def _load_turns(
         session.damaged = True
         session.unusable = session.unusable or "which turn is its last cannot be told"
         return
-    for number, before, depth, checksum, *said in connection.execute(_CHAIN, (last,)):
+    for number, before, depth, checksum, *said in connection.execute(_HISTORY, (last,)):
         in_place = (before, depth) == (reached, len(session.turns) + 1)
         turn = _turn(checksum, added_up, *said) if in_place else None
         if turn is None:
