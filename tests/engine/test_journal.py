@@ -248,7 +248,6 @@ DAMAGES = {
     "the place before it": ("UPDATE turns SET depth = 2 WHERE turn_id = 't3'", ["t1", "t2"]),
     "link": ("UPDATE turns SET before = 1 WHERE turn_id = 't3'", ["t1"]),
     "gap": ("DELETE FROM turns WHERE turn_id = 't2'", []),
-    "end": ("DELETE FROM turns WHERE turn_id = 't4'", []),
 }
 
 

@@ -165,6 +165,8 @@ UNTOLD = {
     "another's": f"head = {LAST.format('other')}",
     "an earlier one": "head = (SELECT before FROM turns WHERE number = head)",
     "none": "head = NULL",
+    "one that is not there": "head = head + 64",
+    "no number": f"head = {BAD}",
     "as it was": "head_sum = head_sum + 1",
 }
 
@@ -179,8 +181,17 @@ def test_a_history_whose_end_cannot_be_told_is_left_where_it_is(path: Path, dama
         found = by_name(write(path))
         assert (found["s"].turns, found["other"]) == ([], whole["other"])
         assert found["s"].unusable == "which turn is its last cannot be told"
+        assert rows(path, "turns") == 4
     path.write_bytes(before)
     assert by_name(read_sessions(path)) == whole
+
+
+def test_a_history_without_its_last_turn_is_left_where_it_is(path: Path) -> None:
+    two(path)
+    change(path, "DELETE FROM turns WHERE number = (SELECT head FROM sessions WHERE id = 's')")
+    for _ in range(2):
+        assert by_name(write(path))["s"].unusable == "which turn is its last cannot be told"
+        assert rows(path, "turns") == 3
 
 
 def test_what_a_damaged_session_may_need_is_not_swept_away(

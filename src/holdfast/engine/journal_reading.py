@@ -145,7 +145,8 @@ def _load_turns(
     reached, added_up = None, origin
     last = head if isinstance(head, int) else None
     found = connection.execute("SELECT checksum FROM turns WHERE number = ?", (last,)).fetchone()
-    if (head is None or found is not None) and row_sum(session.id, found[0] if found else origin) != head_sum:
+    missing = head is not None and found is None
+    if missing or row_sum(session.id, found[0] if found else origin) != head_sum:
         session.damaged = True
         session.unusable = session.unusable or "which turn is its last cannot be told"
         return
@@ -158,9 +159,6 @@ def _load_turns(
             return
         session.turns.append(turn)
         reached, added_up = number, checksum
-    if reached != head:
-        log.error("session %s: its last turn is missing; the session starts anew", session.id)
-        session.damaged = True
 
 
 def _turn(
