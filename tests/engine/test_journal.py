@@ -364,6 +364,8 @@ def test_an_older_journal_is_brought_up_step_by_step(path: Path, monkeypatch: py
             raise OSError("the disk is full")
 
     monkeypatch.setattr(journal_tables, "SCHEMA", 4)
+    added = journal_tables.CREATE.replace("value TEXT NOT NULL", "value TEXT NOT NULL, since TEXT", 1)
+    monkeypatch.setattr(journal_tables, "CREATE", added)
     monkeypatch.setattr(journal_tables, "UPGRADES", {2: add_column, 3: fill_it})
     fails = True
     with pytest.raises(OSError, match="full"):

@@ -389,6 +389,14 @@ def other_column(path: Path) -> None:
     path.write_bytes(bytes(content))
 
 
+def no_key(path: Path) -> None:
+    """One bit of what SQLite knows of a table: its number is no key any more, and of another type."""
+    content = settle(path)
+    place = content.index(b"PRIMARY KEY, before")
+    content[place + 4] ^= 8
+    path.write_bytes(bytes(content))
+
+
 def no_name(path: Path) -> None:
     """What SQLite says of the table cannot be read."""
     content = settle(path)
@@ -401,7 +409,7 @@ def no_version(path: Path) -> None:
     change(path, "PRAGMA user_version = -7")
 
 
-@pytest.mark.parametrize("harm", [half, other_words, empty_page, other_column, no_name, no_version])
+@pytest.mark.parametrize("harm", [half, other_words, empty_page, other_column, no_key, no_name, no_version])
 def test_a_damaged_file_is_refused_and_left_alone(
     make: Make, path: Path, harm: Callable[[Path], None]
 ) -> None:
@@ -420,3 +428,10 @@ def test_a_damaged_file_is_refused_and_left_alone(
     assert path.read_bytes()[HEADER:] == before
     path.unlink()
     assert make(journal=str(path)).sessions() == [], "the lock was let go"
+
+
+def test_nothing_is_shown_of_tables_that_are_others(path: Path) -> None:
+    two(path)
+    no_key(path)
+    with pytest.raises(JournalError, match="its table turns has other columns"):
+        read_sessions(path)

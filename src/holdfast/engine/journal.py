@@ -30,7 +30,15 @@ from typing import Literal
 
 from holdfast.core.tokens import TOKEN_BYTES, pack
 from holdfast.engine.journal_reading import FIRST_TURNS, as_stored, damage, load
-from holdfast.engine.journal_tables import DAMAGED, MEND, about_sum, row_sum, turn_sum, upgrade
+from holdfast.engine.journal_tables import (
+    DAMAGED,
+    MEND,
+    about_sum,
+    require_tables,
+    row_sum,
+    turn_sum,
+    upgrade,
+)
 from holdfast.engine.records import (
     TURNS_KEPT,
     Closed,
@@ -105,6 +113,7 @@ class Journal:
         if damaged is not None:
             raise JournalError(f"{self.path} is damaged ({damaged}); {MEND}")
         upgrade(connection)
+        require_tables(connection)
         found = connection.execute("SELECT value FROM facts WHERE name = 'vocabulary'").fetchone()
         if found is None:
             connection.execute("INSERT INTO facts VALUES ('vocabulary', ?)", (vocabulary,))

@@ -17,7 +17,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeGuard
 
-from holdfast.engine.journal_tables import about_sum, row_sum, turn_sum
+from holdfast.engine.journal_tables import about_sum, require_tables, row_sum, turn_sum
 from holdfast.engine.records import (
     SCHEMA,
     FinishedTurn,
@@ -252,6 +252,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
             raise JournalError(
                 f"{path} has version {version}; a server that is started on it brings it to {SCHEMA}"
             )
+        require_tables(connection)
     except BaseException:
         connection.close()
         raise

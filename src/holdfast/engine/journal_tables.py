@@ -12,6 +12,7 @@ from __future__ import annotations
 import sqlite3
 import zlib
 from collections.abc import Callable
+from contextlib import closing
 from hashlib import blake2b
 
 from holdfast.engine.records import SCHEMA, JournalError, is_text
@@ -92,6 +93,22 @@ def upgrade(connection: sqlite3.Connection) -> None:
         connection.execute("ROLLBACK")
         raise
     upgrade(connection)
+
+
+def require_tables(connection: sqlite3.Connection) -> None:
+    """Refuse a file whose tables are not those of a journal: in such ones whole rows would seem damaged."""
+    with closing(sqlite3.connect(":memory:")) as model:
+        _create(model)
+        tables = [name for (name,) in model.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        for table in tables:
+            if _columns(connection, table) != _columns(model, table):
+                raise JournalError(f"the journal is damaged (its table {table} has other columns); {MEND}")
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> list[object]:
+    return connection.execute(
+        'SELECT name, type, "notnull", pk FROM pragma_table_info(?)', (table,)
+    ).fetchall()
 
 
 def _create(connection: sqlite3.Connection) -> None:
