@@ -1,9 +1,11 @@
 """The journal's file: what is written comes back whole, in every life that a session may have."""
 
 import os
+import resource
 import sqlite3
 import zlib
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -350,6 +352,27 @@ def test_a_journal_of_version_1_keeps_all_that_was_whole(path: Path) -> None:
     assert found.keys() == whole.keys()
     assert all(found[name] == whole[name] for name in ("s", "f", "new"))
     assert [session.damaged for session in read_sessions(path)] == [False] * 4, "also of the one that was cut"
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """A disk on which no file can grow beyond that."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_full_disk_is_not_taken_for_damage_while_tables_are_made(path: Path, version: int) -> None:
+    if version == 1:
+        write(path, opened(), *(ended("s", number, tuple(range(500))) for number in range(40)))
+        as_version_1(path)
+    with files_of_at_most(40_000), pytest.raises(sqlite3.OperationalError, match="disk"):
+        Journal(path, "commit", "v")
+    assert [len(session.turns) for session in write(path)] == [40] * version
 
 
 def test_an_older_journal_is_brought_up_step_by_step(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,8 @@ def upgrade(connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA user_version = {reached}")
         connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # Where there is no room SQLite has rolled back itself.
+            connection.execute("ROLLBACK")
         raise
     upgrade(connection)
 
