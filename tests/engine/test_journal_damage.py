@@ -14,7 +14,7 @@ from holdfast.engine.journal_reading import read_sessions
 from holdfast.engine.options import OptionError
 from holdfast.engine.records import Closed, CutBack, Forked, Opened, Record, Requested, Snapped, StoredSession
 from tests.engine.conftest import Make
-from tests.engine.test_journal import change, ended, opened, rows, write
+from tests.engine.test_journal import as_version_1, change, ended, opened, rows, write
 from tests.engine.tiny import greedy, word
 
 HEADER = 100  # Bytes at the start of a file, where SQLite counts how often it was opened for writing.
@@ -321,6 +321,34 @@ def test_a_description_that_was_changed_is_forgotten(
     assert (found.ttl, found.metadata, found.system, found.parent) == (None, "{}", None, None)
     assert (found.created, len(found.turns), found.damaged, found.unusable) == (1000.0, 2, False, "")
     assert "session s: its time to live, metadata, system text or parent is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("part", ["system = 'Be brave.'", f"metadata = {BAD}", "created = 7.0"])
+def test_a_fork_does_not_make_a_damaged_description_whole(path: Path, part: str) -> None:
+    write(path, opened(), ended("s", 1), Forked("whole", "s", 1, 1.0))
+    change(path, f"UPDATE sessions SET {part} WHERE id = 's'")
+    found = by_name(write(path, Forked("f", "s", 1, 1.0), Forked("g", "whole", 1, 1.0)))
+    described = {name: (each.ttl, each.metadata, each.system) for name, each in found.items()}
+    assert described["f"] == (None, "{}", None)
+    assert described["g"] == described["whole"] == (60.0, '{"caller": 7}', "Be brief.")
+    assert (len(found["f"].turns), found["f"].damaged, found["f"].unusable) == (1, False, "")
+
+
+def test_a_fork_of_what_was_no_text_in_version_1_can_be_written(path: Path) -> None:
+    write(path, opened(), ended("s", 1))
+    as_version_1(path)
+    change(path, f"UPDATE sessions SET metadata = {BAD}")
+    found = by_name(write(path, Forked("f", "s", 1, 1.0)))
+    assert (found["f"].metadata, found["f"].system, len(found["f"].turns)) == ("{}", "Be brief.", 1)
+
+
+def test_a_new_session_has_no_answers_of_one_that_had_its_name(path: Path) -> None:
+    two(path)
+    change(path, "UPDATE sessions SET id = 'r' WHERE id = 's'")
+    change(path, "UPDATE sessions SET id = 'q' WHERE id = 'other'")
+    found = by_name(write(path, opened("s"), Forked("other", "s", 0, 1.0)))
+    for name in ("s", "other"):
+        assert (found[name].finished, found[name].requests, found[name].snapshot) == ([], {}, None)
 
 
 def test_nothing_is_given_to_an_owner_that_was_changed(path: Path) -> None:

@@ -225,15 +225,23 @@ class Journal:
             "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?, NULL, NULL, ?, ?, ?, ?)",
             (name, record.tenant, *about, origin, *sums),
         )
+        self._forget_answers(name)
 
     def _fork(self, record: Forked) -> None:
-        """A row like the parent's, which it is copied from in the file: nothing of it has to be readable."""
+        """A row like the parent's, which it is copied from in the file: nothing of it has to be readable.
+
+        A description that is damaged is not copied: it would seem whole.
+        """
         found = self._run(
-            "SELECT tenant, ttl, metadata, system, origin FROM sessions WHERE id = ?", (record.parent,)
+            "SELECT tenant, origin, about_sum, ttl, metadata, system, created, parent FROM sessions "
+            "WHERE id = ?",
+            (record.parent,),
         ).fetchone()
         if found is None:
             raise _not_found(record.parent)
-        tenant, ttl, metadata, system, origin = found
+        tenant, origin, expected, *about = found
+        whole = about_sum(record.parent, *about) == expected
+        ttl, metadata, system = about[:3] if whole else (None, "{}", None)
         name, head = record.session, self._turn_at(record.parent, record.turns)
         sums = (
             row_sum(name, tenant, origin),
@@ -242,9 +250,11 @@ class Journal:
         )
         self._run(
             "INSERT OR REPLACE INTO sessions "
-            "SELECT ?, tenant, ttl, metadata, system, ?, ?, id, origin, ?, ?, ? FROM sessions WHERE id = ?",
-            (name, record.created, head, *sums, record.parent),
+            "SELECT ?, tenant, iif(?, ttl, NULL), iif(?, metadata, '{}'), iif(?, system, NULL), "
+            "?, ?, id, origin, ?, ?, ? FROM sessions WHERE id = ?",
+            (name, whole, whole, whole, record.created, head, *sums, record.parent),
         )
+        self._forget_answers(name)
 
     def _end(self, record: Ended) -> None:
         turn = record.turn
@@ -342,9 +352,13 @@ class Journal:
         gone = self._run("DELETE FROM sessions WHERE id = ?", (session,)).rowcount
         if not gone and self._run("SELECT 1 FROM sessions WHERE +id = ?", (session,)).fetchone() is not None:
             raise _not_found(session)
+        self._forget_answers(session)
+        self._orphans += 1
+
+    def _forget_answers(self, session: str) -> None:
+        """Nothing of a session that had a name is left to the next one of that name."""
         for table in ("finished", "requests", "snapshots"):
             self._run(f"DELETE FROM {table} WHERE session = ?", (session,))
-        self._orphans += 1
 
     def _keep_last(self, table: str, session: str) -> None:
         self._run(
