@@ -13,7 +13,7 @@ import pytest
 from holdfast.engine import journal as journal_module
 from holdfast.engine import journal_tables
 from holdfast.engine.journal import Journal, JournalError
-from holdfast.engine.journal_reading import read_log, read_sessions
+from holdfast.engine.journal_reading import load, open_for_reading, read_log, read_sessions
 from holdfast.engine.records import (
     TURNS_KEPT,
     Closed,
@@ -297,6 +297,20 @@ def test_one_writer_at_a_time(path: Path) -> None:
     with Journal(path, "commit", "v"), pytest.raises(JournalError, match="in use"):
         Journal(path, "commit", "v")
     write(path)
+
+
+def test_a_reader_sees_one_moment_of_a_journal_that_is_written(path: Path) -> None:
+    write(path, opened("a"), ended("a", 1), opened("b"), ended("b", 2))
+    with closing(open_for_reading(path)) as connection:
+        sessions = load(connection)
+        found = [next(sessions)]
+        write(path, Closed("b", "closed"))
+        found += sessions
+    assert [(each.id, len(each.turns), each.damaged, each.unusable) for each in found] == [
+        ("a", 1, False, ""),
+        ("b", 1, False, ""),
+    ]
+    assert [each.id for each in read_sessions(path)] == ["a"]
 
 
 def test_a_writer_that_is_about_to_end_is_waited_for(

@@ -239,10 +239,14 @@ def damage(connection: sqlite3.Connection) -> str | None:
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """A journal that this program can read; `JournalError` says what is wrong with another one."""
+    """A journal that this program can read, as it is now, whatever a server writes meanwhile.
+
+    `JournalError` says what is wrong with another one.
+    """
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
     connection.text_factory = as_stored
     try:
+        connection.execute("BEGIN")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             raise JournalError(f"{path} is no journal")
