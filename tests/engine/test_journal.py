@@ -299,6 +299,17 @@ def test_one_writer_at_a_time(path: Path) -> None:
     write(path)
 
 
+def test_one_writer_at_a_time_under_all_names_of_a_journal(path: Path) -> None:
+    link = path.parent / "elsewhere" / "link.journal"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(path)
+    with Journal(link, "commit", "v"), pytest.raises(JournalError, match="in use"):
+        Journal(path, "commit", "v")
+    with Journal(path, "commit", "v"), pytest.raises(JournalError, match="in use"):
+        Journal(link, "commit", "v")
+    assert [each.name for each in link.parent.iterdir()] == ["link.journal"]
+
+
 def test_a_reader_sees_one_moment_of_a_journal_that_is_written(path: Path) -> None:
     write(path, opened("a"), ended("a", 1), opened("b"), ended("b", 2))
     with closing(open_for_reading(path)) as connection:

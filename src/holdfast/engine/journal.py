@@ -416,9 +416,10 @@ def _unprobed(point: str) -> None:
 
 
 def _lock(path: Path, patience: float) -> int:
-    """Hold the journal for this process, or raise if another keeps it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    held = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
+    """Hold the journal for this process, or raise if another keeps it, under whichever name."""
+    real = Path(os.path.realpath(path))
+    real.parent.mkdir(parents=True, exist_ok=True)
+    held = os.open(real.with_name(real.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
     deadline = time.monotonic() + patience
     waited = False
     while True:
