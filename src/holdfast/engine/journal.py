@@ -238,7 +238,8 @@ class Journal:
             (record.parent,),
         ).fetchone()
         if found is None:
-            raise _not_found(record.parent)
+            self._require_absent(record.parent)
+            return
         tenant, origin, expected, *about = found
         whole = about_sum(record.parent, *about) == expected
         ttl, metadata, system = about[:3] if whole else (None, "{}", None)
@@ -295,7 +296,7 @@ class Journal:
             (number, row_sum(session, checksum), session),
         )
         if changed.rowcount != 1:
-            raise _not_found(session)
+            self._require_absent(session)
 
     def _sum_of(self, session: str, number: int | None) -> int:
         """What goes on from a turn adds to this: its sum, or the session's origin for the very start."""
@@ -348,12 +349,15 @@ class Journal:
         self._orphans += 1
 
     def _forget(self, session: str) -> None:
-        """A session that was never written is gone already; one that is there and not in its place is not."""
-        gone = self._run("DELETE FROM sessions WHERE id = ?", (session,)).rowcount
-        if not gone and self._run("SELECT 1 FROM sessions WHERE +id = ?", (session,)).fetchone() is not None:
-            raise _not_found(session)
+        if self._run("DELETE FROM sessions WHERE id = ?", (session,)).rowcount != 1:
+            self._require_absent(session)
         self._forget_answers(session)
         self._orphans += 1
+
+    def _require_absent(self, session: str) -> None:
+        """Of a session that is gone nothing has to be written. One whose row is misplaced is not gone."""
+        if self._run("SELECT 1 FROM sessions WHERE +id = ?", (session,)).fetchone() is not None:
+            raise sqlite3.DatabaseError(f"session {session} cannot be found by its name in the journal")
 
     def _forget_answers(self, session: str) -> None:
         """Nothing of a session that had a name is left to the next one of that name."""
@@ -404,11 +408,6 @@ class Journal:
         if not self._damaged:
             self._compact()
         return sessions
-
-
-def _not_found(session: str) -> sqlite3.Error:
-    """What is written of a session that has no row, or not where it is looked for, would be lost."""
-    return sqlite3.DatabaseError(f"session {session} cannot be found in the journal")
 
 
 def _unprobed(point: str) -> None:

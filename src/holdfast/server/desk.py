@@ -186,7 +186,6 @@ class Desk:
 
     def _close(self, command: wire.CloseSession) -> None:
         """Close; the answer comes when nothing is in flight any more, and that is written."""
-        self.loop.book.require_journal()
         self.loop.close_session(command.session, done=lambda: self._done(command.call))
 
     def _interrupt(self, command: wire.Interrupt) -> None:

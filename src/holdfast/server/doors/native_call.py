@@ -94,7 +94,7 @@ class Call:
             try:
                 self.native.require_open(branches)
             except Problem:
-                # It was closed while the engine was asked; this request was not in its tree yet to be stopped.
+                # It was closed while the engine was asked, when this request was not yet there to be stopped.
                 self.service.link.end(feed, None, "the session was closed")
                 raise
             choice = self._enter(asked, Choice(self._said(asked, sampling, prompt), feed))
