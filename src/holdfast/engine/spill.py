@@ -453,7 +453,7 @@ class DiskTier:
     def keep(self, stored: StoredSession) -> None:
         """A session of the journal could not come back: its file stays for the next engine if it can."""
         row = stored.snapshot
-        if row is not None and self.files.has(row.file):
+        if row is not None and (self.files.directory / row.file).is_file():
             # Nobody reads it here, so that nobody asks which tokens it is of.
             self.snapshots[stored.id] = Snapshot(row.file, row.length, "", row.bytes)
 

@@ -112,13 +112,6 @@ class Files:
         except OSError as error:
             log.warning("a file that is of no use any more cannot be removed: %s", error)
 
-    def has(self, name: str) -> bool:
-        """Whether there is a file of a name, which may be anything."""
-        try:
-            return (self.directory / name).is_file()
-        except (OSError, ValueError):
-            return False
-
     def names(self) -> list[str]:
         """The spill files that there are, and what is left of some."""
         found = [*self.directory.glob("*" + SUFFIX), *self.directory.glob("*" + SUFFIX + ".partial")]
