@@ -102,7 +102,7 @@ def tiles_of(step: Step) -> list[tuple[int, int, int, int, int]]:
             tokens = min(step.queries, count - passed)
             tiles.append((row, token + passed, tokens, history + passed, history))
         token += count
-    return sorted(tiles, key=lambda tile: tile[2] == 1)
+    return sorted(tiles, key=lambda tile: step.counts[tile[0]] == 1)
 
 
 def check_list(step: Step) -> list[Piece]:
@@ -180,13 +180,20 @@ def test_lists_of_steps_at_the_edge(interpreter: None, step: Step) -> None:
 
 
 def test_pieces_become_shorter_towards_the_end(interpreter: None) -> None:
-    """So that programs which find no more have little to wait for; tiles of several tokens come first."""
+    """So that programs which find no more have little to wait for; rows of several tokens come first."""
     pieces = check_list(Step([1] * 60 + [32] * 4, [6400] * 64, 0, 32, 8, 132))
     lengths = [piece.finish - piece.begin for piece in pieces]
     wide = sum(piece.tokens > 1 for piece in pieces)
     assert all(piece.tokens == 32 for piece in pieces[:wide]) and wide >= 4
     assert all(piece.tokens == 1 for piece in pieces[wide:])
     assert lengths[wide] >= 2 * max(lengths[-20:])
+
+
+def test_all_of_a_row_is_taken_at_one_time(interpreter: None) -> None:
+    """A turn's input comes with the last token of the answer before it: 33 tokens are two tiles."""
+    pieces = check_list(Step([1] * 58 + [33] * 6, [1150] * 64, 0, 32, 8, 132))
+    assert [piece.tokens for piece in pieces[:12]] == [32, 1] * 6
+    assert {piece.parts for piece in pieces[:12]} == {1}
 
 
 def test_a_queue_for_a_smaller_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ QUEUE_FIELDS = 12
 WIDE_PIECES, LARGE_PIECES, SMALL_PIECES = 3, 3, 8
 """Pieces of a `PieceQueue` that each program would take if all were of one kind.
 
-Tiles of several tokens; tiles of one token, within the first EARLY percent of all keys; and after that.
+Tiles of rows of several tokens; of rows of one, within the first EARLY percent of all keys; and after that.
 """
 
 EARLY = 70
@@ -72,7 +72,7 @@ class PieceQueue:
     """The pieces of keys that the programs of attention take one after another, listed by the device.
 
     Every row is cut into tiles of at most `queries` tokens, and the keys that a tile sees into pieces of
-    whole blocks: tiles of several tokens first, then those of one in longer pieces and at last in shorter
+    whole blocks: rows of several tokens first, then those of one in longer pieces and at last in shorter
     ones, so that all programs are done at about one time. `listed` has a line for each piece: the row, the
     tile's first token and how many it has, that token's position, how many of the row's keys earlier steps
     wrote, the first key and the end of the keys, how many pieces the tile has and which of them this is, and

@@ -122,14 +122,15 @@ def _list_queue(
     BLOCK_LINES: tl.constexpr,
 ):  # fmt: skip
     """The list of `PieceQueue`, by one program that has all tiles."""
-    row, _count, history, token, first, queries = _tiles_of(
+    row, count, history, token, first, queries = _tiles_of(
         row_start, context, rows, QUERIES, ROUNDS, BLOCK_TILES
     )
     real = (tl.arange(0, BLOCK_TILES) < tiles) & (queries > 0)
     keys = tl.where(real, first + queries, 0)
     blocks = tl.cdiv(keys, STEP)
-    # Tiles of several tokens come first: their blocks take longest.
-    several = queries > 1
+    # Rows of several tokens come first: their blocks take longest. All tiles of such a row see about the same
+    # keys, which are read from memory once where programs take them at one time.
+    several = count > 1
     ones = tl.where(several, 0, blocks)
     total = tl.sum(blocks, axis=0)
     before = total - tl.sum(ones, axis=0) + tl.cumsum(ones, axis=0) - ones
