@@ -68,20 +68,32 @@ def test_a_cut_covers_every_output_in_one_wave(machine: Machine, gated: bool, to
 
 
 @pytest.mark.parametrize(
-    ("outputs", "gated", "shape"),
+    ("tokens", "outputs", "gated", "shape", "turned"),
     [
-        (4096, False, (1, 3, 64, 2)),
-        (6144, False, (1, 3, 96, 2)),
-        (7392, False, (3, 1, 112, 2)),
-        (8192, False, (3, 1, 64, 1)),
-        (12288, True, (3, 1, 192, 1)),
+        (192, 4096, False, (1, 3, 64, 2), True),
+        (100, 4096, False, (1, 2, 64, 2), True),
+        (64, 4096, False, (1, 1, 64, 2), False),
+        (128, 2048, True, (1, 2, 64, 2), True),
+        (192, 6144, False, (1, 3, 96, 2), False),
+        (128, 6144, False, (2, 1, 96, 2), False),
+        (192, 7392, False, (3, 1, 112, 2), False),
+        (192, 8192, False, (3, 1, 64, 1), False),
+        (192, 12288, True, (3, 1, 192, 1), False),
     ],
 )
 def test_one_group_takes_the_tokens_of_a_low_tile(
-    outputs: int, gated: bool, shape: tuple[int, int, int, int]
+    tokens: int, outputs: int, gated: bool, shape: tuple[int, int, int, int], turned: bool
 ) -> None:
-    cut = cut_of(192, outputs, 4096, gated, H200)
-    assert cut is not None and cut[:4] == shape
+    cut = cut_of(tokens, outputs, 4096, gated, H200)
+    assert cut is not None and (cut[:4], cut.turned) == (shape, turned)
+
+
+def test_all_tokens_are_columns_of_a_turned_product() -> None:
+    """Results of 64 rows: the instruction's, and what a thread keeps of them."""
+    source = source_of(Cut(1, 3, 64, 2, 7, turned=True), None)
+    assert "m64n192k16" in source and "float (&d)[96]" in source and "#define TURNED 1" in source
+    source = source_of(Cut(1, 3, 64, 2, 7), None)
+    assert "m64n64k16" in source and "float (&d)[32]" in source and "#define TURNED 0" in source
 
 
 @pytest.mark.parametrize(
@@ -117,6 +129,8 @@ def test_a_little_shared_memory_is_not_enough() -> None:
         (192, 21504, "relu_squared"),
         (64, 3072, "swiglu"),
         (192, 6144, None),
+        (192, 4096, None),
+        (128, 2048, "swiglu"),
         (129, 3072, "swiglu_clamped"),
     ],
 )

@@ -34,6 +34,9 @@ SPLIT_BELOW = 64
 LOW_BLOCKS, LOW_ROWS = 3, 96
 """Blocks of 64 tokens that one group of warps takes where a tile of few rows is shared: three are slower."""
 
+TURNED_ROWS = 64
+"""Rows of a shared tile that are all rows of a matrix instruction's first operand, tokens being the second."""
+
 DEPTH = 64
 DEPTH_LEAST = 1024
 STAGES_MOST = 8
@@ -53,13 +56,14 @@ PLAIN = (None, "relu_squared")
 
 class Cut(NamedTuple):
     """How a product is cut: groups of warps, blocks of 64 tokens of each, rows of the weight a program, parts
-    of the depth, stages."""
+    of the depth, stages, and whether the weight and not x is the first operand."""
 
     groups: int
     blocks: int
     rows: int
     splits: int
     stages: int
+    turned: bool = False
 
     @property
     def tokens(self) -> int:
@@ -85,9 +89,10 @@ def cut_of(tokens: int, outputs: int, depth: int, gated: bool, machine: Machine)
         splits, rows = 2, _rows(outputs, machine.processors // 2, gated)
     if not ROWS_LEAST <= rows <= ROWS_MOST[groups]:
         return None
-    if splits > 1 and groups == LOW_BLOCKS and rows <= LOW_ROWS:
-        groups, blocks = 1, LOW_BLOCKS
-    cut = Cut(groups, blocks, rows, splits, 0)
+    turned = splits > 1 and rows == TURNED_ROWS and groups > 1
+    if turned or (splits > 1 and groups == LOW_BLOCKS and rows <= LOW_ROWS):
+        groups, blocks = 1, groups
+    cut = Cut(groups, blocks, rows, splits, 0, turned)
     stages = min(STAGES_MOST, (machine.shared_memory - ALIGNMENT) // (cut.place + BARRIER_BYTES))
     return cut._replace(stages=stages) if stages >= STAGES_LEAST else None
 
@@ -99,7 +104,8 @@ def _rows(outputs: int, programs: int, gated: bool) -> int:
 
 def source_of(cut: Cut, activation: Activation | None) -> str:
     """The kernel of a cut: what its file counts on, and the file."""
-    sums = cut.rows // 2
+    columns = cut.tokens if cut.turned else cut.rows
+    sums = columns // 2
     listed = ", ".join(f"%{index}" for index in range(sums))
     bound = ", ".join(f'"+f"(d[{index}])' for index in range(sums))
     given = {
@@ -107,6 +113,7 @@ def source_of(cut: Cut, activation: Activation | None) -> str:
         "BLOCKS": cut.blocks,
         "ROWS": cut.rows,
         "SPLITS": cut.splits,
+        "TURNED": int(cut.turned),
         "STAGES": cut.stages,
         "ACTIVATION": ACTIVATIONS[activation],
     }
@@ -116,7 +123,7 @@ def source_of(cut: Cut, activation: Activation | None) -> str:
             *(f"#define {name} {value}" for name, value in given.items()),
             f"__device__ __forceinline__ void multiply(float (&d)[{sums}], u64 a, u64 b, int add) {{",
             f'asm volatile("{{.reg .pred p; setp.ne.b32 p, %{sums + 2}, 0; "',
-            f'"wgmma.mma_async.sync.aligned.m64n{cut.rows}k16.f32.bf16.bf16 "',
+            f'"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 "',
             f'"{{{listed}}}, %{sums}, %{sums + 1}, p, 1, 1, 0, 0;}}"',
             f': {bound} : "l"(a), "l"(b), "r"(add)); }}',
             SOURCE.read_text(encoding="utf-8"),

@@ -5,19 +5,26 @@
 // places; GROUPS groups of four warps, each with BLOCKS blocks of 64 tokens, multiply what has come and give the place
 // back. Programs that share a tile form a cluster and add up through each other's shared memory.
 //
+// A matrix instruction reads both its operands from shared memory, 64 rows of the first and up to 256 of the second. So
+// where a tile has 64 rows of the weight and there are more tokens, the weight is the first and all tokens are the
+// second, TURNED: less is read, which saves power, and a device under load is short of that.
+//
 // Weights depend on no kernel before this one, so the ring is full of them before that one has ended. They are read
 // once, and marked to leave the second cache first, where x is to stay: without the mark a layer of an 8B model takes
 // a tenth longer.
 //
-// `products.py` compiles this file with GROUPS, BLOCKS, ROWS, SPLITS, STAGES and ACTIVATION defined, and with
-// `hopper.cu` and `multiply` before it: one instruction of the matrix units, d[64 x ROWS] (+)= a[64 x 16] b[ROWS x 16]^T.
+// `products.py` compiles this file with GROUPS, BLOCKS, ROWS, SPLITS, TURNED, STAGES and ACTIVATION defined, and with
+// `hopper.cu` and `multiply` before it: one instruction of the matrix units, d[64 x N] (+)= a[64 x 16] b[N x 16]^T, N being
+// ROWS, or all tokens.
 
 constexpr int TOKENS = 64 * BLOCKS * GROUPS, DEPTH = 64, WARPS = 4 * GROUPS;
 constexpr bool GATED = ACTIVATION == 1 || ACTIVATION == 2 || ACTIVATION == 3;
 constexpr int OUTPUTS = GATED ? ROWS / 2 : ROWS;  // columns of `out` that a tile makes
 constexpr u32 LINE = DEPTH * 2;                   // bytes of a row in a place; the swizzle of 128 bytes counts on it
 constexpr u32 INPUT_BYTES = TOKENS * LINE, WEIGHT_BYTES = ROWS * LINE, PLACE = INPUT_BYTES + WEIGHT_BYTES;
-constexpr int PITCH = ROWS + 8;  // floats from token to token where parts are added up; 8 keeps banks apart
+constexpr int PITCH = ROWS + (TURNED ? 4 : 8);  // floats from token to token where parts are added up; banks stay apart
+constexpr int PRODUCTS = TURNED ? 1 : BLOCKS;   // of a group at a time, each with SUMS results of a thread
+constexpr int SUMS = (TURNED ? TOKENS : ROWS) / 2;
 
 // Where programs share a tile, each finishes a share of its tokens: a thread has four columns of one at a time.
 constexpr int SHARE = TOKENS / SPLITS, QUADS = OUTPUTS / 4, WORK = SHARE * QUADS;
@@ -26,6 +33,7 @@ constexpr int TURNS = (WORK + 128 * GROUPS - 1) / (128 * GROUPS);
 constexpr float CLAMP_ALPHA = 1.702f, CLAMP_LIMIT = 7.0f;
 
 static_assert(ROWS % 16 == 0 || (!GATED && ROWS % 8 == 0), "outputs come in eights");
+static_assert(!TURNED || (ROWS == 64 && GROUPS == 1 && SPLITS > 1), "one group has all rows of a shared tile");
 static_assert(SPLITS == 1 || TOKENS * PITCH * 4 <= STAGES * PLACE, "parts are added up where the ring was");
 
 // The cluster's barrier; `release` where what was written is to be read by the others.
@@ -143,21 +151,22 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
         return;
     }
 
-    float sums[BLOCKS][ROWS / 2];
+    float sums[PRODUCTS][SUMS];
     auto pin_all = [&]() {
 #pragma unroll
-        for (int block = 0; block < BLOCKS; block++) pin(sums[block]);
+        for (int block = 0; block < PRODUCTS; block++) pin(sums[block]);
     };
     for (int step = 0; step < steps; step++) {
         const u32 barrier = barriers + 16 * (step % STAGES), place = ring + step % STAGES * PLACE;
         wait(barrier, step / STAGES & 1);
-        const u64 left = block_at(place + warp / 4 * BLOCKS * 64 * LINE), right = block_at(place + INPUT_BYTES);
+        const u32 inputs = place + warp / 4 * BLOCKS * 64 * LINE, weights = place + INPUT_BYTES;
+        const u64 left = block_at(TURNED ? weights : inputs), right = block_at(TURNED ? inputs : weights);
         pin_all();
         begin_products();
 #pragma unroll
         for (int k = 0; k < DEPTH / 16; k++)
 #pragma unroll
-            for (int block = 0; block < BLOCKS; block++)
+            for (int block = 0; block < PRODUCTS; block++)
                 multiply(sums[block], left + 2 * k + block * (64 * LINE >> 4), right + 2 * k, (step | k) != 0);
         commit_products();
         pin_all();
@@ -177,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
 #pragma unroll
         for (int half = 0; half < 2 * BLOCKS; half++) {
             const int token = token_of(half);
-            const float(&mine)[ROWS / 2] = sums[half / 2];
+            const float(&mine)[SUMS] = sums[half / 2];
             if (token >= tokens) continue;
             u16* line = out + (size_t)token * width;
 #pragma unroll
@@ -194,15 +203,24 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
     // Nobody reads the ring any more once all groups are here: each program leaves its sums in it, and finishes
     // its share of the tokens.
     asm volatile("bar.sync 1, %0;" ::"n"(128 * GROUPS) : "memory");
+    if (TURNED) {
+        // A thread has two neighbouring tokens of every eight, of two rows.
 #pragma unroll
-    for (int half = 0; half < 2 * BLOCKS; half++) {
-        const u32 line = ring + (token_of(half) * PITCH + within) * 4;
-        const float(&mine)[ROWS / 2] = sums[half / 2];
+        for (int i = 0; i < SUMS; i++) {
+            const int token = i / 4 * 8 + within + i % 2, of = warp * 16 + lane / 4 + i / 2 % 2 * 8;
+            asm volatile("st.shared.f32 [%0], %1;" ::"r"(ring + (token * PITCH + of) * 4), "f"(sums[0][i]) : "memory");
+        }
+    } else {
 #pragma unroll
-        for (int i = 0; i < ROWS / 8; i++)
-            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(line + 32 * i), "f"(mine[4 * i + half % 2 * 2]),
-                         "f"(mine[4 * i + half % 2 * 2 + 1])
-                         : "memory");
+        for (int half = 0; half < 2 * BLOCKS; half++) {
+            const u32 line = ring + (token_of(half) * PITCH + within) * 4;
+            const float(&mine)[SUMS] = sums[half / 2 % PRODUCTS];
+#pragma unroll
+            for (int i = 0; i < ROWS / 8; i++)
+                asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(line + 32 * i),
+                             "f"(mine[4 * i + half % 2 * 2]), "f"(mine[4 * i + half % 2 * 2 + 1])
+                             : "memory");
+        }
     }
     meet(true);
     // All that lies with the other programs is asked for before any of it is used.
