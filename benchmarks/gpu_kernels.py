@@ -3,12 +3,14 @@
     PYTHONPATH=src python3 benchmarks/gpu_kernels.py               # checks, then all timings
     PYTHONPATH=src python3 benchmarks/gpu_kernels.py --only attend  # checks and timings whose name has it
     PYTHONPATH=src python3 benchmarks/gpu_kernels.py --checks       # no timings; --timings: no checks
+    PYTHONPATH=src python3 benchmarks/gpu_kernels.py --timings --only layer --sustained
 
 Needs torch, triton and numpy alone. A check poisons what must not be read or must be written with NaN, and
 compares in bfloat16 and float32 with the formulas of `tests/kernels/naive.py`. A timing captures several
 calls in one CUDA graph (which also shows that the kernel never waits for the host) and takes the median of
 replays. The roofline is the larger of bytes moved over the measured copy bandwidth and operations over the
-measured rate of a large bfloat16 matrix product. Exit status 1: a check failed.
+measured rate of a large bfloat16 matrix product. `--sustained` then repeats each for a second, as a server
+would: a GPU that is held at its limit of power lowers its clock. Exit status 1: a check failed.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import kernel_checks
+from benchmarks.gpu_power import Meter
 from benchmarks.kernel_cases import Case, cases
 from benchmarks.kernel_checks import LIMITS
 from benchmarks.kernel_far import check_far
@@ -36,10 +39,11 @@ CHECKS = {**kernel_checks.CHECKS, "far": check_far}
 CHECKERS = 8
 REPEATS = 20
 REPLAYS = 5
+LOADED_SECONDS, SUSTAINED_SECONDS = 0.4, 1.0
+"""How long a GPU is loaded until its clock has settled, and how long it is then watched."""
 
 
-def seconds(call: Callable[[], object], repeats: int = REPEATS) -> float:
-    """The median time of one call, inside a graph of several."""
+def graph_of(call: Callable[[], object], repeats: int) -> torch.cuda.CUDAGraph:
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         call()
@@ -49,6 +53,12 @@ def seconds(call: Callable[[], object], repeats: int = REPEATS) -> float:
     with torch.cuda.graph(graph):
         for _ in range(repeats):
             call()
+    return graph
+
+
+def seconds(call: Callable[[], object], repeats: int = REPEATS) -> float:
+    """The median time of one call, inside a graph of several."""
+    graph = graph_of(call, repeats)
     graph.replay()
     times = []
     for _ in range(REPLAYS):
@@ -99,6 +109,31 @@ def run_checks(only: str) -> int:
     return failed
 
 
+def sustained(call: Callable[[], object], repeats: int, meter: Meter) -> str:
+    """The time of one call, its energy and the clock, after the GPU has been busy with it for a while."""
+    graph = graph_of(call, repeats)
+
+    def replay_for(duration: float) -> tuple[int, float, int]:
+        """Calls, how long they took, and the clock in the middle of the last of them."""
+        begun, calls, clock = time.perf_counter(), 0, 0
+        while time.perf_counter() - begun < duration:
+            for _ in range(REPLAYS):
+                graph.replay()
+            clock = meter.megahertz()
+            torch.cuda.synchronize()
+            calls += REPLAYS * repeats
+        return calls, time.perf_counter() - begun, clock
+
+    replay_for(LOADED_SECONDS)
+    before = meter.joules()
+    calls, took, clock = replay_for(SUSTAINED_SECONDS)
+    joules = meter.joules() - before
+    return (
+        f"{'':18} {'for a second':44} {took / calls * 1e6:10.1f} us  {joules / calls * 1e3:.1f} mJ, "
+        f"{joules / took:.0f} W, {clock} MHz"
+    )
+
+
 def time_case(case: Case, bandwidth: float, rate: float) -> str:
     took = seconds(case.call, case.repeats)
     floor = max(case.bytes_moved / bandwidth, case.operations / rate)
@@ -116,6 +151,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="run what has this in its name")
     parser.add_argument("--checks", action="store_true", help="run no timings")
     parser.add_argument("--timings", action="store_true", help="run no checks")
+    parser.add_argument("--sustained", action="store_true", help="time each for a second too")
     arguments = parser.parse_args()
     torch.manual_seed(1)
     failed = 0 if arguments.timings else run_checks(arguments.only)
@@ -126,9 +162,14 @@ def main() -> int:
             f"{device}: copy {bandwidth / 1e12:.2f} TB/s, matrix product {rate / 1e12:.0f} TFLOP/s",
             flush=True,
         )
+        meter = Meter() if arguments.sustained else None
         for make in cases(arguments.only):
             try:
-                print(time_case(make(), bandwidth, rate), flush=True)
+                case = make()
+                print(time_case(case, bandwidth, rate), flush=True)
+                if meter is not None:
+                    print(sustained(case.call, case.repeats, meter), flush=True)
+                del case
             except Exception:  # noqa: BLE001 - the rest is still worth running
                 failed += 1
                 print(f"case RAISED\n{traceback.format_exc(limit=-4)}", flush=True)

@@ -290,7 +290,11 @@ def cases(only: str) -> Iterator[Callable[[], Case]]:
     for counts, start, label in (
         ([1] * 60 + [32] * 4, 1268, "60 decode + 4 turns of 32 at 1300"),
         ([1] * 56 + [32] * 8, 1268, "56 decode + 8 turns of 32 at 1300"),
+        ([1] * 4, 1299, "decode 4 x 1300"),
+        ([1] * 40, 1299, "decode 40 x 1300"),
         ([1] * 64, 1299, "decode 64 x 1300"),
+        ([1] * 80, 1299, "decode 80 x 1300"),
+        ([1] * 24, 8191, "decode 24 x 8192"),
     ):
         makers += [("attend", partial(attention, counts, start, 64, DENSE, label, way)) for way in ways]
     for tokens in (1, 64, 256, 8192):

@@ -35,7 +35,7 @@ LOW_BLOCKS, LOW_ROWS = 3, 96
 """Blocks of 64 tokens that one group of warps takes where a tile of few rows is shared: three are slower."""
 
 TURNED_ROWS = 64
-"""Rows of a shared tile that are all rows of a matrix instruction's first operand, tokens being the second."""
+"""Rows of a shared tile that are a matrix instruction's first operand, all tokens being the second."""
 
 DEPTH = 64
 DEPTH_LEAST = 1024
