@@ -9,6 +9,9 @@
 // Query heads that share a key head are rows of one matrix: row r is token r / GROUP, head r % GROUP. Of the pieces of
 // one tile the last to be finished puts them together, in their order: the sum does not depend on who that is.
 //
+// One token's heads would leave most of 64 rows empty, and a device that is short of power pays for empty rows. Up to
+// NARROW rows are columns instead, and keys the rows: each warp has 16 keys of a block, and the four add up at the end.
+//
 // Keys of earlier steps depend on no kernel before this one, so the ring is full of them before that one has ended. The
 // list and the table are older than the model's first kernel. All else is read, and anything written, after the wait.
 //
@@ -22,6 +25,9 @@ constexpr int FETCHED = 16;                // keys that are fetched at a time wh
 constexpr bool WHOLE = PAGE % KEYS == 0;   // a full block lies in one page
 constexpr int SUMS = DIM / 2;              // of a tile's results, those of a thread
 constexpr int PARTIAL = DIM + 2;           // floats of a row's part: results, peak, weight
+constexpr int NARROW = 8, OWN = KEYS / 4;  // rows of a narrow piece at most, and keys of a block that a warp then has
+constexpr int SOME = DIM / 32;             // columns of a row's results that each thread of a warp has
+constexpr int PITCH = DIM + 4;             // floats from row to row where its warps add up; 4 keeps banks apart
 constexpr int KNOWN = 2 * STAGES;          // pieces whose lines are kept: all in the ring, and those being finished
 // Bytes of a line of 64 columns, of all keys' lines of one half, of a block's keys or values, and of both.
 constexpr u32 LINE = 128, HALF = KEYS * LINE, BLOCK = HALVES * HALF, PLACE = 2 * BLOCK;
@@ -29,6 +35,7 @@ constexpr u32 LINE = 128, HALF = KEYS * LINE, BLOCK = HALVES * HALF, PLACE = 2 *
 #define LOG2_E 1.4426950408889634f
 
 static_assert(GROUP <= 64, "the heads of one token are rows of one matrix");
+static_assert(4 * NARROW * PITCH * 4 <= PLACE, "warps add up where a block was");
 static_assert(PAGE % FETCHED == 0, "a fetch stays within a page");
 
 struct Piece {
@@ -73,6 +80,137 @@ struct Result {
         peak[0] = peak[1] = NOTHING, weight[0] = weight[1] = 0.0f;
 #pragma unroll
         for (int i = 0; i < SUMS; i++) mixed[i] = 0.0f;
+    }
+};
+
+// Instructions of a warp: four blocks of 8 x 8 from shared memory, as they lie or turned over; a block turned over; and
+// sums[16 x 8] += a[16 x 16] b[16 x 8].
+
+template <bool TURNED>
+__device__ __forceinline__ void load_blocks(u32 (&blocks)[4], u32 address) {
+    if (TURNED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(blocks[0]), "=r"(blocks[1]), "=r"(blocks[2]), "=r"(blocks[3])
+                     : "r"(address)
+                     : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(blocks[0]), "=r"(blocks[1]), "=r"(blocks[2]), "=r"(blocks[3])
+                     : "r"(address)
+                     : "memory");
+}
+
+__device__ __forceinline__ u32 turn_over(u32 block) {
+    u32 turned;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(block));
+    return turned;
+}
+
+__device__ __forceinline__ void multiply(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The running softmax of a narrow piece's rows over the keys of one warp, and of a thread: rows `column` and
+// `column + 1`, of every 16 columns of their results lane / 4 and the one 8 further on.
+struct NarrowResult {
+    float peak[2], weight[2], mixed[DIM / 16][4];
+
+    __device__ __forceinline__ void clear() {
+        peak[0] = peak[1] = NOTHING, weight[0] = weight[1] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < DIM / 4; i++) mixed[i / 4][i % 4] = 0.0f;
+    }
+
+    // OWN keys and values, which lie in lines from `keys` and `values` on. A row sees the keys before its `end`, and
+    // none sees more than `there`.
+    __device__ __forceinline__ void add(u32 keys, u32 values, const u32 (&queries)[DIM / 8], int there,
+                                        const int (&end)[2], float unit_score, int lane) {
+        // Lines of 128 bytes, in which each 16 bytes are where the line's number puts them.
+        auto at = [](u32 lines, int line, int sixteen) {
+            return lines + sixteen / 8 * HALF + line * LINE + (sixteen % 8 ^ line % 8) * 16;
+        };
+        if (there < OWN) {
+            // What lies past the context may be anything; weights of zero do not undo it.
+            for (int i = lane; i < (OWN - there) * HALVES * 8; i += 32)
+                asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
+                                 at(values, there + i / 8 / HALVES, i % (8 * HALVES))),
+                             "r"(0)
+                             : "memory");
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            __syncwarp();
+        }
+        // All is asked for before any of it is used.
+        u32 blocks[DIM / 16][4];
+#pragma unroll
+        for (int k = 0; k < DIM / 16; k++) load_blocks<false>(blocks[k], at(keys, lane % 16, 2 * k + lane / 16));
+        float scores[4] = {}, more[4] = {}, shrink[2];
+#pragma unroll
+        for (int k = 0; k < DIM / 16; k++)
+            multiply(k % 2 ? more : scores, blocks[k], queries[2 * k], queries[2 * k + 1]);
+#pragma unroll
+        for (int k = 0; k < DIM / 16; k++)
+            load_blocks<true>(blocks[k], at(values, lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            scores[i] += more[i];
+            if (lane / 4 + i / 2 * 8 >= end[i % 2]) scores[i] = NOTHING;
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float higher = fmaxf(scores[i], scores[i + 2]);
+#pragma unroll
+            for (int aside = 4; aside < 32; aside *= 2)
+                higher = fmaxf(higher, __shfl_xor_sync(0xFFFFFFFF, higher, aside));
+            higher = fmaxf(peak[i], higher * unit_score);
+            // A row may see nothing of a warp's keys.
+            const float anchor = higher == NOTHING ? 0.0f : higher;
+            shrink[i] = power_of_two(peak[i] - anchor);
+            scores[i] = power_of_two(scores[i] * unit_score - anchor);
+            scores[i + 2] = power_of_two(scores[i + 2] * unit_score - anchor);
+            peak[i] = higher, weight[i] = weight[i] * shrink[i] + scores[i] + scores[i + 2];
+        }
+        if (__any_sync(0xFFFFFFFF, shrink[0] < 1.0f || shrink[1] < 1.0f)) {
+#pragma unroll
+            for (int i = 0; i < DIM / 4; i++) mixed[i / 4][i % 4] *= shrink[i % 2];
+        }
+        const u32 b0 = turn_over(pair_of(scores[0], scores[1])), b1 = turn_over(pair_of(scores[2], scores[3]));
+#pragma unroll
+        for (int k = 0; k < DIM / 16; k++) multiply(mixed[k], blocks[k], b0, b1);
+    }
+};
+
+// A row of a narrow piece, put together from the parts that others have: some columns of its results.
+struct Row {
+    float peak, weight, mixed[SOME];
+
+    __device__ __forceinline__ void clear() {
+        peak = NOTHING, weight = 0.0f;
+#pragma unroll
+        for (int i = 0; i < SOME; i++) mixed[i] = 0.0f;
+    }
+
+    __device__ __forceinline__ void add(const float* theirs, float their_peak, float their_weight) {
+        const float higher = fmaxf(peak, their_peak), anchor = higher == NOTHING ? 0.0f : higher;
+        const float shrink = power_of_two(peak - anchor), share = power_of_two(their_peak - anchor);
+        peak = higher, weight = weight * shrink + their_weight * share;
+#pragma unroll
+        for (int i = 0; i < SOME; i++) mixed[i] = mixed[i] * shrink + theirs[i] * share;
+    }
+
+    __device__ __forceinline__ void leave(float* part, int at) {
+#pragma unroll
+        for (int i = 0; i < SOME; i += 2) __stcg((float2*)(part + at + i), make_float2(mixed[i], mixed[i + 1]));
+        if (at == 0) __stcg((float2*)(part + DIM), make_float2(peak, weight));
+    }
+
+    __device__ __forceinline__ void finish(u16* to, float sum) {
+        const float whole = 1.0f / sum;
+#pragma unroll
+        for (int i = 0; i < SOME; i += 2) *(u32*)(to + i) = pair_of(mixed[i] * whole, mixed[i + 1] * whole);
     }
 };
 
@@ -194,6 +332,101 @@ extern "C" __global__ void __launch_bounds__(THREADS + FETCHERS, 1)
         const int first = piece.first + skipped;
         const size_t corner = ((size_t)(piece.token + skipped) * KV_HEADS + piece.head) * GROUP * DIM + column;
         auto row_at = [&](int of) { return (size_t)(of / GROUP) * HEADS * DIM + of % GROUP * DIM; };
+        // Where a part's results go: by token, then as in `out`.
+        auto part_at = [&](int part, int of) {
+            const size_t at = (size_t)(piece.room + part * piece.tokens + skipped) + of / GROUP;
+            return partial + (at * HEADS + piece.head * GROUP + of % GROUP) * PARTIAL;
+        };
+        // Whether this is the last of a tile's pieces to be finished. All have stored before one says so, and that one
+        // knows of the others before all read.
+        auto is_last = [&]() {
+            meet(1 + group, 128);
+            if (thread == 0) {
+                int* counter = arrived + ((piece.line - piece.part) * KV_HEADS + piece.head) * GROUPS + (skipped > 0);
+                last[group] = count_up(counter) == piece.parts - 1;
+                if (last[group]) *counter = 0;
+            }
+            meet(1 + group, 128);
+            return last[group] != 0;
+        };
+        // Written by other programs: not to be found in a cache of one's own.
+        auto peak_and_weight = [&](int part, int of) { return __ldcg((const float2*)(part_at(part, of) + DIM)); };
+        auto sunk = [&](float weight, float peak, int of) {
+            return sinks ? weight + power_of_two(sinks[piece.head * GROUP + of % GROUP] * LOG2_E - peak) : weight;
+        };
+
+        if (alone && rows <= NARROW) {
+            u32 queries[DIM / 8];
+#pragma unroll
+            for (int i = 0; i < DIM / 8; i++)
+                queries[i] = lane / 4 < rows ? *(const u32*)(query + corner + row_at(lane / 4) + i * 8) : 0;
+            NarrowResult result;
+            result.clear();
+            int block = 0;
+            for (int key = piece.begin + within * OWN; block < blocks; key += KEYS, block++) {
+                const u32 own = ring + (step + block) % STAGES * PLACE + within * OWN * LINE;
+                wait(full(step + block), (step + block) / STAGES & 1);
+                const int there = piece.finish - key;
+                const int end[2] = {min(there, first + 1 + column / GROUP - key),
+                                    min(there, first + 1 + (column + 1) / GROUP - key)};
+                if (there > 0) result.add(own, own + BLOCK, queries, there, end, unit_score, lane);
+                __syncwarp();
+                if (block + 1 < blocks && lane == 0) arrive(empty(step + block));
+            }
+            step += blocks - 1;
+            // The four warps' results lie where the last block was, once all have read it.
+            float* sums = (float*)(memory + (ring - (u32)__cvta_generic_to_shared(memory)) + step % STAGES * PLACE);
+            meet(1 + group, 128);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                float* mine = sums + (within * NARROW + column + i) * PITCH;
+#pragma unroll
+                for (int aside = 4; aside < 32; aside *= 2)
+                    result.weight[i] += __shfl_xor_sync(0xFFFFFFFF, result.weight[i], aside);
+#pragma unroll
+                for (int k = 0; k < DIM / 16; k++) {
+                    mine[16 * k + lane / 4] = result.mixed[k][i];
+                    mine[16 * k + lane / 4 + 8] = result.mixed[k][i + 2];
+                }
+                if (lane < 4) mine[DIM] = result.peak[i], mine[DIM + 1] = result.weight[i];
+            }
+            meet(1 + group, 128);
+            // A warp has a row, a thread SOME neighbouring columns of it.
+            const int at = lane * SOME;
+            for (int of = within; of < rows; of += 4) {
+                Row whole;
+                whole.clear();
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const float* theirs = sums + (i * NARROW + of) * PITCH;
+                    whole.add(theirs + at, theirs[DIM], theirs[DIM + 1]);
+                }
+                if (piece.parts == 1)
+                    whole.finish(out + corner - column + row_at(of) + at, sunk(whole.weight, whole.peak, of));
+                else
+                    whole.leave(part_at(piece.part, of), at);
+            }
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            __syncwarp();
+            if (lane == 0) arrive(empty(step));
+            step++;
+            if (piece.parts == 1 || !is_last()) continue;
+            for (int of = within; of < rows; of += 4) {
+                Row whole;
+                whole.clear();
+#pragma unroll 4
+                for (int part = 0; part < piece.parts; part++) {
+                    float theirs[SOME];
+                    const float2 found = peak_and_weight(part, of);
+#pragma unroll
+                    for (int i = 0; i < SOME; i += 2)
+                        *(float2*)(theirs + i) = __ldcg((const float2*)(part_at(part, of) + at + i));
+                    whole.add(theirs, found.x, found.y);
+                }
+                whole.finish(out + corner - column + row_at(of) + at, sunk(whole.weight, whole.peak, of));
+            }
+            continue;
+        }
 
         u32 queries[DIM / 4], weights[KEYS / 4];
 #pragma unroll
@@ -308,11 +541,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + FETCHERS, 1)
         }
 
         if (piece.parts > 1) {
-            // Where a part's results go: by token, then as in `out`.
-            auto part_at = [&](int part, int of) {
-                const size_t at = (size_t)(piece.room + part * piece.tokens + skipped) + of / GROUP;
-                return partial + (at * HEADS + piece.head * GROUP + of % GROUP) * PARTIAL;
-            };
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const int of = row + 8 * half;
@@ -323,18 +551,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + FETCHERS, 1)
                     __stcg((float2*)(mine + i / 4 * 8 + column), make_float2(result.mixed[i], result.mixed[i + 1]));
                 if (lane % 4 == 0) __stcg((float2*)(mine + DIM), make_float2(result.peak[half], result.weight[half]));
             }
-            // All have stored before one says so, and that one knows of the others before all read.
-            meet(1 + group, 128);
-            if (thread == 0) {
-                int* counter = arrived + ((piece.line - piece.part) * KV_HEADS + piece.head) * GROUPS + (skipped > 0);
-                last[group] = count_up(counter) == piece.parts - 1;
-                if (last[group]) *counter = 0;
-            }
-            meet(1 + group, 128);
-            if (!last[group]) continue;
+            if (!is_last()) continue;
             result.clear();
-            // Written by other programs: not to be found in a cache of one's own.
-            auto peak_and_weight = [&](int part, int of) { return __ldcg((const float2*)(part_at(part, of) + DIM)); };
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const int of = row + 8 * half;
@@ -360,9 +578,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + FETCHERS, 1)
         for (int half = 0; half < 2; half++) {
             const int of = row + 8 * half;
             if (of >= rows) continue;
-            float sum = result.weight[half];
-            if (sinks) sum += power_of_two(sinks[piece.head * GROUP + of % GROUP] * LOG2_E - result.peak[half]);
-            const float whole = 1.0f / sum;
+            const float whole = 1.0f / sunk(result.weight[half], result.peak[half], of);
             u16* to = out + corner + row_at(of);
 #pragma unroll
             for (int i = 2 * half; i < SUMS; i += 4)
