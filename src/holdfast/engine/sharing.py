@@ -3,8 +3,7 @@
 Contexts of very different lengths stand in one step. So that none keeps the others waiting, and one graph
 serves them all, the device cuts the keys of each step into pieces: for programs that have one each (see
 `kernels.Pieces`), or for programs that take one after another (`kernels.PieceQueue`), where there is a kernel
-that does. Steps of one-token rows take as long either way. The lists lie in the same place for every step.
-Used by the executor.
+that does. The lists lie in the same place for every step. Used by the executor.
 """
 
 from __future__ import annotations
@@ -23,6 +22,9 @@ SHORT_ROW = 64
 
 FILLING = 4
 """Pieces for each multiprocessor that a device is filled with."""
+
+QUEUED_ROWS = 96
+"""Rows up to which a decode step takes pieces from a queue: more fill the device evenly with a piece each."""
 
 
 class Sharing:
@@ -43,12 +45,12 @@ class Sharing:
         self._arrived = torch.zeros(self._lines * attention.kv_heads, dtype=torch.int32, device=device)
 
     def lists(self, shape: Shape) -> Lists:
-        """The lists of one shape: a queue where rows may have several tokens and it has room, else pieces.
+        """The lists of one shape: a queue where there is one with room for it, unless many rows decode.
 
-        A step that is too large for both fills the device anyway: it has none.
+        Else pieces; a step that is too large for both fills the device anyway, and has none.
         """
         queue = None
-        if self._queue is not None and not shape.decode:
+        if self._queue is not None and not (shape.decode and shape.rows > QUEUED_ROWS):
             queue = self._queue.for_step(shape.tokens, shape.rows)
         return Lists(queue=queue) if queue is not None else Lists(self._pieces(shape))
 
