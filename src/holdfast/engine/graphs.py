@@ -25,7 +25,7 @@ from holdfast.models.model import Model
 
 MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512)
 MIXED_ROWS = (1, 4, 16, 64)
-SMALL_STEP = 256
+SMALL_STEP = 192
 """Tokens up to which a mixed step takes little longer than a decode step: both read all weights once."""
 
 TILES_ONLY = 4
