@@ -160,6 +160,24 @@ def layer(tokens: int, library: bool) -> Case:
     return Case("layer", shape, call, 2.0 * weights, 2.0 * tokens * weights, 16)
 
 
+def product(tokens: int, outputs: int, depth: int, library: bool) -> Case:
+    """One product with eight weights in turn; of the tallest one gate, up and activation."""
+    gated = outputs == 24576
+    weights = cycle([random_tensor(outputs, depth).mul_(0.02) for _ in range(8)])
+    x = random_tensor(tokens, depth)
+
+    def call() -> torch.Tensor:
+        if not gated:
+            return (functional.linear if library else kernels.linear)(x, next(weights), None)
+        if library:
+            return kernels.swiglu(functional.linear(x, next(weights)))
+        return kernels.linear_gated(x, next(weights), None, "swiglu")
+
+    size = outputs * depth
+    shape = f"{tokens} tokens, {outputs} x {depth}, {'library' if library else 'ours'}"
+    return Case("product", shape, call, 2.0 * size, 2.0 * tokens * size, 16)
+
+
 def rotary(tokens: int) -> Case:
     batch, units = batch_of([1] * tokens, 1000, 16) if tokens <= 256 else batch_of([tokens], 0, 16)
     storage = random_tensor(units, 1, 2, 16, 8, 128)
@@ -304,6 +322,9 @@ def cases(only: str) -> Iterator[Callable[[], Case]]:
         makers += [("rotary", partial(rotary, tokens)), ("experts", partial(moe, tokens))]
     for tokens in (2, 16, 64, 128, 192):
         makers += [("layer", partial(layer, tokens, library)) for library in (True, False)]
+    for tokens in (64, 128, 192):
+        for outputs, depth in ((6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288)):
+            makers += [("product", partial(product, tokens, outputs, depth, way)) for way in (True, False)]
     for name, make in (("conv", conv), ("mamba2", mamba2), ("gated_delta", delta)):
         makers += [(name, partial(make, [1] * rows, f"step {rows}")) for rows in (1, 16, 64, 256)]
         makers += [
