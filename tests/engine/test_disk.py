@@ -1,7 +1,9 @@
 """Memory in files: it comes back as it went, and is never believed when it is damaged."""
 
+import errno
 import logging
 import os
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,9 @@ from holdfast.core.layout import Tier
 from holdfast.core.session import Place
 from holdfast.engine import spill, spill_files
 from holdfast.engine.engine import Engine, Session
+from holdfast.engine.journal import Journal
+from holdfast.engine.options import OptionError
+from holdfast.engine.records import StoredSession
 from holdfast.engine.spill import FAULT_SECONDS
 from holdfast.engine.spill_files import Files
 from tests.engine.conftest import Make
@@ -354,6 +359,7 @@ def test_a_disk_that_cannot_be_written_costs_nothing_but_work(
     expected = talk(make_any().session(), range(3))
     disk = engine.loop.disk
     assert disk is not None
+    disk.files.close()
     disk.files = FaultyFiles(tmp_path / "disk")
     now = [0.0]
     monkeypatch.setattr(disk, "clock", lambda: engine.loop.now() + now[0])
@@ -508,3 +514,64 @@ def test_a_file_that_is_given_up_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(OSError, match="no time"):
         given.write("half", b"x" * 2500)
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+
+
+def test_a_directory_is_one_engines_alone(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second engine would sweep the first one's files away, though it has a journal of its own."""
+    monkeypatch.setattr("holdfast.engine.revival.WAIT_SECONDS", 0.1)
+    first = make(**options(tmp_path))
+    session = first.session(id="s")
+    talk(session, range(2))
+    to_disk(first)
+    (tmp_path / "other").symlink_to(tmp_path / "disk")
+    mine = {"journal": str(tmp_path / "mine.journal"), "disk": str(tmp_path / "other")}
+    with pytest.raises(OptionError, match="in use by another process") as caught:
+        make(**options(tmp_path, **mine))
+    assert caught.value.option == "disk"
+    assert len(files(tmp_path)) == 1
+    costs_only_itself(session, 2, talk(make().session(), range(3))[2])
+    first.close()
+    make(**options(tmp_path, **mine)).close()
+    assert not files(tmp_path), "nobody has it any more"
+
+
+def test_what_cannot_be_opened_lets_go_of_the_rest(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A journal beside a directory that cannot be used, and a directory beside such a journal."""
+    monkeypatch.setattr("holdfast.engine.revival.WAIT_SECONDS", 0.1)
+    taken = tmp_path / "file"
+    taken.write_text("no directory")
+    with pytest.raises(OptionError) as caught:
+        make(**options(tmp_path, disk=str(taken)))
+    assert caught.value.option == "disk"
+    make(**options(tmp_path)).close()
+    monkeypatch.setattr(Journal, "load", failing_load)
+    with pytest.raises(OptionError) as caught:
+        make(**options(tmp_path))
+    assert caught.value.option == "journal"
+    monkeypatch.undo()
+    make(**options(tmp_path)).close()
+
+
+def failing_load(journal: Journal) -> list[StoredSession]:
+    raise sqlite3.DatabaseError(f"{journal.path} is malformed")
+
+
+def test_a_file_system_that_holds_nothing_is_warned_of(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some network file systems refuse to hold a directory: memory is written there all the same."""
+
+    def refuse(descriptor: int, name: Path, patience: float) -> None:
+        raise OSError(errno.EBADF, f"{descriptor} cannot be held for {patience}", str(name))
+
+    monkeypatch.setattr(spill_files, "hold", refuse)
+    with caplog.at_level(logging.WARNING, "holdfast.disk"):
+        engine = make(**options(tmp_path))
+    assert "cannot be held" in caplog.text
+    talk(engine.session(id="s"), range(1))
+    to_disk(engine)
+    assert len(files(tmp_path)) == 1

@@ -58,6 +58,7 @@ def disk_of(engine: Engine) -> DiskTier:
 
 
 def hold(engine: Engine, path: Path) -> HeldFiles:
+    disk_of(engine).files.close()
     held = HeldFiles(path / "disk")
     disk_of(engine).files = held
     return held

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.engine import journal as journal_module
-from holdfast.engine import journal_tables
+from holdfast.engine import journal_tables, lock
 from holdfast.engine.journal import Journal, JournalError
 from holdfast.engine.journal_reading import load, open_for_reading, read_log, read_sessions
 from holdfast.engine.records import (
@@ -329,7 +329,7 @@ def test_a_writer_that_is_about_to_end_is_waited_for(
 ) -> None:
     first = Journal(path, "commit", "v")
     first.append(opened())
-    monkeypatch.setattr(journal_module.time, "sleep", lambda _seconds: first.close())
+    monkeypatch.setattr(lock.time, "sleep", lambda _seconds: first.close())
     with Journal(path, "commit", "v", patience=60.0) as second:
         assert [session.id for session in second.load()] == ["s"]
     assert "waiting for it" in caplog.text

@@ -16,12 +16,10 @@ a journal open for writing; readers (`journal_reading`) are free to look. Called
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
 import sqlite3
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -39,6 +37,7 @@ from holdfast.engine.journal_tables import (
     turn_sum,
     upgrade,
 )
+from holdfast.engine.lock import InUse, hold
 from holdfast.engine.records import (
     TURNS_KEPT,
     Closed,
@@ -63,7 +62,6 @@ Durability = Literal["off", "commit", "fsync"]
 SYNCHRONOUS = {"off": "OFF", "commit": "NORMAL", "fsync": "FULL"}
 
 LOG_KEPT = 10_000
-LOCK_POLL_SECONDS = 0.05
 ORPHANS_MAX = 512  # Cuts and closes after which turns that nobody reaches are swept away.
 
 Probe = Callable[[str], None]
@@ -419,20 +417,11 @@ def _lock(path: Path, patience: float) -> int:
     real = Path(os.path.realpath(path))
     real.parent.mkdir(parents=True, exist_ok=True)
     held = os.open(real.with_name(real.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
-    deadline = time.monotonic() + patience
-    waited = False
-    while True:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return held
-        except OSError as error:
-            if time.monotonic() >= deadline:
-                os.close(held)
-                raise JournalInUse(f"{path} is in use by another process") from error
-        if not waited:
-            waited = True
-            log.warning("another process has the journal; waiting for it to end")
-        time.sleep(LOCK_POLL_SECONDS)
+    try:
+        hold(held, path, patience)
+    except InUse as error:
+        raise JournalInUse(str(error)) from error
+    return held
 
 
 def _connect(path: Path) -> sqlite3.Connection:

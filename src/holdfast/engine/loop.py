@@ -16,7 +16,6 @@ import logging
 import time
 from collections.abc import Callable
 from itertools import islice
-from pathlib import Path
 
 from holdfast.core.errors import Refused, RequestConflict, TooManySessions, TurnExists
 from holdfast.core.layout import Component, Tier
@@ -31,13 +30,12 @@ from holdfast.engine.book import Act, Book, require_text
 from holdfast.engine.executor import Executor, Flight, PlanRunner
 from holdfast.engine.journal import Journal
 from holdfast.engine.memory_plan import MemoryPlan, disk_bytes, plan_memory
-from holdfast.engine.options import EngineOptions, tenant_parts
+from holdfast.engine.options import EngineOptions, OptionError, tenant_parts
 from holdfast.engine.records import FinishedTurn, StoredSession
-from holdfast.engine.revival import history_of, open_journal, read_journal
+from holdfast.engine.revival import history_of, open_files, open_journal, read_journal
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.speculation import Speculator
 from holdfast.engine.spill import DiskTier, Hurry
-from holdfast.engine.spill_files import Files
 from holdfast.engine.stream import TurnStream
 from holdfast.engine.tokenizer import Tokenizer
 from holdfast.models.generation import GenerationDefaults
@@ -136,7 +134,13 @@ class EngineLoop:
 
     def _revive(self, journal: Journal) -> None:
         """Bring back every session of the journal, with its tokens; its memory comes with its next turn."""
-        for stored in read_journal(journal):
+        try:
+            sessions = read_journal(journal)
+        except OptionError:
+            if self.disk is not None:
+                self.disk.files.close()
+            raise
+        for stored in sessions:
             refusal = stored.unusable or self._bring_back(stored)
             if not refusal:
                 self.book.revived(stored)
@@ -158,9 +162,15 @@ class EngineLoop:
 
     def _open_disk(self, directory: str, identity: str, executor: Executor) -> DiskTier:
         form = (self.options.page_size, self.memory_plan.layout, self.model.memory_shape, self.model.dtype)
+        try:
+            room, files = disk_bytes(self.options), open_files(directory)
+        except OptionError:
+            if self.book.journal is not None:
+                self.book.journal.close()
+            raise
         return DiskTier(
-            Files(Path(directory)),
-            disk_bytes(self.options),
+            files,
+            room,
             self.options.snapshot_seconds,
             (self.scheduler, executor, self.book),
             (identity, hashlib.sha256(repr(form).encode()).hexdigest()),

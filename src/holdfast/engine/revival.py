@@ -1,7 +1,7 @@
-"""The journal of a loop at its start: opened, and read for the sessions that come back.
+"""A loop's journal and files at its start: opened, and read for the sessions that come back.
 
-What keeps a journal from being used is an `OptionError` of the option that names it, and says what to do
-next: such a file is never taken for an empty one. Used by the engine's loop.
+What keeps one from being used is an `OptionError` of the option that names it, and says what to do next: such
+a journal is never taken for an empty one. Used by the engine's loop.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from pathlib import Path
 from holdfast.core.turn import TurnRequest
 from holdfast.engine.journal import Journal, JournalError
 from holdfast.engine.journal_tables import MEND
+from holdfast.engine.lock import InUse
 from holdfast.engine.options import EngineOptions, OptionError
 from holdfast.engine.records import StoredSession
+from holdfast.engine.spill_files import Files
 from holdfast.engine.tokenizer import Tokenizer
 
-JOURNAL_SECONDS = 20.0
+WAIT_SECONDS = 20.0
 """How long an engine whose server was killed may take to write its sessions before the next one gives up."""
 
 VOCABULARY_PROBE = (
@@ -37,11 +39,21 @@ def open_journal(options: EngineOptions, tokenizer: Tokenizer) -> Journal | None
         return None
     path = Path(options.journal)
     try:
-        return Journal(path, options.durability, vocabulary_of(tokenizer), patience=JOURNAL_SECONDS)
+        return Journal(path, options.durability, vocabulary_of(tokenizer), patience=WAIT_SECONDS)
     except UNREADABLE as error:
         raise _unusable(path, error) from error
     except (JournalError, OSError) as error:
         raise OptionError("journal", f"cannot be used: {error}") from error
+
+
+def open_files(directory: str) -> Files:
+    """The directory for the memory of sessions, which no other engine may have."""
+    try:
+        return Files(Path(directory), WAIT_SECONDS)
+    except InUse as error:
+        raise OptionError("disk", f"cannot be used: {error}; every server needs one of its own") from error
+    except OSError as error:
+        raise OptionError("disk", f"cannot be used: {error}") from error
 
 
 def read_journal(journal: Journal) -> list[StoredSession]:

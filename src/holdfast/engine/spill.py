@@ -476,6 +476,7 @@ class DiskTier:
         if self.book.journal is None:
             for name in list(self.snapshots):
                 self.forget(name)
+        self.files.close()
 
     def _give_up(self) -> None:
         self.files.given_up = True

@@ -24,6 +24,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from holdfast.engine.lock import hold
+
 log = logging.getLogger("holdfast.disk")
 
 FORMAT = "holdfast-session-1"
@@ -61,10 +63,25 @@ class Snapshot:
 class Files:
     """The files of one directory, by name. Once they are `given_up`, none is written any more."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, patience: float = 0.0) -> None:
+        """Hold a directory, after waiting so many seconds for another process that has it, or raise `InUse`.
+
+        Two engines would take each other's files for what a death left behind.
+        """
         self.directory = directory
         self.given_up = False
         directory.mkdir(parents=True, exist_ok=True)
+        self._held: int | None = os.open(directory, os.O_RDONLY)
+        try:
+            hold(self._held, directory, patience)
+        except OSError as error:
+            log.warning("%s cannot be held: no other engine may use it meanwhile (%s)", directory, error)
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     def write(self, name: str, content: bytes) -> None:
         """Let a file appear, whole and synced, or raise and leave none."""
