@@ -519,7 +519,7 @@ def test_a_file_that_is_given_up_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 def test_a_directory_is_one_engines_alone(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second engine would sweep the first one's files away, though it has a journal of its own."""
+    """A second engine would sweep the first one's files away. It lets go of its own journal, too."""
     monkeypatch.setattr("holdfast.engine.revival.WAIT_SECONDS", 0.1)
     first = make(**options(tmp_path))
     session = first.session(id="s")
@@ -537,22 +537,15 @@ def test_a_directory_is_one_engines_alone(
     assert not files(tmp_path), "nobody has it any more"
 
 
-def test_what_cannot_be_opened_lets_go_of_the_rest(
+def test_a_journal_that_cannot_be_read_lets_go_of_the_directory(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A journal beside a directory that cannot be used, and a directory beside such a journal."""
     monkeypatch.setattr("holdfast.engine.revival.WAIT_SECONDS", 0.1)
-    taken = tmp_path / "file"
-    taken.write_text("no directory")
-    with pytest.raises(OptionError) as caught:
-        make(**options(tmp_path, disk=str(taken)))
-    assert caught.value.option == "disk"
-    make(**options(tmp_path)).close()
-    monkeypatch.setattr(Journal, "load", failing_load)
-    with pytest.raises(OptionError) as caught:
-        make(**options(tmp_path))
+    with monkeypatch.context() as broken:
+        broken.setattr(Journal, "load", failing_load)
+        with pytest.raises(OptionError) as caught:
+            make(**options(tmp_path))
     assert caught.value.option == "journal"
-    monkeypatch.undo()
     make(**options(tmp_path)).close()
 
 
