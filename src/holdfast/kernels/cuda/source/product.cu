@@ -223,13 +223,15 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
         }
     }
     meet(true);
-    // All that lies with the other programs is asked for before any of it is used.
+    // All that lies with the other programs is asked for before any of it is used. What nobody uses is not asked for:
+    // nothing would wait for the answer, and a program that has ended gives none.
     float4 gates[TURNS][SPLITS], ups[TURNS][SPLITS];
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
-        const int i = threadIdx.x + turn * 128 * GROUPS, at = part * SHARE + i / QUADS;
+        const int i = threadIdx.x + turn * 128 * GROUPS;
+        const int at = part * SHARE + i / QUADS, to = column + i % QUADS * 4;
         const u32 address = ring + (at * PITCH + i % QUADS * 4) * 4;
-        if (i >= WORK) continue;
+        if (i >= WORK || at >= tokens || to >= width) continue;
 #pragma unroll
         for (int program = 0; program < SPLITS; program++) {
             gates[turn][program] = read_from(program, address);
