@@ -261,7 +261,7 @@ def sampling(rows: int, label: str, temperature: float, top_k: int, top_p: float
             (top_p, torch.float32),
             (0.0, torch.float32),
             (5, torch.int64),
-            (9, torch.int64),
+            (9, torch.int32),
         )
     ]
     call = partial(kernels.sample_tokens, logits, *given, greedy=temperature == 0)

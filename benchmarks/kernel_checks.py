@@ -532,6 +532,12 @@ def check_units(dtype: torch.dtype) -> Errors:
     storage[[7, 1]] = NAN
     kernels.move_units(tier, up, storage, down)
     yield 0.0 if torch.equal(storage, before) else math.inf
+    words, arrived = torch.arange(5003, dtype=torch.int32).pin_memory(), torch.zeros(6000).int().pin_memory()
+    brought = torch.zeros(6000, dtype=torch.int32, device="cuda")
+    kernels.carry(words[1:], brought[3 : 3 + 5002])
+    kernels.carry(brought[2:5007], arrived[1:5006])
+    torch.cuda.synchronize()
+    yield 0.0 if arrived.tolist() == [0, 0, *range(1, 5003), *[0] * 996] else math.inf
 
 
 def check_sampling(dtype: torch.dtype) -> Errors:
@@ -547,7 +553,7 @@ def check_sampling(dtype: torch.dtype) -> Errors:
         torch.where(places % 3 == 0, 1.0, 0.9),
         torch.where(places % 5 == 0, 0.05, 0.0),
         places * 1_000_003 + 2**40,
-        places + 7,
+        (places + 7).int(),
     ]
     expected = reference.sample_tokens(logits.cpu(), *given)
     actual = kernels.sample_tokens(logits, *[value.cuda() for value in given]).cpu()

@@ -6,9 +6,12 @@ from types import MethodType
 import pytest
 import torch
 
+from holdfast.core.plan import StepPlan
 from holdfast.core.registry import Plan
 from holdfast.core.turn import TurnRequest
 from holdfast.engine.engine import Engine, Turn, TurnFailed
+from holdfast.engine.executor import Flight
+from holdfast.engine.inputs import Sample
 from holdfast.engine.tokenizer import Detokenizer
 from holdfast.kernels import Batch
 from holdfast.models.memory import Memory
@@ -57,6 +60,45 @@ def test_a_step_that_fails_once_is_tried_again(make: Make, overlap: bool, number
     turns = engine.generate(PROMPTS, greedy(COUNT))
     assert [turn.token_ids for turn in turns] == undisturbed(make)
     assert [turn.text for turn in turns] == [tokenizer().decode(turn.token_ids) for turn in turns]
+
+
+@overlapped
+@pytest.mark.parametrize("number", [1, 2, 5, 11, 18])
+def test_a_step_that_never_came_to_the_device_has_changed_its_tables(
+    make: Make, overlap: bool, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a step's rows changed travels with its words; the next step carries it out if they never came."""
+    engine = make(overlap=overlap, page_size=1)
+    executor = engine.loop.executor
+    start, samples, calls, changed = executor.start, executor._samples, 0, 0
+
+    def failing(plan: Plan, tables: list[int], flight: Flight) -> list[Sample]:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            raise RuntimeError("the device is on fire")
+        return samples(plan, tables, flight)
+
+    def checked(plan: Plan) -> Flight:
+        nonlocal changed
+        try:
+            return start(plan)
+        except RuntimeError:
+            start(StepPlan(plan.step))
+            table = executor.tables.step_tables(0, 0).full
+            assert table is not None
+            for row in plan.rows:
+                if row.table is not None:
+                    found = table[executor.tables.row(row.number), row.table.first :].tolist()
+                    assert found[: len(row.table.full)] == row.table.full
+                    changed += 1
+            raise
+
+    monkeypatch.setattr(executor, "_samples", failing)
+    monkeypatch.setattr(executor, "start", checked)
+    turns = engine.generate(PROMPTS, greedy(COUNT))
+    assert [turn.token_ids for turn in turns] == undisturbed(make)
+    assert changed, "with pages of one token every row changes its table"
 
 
 @overlapped

@@ -12,7 +12,8 @@ from holdfast.core.registry import Plan
 from holdfast.engine import graphs
 from holdfast.engine.engine import Engine
 from holdfast.engine.executor import Flight
-from holdfast.engine.graphs import Outcome, Recorded, decode_rows, shapes
+from holdfast.engine.graphs import Outcome, Recorded, decode_rows, largest_of, shapes
+from holdfast.engine.inputs import Shape
 from holdfast.engine.sampling import Sampling
 
 Make = Callable[..., Engine]
@@ -79,6 +80,26 @@ def test_shapes_with_room_to_spare_change_no_token(
     assert talk(engine) == expected
     assert sum(each.replays for each in made) >= 20
     assert len([each for each in made if each.replays]) >= 3
+
+
+def test_a_step_that_brings_too_much_goes_without_a_shape(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What changed in the tables travels behind a step's words, as far as there is room for it."""
+    options = {"max_running": 6, "chunk_tokens": 16, "audit": "strict"}
+    expected = talk(make(**options))
+    engine = make(**options)
+    made = capture(engine, monkeypatch)
+    recorded = engine.loop.executor._graphs
+    assert recorded is not None
+    most = largest_of(shapes(6)).words
+    assert recorded.words.numel() > most
+    shape = recorded.find(6, 32, 6, False, recorded.words.numel() - most)
+    assert shape is not None and shape.words == most
+    assert recorded.find(6, 32, 6, False, recorded.words.numel() - most + 1) is None
+    recorded.words = recorded.words[: Shape(4, 8, 4, False).words]
+    assert talk(engine) == expected
+    assert any(each.replays for each in made)
 
 
 def test_shapes_cover_every_number_of_rows() -> None:

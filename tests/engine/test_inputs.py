@@ -6,10 +6,15 @@ import numpy as np
 import torch
 
 from holdfast.core.plan import Row
-from holdfast.engine.inputs import Nobody, Sample, Shape, pack, views
+from holdfast.engine.inputs import Nobody, Parameters, Sample, Shape, pack, views
 from holdfast.engine.staging import Staging
 
-NOBODY = Nobody(state=99, sampler_row=77, note=55)
+NOBODY = Nobody(state=99, sampler_row=8, note=55)
+PARAMETERS = Parameters(
+    seeds=np.array([0, 1, 2, 3, 4, 5, -6, (7 << 40) + 1, 0], dtype=np.int64),
+    floats=np.array([[0.25 * row + value for row in range(9)] for value in (0, 10, 20)], dtype=np.float32),
+    top_k=np.arange(100, 109, dtype=np.int32),
+)
 
 
 def row(
@@ -22,9 +27,9 @@ def row(
 
 def packed(
     shape: Shape, rows: list[Row[Any]], tables: list[int], samples: list[Sample]
-) -> dict[str, list[int]]:
+) -> dict[str, list[Any]]:
     words = np.full(shape.words, -1234, dtype=np.int32)
-    pack(words, shape, rows, tables, samples, NOBODY)
+    pack(words, shape, rows, tables, samples, PARAMETERS, NOBODY)
     found = views(torch.from_numpy(words), shape)
     return {name: getattr(found, name).tolist() for name in found.__slots__}
 
@@ -41,8 +46,12 @@ def test_a_decode_step_is_filled_up_with_rows_of_one_token() -> None:
     assert found["state_destination"] == [4, 5, 99, 99]
     assert found["sample_place"] == [0, 1, 0, 0]
     assert found["sample_position"] == [10, 1, 0, 0]
-    assert found["sampler_row"] == [6, 7, 77, 77]
     assert found["note"] == [20, 21, 55, 55]
+    assert found["seeds"] == [-6, (7 << 40) + 1, 0, 0]
+    assert found["temperature"] == [1.5, 1.75, 2.0, 2.0]
+    assert found["top_p"] == [11.5, 11.75, 12.0, 12.0]
+    assert found["min_p"] == [21.5, 21.75, 22.0, 22.0]
+    assert found["top_k"] == [106, 107, 108, 108]
 
 
 def test_a_mixed_step_is_filled_up_with_rows_of_no_tokens() -> None:
@@ -52,6 +61,14 @@ def test_a_mixed_step_is_filled_up_with_rows_of_no_tokens() -> None:
     assert found["row_start"] == [0, 3, 6, 6, 6]
     assert found["context"] == [8, 10, 0, 0]
     assert found["note"] == [3, 55, 55, 55]
+    assert found["top_k"] == [101, 108, 108, 108]
+
+
+def test_seeds_are_where_words_of_64_bits_may_be() -> None:
+    """Also where a step has an odd number of samples, and of everything else."""
+    found = packed(Shape(3, 5, 3, False), [row(0, [1, 2, 3, 4, 5])], [7], [Sample(4, 5, 7, 7)])
+    assert found["seeds"] == [(7 << 40) + 1, 0, 0]
+    assert found["tokens"] == [1, 2, 3, 4, 5]
 
 
 def test_words_and_tokens_pass_through_on_a_cpu() -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -46,3 +47,40 @@ def test_a_host_tier_is_unpinned_before_its_memory_goes(monkeypatch: pytest.Monk
     gc.collect()
     assert not runtime.known
     assert released == [0], "the memory went after the device had forgotten it"
+
+
+class Written:
+    """Stands in for an event: the device has come to it, or not yet."""
+
+    done = False
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return self.done
+
+
+def test_memory_that_tokens_arrive_in_is_kept_until_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nobody waits for them: the step was void."""
+    empty = torch.empty
+
+    def unpinned(*sizes: Any, pin_memory: bool, **given: Any) -> torch.Tensor:
+        assert pin_memory
+        return empty(*sizes, **given)
+
+    monkeypatch.setattr(torch, "empty", unpinned)
+    monkeypatch.setattr(torch.cuda, "Event", Written)
+    staging = Staging(torch.device("cuda"))
+    alive = []
+    for token in range(3):
+        arrival = staging.fetch(torch.tensor([token, 7]))
+        alive.append(weakref.ref(arrival._tokens))
+        assert arrival._tokens.tolist() == [token, 7]
+        del arrival
+    gc.collect()
+    assert all(each() is not None for each in alive)
+    monkeypatch.setattr(Written, "done", True)
+    staging.fetch(torch.tensor([9]))
+    gc.collect()
+    assert all(each() is None for each in alive)

@@ -42,7 +42,7 @@ def normal(generator: torch.Generator, *shape: int) -> torch.Tensor:
 
 def parameters(rows: int, **given: object) -> list[torch.Tensor]:
     values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seeds": 5, "positions": 3} | given
-    types = [torch.float32, torch.int32, torch.float32, torch.float32, torch.int64, torch.int64]
+    types = [torch.float32, torch.int32, torch.float32, torch.float32, torch.int64, torch.int32]
     return [
         torch.as_tensor(value, dtype=dtype).expand(rows).contiguous()
         for value, dtype in zip(values.values(), types, strict=True)
@@ -150,6 +150,9 @@ def test_sampling_is_the_same_on_both_implementations(
     )
     expected = reference.sample_tokens(logits, *given)
     assert torch.equal(device.sample_tokens(logits, *given), expected)
+    longer = [*given[:-1], given[-1].long()]
+    assert torch.equal(reference.sample_tokens(logits, *longer), expected)
+    assert torch.equal(device.sample_tokens(logits, *longer), expected)
     assert len(set(expected.tolist())) > 20
     assert torch.equal(device.sample_tokens(logits[:6], *given, greedy=True), logits[:6].argmax(-1))
 

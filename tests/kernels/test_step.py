@@ -114,6 +114,14 @@ def test_tables_change_where_they_are_told(ops: ModuleType) -> None:
     assert int(table.sum()) == 10
 
 
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_words_are_carried_and_nothing_beside_them(ops: ModuleType, kind: torch.dtype) -> None:
+    for count in (0, 1, 3, 2048, 4099):
+        words, target = torch.arange(1, count + 3, dtype=kind), torch.zeros(count + 5, dtype=kind)
+        ops.carry(words[1 : 1 + count], target[3 : 3 + count])
+        assert target.tolist() == [0, 0, 0, *range(2, count + 2), 0, 0]
+
+
 def test_sampled_tokens_are_noted_and_broken_ones_are_zero(ops: ModuleType) -> None:
     sampled = torch.full((9,), 5)
     rows = torch.tensor([3, 8, 0], dtype=torch.int32)

@@ -37,7 +37,18 @@ from holdfast.engine.graphs import (
     run_step,
     shapes,
 )
-from holdfast.engine.inputs import Limits, Lists, Nobody, Sample, Shape, StepBuffers, Views, pack, views
+from holdfast.engine.inputs import (
+    Limits,
+    Lists,
+    Nobody,
+    Sample,
+    Shape,
+    StepBuffers,
+    Views,
+    Words,
+    pack,
+    views,
+)
 from holdfast.engine.memory_plan import MemoryPlan
 from holdfast.engine.sampler import BatchSampler, Sampled, token_logprobs
 from holdfast.engine.sampling import Sampling
@@ -134,10 +145,11 @@ class Executor:
             record = record_cuda()
         wanted = shapes(self._rows_max)
         largest = largest_of(wanted)
-        words = torch.zeros(largest.words, dtype=torch.int32, device=self.model.device)
-        buffers = self._buffers(largest, self.layout.pages_for(self._context_max))
+        pages = self.layout.pages_for(self._context_max)
+        # The table of a whole session, of both kinds of pages, fits behind the largest step.
+        words = torch.zeros(largest.words + 4 * pages, dtype=torch.int32, device=self.model.device)
+        buffers = self._buffers(largest, pages)
         graphs = StepGraphs(words, record)
-        self.sampler.upload()
         for done, shape in enumerate(wanted):
             given = graphs.views(shape)
             singles = shape.rows if shape.decode else 0 if shape.rows <= TILES_ONLY else 1
@@ -145,7 +157,7 @@ class Executor:
                 1 if shape.decode else shape.tokens, self._context_max, singles, graphs.least(shape)
             )
             batch = self._batch(buffers, given, shape, limits)
-            self._bring(shape, [], [], [], words)
+            self._bring(shape, [], [], [], self.tables.pack(), words)
             self._prepare(given, batch)
             graphs.capture(shape, batch, self._step_of(batch, given))
             if progress is not None:
@@ -157,7 +169,7 @@ class Executor:
         return None if self._graphs is None else self._graphs.small_step(rows)
 
     def _step_of(self, batch: Batch, given: Views) -> Callable[[], Outcome]:
-        return lambda: run_step(self.model, self.memory, self.sampler, batch, given, self.tables.sampled)
+        return lambda: run_step(self.model, self.memory, batch, given, self.tables.sampled)
 
     def _buffers(self, shape: Shape, width: int) -> StepBuffers:
         components = (self.layout.full, self.layout.window > 0)
@@ -176,16 +188,22 @@ class Executor:
     def start(self, plan: Plan) -> Flight:
         """Launch a step. Nothing here waits for the device."""
         self.tables.forget(plan.forgotten)
+        self._change_tables()
         for row in plan.rows:
             if row.table is not None:
                 self.tables.change(row.number, row.table)
-        self.tables.apply()
         self._copy(plan)
         self.carrier.start(plan.moves)
         flight = Flight(plan, None, None, [])
         if plan.rows:
             self._compute(plan, flight)
         return flight
+
+    def _change_tables(self) -> None:
+        """Carry out what changed with a step that could not be launched; usually nothing is left."""
+        left = self.tables.pack()
+        if left.size:
+            self.tables.apply(torch.from_numpy(left).to(self.model.device, non_blocking=True))
 
     def _copy(self, plan: Plan) -> None:
         by_component: dict[Component, tuple[list[int], list[int]]] = {}
@@ -242,7 +260,6 @@ class Executor:
                 note = tables[index] if place == end - 1 else NOBODY
                 samples.append(Sample(place, position, self._sampler_row(plan, row, position), note))
             flight.places.append((index, first, len(samples)))
-        self.sampler.upload()
         return samples
 
     def _forward(
@@ -252,16 +269,17 @@ class Executor:
         counts = [row.count for row in rows]
         tokens, count_max = sum(counts), max(counts)
         decode = count_max == 1 and len(samples) <= len(rows)
+        changes = self.tables.pack()
         if self._graphs is not None:
-            shape = self._graphs.find(len(rows), tokens, len(samples), decode)
+            shape = self._graphs.find(len(rows), tokens, len(samples), decode, changes.size)
             if shape is not None:
-                self._bring(shape, rows, tables, samples, self._graphs.words)
+                self._bring(shape, rows, tables, samples, changes, self._graphs.words)
                 given = self._graphs.views(shape)
                 self._prepare(given, self._graphs.batch(shape))
                 outcome = self._graphs.replay(shape)
                 return outcome.hidden, outcome.tokens, given
         shape = Shape(len(rows), tokens, len(samples), decode)
-        given = views(self._bring(shape, rows, tables, samples, None), shape)
+        given = views(self._bring(shape, rows, tables, samples, changes, None), shape)
         context_max = max(row.start + row.count for row in rows)
         buffers = self._buffers(shape, self.layout.pages_for(context_max))
         limits = Limits(count_max, context_max, counts.count(1))
@@ -276,12 +294,18 @@ class Executor:
         rows: list[Row[Turn]],
         tables: list[int],
         samples: list[Sample],
+        changes: Words,
         target: Tensor | None,
     ) -> Tensor:
-        """A step's words on the device."""
-        words = self._staging.words(shape.words)
-        pack(fill(words), shape, rows, tables, samples, self._nobody)
-        return self._staging.send(words, target)
+        """A step's words on the device, where the tables have changed as it wants them."""
+        end = shape.words + changes.size
+        words = self._staging.words(end)
+        array = fill(words)
+        pack(array[: shape.words], shape, rows, tables, samples, self.sampler.parameters, self._nobody)
+        array[shape.words :] = changes
+        brought = self._staging.send(words, target)
+        self.tables.apply(brought[shape.words : end])
+        return brought
 
     def _prepare(self, given: Views, batch: Batch) -> None:
         tables = self.tables.step_tables(self._reserved.full, self._reserved.window)

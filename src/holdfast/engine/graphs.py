@@ -18,7 +18,6 @@ from torch import Tensor
 
 from holdfast import kernels
 from holdfast.engine.inputs import Shape, Views, views
-from holdfast.engine.sampler import BatchSampler
 from holdfast.kernels import Batch
 from holdfast.models.memory import Memory
 from holdfast.models.model import Model
@@ -100,14 +99,20 @@ def record_cuda() -> Recorder:
     return record
 
 
-def run_step(
-    model: Model, memory: Memory, sampler: BatchSampler, batch: Batch, given: Views, sampled: Tensor
-) -> Outcome:
+def run_step(model: Model, memory: Memory, batch: Batch, given: Views, sampled: Tensor) -> Outcome:
     """The forward pass, the samples of plain rows, and their tokens noted for the next step."""
     kernels.list_pieces(batch)
     hidden = model.forward(batch, memory)
     logits = model.logits(hidden.index_select(0, given.sample_place))
-    tokens = sampler.draw(logits, given.sampler_row, given.sample_position)
+    tokens = kernels.sample_tokens(
+        logits,
+        given.temperature,
+        given.top_k,
+        given.top_p,
+        given.min_p,
+        given.seeds,
+        given.sample_position,
+    )
     kernels.note_sampled(sampled, given.note, tokens)
     return Outcome(hidden, tokens)
 
@@ -142,12 +147,15 @@ class StepGraphs:
         fewer = [rows for rows in MIXED_ROWS if rows < shape.rows]
         return max(smaller, default=0) + 1, max(fewer, default=0) + 1
 
-    def find(self, rows: int, tokens: int, samples: int, decode: bool) -> Shape | None:
-        """The smallest captured shape that has room for a step, or None."""
+    def find(self, rows: int, tokens: int, samples: int, decode: bool, more: int) -> Shape | None:
+        """The smallest captured shape that has room for a step, or None; `more` words come behind its own."""
         if decode:
-            return next((shape for count, shape in self._decode if count >= rows), None)
-        room = max(rows, samples)
-        return next((shape for shape in self._mixed if shape.tokens >= tokens and shape.rows >= room), None)
+            found = next((shape for count, shape in self._decode if count >= rows), None)
+        else:
+            room = max(rows, samples)
+            fitting = (shape for shape in self._mixed if shape.tokens >= tokens and shape.rows >= room)
+            found = next(fitting, None)
+        return found if found is not None and found.words + more <= self.words.numel() else None
 
     def small_step(self, rows: int) -> int | None:
         """How many tokens a step of so many rows should have at most, so that it stays a short one."""

@@ -3,7 +3,7 @@
 One copy brings a whole step to the device, whatever it holds. A `Shape` says how many rows, tokens and
 samples the words have room for: exactly those of a step, or more, for a graph that was captured with that
 room. What is left over are rows that belong to nobody. `StepBuffers` are the tensors that the device works
-out from the words. Used by the executor and by `graphs`.
+out from the words. Used by the executor, by `graphs` and by the sampler.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Shape(NamedTuple):
     @property
     def words(self) -> int:
         """How many words a step of this shape takes."""
-        return 5 * self.rows + 1 + self.tokens + 4 * self.samples
+        return 9 * self.samples + 5 * self.rows + 1 + self.tokens
 
 
 class Limits(NamedTuple):
@@ -68,6 +68,15 @@ class Sample(NamedTuple):
     note: int
 
 
+class Parameters(NamedTuple):
+    """How each sampler row draws its tokens, as `kernels.sample_tokens` wants to know it."""
+
+    seeds: NDArray[np.int64]
+    floats: NDArray[np.float32]
+    """Temperature, top_p and min_p [3, rows]."""
+    top_k: NDArray[np.int32]
+
+
 class Nobody(NamedTuple):
     """What rows and samples have that only fill up a shape."""
 
@@ -78,25 +87,32 @@ class Nobody(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """The words of a step by what they are, each an int32 tensor."""
+    """The words of a step by what they are: int32, but for seeds (int64) and three floats (float32)."""
 
+    seeds: Tensor
+    temperature: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    top_k: Tensor
+    sample_place: Tensor
+    sample_position: Tensor
+    note: Tensor
     row_table: Tensor
     row_start: Tensor
     context: Tensor
     state_source: Tensor
     state_destination: Tensor
-    sample_place: Tensor
-    sample_position: Tensor
-    sampler_row: Tensor
-    note: Tensor
     tokens: Tensor
 
 
 def views(words: Tensor, shape: Shape) -> Views:
     """Where each kind of input lies in a step's words."""
     rows, samples = shape.rows, shape.samples
-    sizes = [rows, rows + 1, rows, rows, rows, samples, samples, samples, samples, shape.tokens]
-    return Views(*words[: shape.words].split(sizes))
+    # Seeds are first: words of 64 bits must lie where such words may.
+    sizes = [2 * samples, *[samples] * 7, rows, rows + 1, rows, rows, rows, shape.tokens]
+    seeds, *others = words[: shape.words].split(sizes)
+    floats = (part.view(torch.float32) for part in others[:3])
+    return Views(seeds.view(torch.int64), *floats, *others[3:])
 
 
 def pack(
@@ -105,20 +121,29 @@ def pack(
     rows: list[Row[Turn]],
     tables: list[int],
     samples: list[Sample],
+    parameters: Parameters,
     nobody: Nobody,
 ) -> None:
     """Write a step into words of a shape that has room for it."""
     count, spare = len(rows), shape.rows - len(rows)
+    room, unused = shape.samples, shape.samples - len(samples)
     # What fills up a decode step has a token like all its rows; elsewhere it has none.
     filler = 1 if shape.decode else 0
     counts = [row.count for row in rows] + [filler] * spare
-    place = 0
+    drawn = [sample.sampler_row for sample in samples] + [nobody.sampler_row] * unused
+    words[: 2 * room].view(np.int64)[:] = parameters.seeds[drawn]
+    words[2 * room : 5 * room].view(np.float32).reshape(3, room)[:] = parameters.floats[:, drawn]
+    words[5 * room : 6 * room] = parameters.top_k[drawn]
+    place = 6 * room
 
     def put(values: list[int]) -> None:
         nonlocal place
         words[place : place + len(values)] = values
         place += len(values)
 
+    put([sample.place for sample in samples] + [0] * unused)
+    put([sample.position for sample in samples] + [0] * unused)
+    put([sample.note for sample in samples] + [nobody.note] * unused)
     put(tables + [-1] * spare)
     words[place] = 0
     np.cumsum(counts, out=words[place + 1 : place + 1 + shape.rows])
@@ -127,9 +152,6 @@ def pack(
     states = [row.state for row in rows]
     put([-1 if state is None or state[0] is None else state[0] for state in states] + [-1] * spare)
     put([nobody.state if state is None else state[1] for state in states] + [nobody.state] * spare)
-    unused = shape.samples - len(samples)
-    for field, idle in enumerate((0, 0, nobody.sampler_row, nobody.note)):
-        put([sample[field] for sample in samples] + [idle] * unused)
     tokens: list[int] = []
     for row in rows:
         tokens += row.tokens

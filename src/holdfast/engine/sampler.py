@@ -1,22 +1,25 @@
 """One token for each row of logits, for a whole batch at once.
 
-A `BatchSampler` keeps the parameters of every batch row in tensors: the executor admits a row when its turn
-begins, samples it in any steps and any company, and releases it. A row's token is a function of its own
-logits, history, seed and position alone. Nothing here waits for the device: tokens stay tensors, and a row
-whose logits are not finite gets -1. Rows that need no more than their parameters can be drawn inside a graph
-(`draw`); the others, with penalties, biases or log-probabilities, are sampled by `sample`. Called by the
-executor and by the graphs.
+A `BatchSampler` keeps the parameters of every batch row: the executor admits a row when its turn begins,
+samples it in any steps and any company, and releases it. A row's token is a function of its own logits,
+history, seed and position alone. Nothing here waits for the device: tokens stay tensors, and a row whose
+logits are not finite gets -1. Rows that need no more than their parameters are drawn inside a graph, which
+reads them from the step's words; the others, with penalties, biases or log-probabilities, are sampled by
+`sample`. Called by the executor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from holdfast.engine.inputs import Parameters
 from holdfast.engine.sampling import Sampling
 from holdfast.kernels import sample_tokens
 
@@ -62,11 +65,6 @@ class _Row:
         )
 
 
-# Rows of the parameter tables.
-_TEMPERATURE, _TOP_P, _MIN_P, _REPETITION, _FREQUENCY, _PRESENCE = range(6)
-_TOP_K, _SEED = range(2)
-
-
 class BatchSampler:
     """The sampling state of `rows` batch rows over a vocabulary; row `nobody` is always there and greedy."""
 
@@ -75,12 +73,12 @@ class BatchSampler:
         self._device = device
         self._rows: list[_Row | None] = [None] * rows
         self.nobody = rows
-        # Parameters are set on the host and brought to the device together, before they are next read.
-        self._host_floats = np.zeros((6, rows + 1), dtype=np.float32)
-        self._host_integers = np.zeros((2, rows + 1), dtype=np.int64)
-        self._floats = torch.zeros((6, rows + 1), dtype=torch.float32, device=device)
-        self._integer_table = torch.zeros((2, rows + 1), dtype=torch.int64, device=device)
-        self._changed = True
+        self.parameters = Parameters(
+            np.zeros(rows + 1, dtype=np.int64),
+            np.zeros((3, rows + 1), dtype=np.float32),
+            np.zeros(rows + 1, dtype=np.int32),
+        )
+        self._penalties = np.zeros((3, rows + 1), dtype=np.float32)
         self._generated_counts: Tensor | None = None
         self._seen: Tensor | None = None
 
@@ -101,16 +99,15 @@ class BatchSampler:
         assert sampling.top_p is not None
         assert sampling.top_k is not None and sampling.min_p is not None
         assert sampling.repetition_penalty is not None and sampling.seed is not None
-        self._host_floats[:, row] = (
-            _heat(sampling),
-            sampling.top_p,
-            sampling.min_p,
+        self.parameters.seeds[row] = sampling.seed
+        self.parameters.floats[:, row] = _heat(sampling), sampling.top_p, sampling.min_p
+        # All of the vocabulary and more is as good as no limit.
+        self.parameters.top_k[row] = min(max(0, sampling.top_k), self._vocabulary)
+        self._penalties[:, row] = (
             sampling.repetition_penalty,
             sampling.frequency_penalty,
             sampling.presence_penalty,
         )
-        self._host_integers[:, row] = (max(0, sampling.top_k), sampling.seed)
-        self._changed = True
         penalised = sampling.repetition_penalty != 1.0 or bool(
             sampling.frequency_penalty or sampling.presence_penalty
         )
@@ -132,15 +129,8 @@ class BatchSampler:
         assert self._rows[row] is not None, f"row {row} is not taken"
         self._rows[row] = None
 
-    def upload(self) -> None:
-        """Bring changed parameters to the device, without waiting for it."""
-        if self._changed:
-            self._floats.copy_(torch.from_numpy(self._host_floats), non_blocking=True)
-            self._integer_table.copy_(torch.from_numpy(self._host_integers), non_blocking=True)
-            self._changed = False
-
     def plain(self, rows: Sequence[int], positions: Sequence[int]) -> bool:
-        """Whether all rows need no more than their parameters, so that `draw` gives their tokens."""
+        """Whether all rows need no more than their parameters, so that a graph can draw their tokens."""
         return not any(
             self._state(row).special(position) for row, position in zip(rows, positions, strict=True)
         )
@@ -148,19 +138,6 @@ class BatchSampler:
     def counts(self, row: int) -> bool:
         """Whether a row keeps account of its tokens, so that one sampled in vain must be forgotten."""
         return self._state(row).penalised
-
-    def draw(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        """The next token of each plain row, all inputs on the device; can be captured in a graph."""
-        floats, integers = self._floats.index_select(1, rows), self._integer_table.index_select(1, rows)
-        return sample_tokens(
-            logits,
-            floats[_TEMPERATURE],
-            integers[_TOP_K],
-            floats[_TOP_P],
-            floats[_MIN_P],
-            integers[_SEED],
-            positions.long(),
-        )
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[int], positions: Sequence[int]) -> Sampled:
@@ -173,17 +150,16 @@ class BatchSampler:
         states = [self._state(row) for row in rows]
         asked = tuple(index for index, state in enumerate(states) if state.sampling.logprobs is not None)
         plain = torch.log_softmax(logits[list(asked)], dim=-1) if asked else None
-        self.upload()
         index = self._integers(rows)
-        self._adjust(logits, states, index, positions)
-        floats, integers = self._floats.index_select(1, index), self._integer_table.index_select(1, index)
+        self._adjust(logits, states, rows, index, positions)
+        heat, top_p, min_p = self._brought(self.parameters.floats[:, rows])
         tokens = sample_tokens(
             logits,
-            floats[_TEMPERATURE],
-            integers[_TOP_K],
-            floats[_TOP_P],
-            floats[_MIN_P],
-            integers[_SEED],
+            heat,
+            self._brought(self.parameters.top_k[rows]),
+            top_p,
+            min_p,
+            self._brought(self.parameters.seeds[rows]),
             self._integers(positions),
             greedy=not any(_heat(state.sampling) for state in states),
         )
@@ -200,26 +176,35 @@ class BatchSampler:
         assert state is not None, f"row {row} is not taken"
         return state
 
-    def _adjust(self, logits: Tensor, states: list[_Row], index: Tensor, positions: Sequence[int]) -> None:
+    def _adjust(
+        self,
+        logits: Tensor,
+        states: list[_Row],
+        rows: Sequence[int],
+        index: Tensor,
+        positions: Sequence[int],
+    ) -> None:
         """Penalties, bias and the ban of early ends, in place, for the rows that have them."""
         penalised = [place for place, state in enumerate(states) if state.penalised]
         if penalised:
             places = self._integers(penalised)
-            logits[places] = self._penalise(logits[places], index[places])
+            penalties = self._brought(self._penalties[:, [rows[place] for place in penalised]])
+            logits[places] = self._penalise(logits[places], index[places], penalties)
         for place, state in enumerate(states):
             if state.bias_tokens is not None and state.bias_values is not None:
                 logits[place].index_add_(0, state.bias_tokens, state.bias_values)
             if state.end_tokens is not None and positions[place] < state.free_position:
                 logits[place].index_fill_(0, state.end_tokens, -torch.inf)
 
-    def _penalise(self, logits: Tensor, index: Tensor) -> Tensor:
+    def _penalise(self, logits: Tensor, index: Tensor, penalties: Tensor) -> Tensor:
         """Repetition divides or multiplies what was seen, the others subtract for what was generated."""
         assert self._seen is not None and self._generated_counts is not None
-        factor = torch.where(self._seen[index], self._floats[_REPETITION, index, None], 1.0)
+        repetition, frequency, presence = penalties.unsqueeze(2).unbind()
+        factor = torch.where(self._seen[index], repetition, 1.0)
         logits = torch.where(logits > 0, logits / factor, logits * factor)
         counts = self._generated_counts[index]
-        logits = logits - self._floats[_FREQUENCY, index, None] * counts
-        return logits - self._floats[_PRESENCE, index, None] * (counts > 0)
+        logits = logits - frequency * counts
+        return logits - presence * (counts > 0)
 
     def _remember(self, row: int, prompt: Sequence[int], generated: Sequence[int]) -> None:
         """Counts what a penalised row has seen; the tables exist only once a row needs them."""
@@ -243,6 +228,10 @@ class BatchSampler:
         self._seen[rows, said] = True
         ones = torch.ones_like(said, dtype=torch.int32)
         self._generated_counts.index_put_((rows, said), ones, accumulate=True)
+
+    def _brought(self, values: NDArray[Any]) -> Tensor:
+        """A copy of numbers of the host on the device."""
+        return torch.from_numpy(values).to(self._device, non_blocking=True)
 
     def _integers(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(list(values), dtype=torch.int64).to(self._device, non_blocking=True)

@@ -1,8 +1,8 @@
 """What passes between the host and the device in a step: words on the way in, tokens on the way out.
 
 Neither direction waits. Words lie in pinned memory that is used again once the device has read it; tokens
-arrive in pinned memory and are waited for when somebody needs them. On a CPU there is nothing to carry. Used
-by the executor.
+arrive in pinned memory, which is kept until they have, and are waited for when somebody needs them. Kernels
+carry both: copy engines take longer to begin. On a CPU there is nothing to carry. Used by the executor.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import weakref
 import torch
 from torch import Tensor
 
+from holdfast import kernels
 from holdfast.engine.inputs import Words
 from holdfast.models.memory import Memory
 
@@ -51,6 +52,7 @@ class Staging:
         self._pinned = device.type == "cuda"
         self._buffers: list[_Buffer] = []
         self._taken: _Buffer | None = None
+        self._arriving: list[tuple[Tensor, torch.cuda.Event]] = []
 
     def pin(self, memory: Memory | None) -> None:
         """Let the device address a host tier, so that nobody waits for moves.
@@ -87,9 +89,10 @@ class Staging:
     def send(self, words: Tensor, target: Tensor | None) -> Tensor:
         """Bring filled-in words to the device: to the front of `target`, or to a place of their own."""
         if target is None:
-            target = words.to(self._device, non_blocking=True) if self._pinned else words
-        else:
-            target[: words.numel()].copy_(words, non_blocking=True)
+            if not self._pinned:
+                return words
+            target = torch.empty_like(words, device=self._device)
+        kernels.carry(words, target[: words.numel()])
         if self._taken is not None:
             self._taken.read.record()
             self._taken = None
@@ -100,9 +103,12 @@ class Staging:
         if not self._pinned:
             return Arrival(tokens.clone(), None)
         arrived = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-        arrived.copy_(tokens, non_blocking=True)
+        kernels.carry(tokens, arrived)
         event = torch.cuda.Event()
         event.record()
+        # The allocator does not know that a kernel writes there, and not everybody waits for tokens.
+        self._arriving = [(each, written) for each, written in self._arriving if not written.query()]
+        self._arriving.append((arrived, event))
         return Arrival(arrived, event)
 
 

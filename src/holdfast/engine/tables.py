@@ -1,7 +1,8 @@
 """Block tables that stay on the device: one row a sequence, changed by what a plan says changed.
 
 A sequence's row lives as long as the sequence, idle or not, so a turn on a long history sends only its new
-entries. Changes are collected and applied together, in one launch a table. Rows and columns grow by doubling.
+entries. Changes are collected, travel with a step's words, and are applied together, in one launch a table.
+Rows and columns grow by doubling.
 The token that a sequence sampled last is kept here too, for a row that was planned before it was known; that
 tensor never moves, so that graphs may write to it.
 """
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast import kernels
@@ -63,24 +65,29 @@ class BlockTables:
         if self._used[1] and change.window:
             self._changes[1].append((row, change.window_first, change.window))
 
-    def apply(self) -> None:
-        """Carry out all changes that were noted."""
+    def pack(self) -> NDArray[np.int32]:
+        """All changes that were noted as words for `apply`: of each table the places, then the units."""
+        words: list[NDArray[np.int32]] = []
         for component, changes in enumerate(self._changes):
-            if not changes:
-                continue
-            end = max(first + len(units) for _, first, units in changes)
+            end = max((first + len(units) for _, first, units in changes), default=0)
             if end > self._tables[component].shape[1]:
                 self._widen(component, end)
-            table = self._tables[component]
-            width = table.shape[1]
-            places = [
-                np.arange(row * width + first, row * width + first + len(units))
-                for row, first, units in changes
-            ]
-            units = [unit for change in changes for unit in change[2]]
-            both = np.stack((np.concatenate(places), np.array(units))).astype(np.int32)
-            kernels.change_tables(torch.from_numpy(both).to(self._device, non_blocking=True), table)
+            width = self._tables[component].shape[1]
+            for row, first, units in changes:
+                begin = row * width + first
+                words.append(np.arange(begin, begin + len(units), dtype=np.int32))
+            words += [np.array(units, dtype=np.int32) for _, _, units in changes]
+        return np.concatenate(words) if words else np.empty(0, dtype=np.int32)
+
+    def apply(self, words: Tensor) -> None:
+        """Carry out what `pack` packed last, now that it is on the device."""
+        for table, changes in zip(self._tables, self._changes, strict=True):
+            count = sum(len(units) for _, _, units in changes)
+            mine, words = words[: 2 * count], words[2 * count :]
+            if count:
+                kernels.change_tables(mine.view(2, count), table)
             changes.clear()
+        assert not words.numel(), "words of other changes"
 
     def step_tables(self, reserved_full: int, reserved_window: int) -> StepTables:
         """The tables as the kernels read them, with every change carried out."""

@@ -51,6 +51,7 @@ __all__ = [
     "build_batch",
     "build_pages",
     "build_queue",
+    "carry",
     "causal_conv",
     "change_tables",
     "copy_units",
@@ -335,6 +336,16 @@ def move_units(
     implementation(sources).move_units(source, sources, target, destinations)
 
 
+def carry(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copies a run of numbers to a run of the same size and type; one may be pinned host memory.
+
+    For a few words a kernel is faster than a copy engine, which takes longer to begin than to copy them.
+    Nobody but the caller knows when pinned memory is no longer read or written.
+    """
+    assert source.dim() == target.dim() == 1 and source.shape == target.shape and source.dtype == target.dtype
+    implementation(source if target.device.type == "cpu" else target).carry(source, target)
+
+
 def sample_tokens(
     logits: torch.Tensor,
     temperature: torch.Tensor,
@@ -349,7 +360,7 @@ def sample_tokens(
     """One token a row of logits [rows, vocabulary], int64; -1 where a row holds NaN or nothing finite.
 
     Per-row parameters: temperature (0: the most likely token), top_k int (0: off), top_p (1: off), min_p
-    (0: off), seeds and positions int64. A row's token is a pure function of its own logits, parameters, seed
+    (0: off), seeds int64, positions int. A row's token is a pure function of its own logits, parameters, seed
     and position. A token is kept when fewer than top_k tokens are more likely, those more likely hold less
     than top_p of the probability, and it has at least min_p of the greatest, all after the temperature.
     `greedy` is the host-side knowledge that no row has a temperature.

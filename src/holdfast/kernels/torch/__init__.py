@@ -12,10 +12,11 @@ from holdfast.kernels.torch.norm import rms_norm, rms_norm_gated, rms_norm_resid
 from holdfast.kernels.torch.rotary import rotate_and_write, write_kv
 from holdfast.kernels.torch.sampling import sample_tokens
 from holdfast.kernels.torch.step import change_tables, list_pieces, note_sampled, prepare_step
-from holdfast.kernels.torch.units import copy_units, move_units
+from holdfast.kernels.torch.units import carry, copy_units, move_units
 
 __all__ = [
     "attend",
+    "carry",
     "causal_conv",
     "change_tables",
     "copy_units",

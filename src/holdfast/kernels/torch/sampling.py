@@ -41,7 +41,7 @@ def waiting_times(seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Te
     halves = seeds.contiguous().view(torch.int32).view(-1, 2)  # low bits, high bits
     stream = _mix(halves[:, 0] ^ _signed(0x9E3779B9))
     stream = _mix(stream ^ halves[:, 1])
-    stream = _mix(stream + positions.contiguous().view(torch.int32).view(-1, 2)[:, 0]).unsqueeze(1)
+    stream = _mix(stream + positions.to(torch.int32)).unsqueeze(1)
     bits = _mix(_mix(tokens.to(torch.int32) + stream) ^ stream)
     bits >>= 9
     bits &= 0x7FFFFF

@@ -1,4 +1,4 @@
-"""Copies of whole units (all layers of a page or of a state slot at once), in torch.
+"""Copies of whole units (all layers of a page or of a state slot at once), and of a step's words, in torch.
 
 Called through `holdfast.kernels`.
 """
@@ -16,3 +16,7 @@ def move_units(
     source: torch.Tensor, sources: torch.Tensor, target: torch.Tensor, destinations: torch.Tensor
 ) -> None:
     target[destinations] = source[sources]
+
+
+def carry(source: torch.Tensor, target: torch.Tensor) -> None:
+    target.copy_(source)

@@ -12,10 +12,11 @@ from holdfast.kernels.triton.norm import rms_norm, rms_norm_gated, rms_norm_resi
 from holdfast.kernels.triton.rotary import rotate_and_write, write_kv
 from holdfast.kernels.triton.sampling import sample_tokens
 from holdfast.kernels.triton.step import change_tables, list_pieces, note_sampled, prepare_step
-from holdfast.kernels.triton.units import copy_units, move_units
+from holdfast.kernels.triton.units import carry, copy_units, move_units
 
 __all__ = [
     "attend",
+    "carry",
     "causal_conv",
     "change_tables",
     "copy_units",

@@ -22,6 +22,9 @@ from holdfast.kernels.triton.launch import ceiling, power_of_two
 SECTION = 8192
 NOWHERE = tl.constexpr(2147483647)  # above every token
 
+PARAMETERS = ["temperature", "top_k", "top_p", "min_p", "seeds", "positions"]
+"""Where these lie within a step's words depends on its size; kernels are not compiled anew for that."""
+
 
 @triton.jit
 def _mix(value):
@@ -48,7 +51,7 @@ def _stream(seed, position):
     low = (seed & 0xFFFFFFFF).to(tl.uint32)
     high = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
     value = _mix(_mix(low ^ 0x9E3779B9) ^ high)
-    return _mix(value + (position & 0xFFFFFFFF).to(tl.uint32))
+    return _mix(value + position.to(tl.uint32))
 
 
 @triton.jit
@@ -88,7 +91,7 @@ def _find_peaks(logits, peaks, tokens, stride, width, sections, SECTION: tl.cons
     tl.store(tokens + row * sections + section, first)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PARAMETERS)
 def _draw_sections(
     logits, temperature, min_p, seeds, positions, peaks, noisy, values, totals, tokens,
     stride, width, sections, SECTION: tl.constexpr, BLOCK_SECTIONS: tl.constexpr,
@@ -116,7 +119,7 @@ def _draw_sections(
     tl.store(tokens + at, winner)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PARAMETERS)
 def _weigh_sections(
     logits, temperature, top_k, top_p, peaks, noisy, values, counts, masses, tokens, stride, width, sections,
     SECTION: tl.constexpr, BLOCK_SECTIONS: tl.constexpr,
@@ -175,7 +178,7 @@ def _weigh_again(logits, width, cold, top, bar, SECTION: tl.constexpr):
     return tl.sum(count, axis=0), tl.sum(mass, axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PARAMETERS)
 def _choose(
     logits, temperature, top_k, top_p, min_p, seeds, positions,
     peaks, peak_tokens, noisy, values, totals, counts, masses, tokens, out, stride, width, sections,

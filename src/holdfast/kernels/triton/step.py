@@ -274,7 +274,7 @@ def _fill_pieces(batch: Batch, pieces: Pieces) -> None:
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["changes"])
 def _change(changes, table, count, BLOCK: tl.constexpr):
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Copies of whole units in one launch, as words without a type.
+"""Copies of whole units in one launch, as words without a type; and of a step's few words.
 
 A unit's bytes for all layers are contiguous, so a copy is a flat run of words. Pinned host memory is
 addressed directly, so that a tier copy is one launch too; it has few programs, which fill the bus and leave
@@ -82,3 +82,17 @@ def move_units(
     source: torch.Tensor, sources: torch.Tensor, target: torch.Tensor, destinations: torch.Tensor
 ) -> None:
     _run(source, sources, target, destinations, MOVERS)
+
+
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["source", "target"])
+def _carry(source, target, count, BLOCK: tl.constexpr):
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < count
+    tl.store(target + places, tl.load(source + places, mask=inside), mask=inside)
+
+
+def carry(source: torch.Tensor, target: torch.Tensor) -> None:
+    assert source.is_contiguous() and target.is_contiguous()
+    count = source.numel()
+    if count:
+        _carry[(ceiling(count, BLOCK),)](source, target, count, BLOCK=BLOCK, num_warps=8)
