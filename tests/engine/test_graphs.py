@@ -7,14 +7,17 @@ inside the step are those of the GPU.
 from collections.abc import Callable
 
 import pytest
+import torch
 
+from holdfast import kernels
 from holdfast.core.registry import Plan
-from holdfast.engine import graphs
+from holdfast.engine import executor, graphs
 from holdfast.engine.engine import Engine
 from holdfast.engine.executor import Flight
-from holdfast.engine.graphs import Outcome, Recorded, decode_rows, largest_of, shapes
+from holdfast.engine.graphs import Outcome, Recorded, decode_rows, largest_of, shapes, small_step_of
 from holdfast.engine.inputs import Shape
 from holdfast.engine.sampling import Sampling
+from holdfast.models.model import Model
 
 Make = Callable[..., Engine]
 
@@ -34,7 +37,7 @@ class Replayed:
         self.outcome.tokens.copy_(again.tokens)
 
 
-def capture(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
+def capture(engine: Engine, monkeypatch: pytest.MonkeyPatch, small_step: int = 256) -> list[Replayed]:
     """Give an engine shapes for few rows and tokens."""
     made: list[Replayed] = []
 
@@ -44,6 +47,7 @@ def capture(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
 
     monkeypatch.setattr(graphs, "MIXED_TOKENS", (8, 32))
     monkeypatch.setattr(graphs, "MIXED_ROWS", (4, 6))
+    monkeypatch.setattr(executor, "small_step_of", lambda model: small_step)
     engine.loop.executor.capture(record=record)
     return made
 
@@ -128,9 +132,8 @@ def steps_of(engine: Engine) -> list[list[int]]:
 
 def test_inputs_ride_along_with_answers_in_small_steps(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make(max_running=6, chunk_tokens=200, step_tokens=200, overlap=False, audit="strict")
-    monkeypatch.setattr(graphs, "SMALL_STEP", 16)
     sampling = Sampling(temperature=0, max_tokens=12, ignore_eos=True)
-    capture(engine, monkeypatch)
+    capture(engine, monkeypatch, small_step=16)
     steps = steps_of(engine)
     # Alone, a long input goes in large steps: one, or two where a state is to be kept on the way.
     speaking = engine.session().say([9] * 100, sampling)
@@ -164,10 +167,31 @@ def test_inputs_ride_along_with_answers_in_small_steps(make: Make, monkeypatch: 
     assert max(sum(step) for step in steps if len(step) == 2) > 30
 
 
+@pytest.mark.parametrize(
+    ("experts", "eight_bits", "kernel", "tokens"),
+    [
+        (False, False, True, 192),
+        (False, False, False, 256),
+        (False, True, True, 256),
+        (True, False, True, 384),
+        (True, True, False, 384),
+    ],
+)
+def test_steps_are_as_small_as_suits_the_weights(
+    monkeypatch: pytest.MonkeyPatch, experts: bool, eight_bits: bool, kernel: bool, tokens: int
+) -> None:
+    monkeypatch.setattr(Model, "has_experts", experts)
+    monkeypatch.setattr(Model, "in_eight_bits", eight_bits)
+    monkeypatch.setattr(kernels, "takes_products", lambda dtype, device: kernel)
+    model = object.__new__(Model)
+    model.dtype, model.device = torch.bfloat16, torch.device("cuda")
+    assert small_step_of(model) == tokens
+    assert tokens in graphs.MIXED_TOKENS, "steps of that size come from a graph"
+
+
 def test_guesses_are_not_kept_out_by_small_steps(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make(max_running=6, step_tokens=200, overlap=False, audit="strict", speculate="ngram")
-    monkeypatch.setattr(graphs, "SMALL_STEP", 4)
-    capture(engine, monkeypatch)
+    capture(engine, monkeypatch, small_step=4)
     steps = steps_of(engine)
     sampling = Sampling(temperature=0, max_tokens=12, ignore_eos=True)
     turns = [engine.session().say([13, 14, 15] * 5, sampling) for _ in range(6)]

@@ -18,7 +18,7 @@ import torch
 
 from holdfast.kernels.cuda import driver, products
 from holdfast.kernels.cuda.driver import Machine
-from holdfast.kernels.cuda.products import ACTIVATIONS, PLAIN, Cut, cut_of, product, source_of
+from holdfast.kernels.cuda.products import ACTIVATIONS, PLAIN, Cut, cut_of, product, source_of, takes_products
 from holdfast.kernels.torch.activation import Activation
 from tests.kernels.sources import Recorded, compiler_report, needs_compiler
 
@@ -210,6 +210,16 @@ def test_what_the_copy_engine_cannot_read(monkeypatch: pytest.MonkeyPatch, what:
         case _:
             weight = weight.T
     assert product(x, weight, None, None) is None
+
+
+def test_there_are_products_for_one_type_on_one_kind_of_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "machine_of", lambda index: H200 if index == 1 else None)
+    assert takes_products(torch.bfloat16, torch.device("cuda", 1))
+    assert not takes_products(torch.bfloat16, torch.device("cuda", 0))
+    assert not takes_products(torch.float16, torch.device("cuda", 1))
+    assert not takes_products(torch.bfloat16, torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert takes_products(torch.bfloat16, torch.device("cuda"))
 
 
 def test_kernels_that_are_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,13 @@
 """Weights in 8-bit floating point come out as codes times scales, and none passes without them."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from holdfast.models.checkpoint import load_model, open_checkpoint
 from holdfast.models.fp8 import BLOCK, Fp8Linear, Fp8Weight, joined
 from holdfast.models.linear import DenseLinear
 from holdfast.models.weights import Placement, SafetensorsSource, WeightMismatch, WeightReader
@@ -75,3 +77,33 @@ def test_scales_of_another_shape_are_refused(tmp_path: Path) -> None:
     made.linear(["a"], INPUTS, [OUTPUTS])
     with pytest.raises(WeightMismatch, match="no scales of"):
         made.finish()
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_a_model_knows_what_its_weights_are(tmp_path: Path, experts: bool) -> None:
+    config = {
+        "architectures": ["Qwen3MoeForCausalLM" if experts else "Qwen3ForCausalLM"],
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "max_position_embeddings": 128,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = load_model(open_checkpoint(tmp_path), CPU, load_format="dummy")
+    assert model.has_experts is experts
+    assert not model.in_eight_bits
+    part = next(
+        block.part for block in model._blocks if isinstance(vars(block.part).get("_input"), DenseLinear)
+    )
+    weight = Fp8Weight.of(codes(1), scales("block"))
+    vars(part)["_input"] = Fp8Linear(weight, None, torch.device("cpu"))
+    assert model.in_eight_bits

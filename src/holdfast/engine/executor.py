@@ -36,6 +36,7 @@ from holdfast.engine.graphs import (
     record_cuda,
     run_step,
     shapes,
+    small_step_of,
 )
 from holdfast.engine.inputs import (
     Limits,
@@ -149,7 +150,7 @@ class Executor:
         # The table of a whole session, of both kinds of pages, fits behind the largest step.
         words = torch.zeros(largest.words + 4 * pages, dtype=torch.int32, device=self.model.device)
         buffers = self._buffers(largest, pages)
-        graphs = StepGraphs(words, record)
+        graphs = StepGraphs(words, record, small_step_of(self.model))
         for done, shape in enumerate(wanted):
             given = graphs.views(shape)
             singles = shape.rows if shape.decode else 0 if shape.rows <= TILES_ONLY else 1

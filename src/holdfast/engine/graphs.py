@@ -24,8 +24,12 @@ from holdfast.models.model import Model
 
 MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512)
 MIXED_ROWS = (1, 4, 16, 64)
-SMALL_STEP = 192
-"""Tokens up to which a mixed step takes little longer than a decode step: both read all weights once."""
+SMALL_STEP, SMALL_STEP_OF_PRODUCTS, SMALL_STEP_OF_EXPERTS = 256, 192, 384
+"""Tokens up to which a mixed step takes little longer than a decode step: both read all weights once.
+
+Where products of few tokens have a kernel of their own, it is fast up to fewer tokens than the library is;
+each expert sees only some of a step's tokens. Sessions make most tokens so, as measured on an H200.
+"""
 
 TILES_ONLY = 4
 """Rows up to which a mixed step treats rows of one token like all others, in one launch of attention."""
@@ -69,6 +73,15 @@ def shapes(rows_max: int) -> list[Shape]:
         if rows <= max(rows_max, MIXED_ROWS[0]) and rows <= tokens
     ]
     return sorted(decode + mixed, key=lambda shape: (shape.tokens, shape.rows), reverse=True)
+
+
+def small_step_of(model: Model) -> int:
+    """How many tokens a model's steps should have at most, so that they stay short."""
+    if model.has_experts:
+        return SMALL_STEP_OF_EXPERTS
+    if kernels.takes_products(model.dtype, model.device) and not model.in_eight_bits:
+        return SMALL_STEP_OF_PRODUCTS
+    return SMALL_STEP
 
 
 def largest_of(wanted: list[Shape]) -> Shape:
@@ -120,9 +133,10 @@ def run_step(model: Model, memory: Memory, batch: Batch, given: Views, sampled: 
 class StepGraphs:
     """The captured shapes of one executor."""
 
-    def __init__(self, words: Tensor, record: Recorder) -> None:
+    def __init__(self, words: Tensor, record: Recorder, small_step: int) -> None:
         """`words` is where every step's words are brought before its graph runs."""
         self.words = words
+        self._small_step = small_step
         self._record = record
         self._decode: list[tuple[int, Shape]] = []
         self._mixed: list[Shape] = []
@@ -159,7 +173,7 @@ class StepGraphs:
 
     def small_step(self, rows: int) -> int | None:
         """How many tokens a step of so many rows should have at most, so that it stays a short one."""
-        return SMALL_STEP if rows <= MIXED_ROWS[-1] else None
+        return self._small_step if rows <= MIXED_ROWS[-1] else None
 
     def batch(self, shape: Shape) -> Batch:
         """The buffers of a captured shape."""

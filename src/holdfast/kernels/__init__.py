@@ -33,6 +33,7 @@ from holdfast.kernels.batch import (
     tile_count,
 )
 from holdfast.kernels.cuda.attention import build_queue, takes_queue
+from holdfast.kernels.cuda.products import takes_products
 from holdfast.kernels.dispatch import implementation
 from holdfast.kernels.parameters import Mamba2Weights, Rotation, StepTables
 from holdfast.kernels.torch.activation import Activation
@@ -74,6 +75,7 @@ __all__ = [
     "sample_tokens",
     "swiglu",
     "swiglu_clamped",
+    "takes_products",
     "takes_queue",
     "tile_count",
     "write_kv",

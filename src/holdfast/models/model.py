@@ -15,7 +15,8 @@ from torch import Tensor
 from holdfast import kernels
 from holdfast.kernels import Batch
 from holdfast.models.blocks import Builder, Family
-from holdfast.models.config import ModelConfig
+from holdfast.models.config import ExpertsConfig, ModelConfig
+from holdfast.models.fp8 import Fp8Linear
 from holdfast.models.fused import fuse
 from holdfast.models.layout import MemoryShape, memory_shape
 from holdfast.models.memory import Memory, UnitCounts
@@ -58,6 +59,17 @@ class Model:
         reader.finish()
         assert self._blocks, "a model has at least one block"
         self._fused = fuse(self._blocks, self._norm, config)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether tokens pick among experts, so that each of those sees only some."""
+        return any(isinstance(layer.mlp, ExpertsConfig) for layer in self.config.layers)
+
+    @property
+    def in_eight_bits(self) -> bool:
+        """Whether weights of its blocks are in 8-bit floating point."""
+        parts = (vars(block.part).values() for block in self._blocks)
+        return any(isinstance(each, Fp8Linear) for part in parts for each in part)
 
     def memory(self, counts: UnitCounts, page_size: int) -> Memory:
         """Storage for this model's sequences, in its dtype and on its device."""

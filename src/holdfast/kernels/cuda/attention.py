@@ -11,12 +11,21 @@ from __future__ import annotations
 import ctypes
 import logging
 from functools import cache
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 
 from holdfast.kernels.batch import KEY_BLOCK, QUEUE_FIELDS, Pages, PieceQueue, queue_lines, queue_room
-from holdfast.kernels.cuda.driver import HOPPER, Kernel, Machine, Map, compile_source, machine_of, map_of
+from holdfast.kernels.cuda.driver import (
+    HOPPER,
+    Kernel,
+    Machine,
+    Map,
+    compile_source,
+    index_of,
+    machine_of,
+    map_of,
+)
 
 log = logging.getLogger("holdfast.kernels")
 
@@ -79,14 +88,14 @@ def takes_queue(
         return False
     if heads % kv_heads or heads // kv_heads > GROUP_MOST:
         return False
-    return _kernel(Shape(dim, heads // kv_heads, kv_heads, page_size), _index(device)) is not None
+    return _kernel(Shape(dim, heads // kv_heads, kv_heads, page_size), index_of(device)) is not None
 
 
 def build_queue(
     tokens: int, rows: int, heads: int, kv_heads: int, dim: int, device: torch.device
 ) -> PieceQueue:
     """A queue for steps of at most so many tokens and rows, of shapes that `takes_queue` takes."""
-    machine = machine_of(_index(device))
+    machine = machine_of(index_of(device))
     assert machine is not None, "a device that `takes_queue` takes"
     queries, programs = tile_tokens(heads, kv_heads), machine.processors
     lines = queue_lines(tokens, rows, queries, kv_heads, programs)
@@ -104,14 +113,6 @@ def build_queue(
         kv_heads=kv_heads,
         programs=programs,
     )
-
-
-def _index(device: torch.device) -> int | None:
-    """The number of a GPU: of the current one where the device does not say."""
-    if device.type != "cuda":
-        return None
-    index = cast("int | None", device.index)  # torch's annotation leaves out devices without a number
-    return torch.cuda.current_device() if index is None else index
 
 
 def source_of(shape: Shape, stages: int) -> str:

@@ -14,7 +14,7 @@ import tempfile
 from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 
@@ -172,6 +172,14 @@ class Machine(NamedTuple):
 
     processors: int
     shared_memory: int
+
+
+def index_of(device: torch.device) -> int | None:
+    """The number of a GPU: of the current one where the device does not say."""
+    if device.type != "cuda":
+        return None
+    index = cast("int | None", device.index)  # torch's annotation leaves out devices without a number
+    return torch.cuda.current_device() if index is None else index
 
 
 @cache

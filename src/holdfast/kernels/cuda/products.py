@@ -2,7 +2,8 @@
 
 `product` answers None for all that the kernel does not take, or takes no faster than the library: other GPUs
 and types, small or very tall weights, a machine without a compiler (`HOLDFAST_CUDA_KERNELS=off` asks for
-that). Same promises as `kernels/torch/linear.py`. Called by `kernels/triton/linear.py`.
+that). `takes_products` says whether there is a kernel at all. Same promises as `kernels/torch/linear.py`.
+Called by `kernels/triton/linear.py`, `takes_products` through `holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from holdfast.kernels.cuda.driver import HOPPER, Kernel, Machine, compile_source, machine_of, map_of
+from holdfast.kernels.cuda.driver import HOPPER, Kernel, Machine, compile_source, index_of, machine_of, map_of
 from holdfast.kernels.torch.activation import Activation
 
 log = logging.getLogger("holdfast.kernels")
@@ -129,6 +130,11 @@ def source_of(cut: Cut, activation: Activation | None) -> str:
             SOURCE.read_text(encoding="utf-8"),
         )
     )
+
+
+def takes_products(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether products of few tokens are for this kernel, as long as their shapes are."""
+    return dtype == torch.bfloat16 and machine_of(index_of(device)) is not None
 
 
 def product(
