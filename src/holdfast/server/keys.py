@@ -97,6 +97,8 @@ class Keys:
                 raise OptionError("api_keys", "needs lines of `tenant:key`, each key once")
             users[key] = tenant
             shares.setdefault(tenant, {}).update(_share(part) for part in parts)
+        if options.api_keys is not None and not users:
+            raise OptionError("api_keys", f"names {options.api_keys}, which holds no key")
         if len(users) > KEYS_MAX:
             raise OptionError("api_keys", f"may hold at most {KEYS_MAX} keys")
         if users and options.allow_anonymous:
