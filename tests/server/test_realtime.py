@@ -264,9 +264,11 @@ def test_what_is_no_longer_there_is_said_to_be_missing(echo: Server) -> None:
         talk.say("session.close")
         talk.hear("session.closed")
         talk.say("session.open", id=name, resume_after_seq=5)
-        assert talk.refused()["code"] == "session_not_found"
+        refused = talk.refused()
+        assert (refused["code"], refused["param"]) == ("session_not_found", "id")
         talk.say("session.open", id="never-was", resume_after_seq=5)
-        assert talk.refused()["code"] == "session_not_found"
+        refused = talk.refused()
+        assert (refused["code"], refused["param"]) == ("session_not_found", "id")
         talk.say("session.open", resume_after_seq=5)
         assert talk.refused()["param"] == "resume_after_seq"
 

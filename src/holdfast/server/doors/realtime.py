@@ -37,7 +37,7 @@ from holdfast.server.doors.sessions import (
     kept_tokens,
 )
 from holdfast.server.keys import Caller
-from holdfast.server.problems import Problem, bad_field
+from holdfast.server.problems import Problem, bad_field, told_as
 from holdfast.server.prompts import SessionMessage
 from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord, require_name
@@ -258,7 +258,8 @@ class Conversation:
         elif isinstance(message, RewindMessage | ForkMessage) and message.request_id is not None:
             labels["request_id"] = require_name(message.request_id, "request_id")
         if isinstance(message, OpenMessage):
-            await self._open(message)
+            with told_as({"session_id": "id"}):
+                await self._open(message)
             return
         channel, pending = self.channel, self.pending
         if channel is None or pending is None:
