@@ -121,7 +121,7 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
     Option("chunk_tokens", int, "Most tokens of one turn's prompt in a step."),
     Option("step_tokens", int, "Most tokens of all turns in a step."),
     Option("max_queue", int, "Turns that may wait; one more is refused with 429."),
-    Option("max_sessions", int, "Sessions that may be open."),
+    Option("max_sessions", int, "Sessions that may be open; a request without one counts while it lasts."),
     Option("tenant_device", float, "Part of the device's memory that one tenant may hold, 1 for all of it."),
     Option("tenant_host", float, "Part of the host's memory that one tenant may hold."),
     Option("tenant_disk", float, "Part of the disk's memory that one tenant may hold."),
