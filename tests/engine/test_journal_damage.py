@@ -12,7 +12,17 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.journal import Journal, JournalError
 from holdfast.engine.journal_reading import read_sessions
 from holdfast.engine.options import OptionError
-from holdfast.engine.records import Closed, CutBack, Forked, Opened, Record, Requested, Snapped, StoredSession
+from holdfast.engine.records import (
+    SCHEMA,
+    Closed,
+    CutBack,
+    Forked,
+    Opened,
+    Record,
+    Requested,
+    Snapped,
+    StoredSession,
+)
 from tests.engine.conftest import Make
 from tests.engine.test_journal import as_version_1, change, ended, opened, rows, write
 from tests.engine.tiny import greedy, word
@@ -456,6 +466,22 @@ def test_a_damaged_file_is_refused_and_left_alone(
     assert path.read_bytes()[HEADER:] == before
     path.unlink()
     assert make(journal=str(path)).sessions() == [], "the lock was let go"
+
+
+@pytest.mark.parametrize("version", [0, 1, SCHEMA])
+def test_a_database_of_another_program_is_refused_and_left_alone(
+    make: Make, path: Path, version: int
+) -> None:
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE invoices (number INTEGER PRIMARY KEY, sum REAL)")
+        other.execute("INSERT INTO invoices VALUES (1, 9.5)")
+        other.execute(f"PRAGMA user_version = {version}")
+        other.commit()
+    before = path.read_bytes()
+    with pytest.raises(OptionError, match="a database of another program; name another file") as caught:
+        make(journal=str(path))
+    assert caught.value.option == "journal"
+    assert path.read_bytes() == before
 
 
 def test_nothing_is_shown_of_tables_that_are_others(path: Path) -> None:

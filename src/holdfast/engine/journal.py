@@ -32,6 +32,7 @@ from holdfast.engine.journal_tables import (
     DAMAGED,
     MEND,
     about_sum,
+    has_others,
     require_tables,
     row_sum,
     turn_sum,
@@ -103,10 +104,12 @@ class Journal:
 
     def _prepare(self, vocabulary: str) -> None:
         connection = self._connection
+        connection.text_factory = as_stored
+        if has_others(connection):
+            raise JournalError(f"{self.path} is a database of another program; name another file")
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS[self.durability]}")
-        connection.text_factory = as_stored
         damaged = damage(connection)
         if damaged is not None:
             raise JournalError(f"{self.path} is damaged ({damaged}); {MEND}")

@@ -96,6 +96,12 @@ def upgrade(connection: sqlite3.Connection) -> None:
     upgrade(connection)
 
 
+def has_others(connection: sqlite3.Connection) -> bool:
+    """Whether a database has tables and none of a journal: it is another program's."""
+    found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    return bool(found) and not {"facts", "sessions", "turns"} & {name for (name,) in found}
+
+
 def require_tables(connection: sqlite3.Connection) -> None:
     """Refuse a file whose tables are not those of a journal: in such ones whole rows would seem damaged."""
     with closing(sqlite3.connect(":memory:")) as model:
