@@ -99,6 +99,27 @@ def test_a_turn_that_is_overdue_ends_before_a_verb(
     assert in_journal(tmp_path / "journal") == known
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_turn_that_somebody_elses_verb_found_overdue_ends_before_a_verb(
+    open_loop: Callable[..., EngineLoop], tmp_path: Path, clock: Clock, verb: str
+) -> None:
+    loop = open_loop()
+    loop.open_session("s", "red")
+    loop.open_session("other", "red")
+    say(loop, "t1", 50)
+    run(loop)
+    say(loop, "t2", 500, deadline=clock.now + 5)
+    for _ in range(10):
+        loop.step()
+    clock.now += 6
+    loop.spill("other")
+    VERBS[verb](loop)
+    run(loop)
+    known = in_memory(loop)
+    loop.shut_down()
+    assert in_journal(tmp_path / "journal") == known
+
+
 def test_the_name_of_a_session_that_rested_too_long(
     open_loop: Callable[..., EngineLoop], tmp_path: Path, clock: Clock
 ) -> None:

@@ -284,6 +284,7 @@ class EngineLoop:
         in flight stops whatever the journal's state; `done` is called when what became of it is durable.
         """
         require_text(turn_id=turn_id, request_id=request_id)
+        now = self._catch_up()
         session = self.scheduler.registry.find(session_id)
         turn = session.turn
         if turn is None:
@@ -292,7 +293,7 @@ class EngineLoop:
         if self.book.answered(session_id, request_id, asked) is not None:
             self._acknowledge(done)
             return
-        self.scheduler.interrupt(session_id, self.now(), keep, turn_id)
+        self.scheduler.interrupt(session_id, now, keep, turn_id)
         self._note_named(session)
         self.book.requested(session_id, request_id, asked)
         if turn is None:
