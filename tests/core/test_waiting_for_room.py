@@ -90,3 +90,29 @@ def test_what_leaves_for_a_session_that_comes_back_is_not_called_back_by_a_later
         driver.step()
     driver.run()
     assert (first.cached, second.cached) == (40, 40)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("layout", ["window-only", "window+state"])
+def test_a_turn_whose_chunks_are_larger_than_all_windows_goes_in_by_smaller_ones(
+    layout: str, overlap: bool
+) -> None:
+    driver = Driver(layout, PAGE, pages=5, overlap=overlap)
+    driver.open("a")
+    driver.open("b")
+    first, second = driver.submit("a", prompt(200, 1), 3), driver.submit("b", prompt(9, 2), 3)
+    until_over(driver, first, second)
+    third = driver.submit("a", prompt(150, 3), 3)
+    until_over(driver, third)
+    assert third.cached == 203, "a smaller chunk is cheaper than to compute everything again"
+
+
+@pytest.mark.parametrize("layout", ["window-only", "window+state"])
+def test_so_it_does_where_windows_are_larger_than_its_tenant_may_have(layout: str) -> None:
+    driver = Driver(layout, PAGE, pages=20, shares={"blue": Share(0.25)})
+    for name, tenant in (("x", "blue"), ("y", "blue"), ("other", "red")):
+        driver.open(name, tenant)
+    long, short = driver.submit("x", prompt(200, 1), 3), driver.submit("y", prompt(9, 2), 3)
+    talk = driver.submit("other", prompt(200, 4), 60)
+    until_over(driver, long, short)
+    until_over(driver, talk)

@@ -334,7 +334,11 @@ class Planner:
         return all(other.tenant != session.tenant for other in busy)
 
     def _try_admit(self, plan: Plan, session: Session, turn: Turn, budget: int) -> int | None:
-        """Admit one turn with its first row; returns the tokens planned: 0 without room, None over quota."""
+        """Admit one turn with its first row; returns the tokens planned: 0 without room, None over quota.
+
+        Where nothing would give back what a whole chunk needs, it is as long as there is room for. A turn
+        without any room gives up its session's memory: with all of it to itself, it is computed again.
+        """
         registry = self.registry
         while True:
             admission = Admission(registry, session, turn)
@@ -345,8 +349,11 @@ class Planner:
                 admission.undo()
                 if self.pressure.make_room(shortfall, session, may_retract=False):
                     continue
-                account = session.holder.account
-                if self._in_vain(shortfall, session) and shortfall.pool.available(account) < shortfall.asked:
+                available = shortfall.pool.available(session.holder.account)
+                if available < shortfall.asked and self._in_vain(shortfall, session):
+                    if available:
+                        budget = available * registry.ledger.layout.page_size
+                        continue
                     registry.drop_memory(session)
                 return None if isinstance(shortfall, OverQuota) else 0
             self._admitted(session, turn)
