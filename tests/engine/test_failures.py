@@ -1,6 +1,6 @@
 """Steps that fail, and rows that go wrong: turns are tried again once, one bad row harms nobody else."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import MethodType
 
 import pytest
@@ -115,6 +115,43 @@ def test_a_step_that_fails_twice_fails_its_turns(make: Make, overlap: bool) -> N
     other = make().session()
     other.say(PROMPTS[0], greedy(4)).wait()
     assert session.say(PROMPTS[2], greedy(8)).token_ids == other.say(PROMPTS[2], greedy(8)).token_ids
+
+
+def break_penalties(engine: Engine, *numbers: int) -> None:
+    """Let the device have no room for what a penalised turn has said, at these attempts to count it."""
+    sampler = engine.loop.executor.sampler
+    remember, calls = sampler._remember, 0
+
+    def counted(row: int, prompt: Sequence[int], generated: Sequence[int]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls in numbers:
+            raise torch.OutOfMemoryError("no room for the counts")
+        remember(row, prompt, generated)
+
+    sampler._remember = counted
+
+
+@overlapped
+def test_turns_that_find_no_room_for_their_penalties_take_no_row_with_them(make: Make, overlap: bool) -> None:
+    engine = make(overlap=overlap, max_running=2)
+    break_penalties(engine, *range(1, 7))
+    for prompt in PROMPTS:
+        with pytest.raises(TurnFailed, match="OutOfMemoryError"):
+            engine.generate([prompt], greedy(COUNT, frequency_penalty=1.0))
+    assert [turn.token_ids for turn in engine.generate(PROMPTS, greedy(COUNT))] == undisturbed(make)
+
+
+@overlapped
+def test_a_turn_finds_no_room_for_its_penalties_when_its_step_is_tried_again(
+    make: Make, overlap: bool
+) -> None:
+    engine = make(overlap=overlap)
+    break_forward(engine, raising(6))
+    break_penalties(engine, 2)
+    with pytest.raises(TurnFailed, match="OutOfMemoryError"):
+        engine.generate(PROMPTS[:1], greedy(COUNT, frequency_penalty=1.0))
+    assert [turn.token_ids for turn in engine.generate(PROMPTS, greedy(COUNT))] == undisturbed(make)
 
 
 @overlapped

@@ -344,19 +344,19 @@ class Executor:
         if held is not None and (held[1] < position or not self.sampler.counts(held[0])):
             self._sampler_rows[turn.number] = (held[0], position)
             return held[0]
-        if held is not None:
-            self.sampler.release(held[0])
-            place = held[0]
-        else:
-            place = self._free_rows.pop() if self._free_rows else self._take_idle_row(plan)
+        self.release(turn)
+        if not self._free_rows:
+            self._free_rows.append(self._take_idle_row(plan))
         stream = self.stream_of(turn)
+        # It is nobody's until it is set up, for which the device may have no room.
         self.sampler.admit(
-            place,
+            self._free_rows[-1],
             stream.sampling,
             prompt=stream.prompt_tokens if _reads_prompt(stream.sampling) else (),
             generated=stream.tokens,
             end_tokens=sorted(stream.ends),
         )
+        place = self._free_rows.pop()
         self._sampler_rows[turn.number] = (place, position)
         return place
 
