@@ -483,3 +483,12 @@ def test_a_request_that_ends_while_a_row_is_in_flight_closes_after_it(layout: st
     driver.settle()
     assert driver.kinds("r1") == [("finished", "r1"), ("closed", "")]
     assert not driver.registry.sessions
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_seals_are_counted_with_what_was_computed(overlap: bool) -> None:
+    driver = Driver("hybrid", 3, overlap=overlap)
+    driver.open("a")
+    driver.turn("a", 7, 3)
+    assert driver.session().sequence.computed == 10
+    assert driver.registry.counters.computed_tokens == 10

@@ -61,6 +61,7 @@ class Settler:
             if out.error is not None:
                 self._unseal(session)
                 return
+            registry.counters.computed_tokens += row.count
             session.sequence.advance(row.count)
             self._sealed(session)
             return
