@@ -6,6 +6,7 @@ from types import MethodType
 import pytest
 import torch
 
+from holdfast import kernels
 from holdfast.core.plan import StepPlan
 from holdfast.core.registry import Plan
 from holdfast.core.turn import TurnRequest
@@ -115,6 +116,23 @@ def test_a_step_that_fails_twice_fails_its_turns(make: Make, overlap: bool) -> N
     other = make().session()
     other.say(PROMPTS[0], greedy(4)).wait()
     assert session.say(PROMPTS[2], greedy(8)).token_ids == other.say(PROMPTS[2], greedy(8)).token_ids
+
+
+def test_a_step_that_fails_before_its_tables_are_there_says_them_again_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, expected = make(), undisturbed(make)
+    change_tables, written = kernels.change_tables, []
+
+    def change(changes: torch.Tensor, table: torch.Tensor) -> None:
+        written.append(changes[0].tolist())
+        if len(written) == 1:
+            raise torch.OutOfMemoryError("no room for the changes")
+        change_tables(changes, table)
+
+    monkeypatch.setattr(kernels, "change_tables", change)
+    assert [turn.token_ids for turn in engine.generate(PROMPTS, greedy(COUNT))] == expected
+    assert all(len(places) == len(set(places)) for places in written), "a GPU would write them in no order"
 
 
 def break_penalties(engine: Engine, *numbers: int) -> None:
