@@ -115,6 +115,32 @@ def test_a_turn_on_a_session_that_speaks_on_is_refused_after_a_step(desk: Desk) 
     assert not desk.waits and list(desk.turns) == [2]
 
 
+def test_a_turn_that_was_written_before_an_overdue_one_ended_is_to_be_written_again() -> None:
+    loop = open_echo("echo", make_options(audit="strict", overlap=False))
+    now = 1000.0
+    loop.now = lambda: now  # type: ignore[method-assign]
+    desk = Desk(loop)
+    desk.receive(wire.OpenSession(1, SESSION, "ann"))
+    fields, tokens = wire.SamplingFields(max_tokens=400, ignore_eos=True), loop.tokenizer.encode("on and on")
+    desk.receive(
+        wire.StartTurn(2, "t-2", "ann", tokens, fields, session=SESSION, known=0, keeps=True, timeout=5.0)
+    )
+    for _ in range(3):
+        step(desk)
+    desk.receive(wire.StartTurn(3, "t-3", "ann", tokens, fields, session=SESSION, known=0))
+    loop.step()
+    now += 6.0
+    desk.try_waiting()
+    heard = reports(desk)
+    (refused,) = of_call(heard, 3)
+    assert isinstance(refused, wire.Declined) and refused.code == "history_changed"
+    assert (
+        refused.view is not None
+        and refused.view.known == loop.scheduler.registry.sessions[SESSION].boundaries[-1]
+    )
+    assert ends(heard) == [(2, "aborted")]
+
+
 def test_a_turn_that_comes_before_the_end_of_the_one_before_waits_for_it(desk: Desk) -> None:
     start(desk, 3, "again")
     desk.receive(wire.EndTurn(2, None, "the client went away"))

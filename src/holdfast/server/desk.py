@@ -272,6 +272,8 @@ class Desk:
         sampling.check_vocabulary(loop.model.config.vocabulary)
         known = 0
         if command.session is not None:
+            # A turn that is overdue ends now, and changes the history, rather than when this one is queued.
+            loop.scheduler.tick(loop.now())
             session = loop.scheduler.registry.find(command.session)
             known = session.sequence.known
             if self._replay(command, session):
