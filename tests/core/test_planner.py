@@ -63,6 +63,25 @@ def test_no_more_turns_run_than_may() -> None:
     assert driver.registry.counters.admitted == 5
 
 
+@pytest.mark.parametrize("how", ["abort", "close", "deadline"])
+def test_nothing_is_remembered_of_a_turn_that_waits_no_more(how: str) -> None:
+    driver = Driver(running_max=1)
+    driver.open("a")
+    driver.submit("a", prompt(5), 9)
+    driver.step()
+    driver.open("b")
+    turn = driver.submit("b", prompt(40, 1), 2, deadline=driver.now + 5)
+    driver.step()
+    assert driver.scheduler.planner._matches
+    if how == "abort":
+        driver.scheduler.abort("b", turn.request.turn_id, driver.now)
+    elif how == "close":
+        driver.scheduler.close("b", driver.now)
+    driver.now += 6
+    driver.step()
+    assert turn.over and not driver.scheduler.planner._matches
+
+
 def test_with_overlap_a_row_takes_the_token_that_the_row_before_it_samples() -> None:
     driver = Driver("dense", 4)
     driver.open("a")

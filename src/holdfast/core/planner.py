@@ -362,7 +362,7 @@ class Planner:
     def _admitted(self, session: Session, turn: Turn) -> None:
         registry = self.registry
         del registry.queue[turn.number]
-        self._matches.pop(turn.number, None)
+        self.forget(turn)
         registry.resting.pop(session, None)
         registry.seals.pop(session, None)
         registry.running.append(session)
@@ -378,6 +378,10 @@ class Planner:
             late = mark.point.length == turn.known_before - 1
             turn.cached = turn.known_before if late else mark.point.length
             registry.counters.cached_tokens += turn.cached
+
+    def forget(self, turn: Turn) -> None:
+        """A turn waits no more: what was found for its prompt is of no use."""
+        self._matches.pop(turn.number, None)
 
     def _cached(self, turn: Turn) -> int:
         """How many tokens of a waiting turn's prompt are in memory, as of the tree's present shape."""

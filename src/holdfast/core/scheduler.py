@@ -243,6 +243,7 @@ class Scheduler:
         """End a turn that is waiting. One that ran before and was retracted may keep what it generated."""
         registry, sequence = self.registry, session.sequence
         del registry.queue[turn.number]
+        self.planner.forget(turn)
         turn.on(event)
         session.on("end")
         session.turn = None
