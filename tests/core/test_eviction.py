@@ -1,6 +1,9 @@
 """The eviction queue: least recently used first, lower ranks before higher, and only what may go."""
 
-from holdfast.core.eviction import EvictionQueue
+import pytest
+
+from holdfast.core.eviction import ENTRIES_MIN, EvictionQueue
+from tests.core.driver import LAYOUTS, Driver, prompt
 
 
 class Member:
@@ -76,3 +79,46 @@ def test_a_member_is_queued_once_and_other_bits_are_left_alone() -> None:
 def test_members_of_the_same_age_go_in_the_order_of_their_coming() -> None:
     members = [Member(1) for _ in range(5)]
     assert drain(queue_of(*members)) == members
+
+
+def test_those_that_are_gone_do_not_stay_queued_for_ever() -> None:
+    stays, queue = [Member(used) for used in range(1, 40)], queue_of()
+    for used, member in enumerate(stays):
+        queue.offer(member)
+        for _ in range(100):
+            gone = Member(used)
+            queue.offer(gone)
+            gone.free = False
+    assert len(queue._entries) <= ENTRIES_MIN
+    assert drain(queue) == stays
+
+
+def test_one_that_could_not_go_while_the_queue_was_swept_is_offered_again() -> None:
+    locked, others = Member(1), [Member(2) for _ in range(ENTRIES_MIN)]
+    queue = queue_of(locked, *others[:-1])
+    locked.free = False
+    queue.offer(others[-1])
+    assert not locked.queued and all(member.queued for member in others)
+    locked.free = True
+    queue.offer(locked)
+    assert drain(queue) == [locked, *others]
+
+
+def test_a_member_that_comes_up_while_the_queue_is_full_is_put_back() -> None:
+    members = [Member(used) for used in range(1, ENTRIES_MIN + 1)]
+    queue = queue_of(*members)
+    members[0].used = ENTRIES_MIN + 1
+    queue._entries_max = ENTRIES_MIN - 1
+    assert drain(queue) == [*members[1:], members[0]]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_leaves_the_tree_for_one_component_is_forgotten_by_the_others(layout: str) -> None:
+    for pages, slots in ((3000, 12), (40, 3000)):
+        driver = Driver(layout, 4, pages=pages, slots=slots, strict=False)
+        for seed in range(200):
+            driver.request((seed, *prompt(10, seed)), 2)
+            driver.run()
+        for queue in driver.registry.tree.queues["red"].values():
+            gone = [entry for entry in queue._entries if not queue._evictable(entry[3])]
+            assert len(gone) < ENTRIES_MIN

@@ -4,6 +4,9 @@ A node or tail enters the heap when it becomes a candidate and keeps at most one
 only changes its `used` tick; the heap notices when the entry comes up, and puts it back. So touching
 a path on every look-up costs nothing here, and eviction is least recently used all the same.
 Lower ranks go first: what a session leans on is kept longest.
+
+A member may leave the tree for want of another component. Where this one is never short, nothing would ever
+come up here: so a heap that has doubled lets go of those that cannot go any more.
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ class Evictable(Protocol):
 
 T = TypeVar("T", bound=Evictable)
 
+ENTRIES_MIN = 256
+"""Entries that are never swept: so few are cheaper to keep than to look through."""
+
 
 class EvictionQueue(Generic[T]):
     """Candidates of one component, least recently used first.
@@ -30,12 +36,13 @@ class EvictionQueue(Generic[T]):
     `evictable` says whether a member may go right now; `bit` marks membership on the member itself.
     """
 
-    __slots__ = ("_bit", "_entries", "_evictable", "_serial")
+    __slots__ = ("_bit", "_entries", "_entries_max", "_evictable", "_serial")
 
     def __init__(self, bit: int, evictable: Callable[[T], bool]) -> None:
         self._bit = bit
         self._evictable = evictable
         self._entries: list[tuple[int, int, int, T]] = []
+        self._entries_max = ENTRIES_MIN
         self._serial = 0
 
     def offer(self, member: T) -> None:
@@ -57,6 +64,17 @@ class EvictionQueue(Generic[T]):
         return None
 
     def _push(self, member: T) -> None:
+        if len(self._entries) >= self._entries_max:
+            self._sweep()
         member.queued |= self._bit
         self._serial += 1
         heapq.heappush(self._entries, (member.rank, member.used, self._serial, member))
+
+    def _sweep(self) -> None:
+        """Take off the queue who cannot go: one that can again later is offered again."""
+        for _, _, _, member in self._entries:
+            if not self._evictable(member):
+                member.queued &= ~self._bit
+        self._entries[:] = [entry for entry in self._entries if entry[3].queued & self._bit]
+        heapq.heapify(self._entries)
+        self._entries_max = max(ENTRIES_MIN, 2 * len(self._entries))
