@@ -41,6 +41,19 @@ def test_greedy_tokens_are_the_same(tmp_path: Path, family: str) -> None:
     assert guessing.audit() == plain.audit() == []
 
 
+def test_nothing_is_kept_of_the_histories_of_turns_that_are_over(tmp_path: Path) -> None:
+    engine = tiny_engine(write_model(tmp_path, "llama"), speculate="ngram")
+    engine.generate([REPEATING, REPEATING[2:]], greedy(9))
+    session = engine.session()
+    session.say(REPEATING, greedy(30))
+    for _ in range(3):
+        engine.drive()
+    speculator = engine.loop.speculator
+    assert speculator is not None and len(speculator._traces) == 1, "of the turn that speaks"
+    session.interrupt(keep="none")
+    assert not speculator._traces
+
+
 def propose_half_right(engine: Engine, answers: dict[int, list[int]]) -> list[int]:
     """Let an engine guess what is known to come, by seed, every third token wrong; counts its guesses."""
     made: list[int] = []

@@ -518,6 +518,8 @@ class EngineLoop:
     def _tell_end(self, event: Event, turn: Turn) -> None:
         """A turn is over. One that stands is written down first; one that never was waits for nothing."""
         self.executor.release(turn)
+        if self.speculator is not None:
+            self.speculator.release(turn)
         stream = self.streams.pop(turn.number, None)
         listener = self.listeners.pop(turn.number, None)
         session = self.scheduler.registry.sessions.get(event.session_id)

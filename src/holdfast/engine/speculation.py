@@ -76,6 +76,10 @@ class Speculator:
         trace.asked, trace.pending = len(tokens), guesses
         return guesses
 
+    def release(self, turn: Turn) -> None:
+        """A turn is over: nothing will be looked up for it any more."""
+        self._traces.pop(turn.number, None)
+
     def _trace(self, turn: Turn) -> Trace:
         """A trace for a new turn; those of the oldest turns are let go."""
         while len(self._traces) >= TRACES_MAX:
