@@ -410,6 +410,7 @@ def test_a_restore_that_can_never_succeed_gives_the_parcel_up() -> None:
     with driver.starved("restore"):
         driver.step()
     assert driver.session("a").parcel is None and turn.state.value == "running"
+    assert driver.registry.counters.dropped == 1
     driver.run()
     assert turn.cached == 0, "the tree kept nothing for it alone"
     assert driver.tokens("a")[-2:] == driver.says(driver.tokens("a")[:-2], 2)

@@ -310,6 +310,7 @@ def test_a_spill_that_did_not_arrive_leaves_the_memory_at_home(layout: str, how:
     driver.plan()
     lose_moves(driver, how)
     assert session.place is Place.HOME and session.parcel is None
+    assert driver.registry.counters.spills == 0
     driver.run()
     for component in driver.layout.components:
         assert driver.counts(component, Tier.HOST) == {"FREE": 100}

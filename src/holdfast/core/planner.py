@@ -312,7 +312,7 @@ class Planner:
             except OutOfUnits as shortfall:
                 if not self.pressure.make_room(shortfall, session, may_retract=False):
                     if self._in_vain(shortfall, session):
-                        registry.drop_memory(session)
+                        registry.give_up(session)
                     else:
                         self._wait_for_room(shortfall, session)
                     return False
@@ -354,7 +354,7 @@ class Planner:
                     if available:
                         budget = available * registry.ledger.layout.page_size
                         continue
-                    registry.drop_memory(session)
+                    registry.give_up(session)
                 return None if isinstance(shortfall, OverQuota) else 0
             self._admitted(session, turn)
             return taken

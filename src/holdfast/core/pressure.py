@@ -146,8 +146,7 @@ class Pressure:
 
     def _drop(self, session: Session, shortage: Shortage) -> None:
         """Drop a session to recomputation, and evict what it alone leased."""
-        self.registry.drop_memory(session)
-        self.registry.counters.dropped += 1
+        self.registry.give_up(session)
         self.registry.tree.evict(shortage.pool.component, shortage.missing, session.tenant)
 
     def spill(self, session: Session, tier: Tier | None = None, asker: Session | None = None) -> bool:
@@ -179,7 +178,6 @@ class Pressure:
         session.sequence.fence = registry.ledger.step
         registry.transits[parcel.transit] = session
         registry.moves += moves
-        registry.counters.spills += 1
         return True
 
     def _clear(self, tier: Tier, session: Session, asker: Session | None) -> None:
@@ -216,8 +214,7 @@ class Pressure:
             if sinks is not None and sinks(older) and _sunk(registry, older):
                 continue
             if older.holder.account in heavier:
-                registry.drop_memory(older)
-                registry.counters.dropped += 1
+                registry.give_up(older)
 
     def _retract(self, shortage: Shortage, asker: Session) -> None:
         """Take back turns until enough is free or on its way; a turn with rows in flight ends after them."""

@@ -188,6 +188,11 @@ class Registry:
         if session.life is Life.SEALING and not session.unsettled:
             session.on("end")
 
+    def give_up(self, session: Session) -> None:
+        """Memory is short: a resting session's goes, and what it held is computed again."""
+        self.counters.dropped += session.sequence.computed > 0
+        self.drop_memory(session)
+
     def discard_parcel(self, session: Session, fence: int) -> None:
         """Give up a session's parcel on another tier, whatever is in flight for it."""
         if session.parcel is not None:

@@ -361,7 +361,7 @@ class Scheduler:
                 copies = fall_back(sequence, known)
             except OutOfUnits as shortfall:
                 if attempt or not self.pressure.make_room(shortfall, session, may_retract=False):
-                    registry.drop_memory(session)
+                    registry.give_up(session)
                 continue
             registry.copies += [(copy, session) for copy in copies]
             break
@@ -424,8 +424,7 @@ class Scheduler:
             self.settler.end(session)
             return
         for session in list(registry.resting):
-            registry.drop_memory(session)
-            registry.counters.dropped += 1
+            registry.give_up(session)
         registry.tree.flush()
 
     def settle(self, plan: Plan, result: StepResult, now: float) -> list[Event]:

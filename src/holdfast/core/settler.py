@@ -329,6 +329,7 @@ class Settler:
             if arrived:
                 finish_spill(session.sequence, parcel)
                 session.moved("settle")
+                registry.counters.spills += 1
                 registry.emit("spilled", session, None)
             else:
                 registry.discard_parcel(session, registry.ledger.step)
