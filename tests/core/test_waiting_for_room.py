@@ -116,3 +116,32 @@ def test_so_it_does_where_windows_are_larger_than_its_tenant_may_have(layout: st
     talk = driver.submit("other", prompt(200, 4), 60)
     until_over(driver, long, short)
     until_over(driver, talk)
+
+
+@pytest.mark.parametrize("quota", [False, True])
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("layout", PAGED)
+def test_a_session_that_is_away_comes_back_though_others_keep_coming(
+    layout: str, overlap: bool, quota: bool
+) -> None:
+    shares = {"red": Share(0.5)} if quota else {}
+    driver = Driver(layout, PAGE, pages=24 if quota else 12, host=40, overlap=overlap, shares=shares)
+    driver.open("a")
+    driver.open("other", "blue")
+    driver.turn("a", 120, 5)
+    assert driver.scheduler.spill("a", driver.now)
+    driver.run()
+    small = [driver.request(prompt(20, seed), 11) for seed in range(1, 4)]
+    driver.step()
+    turn = driver.submit("a", prompt(5, 50), 3)
+    driver.step()
+    talk = driver.submit("other", prompt(9, 51), 3)
+    for seed in range(60, 60 + PATIENCE):
+        if turn.over:
+            break
+        small = [each for each in small if not each.over]
+        small.append(driver.request(prompt(20, seed), 9 + seed % 7))
+        driver.step()
+    assert turn.over and turn.cached == 125
+    assert talk.over
+    driver.run()

@@ -275,6 +275,9 @@ class Planner:
                 break
             session = registry.sessions[turn.session_id]
             if session.unsettled or not self._at_home(session) or self._waits_for_prefix(session, turn):
+                full |= self._full
+                if self._short or session.tenant in full:
+                    break
                 continue
             taken = self._try_admit(plan, session, turn, budget)
             if taken is None:
