@@ -2,7 +2,9 @@
 
 import pytest
 
-from holdfast.core.layout import Component
+from holdfast.core.admission import Admission
+from holdfast.core.layout import Component, Tier
+from holdfast.core.ledger import OutOfUnits
 from holdfast.core.policy import Share
 from holdfast.core.session import Place
 from holdfast.core.turn import Turn
@@ -145,3 +147,31 @@ def test_a_session_that_is_away_comes_back_though_others_keep_coming(
     assert turn.over and turn.cached == 125
     assert talk.over
     driver.run()
+
+
+@pytest.mark.parametrize("layout", ["window-only", "window+state"])
+def test_a_turn_that_a_smaller_chunk_does_not_help_gives_up_its_memory(
+    layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies that it begins with may need more units than there are, however short its first row is."""
+    driver = Driver(layout, PAGE, pages=8)
+    driver.open("a")
+    driver.turn("a", 40, 3)
+    take, refused = Admission.take, 0
+
+    def refuse(admission: Admission) -> None:
+        nonlocal refused
+        if driver.session("a").sequence.computed:
+            refused += 1
+            assert refused < 9, "it is tried for ever"
+            pool = driver.registry.ledger.pools[Component.WINDOW, Tier.DEVICE]
+            free = pool.available(driver.session("a").holder.account)
+            assert free
+            raise OutOfUnits(pool, free + 1, free)
+        take(admission)
+
+    monkeypatch.setattr(Admission, "take", refuse)
+    turn = driver.submit("a", prompt(150, 1), 3)
+    until_over(driver, turn)
+    assert refused and turn.cached == 0
+    assert driver.registry.counters.dropped == 1

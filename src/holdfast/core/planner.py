@@ -339,8 +339,8 @@ class Planner:
     def _try_admit(self, plan: Plan, session: Session, turn: Turn, budget: int) -> int | None:
         """Admit one turn with its first row; returns the tokens planned: 0 without room, None over quota.
 
-        Where nothing would give back what a whole chunk needs, it is as long as there is room for. A turn
-        without any room gives up its session's memory: with all of it to itself, it is computed again.
+        Where nothing would give back what a whole chunk needs, it is as long as there is room for. Where that
+        does not help the turn gives up its session's memory: with all of it to itself, it is computed again.
         """
         registry = self.registry
         while True:
@@ -354,8 +354,9 @@ class Planner:
                     continue
                 available = shortfall.pool.available(session.holder.account)
                 if available < shortfall.asked and self._in_vain(shortfall, session):
-                    if available:
-                        budget = available * registry.ledger.layout.page_size
+                    room = available * registry.ledger.layout.page_size
+                    if 0 < room < budget:
+                        budget = room
                         continue
                     registry.give_up(session)
                 return None if isinstance(shortfall, OverQuota) else 0
