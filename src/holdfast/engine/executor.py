@@ -189,7 +189,7 @@ class Executor:
     def start(self, plan: Plan) -> Flight:
         """Launch a step. Nothing here waits for the device."""
         self.tables.forget(plan.forgotten)
-        self._change_tables()
+        self.tables.discard()
         for row in plan.rows:
             if row.table is not None:
                 self.tables.change(row.number, row.table)
@@ -199,12 +199,6 @@ class Executor:
         if plan.rows:
             self._compute(plan, flight)
         return flight
-
-    def _change_tables(self) -> None:
-        """Carry out what changed with a step that could not be launched; usually nothing is left."""
-        left = self.tables.pack()
-        if left.size:
-            self.tables.apply(torch.from_numpy(left).to(self.model.device, non_blocking=True))
 
     def _copy(self, plan: Plan) -> None:
         by_component: dict[Component, tuple[list[int], list[int]]] = {}

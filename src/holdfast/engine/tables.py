@@ -65,6 +65,11 @@ class BlockTables:
         if self._used[1] and change.window:
             self._changes[1].append((row, change.window_first, change.window))
 
+    def discard(self) -> None:
+        """Forget what was noted and not carried out: that step failed, and the core says it all again."""
+        for changes in self._changes:
+            changes.clear()
+
     def pack(self) -> NDArray[np.int32]:
         """All changes that were noted as words for `apply`: of each table the places, then the units."""
         words: list[NDArray[np.int32]] = []
@@ -80,7 +85,7 @@ class BlockTables:
         return np.concatenate(words) if words else np.empty(0, dtype=np.int32)
 
     def apply(self, words: Tensor) -> None:
-        """Carry out what `pack` packed last, now that it is on the device."""
+        """Carry out what `pack` packed last, each place once: a GPU writes them in no order."""
         for table, changes in zip(self._tables, self._changes, strict=True):
             count = sum(len(units) for _, _, units in changes)
             mine, words = words[: 2 * count], words[2 * count :]
