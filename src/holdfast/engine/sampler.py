@@ -150,8 +150,7 @@ class BatchSampler:
         states = [self._state(row) for row in rows]
         asked = tuple(index for index, state in enumerate(states) if state.sampling.logprobs is not None)
         plain = torch.log_softmax(logits[list(asked)], dim=-1) if asked else None
-        index = self._integers(rows)
-        self._adjust(logits, states, rows, index, positions)
+        self._adjust(logits, states, rows, positions)
         heat, top_p, min_p = self._brought(self.parameters.floats[:, rows])
         tokens = sample_tokens(
             logits,
@@ -163,7 +162,7 @@ class BatchSampler:
             self._integers(positions),
             greedy=not any(_heat(state.sampling) for state in states),
         )
-        self._count(states, index, tokens)
+        self._count(states, rows, tokens)
         if plain is None:
             return Sampled(tokens, (), None, None, None)
         most = max(states[place].sampling.logprobs or 0 for place in asked)
@@ -181,25 +180,24 @@ class BatchSampler:
         logits: Tensor,
         states: list[_Row],
         rows: Sequence[int],
-        index: Tensor,
         positions: Sequence[int],
     ) -> None:
         """Penalties, bias and the ban of early ends, in place, for the rows that have them."""
         penalised = [place for place, state in enumerate(states) if state.penalised]
         if penalised:
-            places = self._integers(penalised)
-            penalties = self._brought(self._penalties[:, [rows[place] for place in penalised]])
-            logits[places] = self._penalise(logits[places], index[places], penalties)
+            places, mine = self._integers(penalised), [rows[place] for place in penalised]
+            logits[places] = self._penalise(logits[places], mine)
         for place, state in enumerate(states):
             if state.bias_tokens is not None and state.bias_values is not None:
                 logits[place].index_add_(0, state.bias_tokens, state.bias_values)
             if state.end_tokens is not None and positions[place] < state.free_position:
                 logits[place].index_fill_(0, state.end_tokens, -torch.inf)
 
-    def _penalise(self, logits: Tensor, index: Tensor, penalties: Tensor) -> Tensor:
+    def _penalise(self, logits: Tensor, rows: list[int]) -> Tensor:
         """Repetition divides or multiplies what was seen, the others subtract for what was generated."""
         assert self._seen is not None and self._generated_counts is not None
-        repetition, frequency, presence = penalties.unsqueeze(2).unbind()
+        index = self._integers(rows)
+        repetition, frequency, presence = self._brought(self._penalties[:, rows]).unsqueeze(2).unbind()
         factor = torch.where(self._seen[index], repetition, 1.0)
         logits = torch.where(logits > 0, logits / factor, logits * factor)
         counts = self._generated_counts[index]
@@ -218,16 +216,16 @@ class BatchSampler:
         self._seen[row, said] = True
         self._generated_counts[row] = torch.bincount(said, minlength=self._vocabulary)
 
-    def _count(self, states: list[_Row], index: Tensor, tokens: Tensor) -> None:
+    def _count(self, states: list[_Row], rows: Sequence[int], tokens: Tensor) -> None:
         penalised = [place for place, state in enumerate(states) if state.penalised]
         if not penalised:
             return
         assert self._seen is not None and self._generated_counts is not None
-        places = self._integers(penalised)
-        rows, said = index[places], tokens[places].clamp(min=0)
-        self._seen[rows, said] = True
+        index = self._integers([rows[place] for place in penalised])
+        said = tokens[self._integers(penalised)].clamp(min=0)
+        self._seen[index, said] = True
         ones = torch.ones_like(said, dtype=torch.int32)
-        self._generated_counts.index_put_((rows, said), ones, accumulate=True)
+        self._generated_counts.index_put_((index, said), ones, accumulate=True)
 
     def _brought(self, values: NDArray[Any]) -> Tensor:
         """A copy of numbers of the host on the device."""
