@@ -78,30 +78,10 @@ VERBS: dict[str, Callable[[EngineLoop], object]] = {
 }
 
 
+@pytest.mark.parametrize("found", ["", "by another verb"])
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_turn_that_is_overdue_ends_before_a_verb(
-    open_loop: Callable[..., EngineLoop], tmp_path: Path, clock: Clock, verb: str
-) -> None:
-    loop = open_loop()
-    loop.open_session("s", "red")
-    say(loop, "t1", 50)
-    run(loop)
-    say(loop, "t2", 500, deadline=clock.now + 5)
-    for _ in range(10):
-        loop.step()
-    clock.now += 6
-    VERBS[verb](loop)
-    run(loop)
-    say(loop, "t3", 5)
-    run(loop)
-    known = in_memory(loop)
-    loop.shut_down()
-    assert in_journal(tmp_path / "journal") == known
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_turn_that_somebody_elses_verb_found_overdue_ends_before_a_verb(
-    open_loop: Callable[..., EngineLoop], tmp_path: Path, clock: Clock, verb: str
+    open_loop: Callable[..., EngineLoop], tmp_path: Path, clock: Clock, verb: str, found: str
 ) -> None:
     loop = open_loop()
     loop.open_session("s", "red")
@@ -112,8 +92,11 @@ def test_a_turn_that_somebody_elses_verb_found_overdue_ends_before_a_verb(
     for _ in range(10):
         loop.step()
     clock.now += 6
-    loop.spill("other")
+    if found:
+        loop.spill("other")
     VERBS[verb](loop)
+    run(loop)
+    say(loop, "t3", 5)
     run(loop)
     known = in_memory(loop)
     loop.shut_down()
