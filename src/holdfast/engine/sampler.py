@@ -228,8 +228,8 @@ class BatchSampler:
         self._generated_counts.index_put_((index, said), ones, accumulate=True)
 
     def _brought(self, values: NDArray[Any]) -> Tensor:
-        """A copy of numbers of the host on the device."""
-        return torch.from_numpy(values).to(self._device, non_blocking=True)
+        """A copy of numbers of the host on the device, row by row: NumPy picks columns into columns."""
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device, non_blocking=True)
 
     def _integers(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(list(values), dtype=torch.int64).to(self._device, non_blocking=True)

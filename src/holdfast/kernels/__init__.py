@@ -367,9 +367,9 @@ def sample_tokens(
     than top_p of the probability, and it has at least min_p of the greatest, all after the temperature.
     `greedy` is the host-side knowledge that no row has a temperature.
     """
-    out: torch.Tensor = implementation(logits).sample_tokens(
-        logits, temperature, top_k, top_p, min_p, seeds, positions, greedy=greedy
-    )
+    given = (temperature, top_k, top_p, min_p, seeds, positions)
+    assert all(each.is_contiguous() and each.shape == logits.shape[:1] for each in given)
+    out: torch.Tensor = implementation(logits).sample_tokens(logits, *given, greedy=greedy)
     return out
 
 

@@ -1,0 +1,56 @@
+"""An engine that calls Triton's kernels for everything says what an engine says that calls torch's.
+
+Kernels are compared one by one elsewhere, with tensors that a test made. Here the engine makes them: their
+types, their strides and what lies behind them. In Triton's interpreter, with full pages, windows and states.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast import kernels
+from holdfast.engine.engine import Engine
+from holdfast.engine.sampling import Sampling
+from holdfast.kernels import triton as device
+from tests.engine.tiny import tiny_engine, write_model
+
+pytestmark = [
+    pytest.mark.usefixtures("interpreter"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:triton"),
+]
+
+SAMPLINGS = [
+    Sampling(temperature=0, max_tokens=3, ignore_eos=True),
+    Sampling(temperature=0.9, top_k=20, top_p=0.9, seed=7, max_tokens=3, ignore_eos=True),
+    Sampling(temperature=0.7, min_p=0.01, seed=3, max_tokens=2, ignore_eos=True, logprobs=2),
+]
+
+
+def talk(engine: Engine) -> list[list[int]]:
+    """Turns side by side, each sampled in its own way; a rewind, a fork and a session that was spilled."""
+    sessions = [engine.session() for _ in SAMPLINGS]
+    turns = [
+        session.say([5, 9, *range(20, 24 + 10 * number)], sampling)
+        for number, (session, sampling) in enumerate(zip(sessions, SAMPLINGS, strict=True))
+    ]
+    said = [each.wait().token_ids for each in turns]
+    sessions[0].rewind(1)
+    fork = sessions[1].fork()
+    assert sessions[2].spill()
+    turns = [session.say([7, 8], SAMPLINGS[1]) for session in (*sessions, fork)]
+    return said + [each.wait().token_ids for each in turns]
+
+
+@pytest.mark.parametrize(("family", "page_size"), [("bamba", 16), ("olmo3", 1)])
+def test_tokens_do_not_depend_on_whose_kernels_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, page_size: int
+) -> None:
+    directory = write_model(tmp_path / family, family)
+    said = []
+    for tritons in (False, True):
+        if tritons:
+            monkeypatch.setattr(kernels, "implementation", lambda _: device)
+        with tiny_engine(directory, page_size=page_size, chunk_tokens=24, host_memory=1 << 20) as engine:
+            said.append(talk(engine))
+    assert said[0] == said[1]
