@@ -111,6 +111,9 @@ def test_shapes_cover_every_number_of_rows() -> None:
         known = decode_rows(rows_max)
         assert known == sorted(set(known))
         assert known[-1] == rows_max
+        mixed = {shape.rows for shape in shapes(rows_max) if shape.tokens == 512 and not shape.decode}
+        assert max(mixed) == min(rows_max, graphs.MIXED_ROWS[-1]), "small steps come from graphs"
+        assert len(mixed) <= len(graphs.MIXED_ROWS)
     largest = [shape.tokens for shape in shapes(256)]
     assert largest == sorted(largest, reverse=True)
     assert all(shape.rows <= shape.tokens for shape in shapes(256))

@@ -63,14 +63,20 @@ def decode_rows(rows_max: int) -> list[int]:
     return [count for count in rows if count <= rows_max] + ([] if rows_max in rows else [rows_max])
 
 
+def mixed_rows(rows_max: int) -> list[int]:
+    """The numbers of rows that mixed steps are captured for, up to all that may run."""
+    most = min(rows_max, MIXED_ROWS[-1])
+    return [rows for rows in MIXED_ROWS if rows < most] + [most]
+
+
 def shapes(rows_max: int) -> list[Shape]:
     """All shapes that are captured, largest first, so that small ones reuse the memory of large ones."""
     decode = [Shape(rows, rows, rows, True) for rows in decode_rows(rows_max)]
     mixed = [
         Shape(rows, tokens, rows, False)
         for tokens in MIXED_TOKENS
-        for rows in MIXED_ROWS
-        if rows <= max(rows_max, MIXED_ROWS[0]) and rows <= tokens
+        for rows in mixed_rows(rows_max)
+        if rows <= tokens
     ]
     return sorted(decode + mixed, key=lambda shape: (shape.tokens, shape.rows), reverse=True)
 
