@@ -10,8 +10,12 @@ import itertools
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
+from triton import knobs
+from triton.compiler import ASTSource
 
 from benchmarks.gpu_sessions import Talk
 from holdfast.core.audit import Audit, Finding
@@ -158,6 +162,22 @@ def sessions(loop: EngineLoop, count: int, rounds: int, history: int) -> dict[st
         "first token median": statistics.median(firsts),
         "first token p90": firsts[int(0.9 * len(firsts))],
     }
+
+
+@contextmanager
+def compilations() -> Iterator[list[str]]:
+    """The names of the Triton kernels that are compiled meanwhile: somebody's turn waits for each."""
+    names: list[str] = []
+
+    def heard(*, src: ASTSource, cache_hit: bool, **_: object) -> None:
+        names.append(f"{src.name} (from its file)" if cache_hit else src.name)
+
+    before = knobs.compilation.listener
+    knobs.compilation.listener = heard
+    try:
+        yield names
+    finally:
+        knobs.compilation.listener = before
 
 
 class Witness(Talk):
