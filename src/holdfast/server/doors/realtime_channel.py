@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -35,6 +36,7 @@ log = logging.getLogger("holdfast.server")
 REPLAY_BYTES_MAX = 256 << 10
 REPLAY_SECONDS = 300.0
 DETACHED_MAX = 1024
+TRIM_SECONDS = 1.0
 WAITING_MAX = 64
 
 _encoder = msgspec.json.Encoder()
@@ -317,6 +319,7 @@ class Channels:
         self.service = service
         self._channels: dict[str, Channel] = {}
         self._detached: dict[str, asyncio.TimerHandle] = {}
+        self._trimming: asyncio.TimerHandle | None = None
         service.table.on_removed = self._removed
 
     def __len__(self) -> int:
@@ -337,8 +340,22 @@ class Channels:
         """A connection is gone: its channel stays until it is taken up again, or forgotten."""
         if channel.detach(outbox) and self._channels.get(channel.key) is channel:
             self._wait(channel)
-            while len(self._detached) > DETACHED_MAX:
-                self._forget(next(iter(self._detached)))
+            if self._trimming is None:
+                self._trim()
+
+    def _trim(self) -> None:
+        """Forget the oldest channels beyond the bound, of those that are quiet.
+
+        Many connections may be lost at once, all while their turns speak: those end when others have run, so
+        nobody waits for them here. They are looked at again a moment later.
+        """
+        self._trimming = None
+        over = max(0, len(self._detached) - DETACHED_MAX)
+        quiet = (key for key in self._detached if self._channels[key].quiet)
+        for key in list(islice(quiet, over)):
+            self._forget(key)
+        if len(self._detached) > DETACHED_MAX:
+            self._trimming = asyncio.get_running_loop().call_later(TRIM_SECONDS, self._trim)
 
     def _wait(self, channel: Channel) -> None:
         loop = asyncio.get_running_loop()
