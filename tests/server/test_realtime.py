@@ -370,3 +370,18 @@ def test_who_speaks_waits_for_a_slow_reader_and_gives_up_on_one_that_stands_stil
         assert full.closing == box.closing
 
     asyncio.run(story())
+
+
+def test_a_message_longer_than_what_may_pile_up_is_sent_all_the_same() -> None:
+    async def story() -> None:
+        box = Outbox(bytes_max=100, bytes_low=10)
+        said = ["a" * 10, "b" * 1000, "c" * 10]
+        for text in said:
+            box.put(text)
+        assert [await box.take() for _ in said] == said
+        assert (box.bytes, box.closing) == (0, None)
+        for _ in range(5):
+            box.put("d" * 1000)
+        assert box.closing is not None
+
+    asyncio.run(story())

@@ -2,7 +2,8 @@
 
 Who speaks a lot waits for `room`, so that a reader that is slower than the model hears the same words in
 larger pieces. A reader that takes nothing for too long, or lets more pile up than the bound, is closed with
-1008. Nothing here touches a socket: the connection's writer calls `take`.
+1008. One message alone is never too much, however long it is: the end of a turn tells all of it at once.
+Nothing here touches a socket: the connection's writer calls `take`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ __all__ = ["Outbox"]
 
 BYTES_MAX = 1 << 20
 BYTES_LOW = 64 << 10
+LONG_MESSAGES_MAX = 4
 STALL_SECONDS = 30.0
 
 TOO_SLOW = (1008, "messages are read too slowly")
@@ -40,12 +42,16 @@ class Outbox:
         if self.closing is not None:
             return
         self._texts.append(text)
-        self.bytes += len(text)
+        self.bytes += self._weight(text)
         if self.bytes > self._bytes_max:
             self.close(*TOO_SLOW)
         elif self.bytes > self._bytes_low:
             self._space.clear()
         self._news.set()
+
+    def _weight(self, text: str) -> int:
+        """What a message counts for: its length, and at most a part of what may pile up."""
+        return min(len(text), self._bytes_max // LONG_MESSAGES_MAX)
 
     def close(self, code: int, reason: str) -> None:
         """Say nothing more, and close; the first reason stands."""
@@ -73,7 +79,7 @@ class Outbox:
                 return None
             if self._texts:
                 text = self._texts.popleft()
-                self.bytes -= len(text)
+                self.bytes -= self._weight(text)
                 if self.bytes <= self._bytes_low:
                     self._space.set()
                 return text
