@@ -9,7 +9,7 @@ import pytest
 from holdfast.server import wire
 from holdfast.server.doors import realtime_channel
 from holdfast.server.doors.realtime_channel import Channel, Channels
-from holdfast.server.doors.realtime_outbox import Outbox
+from holdfast.server.doors.realtime_outbox import BYTES_LOW, Outbox
 from holdfast.server.seeds import Seeds
 from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord
@@ -72,3 +72,17 @@ def test_the_oldest_connection_is_forgotten_first() -> None:
         return [made(channels, channel.name)[0] is channel for channel, _ in reversed(lost)]
 
     assert asyncio.run(lose()) == [True] * KEPT + [False] * (CONNECTIONS - KEPT)
+
+
+def test_who_waits_for_a_reader_that_is_gone_waits_no_longer() -> None:
+    async def lose() -> None:
+        channels = new_channels()
+        channel, outbox = made(channels, "slow")
+        channel.emit("response.delta", {"text": "a" * (BYTES_LOW + 1)})
+        waiting = asyncio.create_task(outbox.room())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        channels.detach(channel, outbox)
+        await asyncio.wait_for(waiting, 1)
+
+    asyncio.run(lose())

@@ -143,9 +143,10 @@ class Channel:
                 outbox.put(text)
 
     def detach(self, outbox: Outbox) -> bool:
-        """A connection is gone; whether nobody is there now."""
+        """A connection is gone; whether nobody is there now. The turn that speaks waits for it no longer."""
         if self.outbox is not outbox:
             return False
+        outbox.close(1001, "the connection is gone")
         self.outbox = None
         self.queue.clear()
         if self.running is not None:
