@@ -217,7 +217,17 @@ def test_addresses(given: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://a", "http://a:many", "http://a:99999", "http://[::1", "http://:80", ""]
+    "url",
+    [
+        "ftp://a",
+        "http://a:many",
+        "http://a:99999",
+        "http://[::1",
+        "http://:80",
+        "",
+        "http://a..b",
+        "http://a\ud800",
+    ],
 )
 def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(ValueError, match="http"):
@@ -231,9 +241,29 @@ def test_everything_that_is_raised_is_of_one_family() -> None:
         Client("http://127.0.0.1:1", "kéy")
     with pytest.raises(BadArgument, match="attempts"):
         Retries(attempts=0)
-    with pytest.raises(BadArgument, match="say text"):
-        calls.input_of([1.5])  # type: ignore[list-item]
+    for said in ([1.5], 5, None):
+        with pytest.raises(BadArgument, match="say text"):
+            calls.input_of(said)  # type: ignore[arg-type]
     assert issubclass(BadArgument, HoldfastError)
+
+
+@pytest.mark.parametrize("value", ["\ud800", float("nan"), float("inf"), object(), {"a"}])
+def test_what_json_cannot_hold_is_refused_and_not_sent(value: object) -> None:
+    client = Client("http://127.0.0.1:1", retries=Retries(attempts=1))
+    with client, pytest.raises(BadArgument, match="cannot be sent"):
+        client.session(metadata={"a": value})  # type: ignore[dict-item]
+    dialogue = Dialogue("s-1")
+    dialogue.append("hello")
+    with pytest.raises(BadArgument, match="cannot be sent"):
+        dialogue.commit(None, "after", "rollback", {"stop": value})  # type: ignore[typeddict-item]
+    assert len(dialogue.pending) == 1, "it would be said again with every new connection"
+
+
+def test_who_is_closed_says_so() -> None:
+    client = Client("http://127.0.0.1:1")
+    client.close()
+    with pytest.raises(BadArgument, match="the client is closed"):
+        client.models()
 
 
 def test_calls_carry_ids_and_leave_open_what_was_not_said() -> None:

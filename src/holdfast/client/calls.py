@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 from urllib.parse import quote, urlsplit
+
+import httpx
 
 from holdfast.client.errors import BadArgument, ProtocolError
 from holdfast.client.values import Body, Generated, Keep, Message, Prompt, Said, Sampling, SessionView
@@ -39,6 +41,7 @@ __all__ = [
     "show_session",
     "spill_session",
     "start_turn",
+    "written",
 ]
 
 
@@ -77,7 +80,8 @@ def base_url(url: str) -> str:
     try:
         parts = urlsplit(url)
         reachable = bool(parts.hostname) and parts.port != 0
-    except ValueError:
+        httpx.URL(url).raw_host.decode().encode("idna")
+    except (ValueError, httpx.InvalidURL):
         reachable = False
     if not reachable:
         raise BadArgument(f"the address of a server is such as {DEFAULT_URL}, not {url!r}")
@@ -186,16 +190,27 @@ def generate(model: str, prompt: Prompt, sampling: Sampling) -> Call[Generated]:
     return Call("POST", "/v1/completions", body, lambda answer: Generated.from_body(_object(answer)))
 
 
+def written(body: Body) -> str:
+    """A body as JSON; what JSON cannot hold is refused before anything is sent."""
+    try:
+        text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadArgument(f"this cannot be sent as JSON: {error}") from error
+    return text
+
+
 def input_of(said: Said) -> str | list[int] | list[Message]:
     """What was said, as JSON carries it; a list is of token ids or of messages, never of both."""
     if isinstance(said, str):
         return said
-    tokens = [part for part in said if isinstance(part, int) and not isinstance(part, bool)]
-    messages: list[Message] = [dict(part) for part in said if isinstance(part, Mapping)]
-    if len(tokens) == len(said):
-        return tokens
-    if len(messages) == len(said):
-        return messages
+    if isinstance(said, Sequence):
+        tokens = [part for part in said if isinstance(part, int) and not isinstance(part, bool)]
+        messages: list[Message] = [dict(part) for part in said if isinstance(part, Mapping)]
+        if len(tokens) == len(said):
+            return tokens
+        if len(messages) == len(said):
+            return messages
     raise BadArgument(
         "say text, a list of token ids, or a list of messages such as {'role': …, 'content': …}"
     )
@@ -219,7 +234,7 @@ def keep_fields(keep: Keep, heard: int | None) -> Body:
 
 
 def _session(session_id: str, verb: str = "") -> str:
-    path = f"/v1/sessions/{quote(session_id, safe='')}"
+    path = f"/v1/sessions/{quote(session_id, safe='', errors='replace')}"
     return f"{path}/{verb}" if verb else path
 
 

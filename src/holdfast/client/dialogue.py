@@ -86,9 +86,9 @@ class Dialogue:
 
     def append(self, said: str | Sequence[int]) -> Body:
         """More input of the turn to come."""
-        words = {"text": said} if isinstance(said, str) else {"token_ids": list(said)}
+        words = {"text": said} if isinstance(said, str) else {"token_ids": calls.input_of(said)}
         message: Body = {"type": "input.append", **words}
-        self.pending.append(message)
+        self._say(message)
         return message
 
     def commit(
@@ -103,8 +103,13 @@ class Dialogue:
         message["on_abort"] = on_abort
         if sampling:
             message["sampling"] = calls.sampling_fields(sampling)
-        self.pending.append(message)
+        self._say(message)
         return message
+
+    def _say(self, message: Body) -> None:
+        """Have a message said, and said again until it is answered; one that cannot be is refused now."""
+        calls.written(message)
+        self.pending.append(message)
 
     def interrupt(self, keep: Keep, turn_id: str | None) -> Body:
         """Cut into a turn; without a name, into the one that speaks."""

@@ -14,7 +14,6 @@ Sending from one thread (or task) while another one iterates is allowed.
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
+from holdfast.client import calls
 from holdfast.client.dialogue import Dialogue, RealtimeEvent
 from holdfast.client.errors import HoldfastError, error_from_response, lost_connection
 from holdfast.client.retry import Attempts, Retries
@@ -174,7 +174,7 @@ class Realtime(_Line):
             connection = self._connection
             assert connection is not None, "use it in a with block"
             try:
-                connection.send(json.dumps(message))
+                connection.send(calls.written(message))
                 return
             except (ConnectionClosed, OSError) as error:
                 self._reconnect(connection, attempts, error)
@@ -193,7 +193,7 @@ class Realtime(_Line):
                     # Entered, because newer versions of the library want that; `close` leaves it.
                     connection = connect(self._url, **self._settings).__enter__()
                     for message in self.dialogue.catching_up():
-                        connection.send(json.dumps(message))
+                        connection.send(calls.written(message))
                     self._connection = connection
                 except (OSError, WebSocketException) as failure:
                     time.sleep(self._pause(failure, attempts))
@@ -281,7 +281,7 @@ class AsyncRealtime(_Line):
             connection = self._connection
             assert connection is not None, "use it in an async with block"
             try:
-                await connection.send(json.dumps(message))
+                await connection.send(calls.written(message))
                 return
             except (ConnectionClosed, OSError) as error:
                 await self._reconnect(connection, attempts, error)
@@ -299,7 +299,7 @@ class AsyncRealtime(_Line):
                 try:
                     connection = await connect_async(self._url, **self._settings)
                     for message in self.dialogue.catching_up():
-                        await connection.send(json.dumps(message))
+                        await connection.send(calls.written(message))
                     self._connection = connection
                 except (OSError, WebSocketException) as failure:
                     await asyncio.sleep(self._pause(failure, attempts))

@@ -22,6 +22,7 @@ __all__ = ["AsyncTransport", "Transport", "bearer"]
 
 CONNECT_SECONDS = 10.0
 KEPT_CONNECTIONS_MAX = 20
+JSON_HEADERS = {"content-type": "application/json"}
 
 Answer = TypeVar("Answer")
 
@@ -36,6 +37,8 @@ def bearer(api_key: str | None) -> dict[str, str]:
 class _Endpoint:
     """Where calls go, what each of them carries, and how patient their sender is."""
 
+    http: httpx.Client | httpx.AsyncClient
+
     def __init__(self, url: str, api_key: str | None, retries: Retries, timeout: float) -> None:
         self.url = calls.base_url(url)
         self.headers = bearer(api_key)
@@ -48,13 +51,23 @@ class _Endpoint:
             "limits": httpx.Limits(max_connections=None, max_keepalive_connections=KEPT_CONNECTIONS_MAX),
         }
 
+    def _request(self, call: Call[Any]) -> httpx.Request:
+        """A call as it is sent; raises `BadArgument` for one that cannot be."""
+        if self.http.is_closed:
+            raise BadArgument("the client is closed")
+        if call.body is None:
+            return self.http.build_request(call.method, call.path)
+        return self.http.build_request(
+            call.method, call.path, content=calls.written(call.body), headers=JSON_HEADERS
+        )
+
 
 class Transport(_Endpoint):
     """Sends calls and waits for their answers."""
 
     def __init__(self, url: str, api_key: str | None, retries: Retries, timeout: float) -> None:
         super().__init__(url, api_key, retries, timeout)
-        self.http = httpx.Client(**self.settings)
+        self.http: httpx.Client = httpx.Client(**self.settings)
 
     def ask(self, call: Call[Answer]) -> Answer:
         """The value of the answer to a call."""
@@ -79,7 +92,7 @@ class Transport(_Endpoint):
 
     def open(self, call: Call[Any]) -> httpx.Response:
         """One attempt: a response whose status is good and whose body is still to be read."""
-        request = self.http.build_request(call.method, call.path, json=call.body)
+        request = self._request(call)
         try:
             response = self.http.send(request, stream=True)
             if response.is_success:
@@ -97,7 +110,7 @@ class AsyncTransport(_Endpoint):
 
     def __init__(self, url: str, api_key: str | None, retries: Retries, timeout: float) -> None:
         super().__init__(url, api_key, retries, timeout)
-        self.http = httpx.AsyncClient(**self.settings)
+        self.http: httpx.AsyncClient = httpx.AsyncClient(**self.settings)
 
     async def ask(self, call: Call[Answer]) -> Answer:
         """The value of the answer to a call."""
@@ -122,7 +135,7 @@ class AsyncTransport(_Endpoint):
 
     async def open(self, call: Call[Any]) -> httpx.Response:
         """One attempt: a response whose status is good and whose body is still to be read."""
-        request = self.http.build_request(call.method, call.path, json=call.body)
+        request = self._request(call)
         try:
             response = await self.http.send(request, stream=True)
             if response.is_success:
