@@ -42,6 +42,20 @@ def numbers(pattern: str, text: str) -> list[int]:
     return [int(group) for group in found.groups()]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "ascii:strict"])
+def test_chat_goes_on_after_bytes_that_are_no_text(url: str, encoding: str) -> None:
+    """Neither a line that cannot be read nor an answer that cannot be shown ends the conversation."""
+    told = subprocess.run(
+        [sys.executable, "-m", "holdfast.cli", "chat", "--url", url, "--max-tokens", "8"],
+        input=b"caf\xe9\n/\xff\nhello\n", capture_output=True, check=False, timeout=240,
+        env={**os.environ, "COLUMNS": "200", "PYTHONIOENCODING": encoding},
+    )  # fmt: skip
+    shown = told.stdout.decode()
+    assert (told.returncode, told.stderr) == (0, b"")
+    assert shown.count("that is no text in the encoding of this terminal") == 2
+    assert len(re.findall(COST, shown)) == 1
+
+
 def test_chat_with_a_server(client: Client, url: str) -> None:
     with Terminal("chat", "--url", url, "--max-tokens", "2000") as terminal:
         terminal.until(PROMPT)

@@ -9,7 +9,9 @@ between pieces. Ctrl-C or Ctrl-D at the prompt leaves. Used by `chat`, which bri
 
 from __future__ import annotations
 
+import io
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -133,6 +135,7 @@ class Chat:
 
     def run(self) -> None:
         """Read, answer, until somebody leaves."""
+        take_any_bytes()
         self.console.print("[dim]/help lists commands; Ctrl-C interrupts the model[/]")
         while True:
             name = f"{self.current + 1}> " if len(self.talks) > 1 else "> "
@@ -143,7 +146,9 @@ class Chat:
                 return
             if line in LEAVE:
                 return
-            if line:
+            if not is_text(line):
+                self.console.print("that is no text in the encoding of this terminal", style="red")
+            elif line:
                 self.obey(line)
 
     def obey(self, line: str) -> None:
@@ -216,6 +221,19 @@ class Chat:
         """Text of the model, without what would steer the terminal."""
         self.console.out(printable(text), end="", highlight=False)
         self.console.file.flush()
+
+
+def take_any_bytes() -> None:
+    """What is typed may be no text, and what is said may have letters that a terminal has not: neither ends
+    the conversation."""
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
+def is_text(line: str) -> bool:
+    """Whether all that was typed could be read; bytes that could not be are lone surrogates."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in line)
 
 
 def printable(text: str) -> str:
