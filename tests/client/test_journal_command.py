@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import Engine, Sampling
 from holdfast.client import Client
 from holdfast.engine.records import SCHEMA
 from tests.client.serving import serving
@@ -47,6 +48,24 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert "has no session absent" in look(path, "rm", "absent").stderr
         assert "ann/talk" in look(path, "ls").stdout, "reading beside a server is allowed"
     return path
+
+
+def test_names_are_shown_as_they_are_whatever_their_letters(tmp_path: Path) -> None:
+    """An engine without a server takes any name: one that looks like a command to the terminal is none."""
+    path = tmp_path / "a[/b] journal"
+    names = ["[/]", "[red]x", "a\x1b[31mb"]
+    with Engine("echo", journal=path) as engine:
+        for name in names:
+            engine.session(id=name).say("hello", Sampling(max_tokens=4)).wait()
+    listed = look(path, "ls")
+    assert (listed.returncode, listed.stderr) == (0, "")
+    for name in ("[/]", "[red]x", "a[31mb"):
+        assert name in listed.stdout
+    assert "\x1b" not in listed.stdout
+    for name in names:
+        shown = look(path, "show", name, "--text")
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert name.replace("\x1b", "") in shown.stdout
 
 
 def test_list(journal: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from holdfast.cli.refusals import refusal
 from holdfast.cli.terminal import printable
@@ -101,7 +102,7 @@ def list_sessions(journal: JOURNAL, as_json: AS_JSON = False) -> None:
         for session in sessions:
             typer.echo(json.dumps(_described(session)))
         return
-    table = Table(caption=f"{len(sessions)} sessions in {journal}")
+    table = Table(caption=_plain(f"{len(sessions)} sessions in {journal}"))
     for heading in ("session", "created", "from"):
         table.add_column(heading)
     for heading in ("turns", "tokens", "on disk"):
@@ -110,9 +111,8 @@ def list_sessions(journal: JOURNAL, as_json: AS_JSON = False) -> None:
         created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(session.created))
         held = f"{session.snapshot.length} tokens" if session.snapshot is not None else ""
         shown = f"{session.id} (damaged)" if session.damaged else session.id
-        table.add_row(
-            shown, created, session.parent or "", str(len(session.turns)), str(session.tokens), held
-        )
+        parent = _plain(session.parent or "")
+        table.add_row(_plain(shown), created, parent, str(len(session.turns)), str(session.tokens), held)
     Console().print(table)
 
 
@@ -138,16 +138,21 @@ def show(
             typer.echo(json.dumps(line))
         return
     console = Console(highlight=False)
-    table = Table(title=session.id)
+    table = Table(title=_plain(session.id))
     for heading in ("turn", "tokens in", "tokens out", "ended by"):
         table.add_column(heading, justify="right" if "tokens" in heading else "left")
     for turn in session.turns:
-        table.add_row(turn.turn_id, str(len(turn.input)), str(len(turn.output)), turn.finish)
+        table.add_row(_plain(turn.turn_id), str(len(turn.input)), str(len(turn.output)), turn.finish)
     console.print(table)
     for turn_id, words in said.items():
-        console.print(f"{turn_id}: {printable(words)}", markup=False)
+        console.print(_plain(f"{turn_id}: {words}"))
     for kind, detail in happened:
-        console.print(f"{kind.lower()} {detail}".rstrip(), style="dim", markup=False)
+        console.print(_plain(f"{kind.lower()} {detail}".rstrip()), style="dim")
+
+
+def _plain(text: str) -> Text:
+    """Text as it is: names may be of any letters where an engine was used without a server."""
+    return Text(printable(text))
 
 
 def _said(session: StoredSession) -> dict[str, str]:
@@ -182,4 +187,4 @@ def remove(name: NAME, journal: JOURNAL) -> None:
             raise JournalError(
                 f"{error}: stop the server first, or let it close the session: DELETE /v1/sessions/{called}"
             ) from error
-    typer.echo(f"{session.id} is gone")
+    typer.echo(f"{printable(session.id)} is gone")
