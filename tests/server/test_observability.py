@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,30 @@ def test_turns_are_counted_by_outcome(echo: Server) -> None:
     assert grown('holdfast_turns_total{outcome="aborted"}') == 1
     assert grown("holdfast_time_to_first_token_seconds_count") == 4
     assert grown("holdfast_turn_seconds_count") == 4
+
+
+def test_what_was_counted_is_not_lost_with_an_engine_process(serve: Serve) -> None:
+    server = serve("echo", "--kv-tokens", "4096")
+    counted = ("holdfast_steps_total", "holdfast_computed_tokens_total", "holdfast_generated_tokens_total")
+    name = server.open()
+    said = server.say(name, "some words", sampling={"max_tokens": 5, "ignore_eos": True})
+    expected = said["usage"]["prompt_tokens"] + said["usage"]["completion_tokens"]
+    deadline = time.monotonic() + 20
+    while metrics(server)["holdfast_computed_tokens_total"] < expected:
+        assert time.monotonic() < deadline, "no pulse"
+        time.sleep(0.05)
+    before = metrics(server)
+    server.kill_engine()
+    down = metrics(server)
+    server.wait_ready()
+    name = server.open()
+    server.say(name, "some words", sampling={"max_tokens": 5, "ignore_eos": True})
+    while metrics(server)["holdfast_generated_tokens_total"] < 10:
+        assert time.monotonic() < deadline + 60, "counted anew"
+        time.sleep(0.05)
+    after = metrics(server)
+    for each in counted:
+        assert before[each] <= down[each] < after[each]
 
 
 def test_a_turn_that_is_answered_again_is_not_counted_again(echo: Server) -> None:

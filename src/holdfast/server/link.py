@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
 from typing import NamedTuple
@@ -149,6 +150,8 @@ class EngineLink:
     def __init__(self) -> None:
         self.send: Callable[[wire.Command], None] | None = None
         self.pulse: wire.Pulse | None = None
+        self._counted_before: Counter[str] = Counter()
+        """What engine processes that are gone had counted."""
         self.on_view: Callable[[wire.SessionView], None] = _nobody
         self.on_gone: Callable[[str, str], None] = _nobody
         self.on_end: Callable[[TurnFeed], None] = _nobody
@@ -160,6 +163,10 @@ class EngineLink:
     def turns(self) -> int:
         """Turns in flight."""
         return len(self._feeds)
+
+    def totals(self) -> Counter[str]:
+        """What the engine has counted, and those before it: figures that never go down."""
+        return self._counted_before + _counted(self.pulse)
 
     def number(self) -> int:
         """The number of the next call."""
@@ -283,6 +290,7 @@ class EngineLink:
     def lose(self) -> None:
         """The engine process is gone: everyone who waits hears of it."""
         self.send = None
+        self._counted_before += _counted(self.pulse)
         self.pulse = None
         feeds, self._feeds = self._feeds, {}
         for feed in feeds.values():
@@ -292,6 +300,13 @@ class EngineLink:
             pending.over()
             if not pending.future.done():
                 pending.future.set_exception(engine_lost())
+
+
+def _counted(pulse: wire.Pulse | None) -> Counter[str]:
+    """What one engine process has counted so far."""
+    if pulse is None:
+        return Counter()
+    return Counter({**pulse.counters, "steps": pulse.step, "audit_findings": pulse.findings})
 
 
 def _nobody(*_: object) -> None:

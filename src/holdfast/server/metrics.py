@@ -7,7 +7,7 @@ chose: no session ids, no keys.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -31,19 +31,30 @@ TOTALS = {
     "computed_tokens": "Tokens computed by the model.",
     "cached_tokens": "Tokens of prompts that were in memory already.",
     "generated_tokens": "Tokens sampled.",
+    "steps": "Steps of the engine.",
+    "audit_findings": "Findings of the audit.",
 }
 
 
 class LedgerCollector(Collector):
-    """What the engine's last pulse said."""
+    """What the engine's last pulse said, and what it and those before it have counted."""
 
-    def __init__(self, pulse: Callable[[], wire.Pulse | None], up: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        pulse: Callable[[], wire.Pulse | None],
+        totals: Callable[[], Mapping[str, int]],
+        up: Callable[[], bool],
+    ) -> None:
         self._pulse = pulse
+        self._totals = totals
         self._up = up
 
     def collect(self) -> Iterable[Metric]:
         """The ledger's figures as metrics."""
         yield GaugeMetricFamily("holdfast_engine_up", "Whether the engine serves.", value=float(self._up()))
+        totals = self._totals()
+        for name, help_text in TOTALS.items():
+            yield CounterMetricFamily(f"holdfast_{name}", help_text, value=totals.get(name, 0))
         pulse = self._pulse()
         if pulse is None:
             return
@@ -56,10 +67,6 @@ class LedgerCollector(Collector):
         yield GaugeMetricFamily("holdfast_turns_running", "Turns being computed.", value=pulse.running)
         yield GaugeMetricFamily("holdfast_turns_queued", "Turns waiting for memory.", value=pulse.queued)
         yield GaugeMetricFamily("holdfast_sessions", "Sessions open.", value=pulse.sessions)
-        yield CounterMetricFamily("holdfast_steps", "Steps of the engine.", value=pulse.step)
-        yield CounterMetricFamily("holdfast_audit_findings", "Findings of the audit.", value=pulse.findings)
-        for name, help_text in TOTALS.items():
-            yield CounterMetricFamily(f"holdfast_{name}", help_text, value=pulse.counters.get(name, 0))
 
 
 class Metrics:
@@ -92,9 +99,14 @@ class Metrics:
         self.restarts = Counter("holdfast_engine_restarts", "Engine processes lost.", registry=self.registry)
         self.started = time.time()
 
-    def watch(self, pulse: Callable[[], wire.Pulse | None], up: Callable[[], bool]) -> None:
-        """Take gauges from the engine's pulses."""
-        self.registry.register(LedgerCollector(pulse, up))
+    def watch(
+        self,
+        pulse: Callable[[], wire.Pulse | None],
+        totals: Callable[[], Mapping[str, int]],
+        up: Callable[[], bool],
+    ) -> None:
+        """Take gauges and counters from the engine's pulses."""
+        self.registry.register(LedgerCollector(pulse, totals, up))
 
     def page(self) -> bytes:
         """The /metrics page."""

@@ -79,7 +79,7 @@ class Serving:
         supervising = asyncio.create_task(supervisor.run())
         try:
             metrics = Metrics()
-            metrics.watch(lambda: link.pulse, lambda: supervisor.up)
+            metrics.watch(lambda: link.pulse, link.totals, lambda: supervisor.up)
             name = self.options.served_model_name or shown_name(self.model)
             service = Service(self.options, link, supervisor, metrics, name)
             announcing = asyncio.create_task(self._announce(supervisor, listener, name))
