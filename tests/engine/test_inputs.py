@@ -82,3 +82,16 @@ def test_words_and_tokens_pass_through_on_a_cpu() -> None:
     arrival = staging.fetch(tokens)
     tokens.zero_()
     assert arrival.wait() == [7, -1]
+
+
+def test_inputs_begin_where_vectors_may_whatever_the_size_of_a_step() -> None:
+    """A kernel would be compiled anew, while everybody waits, for each combination of other addresses."""
+    for rows in range(1, 9):
+        for samples in range(1, rows + 1):
+            shape = Shape(rows, rows + 3, samples, False)
+            words = torch.zeros(shape.words, dtype=torch.int32)
+            found = views(words, shape)
+            places = [getattr(found, name).data_ptr() - words.data_ptr() for name in found.__slots__]
+            assert [place % 16 for place in places] == [0] * len(places)
+            assert found.row_start.shape == (rows + 1,) and found.tokens.shape == (rows + 3,)
+            assert shape.words % 4 == 0, "what comes behind the words begins well, too"

@@ -9,7 +9,8 @@ out from the words. Used by the executor, by `graphs` and by the sampler.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +22,12 @@ from holdfast.core.turn import Turn
 from holdfast.kernels import Batch, Pages, PieceQueue, Pieces
 
 Words = NDArray[np.int32]
+
+ALIGNMENT = 4
+"""Each kind of input begins at a multiple of so many words, whatever a step's size.
+
+Triton compiles a kernel once for addresses that allow loads of so many words, and anew for those that do not.
+"""
 
 
 class Shape(NamedTuple):
@@ -34,7 +41,19 @@ class Shape(NamedTuple):
     @property
     def words(self) -> int:
         """How many words a step of this shape takes."""
-        return 9 * self.samples + 5 * self.rows + 1 + self.tokens
+        return sum(aligned(size) for size in self.sizes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Words of each kind of input, in the order of `Views`."""
+        rows, samples = self.rows, self.samples
+        # Seeds are first: words of 64 bits must lie where such words may.
+        return (2 * samples, *(samples,) * 7, rows, rows + 1, rows, rows, rows, self.tokens)
+
+
+def aligned(size: int) -> int:
+    """So many words, and those up to where the next ones may begin."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 class Limits(NamedTuple):
@@ -107,10 +126,9 @@ class Views:
 
 def views(words: Tensor, shape: Shape) -> Views:
     """Where each kind of input lies in a step's words."""
-    rows, samples = shape.rows, shape.samples
-    # Seeds are first: words of 64 bits must lie where such words may.
-    sizes = [2 * samples, *[samples] * 7, rows, rows + 1, rows, rows, rows, shape.tokens]
-    seeds, *others = words[: shape.words].split(sizes)
+    sizes = shape.sizes
+    parts = words[: shape.words].split([aligned(size) for size in sizes])
+    seeds, *others = (part[:size] for part, size in zip(parts, sizes, strict=True))
     floats = (part.view(torch.float32) for part in others[:3])
     return Views(seeds.view(torch.int64), *floats, *others[3:])
 
@@ -126,28 +144,28 @@ def pack(
 ) -> None:
     """Write a step into words of a shape that has room for it."""
     count, spare = len(rows), shape.rows - len(rows)
-    room, unused = shape.samples, shape.samples - len(samples)
+    unused = shape.samples - len(samples)
     # What fills up a decode step has a token like all its rows; elsewhere it has none.
     filler = 1 if shape.decode else 0
     counts = [row.count for row in rows] + [filler] * spare
     drawn = [sample.sampler_row for sample in samples] + [nobody.sampler_row] * unused
-    words[: 2 * room].view(np.int64)[:] = parameters.seeds[drawn]
-    words[2 * room : 5 * room].view(np.float32).reshape(3, room)[:] = parameters.floats[:, drawn]
-    words[5 * room : 6 * room] = parameters.top_k[drawn]
-    place = 6 * room
+    place = 0
 
-    def put(values: list[int]) -> None:
+    def put(values: list[int] | NDArray[Any], kind: type[np.generic] = np.int32) -> None:
         nonlocal place
-        words[place : place + len(values)] = values
-        place += len(values)
+        part = np.asarray(values, dtype=kind).view(np.int32)
+        words[place : place + len(part)] = part
+        place += aligned(len(part))
 
+    put(parameters.seeds[drawn], np.int64)
+    for values in parameters.floats[:, drawn]:
+        put(values, np.float32)
+    put(parameters.top_k[drawn])
     put([sample.place for sample in samples] + [0] * unused)
     put([sample.position for sample in samples] + [0] * unused)
     put([sample.note for sample in samples] + [nobody.note] * unused)
     put(tables + [-1] * spare)
-    words[place] = 0
-    np.cumsum(counts, out=words[place + 1 : place + 1 + shape.rows])
-    place += shape.rows + 1
+    put(list(accumulate(counts, initial=0)))
     put([row.start + row.count for row in rows] + [filler] * spare)
     states = [row.state for row in rows]
     put([-1 if state is None or state[0] is None else state[0] for state in states] + [-1] * spare)
