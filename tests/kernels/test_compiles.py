@@ -138,6 +138,28 @@ print("compiled")
 """
 
 
+STEPS = """
+from holdfast.engine.inputs import Limits, Lists, Shape, StepBuffers, views
+from holdfast.kernels import StepTables
+from holdfast.kernels.triton import prepare_step
+from holdfast.kernels.triton.step import _prepare
+
+least, most = int(sys.argv[1]), int(sys.argv[2])
+sampled, device = torch.zeros(40, dtype=torch.int64), torch.device("cpu")
+for rows in range(least, most + 1):
+    for width in (1, 16, 17):
+        shape = Shape(rows, 3 * rows, rows - rows % 3, False)
+        given = views(torch.zeros(shape.words, dtype=torch.int32), shape)
+        buffers = StepBuffers(device, shape, width, (True, True))
+        batch = buffers.batch(given, shape, 16, Limits(3, 16 * width, 0), Lists())
+        table = torch.zeros(40, 2 * width - 1, dtype=torch.int32)
+        prepare_step(given.tokens, given.row_table, StepTables(sampled, table, table, 7, 8), batch)
+found = len(_prepare.device_caches[0][0])
+assert found == 1, f"{found} variants were compiled"
+print("compiled")
+"""
+
+
 def compiles(source: str, *arguments: int) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
@@ -177,3 +199,8 @@ def test_attention_of_wide_heads_fits_into_the_shared_memory(kibibytes: int) -> 
 @pytest.mark.parametrize(("rows", "kv_heads"), [(1, 1), (64, 8)])
 def test_lists_of_pieces_compile(rows: int, kv_heads: int) -> None:
     compiles(LISTS, rows, kv_heads)
+
+
+def test_steps_of_about_one_size_are_prepared_by_one_kernel() -> None:
+    """Whatever their samples and contexts: a kernel that is compiled while serving keeps all waiting."""
+    compiles(STEPS, 4, 7)

@@ -30,6 +30,8 @@ from holdfast.kernels.triton.pieces import PIECE_LEAST, PIECE_STEP
 
 TOKENS = 128
 ENTRIES = 1024
+STRIDES = ["full_stride", "window_stride", "full_out_stride", "window_out_stride"]
+"""Tables are as wide as contexts are long; kernels are not compiled anew for that."""
 
 
 @triton.jit
@@ -169,7 +171,7 @@ def _list_queue(
     tl.store(listed + rest * FIELDS + 2, tl.zeros([BLOCK_LINES], tl.int32), mask=spare)
 
 
-@triton.jit(do_not_specialize=["rows", "token_count", "token_blocks"])
+@triton.jit(do_not_specialize=["rows", "token_count", "token_blocks", *STRIDES])
 def _prepare(
     tokens, row_table, row_start, context, sampled, full, window, tokens_out, positions,
     full_slots, window_slots, full_out, window_out,
