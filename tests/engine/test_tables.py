@@ -1,5 +1,6 @@
 """Block tables take what changed, keep what did not, and give rows back."""
 
+import pytest
 import torch
 
 from holdfast.core.plan import TableChange
@@ -85,3 +86,21 @@ def test_the_place_of_nobodys_tokens_is_no_row() -> None:
     block = tables()
     assert block.sampled.shape[0] == NOBODY + 1
     assert all(block.row(number) < NOBODY for number in range(40))
+
+
+def test_nobody_has_a_row_that_there_was_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU would write what changes in it to somebody else's memory."""
+    block = tables(window=True)
+    for number in range(16):
+        block.row(number)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "cat", _no_room)
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError):
+                block.change(16, TableChange(0, [5], 0, [6]))
+    block.change(16, TableChange(0, [5], 0, [6]))
+    assert full(block, 16, 1) == [5]
+
+
+def _no_room(*given: object) -> torch.Tensor:
+    raise torch.OutOfMemoryError("no room")

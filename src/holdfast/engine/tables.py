@@ -117,5 +117,6 @@ class BlockTables:
         count = self._tables[0].shape[0]
         if count >= ROWS_MAX:
             raise RuntimeError(f"more than {ROWS_MAX} sequences are alive")
-        self._free = list(range(2 * count - 1, count - 1, -1))
+        # The rows are there before anybody may have one: the device may have no room for them.
         self._tables = [torch.cat((table, torch.zeros_like(table))) for table in self._tables]
+        self._free = list(range(2 * count - 1, count - 1, -1))
