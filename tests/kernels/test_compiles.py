@@ -9,18 +9,23 @@ import sys
 
 import pytest
 
+from holdfast.models.fp8 import CAPABILITY
+
 ABSENT = """
+import os
 import sys
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+capability = int(os.environ.get("CAPABILITY", "90"))
+
 
 class Absent:
     def get_current_device(self): return 0
     def get_current_stream(self, device=None): return 0
-    def get_current_target(self): return GPUTarget("cuda", 90, 32)
+    def get_current_target(self): return GPUTarget("cuda", capability, 32)
     def get_active_torch_device(self): return torch.device("cpu")
 
 
@@ -46,8 +51,9 @@ EIGHT_BITS = """
 from holdfast.kernels.triton import fp8
 
 tokens, outputs = int(sys.argv[1]), int(sys.argv[2])
-fp8.overlap = lambda x: {"OVERLAP": True, "launch_pdl": True}
-fp8._multiplies = lambda index: True
+hopper = capability == 90
+fp8.overlap = lambda x: {"OVERLAP": True, "launch_pdl": True} if hopper else {"OVERLAP": False}
+fp8._multiplies = lambda index: hopper
 fp8.processors = lambda index: 132
 fp8.scaled_mm = lambda codes, weight, *rest, **named: torch.zeros(codes.shape[0], weight.shape[1])
 for depth in (256, 300):
@@ -160,8 +166,9 @@ print("compiled")
 """
 
 
-def compiles(source: str, *arguments: int) -> None:
+def compiles(source: str, *arguments: int, capability: int = 90) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["CAPABILITY"] = str(capability)
     done = subprocess.run(
         [sys.executable, "-c", ABSENT + source, *map(str, arguments)],
         env=environment,
@@ -182,6 +189,11 @@ def test_projections_of_any_width_compile(tokens: int, outputs: int) -> None:
 def test_projections_in_eight_bits_compile(tokens: int, outputs: int) -> None:
     """The interpreter cannot convert such numbers: what they come to is checked on a GPU."""
     compiles(EIGHT_BITS, tokens, outputs)
+
+
+@pytest.mark.parametrize("tokens", [1, 20, 100])
+def test_projections_in_eight_bits_compile_for_the_least_gpu_that_is_given_them(tokens: int) -> None:
+    compiles(EIGHT_BITS, tokens, 256, capability=10 * CAPABILITY[0] + CAPABILITY[1])
 
 
 @pytest.mark.parametrize("units", [1, 40])

@@ -7,8 +7,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from holdfast.models import weights
 from holdfast.models.checkpoint import load_model, open_checkpoint
-from holdfast.models.fp8 import BLOCK, Fp8Linear, Fp8Weight, joined
+from holdfast.models.fp8 import BLOCK, Fp8Linear, Fp8Weight, joined, stays
 from holdfast.models.linear import DenseLinear
 from holdfast.models.weights import Placement, SafetensorsSource, WeightMismatch, WeightReader
 
@@ -59,6 +60,24 @@ def test_joined_weights_multiply_like_their_parts(form: str) -> None:
     assert linear.out_features == 2 * OUTPUTS
     assert linear.bytes < whole.codes.numel() * 1.1 + 4 * 2 * OUTPUTS + 1
     assert torch.allclose(linear(x), x @ whole.dense().T, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("capability", "kept"),
+    [((7, 5), False), ((8, 0), False), ((8, 6), False), ((8, 9), True), ((10, 0), True)],
+)
+def test_a_gpu_that_does_not_know_such_numbers_is_not_given_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], kept: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert stays(torch.device("cuda", 0)) is kept
+    assert not stays(torch.device("cpu"))
+    save_file({"a.weight": codes(1), "a.weight_scale_inv": scales("block")}, tmp_path / "model.safetensors")
+    gpu = Placement(torch.device("cuda", 0), torch.bfloat16)
+    made: list[torch.device] = []
+    monkeypatch.setattr(weights, "Fp8Linear", lambda weight, bias, device: made.append(device))
+    WeightReader(SafetensorsSource(tmp_path), gpu)._fp8_linear(["a.weight"], INPUTS, [OUTPUTS], None)
+    assert made == ([gpu.device] if kept else [])
 
 
 def test_parts_of_different_forms_are_not_joined() -> None:

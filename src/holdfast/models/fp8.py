@@ -1,10 +1,10 @@
 """Weights that a checkpoint keeps in 8-bit floating point, and the projections that read them so.
 
 Three forms are in use: one scale for a whole weight or one for each of its rows (`weight_scale`), or one for
-each block of it (`weight_scale_inv`, blocks of 128 x 128). On a GPU the codes stay as they are; activations
-are rounded to 8 bits when they meet them (but for a single token's), each group or token by its own largest
-element: scales that the checkpoint has for them are not needed. Elsewhere weights are brought into the
-model's type when they are loaded. Used by `weights`.
+each block of it (`weight_scale_inv`, blocks of 128 x 128). On a GPU that knows such numbers the codes stay as
+they are; activations are rounded to 8 bits when they meet them (but for a single token's), each group or
+token by its own largest element: scales that the checkpoint has for them are not needed. Elsewhere weights
+are brought into the model's type when they are loaded. Used by `weights`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,13 @@ SCALE_SUFFIXES = ("_scale_inv", "_scale")
 UNUSED = (r"\.(input|activation)_scale$", r"\.(k|v)_scale$")
 """Scales of things that are not kept in 8 bits here."""
 BLOCK = 128
+CAPABILITY = (8, 9)
+"""The least compute capability of a GPU whose kernels can be compiled for numbers of 8 bits."""
+
+
+def stays(device: torch.device) -> bool:
+    """Whether weights stay in 8 bits on a device."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABILITY
 
 
 def scale_shapes(shape: tuple[int, ...]) -> set[tuple[int, ...]]:

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from holdfast.models.fields import ConfigurationError, Fields, unreadable
-from holdfast.models.fp8 import SCALE_SUFFIXES, UNUSED, Fp8Linear, Fp8Weight, joined, scale_shapes
+from holdfast.models.fp8 import SCALE_SUFFIXES, UNUSED, Fp8Linear, Fp8Weight, joined, scale_shapes, stays
 from holdfast.models.linear import (
     DenseLinear,
     Embedding,
@@ -326,9 +326,9 @@ class WeightReader:
     def _fp8_linear(
         self, names: list[str], inputs: int, outputs: Sequence[int], bias: Tensor | None
     ) -> Linear | None:
-        """On a GPU, weights that are all in 8-bit floating point stay so; None elsewhere."""
+        """On a GPU that knows them, weights that are all in 8-bit floating point stay so; None elsewhere."""
         source = self._source
-        if source is None or self.placement.device.type != "cuda":
+        if source is None or not stays(self.placement.device):
             return None
         if not all(
             any(name + suffix in self._names for suffix in SCALE_SUFFIXES) and name in self._names
