@@ -7,6 +7,7 @@ import torch
 
 from holdfast.engine.engine import Engine, open_loop
 from holdfast.engine.options import CHOICES, EngineOptions, OptionError, check_context, make_options
+from holdfast.engine.pull import PullError
 from holdfast.models.checkpoint import choose_placement, open_checkpoint
 from holdfast.models.config import AttentionConfig, LayerConfig, ModelConfig
 from holdfast.models.families import family_of
@@ -134,6 +135,18 @@ def test_every_dtype_that_can_be_chosen_can_be_loaded(tmp_path: Path) -> None:
     for name in CHOICES["dtype"]:
         placed = choose_placement(checkpoint, torch.device("cpu"), name).dtype
         assert str(placed) == f"torch.{'float32' if name == 'auto' else name}"
+
+
+def test_one_of_several_gpus_is_the_one_that_kernels_are_launched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the current device, wherever the tensors are."""
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    for name in ("cpu", "cuda", "cuda:1"):
+        with pytest.raises(PullError):
+            open_loop("/no/such/model", make_options(device=name))
+    assert chosen == [torch.device("cuda", 1)]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 99, reason="that many GPUs are here")

@@ -417,6 +417,9 @@ def open_loop(name: str, options: EngineOptions, progress: Progress | None = Non
     if name in ECHO_MODELS:
         return open_echo(name, options)
     device = _device(options.device)
+    if device.index is not None:
+        # Kernels are launched, and events recorded, on the current device: of the thread that has the engine.
+        torch.cuda.set_device(device)
     path = resolve_model(name, _stage(progress, "fetch"))
     checkpoint = open_checkpoint(path)
     check_context(options, checkpoint.config.context_length, checkpoint.config.context_reach)
