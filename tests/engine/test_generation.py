@@ -1,12 +1,15 @@
 """Sampling through the whole engine: seeds, log-probabilities, choices, penalties, bias, limits and stops."""
 
 import math
+from types import MethodType
 
 import pytest
 import torch
 
 from holdfast.engine.engine import Engine
+from holdfast.engine.executor import PROMPT_ROWS
 from holdfast.engine.sampling import Sampling, SamplingError
+from holdfast.models.model import Model
 from tests.engine.conftest import Make
 from tests.engine.tiny import END, VOCABULARY, byte_tokens, greedy, tokenizer, word
 from tests.models.paged import PagedRunner, Sequence
@@ -75,6 +78,26 @@ def test_log_probabilities_of_a_prompt_are_computed_not_taken_from_the_tree(make
     following = torch.tensor(prompt[1:])[:, None]
     assert close([each.logprob for each in turn.prompt_logprobs], expected[:-1].gather(1, following)[:, 0])
     assert close([each.top[1][1] for each in turn.prompt_logprobs], expected[:-1].topk(2).values[:, 1])
+
+
+def test_log_probabilities_of_a_long_chunk_are_computed_some_at_a_time(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The logits of all of it may be more than a GPU has room for."""
+    engine, prompt = make(chunk_tokens=512), PROMPT * 70
+    expected = logprobs_of(engine, prompt)
+    rows: list[int] = []
+
+    def logits(model: Model, hidden: torch.Tensor) -> torch.Tensor:
+        rows.append(len(hidden))
+        return Model.logits(model, hidden)
+
+    monkeypatch.setattr(engine.loop.model, "logits", MethodType(logits, engine.loop.model))
+    (turn,) = engine.generate([prompt], greedy(3, prompt_logprobs=2))
+    assert sum(rows) >= len(prompt) > 3 * PROMPT_ROWS
+    assert max(rows) == PROMPT_ROWS
+    following = torch.tensor(prompt[1:])[:, None]
+    assert close([each.logprob for each in turn.prompt_logprobs], expected[:-1].gather(1, following)[:, 0])
 
 
 def test_log_probabilities_of_a_later_turn_are_of_its_own_input(engine: Engine) -> None:

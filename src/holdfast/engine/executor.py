@@ -65,6 +65,9 @@ log = logging.getLogger("holdfast.executor")
 
 NUMERIC_ERROR = "numeric_error"
 
+PROMPT_ROWS = 128
+"""Tokens of a prompt whose logits are there at a time: a GPU may have no room for those of a long chunk."""
+
 
 @dataclass(slots=True)
 class Flight:
@@ -320,14 +323,16 @@ class Executor:
         if not following:
             return
         place = end - row.count + first - 1 - row.start
-        logits = self.model.logits(hidden[place : place + len(following)])
-        values, ids, tops = token_logprobs(logits, self._integers(following), top)
-        for token, value, best, best_values in zip(
-            following, values.tolist(), ids.tolist(), tops.tolist(), strict=True
-        ):
-            stream.prompt_logprobs.append(
-                TokenLogprob(token, value, tuple(zip(best, best_values, strict=True)))
-            )
+        for begin in range(0, len(following), PROMPT_ROWS):
+            some = following[begin : begin + PROMPT_ROWS]
+            logits = self.model.logits(hidden[place + begin : place + begin + len(some)])
+            values, ids, tops = token_logprobs(logits, self._integers(some), top)
+            for token, value, best, best_values in zip(
+                some, values.tolist(), ids.tolist(), tops.tolist(), strict=True
+            ):
+                stream.prompt_logprobs.append(
+                    TokenLogprob(token, value, tuple(zip(best, best_values, strict=True)))
+                )
 
     # --- sampling rows ----------------------------------------------------------------------------
 
