@@ -228,6 +228,34 @@ def test_no_room_to_put_a_file_back_costs_computing_it_again(
     costs_only_itself(session, 3, expected[3])
 
 
+@pytest.mark.parametrize("units", [1, 3])
+def test_a_session_is_copied_a_few_units_at_a_time(
+    make_any: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, units: int
+) -> None:
+    """A device that has room for little beside its pools has some for that."""
+    expected = talk(make_any().session(), range(4))
+    engine = make_any(**options(tmp_path, page_size=4))
+    memory = engine.loop.executor.memory
+    sizes = {storage[0].nbytes for name in ("full", "window", "state") for storage in memory.storage(name)}
+    monkeypatch.setattr(spill, "PORTION_BYTES", units * min(sizes))
+    copied: list[int] = []
+    portions = spill._portions
+
+    def noted(storage: torch.Tensor, asked: list[int]) -> Iterator[tuple[slice, torch.Tensor]]:
+        for places, index in portions(storage, asked):
+            copied.append(len(index))
+            yield places, index
+
+    monkeypatch.setattr(spill, "_portions", noted)
+    session = engine.session(id="s")
+    assert talk(session, range(3)) == expected[:3]
+    run(engine)
+    to_disk(engine)
+    turn = session.say(said(3), greedy(9))
+    assert turn.token_ids == expected[3] and turn.usage.cached_tokens > 60
+    assert 0 < max(copied) <= units and len(copied) > 4
+
+
 # --- no room on the disk ---
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -50,6 +50,7 @@ FAULT_SECONDS = 5.0  # How long the disk is left alone after it could not be wri
 FULL_SECONDS = 5.0  # How long nothing moves to a disk that had no room, unless a file goes before that.
 LOOK_SECONDS = 0.5  # How often idle sessions are looked at.
 HURRY_SECONDS = 0.1  # How often an engine that ends looks whether there is still time.
+PORTION_BYTES = 256 << 20  # What is copied from and to the device at a time.
 NEWS_MIN = 128  # A file is written anew in the background when as many tokens, and a sixteenth, are new.
 
 
@@ -487,12 +488,29 @@ def _precious(session: Session) -> bool:
     return session.parcel is not None and session.parcel.tier is Tier.DISK
 
 
+def _portions(storage: Tensor, units: list[int]) -> Iterator[tuple[slice, Tensor]]:
+    """Units a few at a time, by where they stand in the list: a GPU has no room for a long session twice."""
+    most = max(1, PORTION_BYTES // max(1, storage[0].nbytes))
+    for begin in range(0, len(units), most):
+        some = units[begin : begin + most]
+        index = torch.tensor(some, dtype=torch.int64, device=storage.device)
+        yield slice(begin, begin + len(some)), index
+
+
 def _rows(storage: Tensor, units: list[int]) -> Tensor:
-    return storage.index_select(0, torch.tensor(units, dtype=torch.int64, device=storage.device)).cpu()
+    """Copies of some units on the host."""
+    copies = torch.empty((len(units), *storage.shape[1:]), dtype=storage.dtype)
+    for places, index in _portions(storage, units):
+        if storage.device == copies.device:
+            torch.index_select(storage, 0, index, out=copies[places])
+        else:
+            copies[places] = storage.index_select(0, index)
+    return copies
 
 
 @torch.inference_mode()
 def _put(storage: Tensor, units: list[int], content: Tensor) -> None:
     """The last units of a file's content into units of the storage: those before them are leased."""
-    index = torch.tensor(units, dtype=torch.int64, device=storage.device)
-    storage.index_copy_(0, index, content[len(content) - len(units) :].to(storage.device))
+    mine = content[len(content) - len(units) :]
+    for places, index in _portions(storage, units):
+        storage.index_copy_(0, index, mine[places].to(storage.device))
