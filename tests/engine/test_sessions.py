@@ -1,6 +1,7 @@
 """Conversations: turns, barge-in, rewinding, forking, closing, and what memory looks like meanwhile."""
 
 import pytest
+from tokenizers import AddedToken
 
 from holdfast.core import errors
 from holdfast.engine.engine import Engine, Session
@@ -244,6 +245,23 @@ def test_tokens_that_the_model_does_not_have_are_refused_and_cost_nobody_anythin
         session.rewind(0)
         assert session.say(SAID, greedy(4)).token_ids == expected
     assert not engine.loop.busy
+
+
+def test_a_mark_that_only_the_tokenizer_knows_is_refused_and_costs_nobody_anything(engine: Engine) -> None:
+    """On a GPU its row of the token table would be the end of the engine, with all sessions."""
+    mark = AddedToken("<|image|>", special=True)
+    assert engine.loop.tokenizer._encoder.add_special_tokens([mark]) == 1
+    with engine.session() as session, engine.session() as other:
+        expected = session.say("deep", greedy(4)).token_ids
+        speaking = other.say("old", greedy(8))
+        engine.drive()
+        with pytest.raises(ValueError, match="said: token ids are whole numbers from 0 to"):
+            session.say("a picture: <|image|>", greedy(4))
+        with pytest.raises(ValueError, match="prompts: token ids are whole numbers from 0 to"):
+            engine.generate(["deep", "<|image|>"], greedy(4))
+        assert len(speaking.token_ids) == 8
+        session.rewind(0)
+        assert session.say("deep", greedy(4)).token_ids == expected
 
 
 def test_a_batch_with_an_empty_prompt_is_refused_as_a_whole(engine: Engine) -> None:

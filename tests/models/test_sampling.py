@@ -224,6 +224,17 @@ def test_bias_and_minimum_length() -> None:
     assert tokens == [9, 9, 9, 7, 7]
 
 
+def test_ends_that_a_model_cannot_say_are_not_kept_from_coming() -> None:
+    """A checkpoint may name them. To a GPU a place past the logits would be the end of all that it holds."""
+    sampler = BatchSampler(1, VOCABULARY, CPU)
+    for ends in ([VOCABULARY], [7, VOCABULARY + 5]):
+        sampler.admit(0, filled(temperature=0.0, min_tokens=3), prompt=[1], end_tokens=ends)
+        logits = torch.zeros(VOCABULARY)
+        logits[7], logits[9] = 5.0, 4.0
+        assert int(sampler.sample(logits[None], [0], [1]).tokens) == (9 if 7 in ends else 7)
+        sampler.release(0)
+
+
 def test_logprobs_are_of_the_model_and_only_for_those_who_ask() -> None:
     logits = torch.randn(3, VOCABULARY)
     expected = torch.log_softmax(logits, dim=-1)

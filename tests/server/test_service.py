@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tokenizers import AddedToken
 
 from holdfast.engine.echo import open_echo
 from holdfast.engine.options import make_options
@@ -18,7 +19,7 @@ from holdfast.server.link import EngineLink
 from holdfast.server.metrics import Metrics
 from holdfast.server.options import ServerOptions
 from holdfast.server.problems import Problem
-from holdfast.server.service import Service
+from holdfast.server.service import Input, Service
 from holdfast.server.sessions import SessionRecord
 from holdfast.server.supervisor import Supervisor
 from holdfast.server.worker import model_facts, vocabulary_of
@@ -252,5 +253,28 @@ def test_a_lost_engine_is_heard_of_by_all_who_wait_and_by_nobody_twice() -> None
         await is_gone(task, "engine_lost")
         engine.says(wire.Done(engine.asked[-1].call, VIEW))
         assert engine.service.table.of("ann") == []
+
+    with_engine(story)
+
+
+def test_a_mark_that_only_the_tokenizer_knows_is_refused() -> None:
+    async def story(engine: Engine) -> None:
+        loop = open_echo("echo", make_options())
+        facts = model_facts(loop, "echo")
+        engine.service.supervisor.facts = facts
+        engine.service.supervisor.on_ready(wire.Ready(facts, vocabulary_of(loop.tokenizer), []))
+        vocabulary = facts.vocabulary
+        engine.service.prompts.tokenizer._encoder.add_special_tokens([AddedToken("<|image|>", special=True)])
+        assert await engine.service.prompts.text("<|image|>", first=False) == [vocabulary]
+        assert max(await engine.service.write(Input(text="a picture"), None)) < vocabulary
+        for said in (
+            Input(text="a picture: <|image|>"),
+            Input(text="<|image|>", templated=False),
+            Input(messages=[{"role": "user", "content": "<|image|>"}]),
+            Input(tokens=[1, vocabulary]),
+        ):
+            with pytest.raises(Problem) as caught:
+                await engine.service.write(said, None)
+            assert caught.value.status == 400 and caught.value.param == "input"
 
     with_engine(story)

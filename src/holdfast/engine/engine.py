@@ -195,7 +195,7 @@ class Session:
     def say(self, said: str | Sequence[int], sampling: Sampling | None = None) -> Turn:
         """Say something and get a turn: iterate over it for text as it comes, or ask for its `text`."""
         engine = self._engine
-        tokens = self._encode(said) if isinstance(said, str) else engine.checked("said", said)
+        tokens = engine.checked("said", self._encode(said) if isinstance(said, str) else said)
         known = engine.known_tokens(self.id)
         chosen, limit = engine.settle_sampling(sampling, known + len(tokens))
         turn = Turn(engine)
@@ -339,9 +339,10 @@ class Engine:
 
         With `sampling.n` above one, a prompt's choices follow one another.
         """
+        tokenizer = self.loop.tokenizer
         listed: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
         written = [
-            self.loop.tokenizer.encode(prompt) if isinstance(prompt, str) else self.checked("prompts", prompt)
+            self.checked("prompts", tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
             for prompt in listed
         ]
         if not all(written):
@@ -363,7 +364,11 @@ class Engine:
         return pending
 
     def checked(self, name: str, tokens: Sequence[int]) -> list[int]:
-        """Token ids that a caller brings; one that the model does not have is refused."""
+        """Token ids that a caller brings; one that the model does not have is refused.
+
+        Texts can have such, too: tokenizers may know marks that the model's table has no rows for. To a GPU
+        they would be the end of everything that it holds.
+        """
         vocabulary = self.loop.model.config.vocabulary
         numbers = [index(token) for token in tokens]
         if numbers and not 0 <= min(numbers) <= max(numbers) < vocabulary:

@@ -113,12 +113,13 @@ class BatchSampler:
         )
         if penalised:
             self._remember(row, prompt, generated)
-        ends = [*end_tokens, *sampling.stop_token_ids] if sampling.min_tokens else []
+        # A checkpoint may name ends that its model cannot say.
+        ends = [token for token in (*end_tokens, *sampling.stop_token_ids) if token < self._vocabulary]
         bias = sampling.logit_bias
         self._rows[row] = _Row(
             sampling=sampling,
             penalised=penalised,
-            end_tokens=self._integers(ends) if ends else None,
+            end_tokens=self._integers(ends) if ends and sampling.min_tokens else None,
             free_position=len(prompt) + sampling.min_tokens,
             bias_tokens=self._integers(list(bias)) if bias else None,
             bias_values=torch.tensor(list(bias.values())).to(self._device) if bias else None,

@@ -421,9 +421,18 @@ class Service:
 
     async def write(self, said: Input, record: SessionRecord | None) -> list[int]:
         """The tokens of an input, for the history that it follows."""
-        first = record is None or record.view.known == 0
         if said.tokens is not None:
-            return self._checked_tokens(said.tokens)
+            self._check_tokens(said.tokens)
+            return said.tokens
+        tokens = await self._written(said, record)
+        if tokens and max(tokens) >= self.facts.vocabulary:
+            # Tokenizers may know marks that the model's table has no rows for.
+            raise bad_field("input", "has a mark that the model does not know")
+        return tokens
+
+    async def _written(self, said: Input, record: SessionRecord | None) -> list[int]:
+        """The tokens of a text or of messages, whatever they are."""
+        first = record is None or record.view.known == 0
         messages = said.messages
         if messages is None and said.text is not None and said.templated and self.prompts.chats:
             messages = [{"role": "user", "content": said.text}]
@@ -434,7 +443,7 @@ class Service:
             return await self.prompts.chat(messages, last_token=last, first=first)
         return await self.prompts.text(said.text, first=first) if said.text else []
 
-    def _checked_tokens(self, tokens: list[int]) -> list[int]:
+    def _check_tokens(self, tokens: list[int]) -> None:
         vocabulary = self.facts.vocabulary
         if len(tokens) > self.facts.context_length:
             raise Problem(
@@ -445,7 +454,6 @@ class Service:
             )
         if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
             raise bad_field("input", f"token ids must be from 0 to {vocabulary - 1}")
-        return tokens
 
     def leave(self, feed: TurnFeed, keeps: bool) -> None:
         """A turn's client went away: the turn ends within a step, by its own policy."""
