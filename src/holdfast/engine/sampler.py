@@ -122,7 +122,7 @@ class BatchSampler:
             end_tokens=self._integers(ends) if ends and sampling.min_tokens else None,
             free_position=len(prompt) + sampling.min_tokens,
             bias_tokens=self._integers(list(bias)) if bias else None,
-            bias_values=torch.tensor(list(bias.values())).to(self._device) if bias else None,
+            bias_values=self._brought(np.array(list(bias.values()), np.float32)) if bias else None,
         )
 
     def release(self, row: int) -> None:
@@ -150,7 +150,9 @@ class BatchSampler:
         assert logits.shape == (len(rows), self._vocabulary)
         states = [self._state(row) for row in rows]
         asked = tuple(index for index, state in enumerate(states) if state.sampling.logprobs is not None)
-        plain = torch.log_softmax(logits[list(asked)], dim=-1) if asked else None
+        # Lists of places are brought here: an index that torch makes of one waits for all that was launched.
+        places = self._integers(asked) if asked else None
+        plain = None if places is None else torch.log_softmax(logits.index_select(0, places), dim=-1)
         self._adjust(logits, states, rows, positions)
         heat, top_p, min_p = self._brought(self.parameters.floats[:, rows])
         tokens = sample_tokens(
@@ -164,10 +166,10 @@ class BatchSampler:
             greedy=not any(_heat(state.sampling) for state in states),
         )
         self._count(states, rows, tokens)
-        if plain is None:
+        if places is None or plain is None:
             return Sampled(tokens, (), None, None, None)
         most = max(states[place].sampling.logprobs or 0 for place in asked)
-        chosen = tokens[list(asked)].clamp(min=0)
+        chosen = tokens.index_select(0, places).clamp(min=0)
         top = plain.topk(most, dim=-1)
         return Sampled(tokens, asked, plain.gather(1, chosen[:, None]).squeeze(1), top.indices, top.values)
 
@@ -215,7 +217,7 @@ class BatchSampler:
         self._seen[row].zero_()
         self._seen[row, self._integers(prompt)] = True
         self._seen[row, said] = True
-        self._generated_counts[row] = torch.bincount(said, minlength=self._vocabulary)
+        self._generated_counts[row].zero_().index_add_(0, said, torch.ones_like(said, dtype=torch.int32))
 
     def _count(self, states: list[_Row], rows: Sequence[int], tokens: Tensor) -> None:
         penalised = [place for place, state in enumerate(states) if state.penalised]
