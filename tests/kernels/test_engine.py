@@ -4,14 +4,20 @@ Kernels are compared one by one elsewhere, with tensors that a test made. Here t
 types, their strides and what lies behind them. In Triton's interpreter, with full pages, windows and states.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from holdfast import kernels
+from holdfast.engine import executor, graphs
 from holdfast.engine.engine import Engine
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.sharing import Sharing
 from holdfast.kernels import triton as device
+from holdfast.models.config import AttentionConfig
+from tests.engine.test_graphs import Replayed
 from tests.engine.tiny import tiny_engine, write_model
 
 pytestmark = [
@@ -54,3 +60,47 @@ def test_tokens_do_not_depend_on_whose_kernels_run(
         with tiny_engine(directory, page_size=page_size, chunk_tokens=24, host_memory=1 << 20) as engine:
             said.append(talk(engine))
     assert said[0] == said[1]
+
+
+def give_shapes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
+    """Recorded shapes with room to spare, and lists of pieces, as on a GPU; its memory has held anything."""
+    made: list[Replayed] = []
+
+    def record(step: Callable[[], graphs.Outcome]) -> tuple[graphs.Recorded, graphs.Outcome]:
+        made.append(Replayed(step))
+        return made[-1], made[-1].outcome
+
+    monkeypatch.setattr(graphs, "MIXED_TOKENS", (16,))
+    monkeypatch.setattr(graphs, "MIXED_ROWS", (3,))
+    monkeypatch.setattr(graphs, "TILES_ONLY", 0)
+    monkeypatch.setattr(executor, "TILES_ONLY", 0)
+    monkeypatch.setattr(executor, "small_step_of", lambda model: 16)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Device)
+    running, model = engine.loop.executor, engine.loop.model
+    mixers = [mixer for layer in model.config.layers for mixer in layer.mixers]
+    attention = next(each for each in mixers if isinstance(each, AttentionConfig) and each.window is None)
+    running._sharing = Sharing(attention, graphs.largest_of(graphs.shapes(3)), model.device, None)
+    for component in ("full", "window", "state"):
+        for storage in running.memory.storage(component):
+            storage.fill_(torch.nan)
+    running.capture(record=record)
+    return made
+
+
+class Device:
+    multi_processor_count = 3
+
+
+@pytest.mark.parametrize("family", ["bamba", "olmo3"])
+def test_tokens_do_not_depend_on_shapes_pieces_and_what_memory_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    directory = write_model(tmp_path / family, family)
+    options = {"max_running": 3, "chunk_tokens": 24, "host_memory": 1 << 20}
+    with tiny_engine(directory, **options) as engine:
+        expected = talk(engine)
+    monkeypatch.setattr(kernels, "implementation", lambda _: device)
+    with tiny_engine(directory, **options) as engine:
+        made = give_shapes(engine, monkeypatch)
+        assert talk(engine) == expected
+    assert sum(each.replays > 0 for each in made) >= 3
