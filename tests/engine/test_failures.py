@@ -1,6 +1,7 @@
 """Steps that fail, and rows that go wrong: turns are tried again once, one bad row harms nobody else."""
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from types import MethodType
 
 import pytest
@@ -10,14 +11,14 @@ from holdfast import kernels
 from holdfast.core.registry import Plan
 from holdfast.core.turn import TurnRequest
 from holdfast.engine.engine import Engine, Turn, TurnFailed
-from holdfast.engine.executor import Flight
+from holdfast.engine.executor import DeviceLost, Flight
 from holdfast.engine.inputs import Sample
 from holdfast.engine.tokenizer import Detokenizer
 from holdfast.kernels import Batch
 from holdfast.models.memory import Memory
 from holdfast.models.model import Model
 from tests.engine.conftest import Make
-from tests.engine.tiny import greedy, tokenizer, word
+from tests.engine.tiny import greedy, tiny_engine, tokenizer, word
 
 PROMPTS = [[word("the")] * 9, [word("river")] * 21, [word("deep"), word("old")] * 7]
 COUNT = 24
@@ -108,6 +109,28 @@ def test_a_step_that_fails_before_its_tables_are_there_says_them_again_once(
     assert [turn.token_ids for turn in engine.generate(PROMPTS, greedy(COUNT))] == expected
     assert calls[True] > number, "it failed once, and went on"
     assert all(len(places) == len(set(places)) for places in written), "a GPU would write them in no order"
+
+
+def test_a_device_that_is_lost_ends_the_engine_and_one_that_is_not_does_not(
+    directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an error of a kernel a GPU fails all that it is asked: the supervisor has another process."""
+    engine = tiny_engine(directories["llama"])
+    break_forward(engine, raising(1, 3))
+    engine.loop._device = torch.device("cuda", 0)
+    asked: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", asked.append)
+    turn = engine.session().say(PROMPTS[0], greedy(COUNT))
+    engine.drive()
+    engine.drive()
+    assert asked == [torch.device("cuda", 0)], "it answered, and the step is tried again"
+
+    def fail(device: torch.device) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    with pytest.raises(DeviceLost, match="cuda:0 answers no more"):
+        turn.wait()
 
 
 def break_penalties(engine: Engine, *numbers: int) -> None:

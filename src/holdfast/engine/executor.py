@@ -80,6 +80,24 @@ class Flight:
     """For each row that samples: its index in the plan, its first and its end place among the samples."""
 
 
+class DeviceLost(RuntimeError):
+    """A GPU answers this process no more, whatever it is asked: only another process can have it again."""
+
+
+def require_device(device: torch.device) -> None:
+    """Raise where no step can succeed any more, rather than fail every turn from now on.
+
+    After an error of a kernel a process's every call of the GPU fails. Whoever runs the loop ends; the
+    sessions come back from the journal, in another process.
+    """
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except Exception as error:
+        raise DeviceLost(f"{device} answers no more") from error
+
+
 class PlanRunner(Protocol):
     """Who carries plans out, in their order; the `Executor` does it with a model's weights."""
 

@@ -27,7 +27,7 @@ from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Session
 from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
 from holdfast.engine.book import Act, Book, require_text
-from holdfast.engine.executor import Executor, Flight, PlanRunner
+from holdfast.engine.executor import Executor, Flight, PlanRunner, require_device
 from holdfast.engine.journal import Journal
 from holdfast.engine.memory_plan import MemoryPlan, disk_bytes, plan_memory
 from holdfast.engine.options import EngineOptions, OptionError, tenant_parts
@@ -81,6 +81,7 @@ class EngineLoop:
         Whoever only describes a model brings what carries its plans out.
         """
         self.model = model
+        self._device = model.device
         self.tokenizer = tokenizer
         self.defaults = defaults
         self.options = options
@@ -483,6 +484,7 @@ class EngineLoop:
 
     def _failure(self, plan: Plan, error: Exception) -> StepResult:
         log.error("step %d failed", plan.step, exc_info=error)
+        require_device(self._device)
         return StepResult([], error=f"the executor failed: {type(error).__name__}")
 
     def tell(self, events: list[Event]) -> None:
