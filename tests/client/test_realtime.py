@@ -205,6 +205,23 @@ def test_asynchronous(client: Client, url: str) -> None:
     asyncio.run(run())
 
 
+def test_a_rewind_and_a_fork_are_answered_by_the_next_connection(client: Client) -> None:
+    with client.session() as session, session.realtime() as realtime:
+        for said in ("one", "two"):
+            realtime.append(said)
+            until(realtime, "response.done", realtime.commit(max_tokens=20))
+        # Said into a connection that is lost before anybody reads it.
+        sent, realtime._send = realtime._send, lambda message: None  # type: ignore[method-assign]
+        child = realtime.fork(at_turn=1)
+        realtime.rewind(1)
+        realtime._send = sent  # type: ignore[method-assign]
+        drop(realtime)
+        assert until(realtime, "session.forked")[-1].body["id"] == child
+        assert until(realtime, "session.rewound")[-1].body["turns"] == 1
+        assert session.turns == 1
+        client.resume(child).close()
+
+
 def test_a_fork_and_a_rewind_that_are_said_again_are_carried_out_once(client: Client) -> None:
     with client.session() as session, session.realtime() as realtime:
         for said in ("one", "two"):

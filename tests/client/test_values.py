@@ -311,6 +311,30 @@ def said(kind: str, seq: int, **fields: object) -> str:
     return json.dumps({"type": kind, "seq": seq, **fields})
 
 
+def test_a_rewind_that_nobody_answered_is_said_again_and_heard_once() -> None:
+    dialogue = Dialogue("s-1", last_seq=1)
+    rewind, fork = dialogue.rewind(2), dialogue.fork("child", None)
+    assert dialogue.pending == [rewind, fork]
+    assert dialogue.hear(said("session.forked", 2, request_id=fork["request_id"])) is not None
+    assert dialogue.pending == [rewind], "what others asked for answers nothing else"
+    append, commit = dialogue.append("hello"), dialogue.commit("t-1", "after", "keep", {})
+    assert dialogue.catching_up() == [dialogue.opening(), rewind, append, commit]
+    # The first answer had been on its way; the second one says nothing new.
+    assert dialogue.hear(said("session.rewound", 3, request_id=rewind["request_id"])) is not None
+    assert dialogue.pending == [append, commit]
+    assert dialogue.hear(said("session.rewound", 4, request_id=rewind["request_id"])) is None
+    assert dialogue.last_seq == 4
+    assert dialogue.hear(said("session.rewound", 5, request_id="r-of-others")) is not None
+    refused = dialogue.rewind(9)
+    error = {"code": "no_such_turn", "message": "there are 2"}
+    again = dialogue.rewind(1)
+    assert dialogue.hear(said("error", 6, error=error, request_id=refused["request_id"])) is not None
+    assert dialogue.pending == [append, commit, again]
+    late = dialogue.commit("t-2", "after", "keep", {})
+    assert dialogue.hear(said("error", 7, error=error, turn_id="t-2")) is not None
+    assert dialogue.pending == [again] and late not in dialogue.pending, "the rewind has yet to be answered"
+
+
 def test_a_dialogue_remembers_what_to_say_again() -> None:
     dialogue = Dialogue("s-1")
     assert dialogue.opening() == {"type": "session.open", "id": "s-1"}

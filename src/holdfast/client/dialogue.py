@@ -1,9 +1,10 @@
 """A realtime conversation without any input or output: what to send, what was heard, what to send again.
 
 The server numbers what it says; `last_seq` is the last number that was heard, and an opening message that
-carries it brings back everything after it. What was said and has not been answered by the start of its turn
-is `pending`: after a dropped connection it is said again under the same turn id, so it counts once. Made by
-the sessions of both clients (`sync`, `asynchronous`), and carried over a connection by `realtime`.
+carries it brings back everything after it. What was said and has not been answered, by the start of its turn
+or by the event that a rewind or a fork is waited for with, is `pending`: after a dropped connection it is
+said again under the same id, so it counts once. Made by the sessions of both clients (`sync`,
+`asynchronous`), and carried over a connection by `realtime`.
 """
 
 from __future__ import annotations
@@ -58,12 +59,14 @@ class RealtimeEvent:
 class Dialogue:
     """One side of a conversation over a connection that may be dropped and come back."""
 
-    __slots__ = ("heard", "last_seq", "pending", "session_id", "turn_id")
+    __slots__ = ("_repeated", "heard", "last_seq", "pending", "session_id", "turn_id")
 
     def __init__(self, session_id: str, last_seq: int | None = None) -> None:
         self.session_id = session_id
         self.last_seq = last_seq
         self.pending: list[Body] = []
+        self._repeated: set[str] = set()
+        """Rewinds and forks that were said more than once, and may be answered so."""
         self.turn_id: str | None = None
         """The turn that speaks, or spoke last."""
         self.heard = 0
@@ -78,6 +81,7 @@ class Dialogue:
 
     def catching_up(self) -> list[Body]:
         """What a new connection begins with: the opening, and what was said and not answered."""
+        self._repeated |= {message["request_id"] for message in self.pending if "request_id" in message}
         return [self.opening(), *self.pending]
 
     def is_pending(self, message: Body) -> bool:
@@ -121,14 +125,18 @@ class Dialogue:
 
     def rewind(self, turns: int) -> Body:
         """Go back so that so many turns remain."""
-        return {"type": "session.rewind", "to_turn": turns, "request_id": calls.new_id("r")}
+        message: Body = {"type": "session.rewind", "to_turn": turns, "request_id": calls.new_id("r")}
+        self._say(message)
+        return message
 
     def fork(self, child_id: str | None, at_turn: int | None) -> Body:
         """A second session, from here or from the end of an earlier turn."""
         message: Body = {"type": "session.fork", "id": child_id or calls.new_id("s")}
         if at_turn is not None:
             message["at_turn"] = at_turn
-        return message | {"request_id": calls.new_id("r")}
+        message["request_id"] = calls.new_id("r")
+        self._say(message)
+        return message
 
     def close(self) -> Body:
         """End the session for good."""
@@ -145,6 +153,9 @@ class Dialogue:
             if self.last_seq is not None and event.seq <= self.last_seq:
                 return None
             self.last_seq = event.seq
+        request_id = body.get("request_id")
+        if request_id in self._repeated and not self._waits_for(request_id):
+            return None
         self._note(event)
         return event
 
@@ -160,10 +171,18 @@ class Dialogue:
             self.heard += len(event.token_ids)
         elif event.type in ("error", "response.done"):
             self._answered(event.turn_id)
+        request_id = event.body.get("request_id")
+        self.pending = [
+            each for each in self.pending if not request_id or each.get("request_id") != request_id
+        ]
+
+    def _waits_for(self, request_id: str) -> bool:
+        return any(message.get("request_id") == request_id for message in self.pending)
 
     def _answered(self, turn_id: str | None) -> None:
         """The server has a turn: its commit and what was appended before it are no longer pending."""
         for place, message in enumerate(self.pending):
             if message["type"] == "input.commit" and message["turn_id"] == turn_id:
-                del self.pending[: place + 1]
+                before = [each for each in self.pending[:place] if "request_id" in each]
+                self.pending = before + self.pending[place + 1 :]
                 return
