@@ -48,7 +48,9 @@ def talk(engine: Engine) -> list[list[int]]:
     return said + [each.wait().token_ids for each in turns]
 
 
-@pytest.mark.parametrize(("family", "page_size"), [("bamba", 16), ("olmo3", 1)])
+@pytest.mark.parametrize(
+    ("family", "page_size"), [pytest.param("bamba", 16, marks=pytest.mark.soak), ("olmo3", 1)]
+)
 def test_tokens_do_not_depend_on_whose_kernels_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, page_size: int
 ) -> None:
@@ -91,7 +93,7 @@ class Device:
     multi_processor_count = 3
 
 
-@pytest.mark.parametrize("family", ["bamba", "olmo3"])
+@pytest.mark.parametrize("family", ["bamba", pytest.param("olmo3", marks=pytest.mark.soak)])
 def test_tokens_do_not_depend_on_shapes_pieces_and_what_memory_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
