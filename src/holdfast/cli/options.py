@@ -98,7 +98,7 @@ class Option:
 
 
 ENGINE_OPTIONS: tuple[Option, ...] = (
-    Option("device", str, "auto, cpu or cuda.", choices=CHOICES["device"]),
+    Option("device", str, "auto, cpu, cuda, or one of several such as cuda:1.", choices=CHOICES["device"]),
     Option("dtype", str, "auto, float32, bfloat16 or float16.", choices=CHOICES["dtype"]),
     Option("load_format", str, "auto, or dummy for random weights.", choices=CHOICES["load_format"]),
     Option(
