@@ -52,7 +52,7 @@ def shell(script: str, folder: Path) -> list[Any]:
     return [json.loads(line) if line.startswith("{") else line for line in ran.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("family", ["llama", "bamba"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("bamba", marks=pytest.mark.soak)])
 def test_examples_of_the_wire_run_against_a_server(tmp_path: Path, family: str) -> None:
     def serve() -> Server:
         sizes = ("--kv-tokens", "8192", "--state-slots", "32", "--audit", "strict")

@@ -149,7 +149,7 @@ def check(server: Server, directory: Path, talks: list[Talk]) -> None:
     server.check_clean()
 
 
-@pytest.mark.parametrize("family", ["llama", "bamba"])
+@pytest.mark.parametrize("family", [pytest.param("llama", marks=pytest.mark.soak), "bamba"])
 def test_sessions_under_load_say_what_they_say_alone(serve: Serve, tmp_path: Path, family: str) -> None:
     load(serve, write_small_model(tmp_path / family, family), 12, 5)
 

@@ -109,7 +109,10 @@ def goes_on(server: Server, expected: dict[str, list[int]], written: int) -> Non
     server.check_clean()
 
 
-@pytest.mark.parametrize(("family", "number"), [("llama", signal.SIGTERM), ("bamba", signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("family", "number"),
+    [pytest.param("llama", signal.SIGTERM, marks=pytest.mark.soak), ("bamba", signal.SIGINT)],
+)
 def test_a_second_signal_cuts_the_writing_short(stand_of: MakeStand, family: str, number: int) -> None:
     stand = stand_of(family)
     server = stand.start()
