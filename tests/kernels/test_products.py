@@ -99,7 +99,8 @@ def test_all_tokens_are_columns_of_a_turned_product() -> None:
 @pytest.mark.parametrize(
     ("tokens", "outputs", "depth", "gated"),
     [
-        (1, 4096, 4096, False),  # one token has a kernel of its own
+        (0, 4096, 4096, False),
+        (1, 12288, 4096, False),  # of a tall weight one token has a kernel of its own
         (193, 4096, 4096, False),
         (64, 151_936, 4096, False),  # more than a wave
         (64, 2048, 4096, False),  # less than a wave of tiles worth a ring
@@ -111,6 +112,10 @@ def test_all_tokens_are_columns_of_a_turned_product() -> None:
 )
 def test_what_is_left_to_others(tokens: int, outputs: int, depth: int, gated: bool) -> None:
     assert cut_of(tokens, outputs, depth, gated, H200) is None
+
+
+def test_one_token_by_tiles_that_are_shared() -> None:
+    assert cut_of(1, 4096, 12288, False, H200) == cut_of(2, 4096, 12288, False, H200)
 
 
 def test_a_little_shared_memory_is_not_enough() -> None:

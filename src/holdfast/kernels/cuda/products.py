@@ -1,9 +1,10 @@
-"""Products of 2 to 192 tokens with weights in bfloat16, on Hopper GPUs: `source/product.cu`.
+"""Products of up to 192 tokens with weights in bfloat16, on Hopper GPUs: `source/product.cu`.
 
-`product` answers None for all that the kernel does not take, or takes no faster than the library: other GPUs
-and types, small or very tall weights, a machine without a compiler (`HOLDFAST_CUDA_KERNELS=off` asks for
-that). `takes_products` says whether there is a kernel at all. Same promises as `kernels/torch/linear.py`.
-Called by `kernels/triton/linear.py`, `takes_products` through `holdfast.kernels`.
+`product` answers None for all that the kernel does not take, or takes no faster than others: other GPUs and
+types, small or very tall weights, one token by a tall weight, a machine without a compiler
+(`HOLDFAST_CUDA_KERNELS=off` asks for that). `takes_products` says whether there is a kernel at all. Same
+promises as `kernels/torch/linear.py`. Called by `kernels/triton/linear.py`, `takes_products` through
+`holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from holdfast.kernels.torch.activation import Activation
 
 log = logging.getLogger("holdfast.kernels")
 
-SOURCE = HOPPER.with_name("product.cu")
+SOURCE, PROJECTION = HOPPER.with_name("product.cu"), HOPPER.with_name("projection.cu")
 
 TOKENS_MOST = 192
 """From here on the matrix units are what a product waits for, and the library uses them better."""
@@ -82,13 +83,13 @@ class Cut(NamedTuple):
 
 def cut_of(tokens: int, outputs: int, depth: int, gated: bool, machine: Machine) -> Cut | None:
     """One wave of programs over all outputs; None where the library is the faster one."""
-    if not 1 < tokens <= TOKENS_MOST or depth < DEPTH_LEAST or depth % DEPTH or outputs % 8:
+    if not 0 < tokens <= TOKENS_MOST or depth < DEPTH_LEAST or depth % DEPTH or outputs % 8:
         return None
     groups, blocks = -(-tokens // 64), 1
     splits, rows = 1, _rows(outputs, machine.processors, gated)
     if rows < SPLIT_BELOW:
         splits, rows = 2, _rows(outputs, machine.processors // 2, gated)
-    if not ROWS_LEAST <= rows <= ROWS_MOST[groups]:
+    if not ROWS_LEAST <= rows <= ROWS_MOST[groups] or (tokens == 1 and splits == 1):
         return None
     turned = splits > 1 and rows == TURNED_ROWS and groups > 1
     if turned or (splits > 1 and groups == LOW_BLOCKS and rows <= LOW_ROWS):
@@ -127,6 +128,7 @@ def source_of(cut: Cut, activation: Activation | None) -> str:
             f'"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 "',
             f'"{{{listed}}}, %{sums}, %{sums + 1}, p, 1, 1, 0, 0;}}"',
             f': {bound} : "l"(a), "l"(b), "r"(add)); }}',
+            PROJECTION.read_text(encoding="utf-8"),
             SOURCE.read_text(encoding="utf-8"),
         )
     )
@@ -141,7 +143,7 @@ def product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation | None
 ) -> torch.Tensor | None:
     """The product and its activation, or None where another kernel serves."""
-    if x.dtype != torch.bfloat16 or not (_readable(x) and _readable(weight)):
+    if x.dtype != torch.bfloat16 or not (readable(x) and readable(weight)):
         return None
     machine = machine_of(x.device.index)
     if machine is None:
@@ -172,7 +174,7 @@ def product(
     return out
 
 
-def _readable(x: torch.Tensor) -> bool:
+def readable(x: torch.Tensor) -> bool:
     """Whether the copy engine can read it: rows in one piece, on boundaries of 16 bytes."""
     return (
         x.dim() == 2

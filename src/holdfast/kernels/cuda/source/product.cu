@@ -1,4 +1,4 @@
-// out = activation(x w^T + bias) for 2 to 192 tokens, on Hopper: as long as it takes to read the weight.
+// out = activation(x w^T + bias) for up to 192 tokens, on Hopper: as long as it takes to read the weight.
 //
 // A program takes ROWS rows of the weight (of a gated activation half of them from each half) and one of SPLITS parts
 // of their depth. One thread has the copy engine bring 64 columns of them and of x at a time into a ring of STAGES
@@ -14,11 +14,10 @@
 // a tenth longer.
 //
 // `products.py` compiles this file with GROUPS, BLOCKS, ROWS, SPLITS, TURNED, STAGES and ACTIVATION defined, and with
-// `hopper.cu` and `multiply` before it: one instruction of the matrix units, d[64 x N] (+)= a[64 x 16] b[N x 16]^T, N being
-// ROWS, or all tokens.
+// `hopper.cu`, `projection.cu` and `multiply` before it: one instruction of the matrix units, d[64 x N] (+)= a[64 x 16]
+// b[N x 16]^T, N being ROWS, or all tokens.
 
 constexpr int TOKENS = 64 * BLOCKS * GROUPS, DEPTH = 64, WARPS = 4 * GROUPS;
-constexpr bool GATED = ACTIVATION == 1 || ACTIVATION == 2 || ACTIVATION == 3;
 constexpr int OUTPUTS = GATED ? ROWS / 2 : ROWS;  // columns of `out` that a tile makes
 constexpr u32 LINE = DEPTH * 2;                   // bytes of a row in a place; the swizzle of 128 bytes counts on it
 constexpr u32 INPUT_BYTES = TOKENS * LINE, WEIGHT_BYTES = ROWS * LINE, PLACE = INPUT_BYTES + WEIGHT_BYTES;
@@ -29,8 +28,6 @@ constexpr int SUMS = (TURNED ? TOKENS : ROWS) / 2;
 // Where programs share a tile, each finishes a share of its tokens: a thread has four columns of one at a time.
 constexpr int SHARE = TOKENS / SPLITS, QUADS = OUTPUTS / 4, WORK = SHARE * QUADS;
 constexpr int TURNS = (WORK + 128 * GROUPS - 1) / (128 * GROUPS);
-
-constexpr float CLAMP_ALPHA = 1.702f, CLAMP_LIMIT = 7.0f;
 
 static_assert(ROWS % 16 == 0 || (!GATED && ROWS % 8 == 0), "outputs come in eights");
 static_assert(!TURNED || (ROWS == 64 && GROUPS == 1 && SPLITS > 1), "one group has all rows of a shared tile");
@@ -56,47 +53,11 @@ __device__ __forceinline__ float4 read_from(u32 program, u32 address) {
     return value;
 }
 
-__device__ __forceinline__ void fetch(u32 to, const TensorMap* map, int column, int row, u32 barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-        "[%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier)
-        : "memory");
-}
-
 __device__ __forceinline__ void fetch_once(u32 to, const TensorMap* map, int column, int row, u32 barrier, u64 once) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
         "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(once)
         : "memory");
-}
-
-__device__ __forceinline__ float as_float(u16 bits) { return __uint_as_float((u32)bits << 16); }
-
-__device__ __forceinline__ float rounded(float value) { return __uint_as_float(pair_of(0.0f, value) & 0xFFFF0000u); }
-
-__device__ __forceinline__ float sigmoid(float value) { return 1.0f / (1.0f + __expf(-value)); }
-
-__device__ __forceinline__ float biased(float sum, const u16* bias, int column) {
-    return bias ? sum + as_float(bias[column]) : sum;
-}
-
-// An output from its sums. The halves of a gated one are rounded as if they had been stored.
-__device__ __forceinline__ float finished(float sum, float up_sum, const u16* bias, int column, int width) {
-    float gate = biased(sum, bias, column);
-    if (ACTIVATION == 0) return gate;
-    gate = rounded(gate);
-    if (ACTIVATION == 4) {
-        float positive = fmaxf(gate, 0.0f);
-        return positive * positive;
-    }
-    float up = rounded(biased(up_sum, bias, width + column));
-    if (ACTIVATION == 1) return gate * sigmoid(gate) * up;
-    if (ACTIVATION == 2) {
-        float inner = 0.7978845608028654f * (gate + 0.044715f * gate * gate * gate);
-        return gate * sigmoid(2.0f * inner) * up;
-    }
-    float low = fminf(gate, CLAMP_LIMIT), high = fminf(fmaxf(up, -CLAMP_LIMIT), CLAMP_LIMIT);
-    return low * sigmoid(CLAMP_ALPHA * low) * (high + 1.0f);
 }
 
 // `width` is that of `out`; a gated weight has twice as many rows. `input_bytes` is what a fetch of x brings: its rows
@@ -253,10 +214,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
         const int at = part * SHARE + i / QUADS, to = column + i % QUADS * 4;
         if (i >= WORK || at >= tokens || to >= width) continue;
         const float4 gate = total(gates[turn]), up = GATED ? total(ups[turn]) : gate;
-        uint2 four;
-        four.x = pair_of(finished(gate.x, up.x, bias, to, width), finished(gate.y, up.y, bias, to + 1, width));
-        four.y = pair_of(finished(gate.z, up.z, bias, to + 2, width), finished(gate.w, up.w, bias, to + 3, width));
-        *(uint2*)(out + (size_t)at * width + to) = four;
+        *(uint2*)(out + (size_t)at * width + to) = four_of(gate, up, bias, to, width);
     }
     meet(false);
 }
