@@ -31,10 +31,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import gpu_timings as timings
 from benchmarks.gpu_kernels import ceilings, run_checks
 from benchmarks.gpu_models import SHAPES
-from benchmarks.gpu_sessions import check_tokens, open_loop, shaped_model, to_fp8
+from benchmarks.gpu_sessions import check_tokens, dense_alone, open_loop, shaped_model, to_fp8
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.memory_plan import plan_memory
 from holdfast.engine.options import make_options
+from holdfast.kernels.cuda.twelve import COLUMNS
 from holdfast.models.config import ExpertsConfig
 from holdfast.models.model import Model
 
@@ -120,7 +121,7 @@ def checks() -> bool:
 def step_bytes(model: Model, batch: int, context: int) -> float:
     """Bytes that a decode step must move: weights, keys and values once, states read and written."""
     shape = model.memory_shape
-    moved = float(weight_bytes(model))
+    moved = float(weight_bytes(model, batch))
     for pages in (shape.full, shape.window):
         if pages is not None:
             seen = context if pages is shape.full else min(context, shape.window_tokens)
@@ -130,9 +131,14 @@ def step_bytes(model: Model, batch: int, context: int) -> float:
     return moved
 
 
-def weight_bytes(model: Model) -> int:
-    """Bytes of all tensors that were there before any memory of sequences, less the table of embeddings."""
-    return LOADED[id(model)] - model.config.vocabulary * model.config.width * 2
+def weight_bytes(model: Model, tokens: int) -> int:
+    """Bytes of all tensors that were there before any memory of sequences, less the table of embeddings.
+
+    Of a weight that is there twice a step reads one.
+    """
+    twice = [(linear.weight.nbytes, linear.twelve.nbytes) for linear in model._dense if linear.twelve]
+    spared = sum(dense if tokens <= COLUMNS[-1] else packed for dense, packed in twice)
+    return LOADED[id(model)] - model.config.vocabulary * model.config.width * 2 - spared
 
 
 LOADED: dict[int, int] = {}
@@ -209,6 +215,8 @@ def measure(name: str, parts: list[str], profiled: list[int], bandwidth: float) 
     report(model=name, in_use_gib=round(in_use / 2**30, 1), planned=planned(model))
     if "tiers" in parts:
         measure_tiers(name, model)
+    if "dense" in parts and name == "qwen3-8b":
+        measure_dense(name, model)
     if "fp8" in parts and name == "qwen3-8b":
         measure_fp8(name, model)
 
@@ -216,6 +224,28 @@ def measure(name: str, parts: list[str], profiled: list[int], bandwidth: float) 
 def planned(model: Model) -> list[str]:
     """How an empty GPU would be shared out, after a run of the largest step."""
     return plan_memory(model, make_options(page_size=64, step_tokens=8192, max_running=256)).lines()
+
+
+def measure_dense(name: str, model: Model) -> None:
+    """The same model without its weights in twelve bits, and once more with them, beside each other."""
+    runs: dict[str, list[float]] = {"dense alone": [], "twelve bits": []}
+    with dense_alone(model):
+        without = open_loop(model, True, **{**OPTIONS, "max_running": 64, "kv_tokens": 116_000})
+    loops = {
+        "dense alone": without,
+        "twelve bits": open_loop(model, True, **{**OPTIONS, "max_running": 64, "kv_tokens": 116_000}),
+    }
+    with few_collections():
+        for way, loop in loops.items():
+            for batch in (1, 16, 64):
+                timings.decode_step(loop, batch, 8)
+                note(f"{name} {way}", f"decode {batch}", timings.decode_step(loop, batch), "ms")
+            timings.sessions(loop, 64, 2, 1024)
+        for _ in range(SESSION_RUNS):
+            for way, loop in loops.items():
+                runs[way].append(timings.sessions(loop, 64, ROUNDS, 1024)["tokens/s"])
+    for way, values in runs.items():
+        note(f"{name} {way}", "64 sessions tokens/s", statistics.median(values), "tokens/s")
 
 
 def measure_fp8(name: str, model: Model) -> None:
@@ -246,7 +276,7 @@ def few_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-PARTS = ["decode", "turns", "prefill", "sessions", "tiers", "fp8"]
+PARTS = ["decode", "turns", "prefill", "sessions", "tiers", "dense", "fp8"]
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -68,6 +69,19 @@ def to_fp8(model: Model) -> None:
                 scale = torch.full((-(-rows // BLOCK), -(-depth // BLOCK)), 0.01, device=model.device)
                 codes = (linear.weight / 0.01).to(torch.float8_e4m3fn)
                 vars(block.part)[name] = Fp8Linear(Fp8Weight.of(codes, scale), linear.bias, model.device)
+
+
+@contextmanager
+def dense_alone(model: Model) -> Iterator[None]:
+    """Meanwhile nothing is read in twelve bits."""
+    kept = [linear.twelve for linear in model._dense]
+    for linear in model._dense:
+        linear.twelve = None
+    try:
+        yield
+    finally:
+        for linear, twelve in zip(model._dense, kept, strict=True):
+            linear.twelve = twelve
 
 
 def open_loop(model: Model, graphs: bool, **options: object) -> EngineLoop:

@@ -18,6 +18,9 @@ from holdfast import kernels
 from holdfast.kernels import Batch, Mamba2Weights, Pages, Rotation
 
 BF16 = torch.bfloat16
+Reader = Literal["library", "ours", "twelve"]
+"""Who multiplies by a weight: the library, our kernels, or those that read twelve bits where they can."""
+
 Way = Literal["alone", "pieces", "queue"]
 """How the keys of a step are shared out: each row's alone, or as the device lists them."""
 
@@ -138,43 +141,51 @@ def swiglu(tokens: int) -> Case:
     return Case("swiglu", f"{tokens} x 12288", partial(kernels.swiglu, gate_up), tokens * 12288 * 2 * 3)
 
 
-def layer(tokens: int, library: bool) -> Case:
+def copies(weight: torch.Tensor, gated: bool, reader: Reader) -> kernels.TwelveBits | None:
+    return kernels.pack_weight(weight, gated) if reader == "twelve" else None
+
+
+def layer(tokens: int, reader: Reader) -> Case:
     """The products and norms of eight layers of Qwen3-8B in turn, so that no cache has the weights."""
     shapes = ((6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288))
-    layers = cycle([[random_tensor(*shape).mul_(0.02) for shape in shapes] for _ in range(8)])
+    layers = [[random_tensor(*shape).mul_(0.02) for shape in shapes] for _ in range(8)]
+    packed = cycle([copies(weights[2], True, reader) for weights in layers])
+    turns, library = cycle(layers), reader == "library"
     x, scale = random_tensor(tokens, 4096), torch.ones(4096, dtype=BF16, device="cuda")
 
     def call() -> torch.Tensor:
-        wide, back, first, second = next(layers)
+        wide, back, first, second = next(turns)
         multiply = functional.linear if library else kernels.linear
         multiply(x, wide)
         inner = kernels.rms_norm(multiply(x, back), scale, 1e-6)
         if library:
             inner = kernels.swiglu(functional.linear(inner, first))
         else:
-            inner = kernels.linear_gated(inner, first, None, "swiglu")
+            inner = kernels.linear_gated(inner, first, None, "swiglu", next(packed))
         return kernels.rms_norm(multiply(inner, second), scale, 1e-6)
 
     weights = sum(rows * depth for rows, depth in shapes)
-    shape = f"{tokens} tokens, products and norms, {'library' if library else 'ours'}"
+    shape = f"{tokens} tokens, products and norms, {reader}"
     return Case("layer", shape, call, 2.0 * weights, 2.0 * tokens * weights, 16)
 
 
-def product(tokens: int, outputs: int, depth: int, library: bool) -> Case:
-    """One product with eight weights in turn; of the tallest one gate, up and activation."""
-    gated = outputs == 24576
-    weights = cycle([random_tensor(outputs, depth).mul_(0.02) for _ in range(8)])
-    x = random_tensor(tokens, depth)
+def product(tokens: int, outputs: int, depth: int, reader: Reader) -> Case:
+    """One product with eight weights in turn; of a tall one gate, up and activation."""
+    gated = outputs >= 24576
+    weights = [random_tensor(outputs, depth).mul_(0.02) for _ in range(8)]
+    turns, packed = cycle(weights), cycle([copies(weight, gated, reader) for weight in weights])
+    x, library = random_tensor(tokens, depth), reader == "library"
 
     def call() -> torch.Tensor:
+        weight, twelve = next(turns), next(packed)
         if not gated:
-            return (functional.linear if library else kernels.linear)(x, next(weights), None)
+            return functional.linear(x, weight) if library else kernels.linear(x, weight, None, twelve)
         if library:
-            return kernels.swiglu(functional.linear(x, next(weights)))
-        return kernels.linear_gated(x, next(weights), None, "swiglu")
+            return kernels.swiglu(functional.linear(x, weight))
+        return kernels.linear_gated(x, weight, None, "swiglu", twelve)
 
     size = outputs * depth
-    shape = f"{tokens} tokens, {outputs} x {depth}, {'library' if library else 'ours'}"
+    shape = f"{tokens} tokens, {outputs} x {depth}, {reader}"
     return Case("product", shape, call, 2.0 * size, 2.0 * tokens * size, 16)
 
 
@@ -320,11 +331,15 @@ def cases(only: str) -> Iterator[Callable[[], Case]]:
             (n, partial(f, tokens)) for n, f in (("norm", norm), ("norm", gated_norm), ("swiglu", swiglu))
         ]
         makers += [("rotary", partial(rotary, tokens)), ("experts", partial(moe, tokens))]
-    for tokens in (2, 16, 64, 128, 192):
-        makers += [("layer", partial(layer, tokens, library)) for library in (True, False)]
-    for tokens in (64, 128, 192):
-        for outputs, depth in ((6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288)):
-            makers += [("product", partial(product, tokens, outputs, depth, way)) for way in (True, False)]
+    readers: list[Reader] = ["library", "ours", "twelve"]
+    for tokens in (1, 16, 64, 96, 128, 192):
+        makers += [
+            ("layer", partial(layer, tokens, reader)) for reader in readers[: 3 if tokens <= 96 else 2]
+        ]
+    for tokens in (1, 64, 128, 192):
+        for outputs, depth in ((6144, 4096), (4096, 4096), (18560, 4096), (24576, 4096), (4096, 12288)):
+            fitting = readers[: 3 if tokens <= 64 and outputs > 16384 else 2]
+            makers += [("product", partial(product, tokens, outputs, depth, reader)) for reader in fitting]
     for name, make in (("conv", conv), ("mamba2", mamba2), ("gated_delta", delta)):
         makers += [(name, partial(make, [1] * rows, f"step {rows}")) for rows in (1, 16, 64, 256)]
         makers += [

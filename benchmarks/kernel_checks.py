@@ -28,8 +28,6 @@ from holdfast.kernels import (
 )
 from holdfast.kernels import torch as reference
 from holdfast.kernels.cuda.driver import machine_of
-from holdfast.kernels.torch.fp8 import dequantise
-from holdfast.kernels.triton.fp8 import GROUP, LARGEST, rounds
 from tests.kernels import naive
 from tests.kernels.batches import NAN, fill_cache, paged_batch, relative_error
 
@@ -416,92 +414,6 @@ def listed_queue(batch: Batch, heads: int, kv_heads: int, dim: int) -> PieceQueu
     return queue
 
 
-def check_linear(dtype: torch.dtype) -> Errors:
-    for tokens in (1, 2, 16, 40, 64, 100, 192, 200):
-        for outputs, inputs in (
-            (6144, 4096),
-            (4096, 12288),
-            (2880, 2880),
-            (100, 704),
-            (1, 704),
-            (18560, 2048),
-            (24576, 4096),
-        ):
-            x, weight, bias = (
-                normal(dtype, tokens, inputs + 8)[:, :inputs],
-                normal(dtype, outputs, inputs) * inputs**-0.5,
-                normal(dtype, outputs),
-            )
-            expected = x.double() @ weight.double().T + bias.double()
-            yield error(kernels.linear(x, weight, bias), expected)
-            if outputs == 1:
-                continue
-            for activation in ("swiglu", "geglu", "swiglu_clamped", "relu_squared"):
-                actual = kernels.linear_gated(x, weight, bias, activation)
-                yield error(actual, naive.activate(expected, activation))
-
-
-def check_overlap(dtype: torch.dtype) -> Errors:
-    """Kernels that begin before the one before has ended give the same bits as one after the other."""
-    width, inner, layers = 4096, 12288, 3
-
-    def weights_of(outputs: int, inputs: int) -> list[torch.Tensor]:
-        return [normal(dtype, outputs, inputs) * inputs**-0.5 for _ in range(layers)]
-
-    wide, back = weights_of(6144, width), weights_of(width, width)
-    first, second = weights_of(2 * inner, width), weights_of(width, inner)
-    scale = normal(dtype, width)
-
-    def run(x: torch.Tensor, between: Callable[[], object]) -> torch.Tensor:
-        for layer in range(layers):
-            inside = kernels.linear(x, wide[layer])[:, :width]
-            between()
-            total = kernels.linear(inside, back[layer])
-            between()
-            total = kernels.rms_norm(total, scale, 1e-5)
-            between()
-            total = kernels.linear_gated(total, first[layer], None, "swiglu")
-            between()
-            total = kernels.linear(total, second[layer])
-            between()
-            x = kernels.rms_norm(total, scale, 1e-5)
-            between()
-        return x
-
-    for tokens in (2, 40, 64, 128, 192):
-        x = normal(dtype, tokens, width)
-        expected = run(x, torch.cuda.synchronize)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            actual = run(x, lambda: None)
-        for _ in range(20):
-            actual.fill_(NAN)
-            graph.replay()
-            yield float((actual != expected).sum())
-
-
-def in_eight_bits(x: torch.Tensor, group: int) -> torch.Tensor:
-    """x as it is after a rounding to 8 bits, with one scale for each group."""
-    groups = x.double().unflatten(-1, (-1, group))
-    scale = groups.abs().amax(-1, keepdim=True) / LARGEST
-    return ((groups / scale).to(torch.float8_e4m3fn).double() * scale).flatten(-2)
-
-
-def check_fp8(dtype: torch.dtype) -> Errors:
-    for tokens in (1, 16, 30, 50, 100, 300):
-        for outputs, inputs in ((4096, 4096), (1000, 704)):
-            codes = normal(torch.float32, outputs, inputs).to(torch.float8_e4m3fn)
-            for block in ((GROUP, GROUP), (1, inputs), (outputs, inputs)):
-                scales = torch.rand(-(-outputs // block[0]), -(-inputs // block[1]), device="cuda") + 0.5
-                x, bias = normal(dtype, tokens, inputs), normal(dtype, outputs)
-                weight = dequantise(codes, scales, block).double()
-                seen = x.double()
-                if rounds(x, codes):
-                    seen = in_eight_bits(x, min(inputs, block[1]))
-                expected = seen @ weight.T + bias.double()
-                yield error(kernels.linear_fp8(x, codes, scales, block, bias), expected)
-
-
 def check_experts(dtype: torch.dtype) -> Errors:
     for tokens, hidden, inner, count, picks, activation in (
         (3, 256, 96, 16, 4, "swiglu"),
@@ -570,9 +482,6 @@ CHECKS: dict[str, Callable[[torch.dtype], Errors]] = {
     "conv": check_conv,
     "mamba2": check_mamba2,
     "gated_delta": check_gated_delta,
-    "linear": check_linear,
-    "overlap": check_overlap,
-    "fp8": check_fp8,
     "pieces": check_pieces,
     "queue": check_queue,
     "queue overlap": check_queue_overlap,

@@ -155,6 +155,12 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         flags=("--overlap/--no-overlap",),
     ),
     Option(
+        "pack_weights",
+        bool,
+        "Keep weights in twelve bits too, for small steps; on a Hopper GPU with room for it if left out.",
+        flags=("--pack-weights/--no-pack-weights",),
+    ),
+    Option(
         "fast_start",
         bool,
         "Start without capturing graphs: sooner ready, slower afterwards. For GPUs.",

@@ -435,6 +435,9 @@ def open_loop(name: str, options: EngineOptions, progress: Progress | None = Non
             placement,
             load_format=options.load_format,
             context_length=options.context_length,
+            pack_weights=False
+            if options.fast_start and options.pack_weights is None
+            else options.pack_weights,
             progress=_stage(progress, "load"),
         )
     if device.type == "cpu":

@@ -88,7 +88,8 @@ class EngineOptions:
     sessions of `session_tokens` tokens. `host_memory` is in bytes. With a `journal` (a file) sessions outlive
     the process; `durability` says what their answers wait for. `disk` is a directory for the memory of
     sessions at rest, of at most `disk_limit` bytes; one that is idle for `snapshot_seconds` is written there.
-    `overlap` plans a step while the one before runs. `fast_start` captures no graphs of steps. One tenant may
+    `overlap` plans a step while the one before runs. `pack_weights` keeps weights in twelve bits too, on GPUs
+    that read those faster. `fast_start` captures no graphs of steps. One tenant may
     hold `tenant_device` of the memory of the device (1 is all of it), and likewise of the host's and the
     disk's; `tenant_shares` says otherwise for single tenants: parts by tier (device, host, disk) by name.
     """
@@ -123,6 +124,7 @@ class EngineOptions:
     disk_limit: int | None = None
     snapshot_seconds: float = 2.0
     overlap: bool | None = None
+    pack_weights: bool | None = None
     fast_start: bool = False
     speculate: Literal["none", "ngram"] = "none"
     audit: Literal["on", "strict"] = "on"

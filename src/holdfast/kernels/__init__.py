@@ -34,6 +34,7 @@ from holdfast.kernels.batch import (
 )
 from holdfast.kernels.cuda.attention import build_queue, takes_queue
 from holdfast.kernels.cuda.products import takes_products
+from holdfast.kernels.cuda.twelve import TwelveBits, pack_weight, packed_size
 from holdfast.kernels.dispatch import implementation
 from holdfast.kernels.parameters import Mamba2Weights, Rotation, StepTables
 from holdfast.kernels.torch.activation import Activation
@@ -48,6 +49,7 @@ __all__ = [
     "Pieces",
     "Rotation",
     "StepTables",
+    "TwelveBits",
     "attend",
     "build_batch",
     "build_pages",
@@ -66,6 +68,8 @@ __all__ = [
     "mamba2_scan",
     "move_units",
     "note_sampled",
+    "pack_weight",
+    "packed_size",
     "prepare_step",
     "relu_squared",
     "rms_norm",
@@ -150,17 +154,26 @@ def relu_squared(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`x @ weight.T + bias` for x [T, in] and weight [out, in]."""
-    out: torch.Tensor = implementation(x).linear(x, weight, bias)
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    twelve: TwelveBits | None = None,
+) -> torch.Tensor:
+    """`x @ weight.T + bias` for x [T, in] and weight [out, in]; `twelve` is that weight, for few tokens."""
+    out: torch.Tensor = implementation(x).linear(x, weight, bias, twelve)
     return out
 
 
 def linear_gated(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: Activation,
+    twelve: TwelveBits | None = None,
 ) -> torch.Tensor:
     """The activation of `linear`: its outputs are gate, then up (`relu_squared`: one half alone)."""
-    out: torch.Tensor = implementation(x).linear_gated(x, weight, bias, activation)
+    out: torch.Tensor = implementation(x).linear_gated(x, weight, bias, activation, twelve)
     return out
 
 

@@ -8,6 +8,7 @@ engine.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +24,16 @@ from holdfast.models.generation import GenerationDefaults, read_generation_defau
 from holdfast.models.model import Model
 from holdfast.models.weights import Placement, Progress, SafetensorsSource, Source, WeightReader
 
+log = logging.getLogger("holdfast.models")
+
 _DENSE_GROWTH = 8
 """How much larger float32 is than four bits."""
 
 _DENSE_SHARE = 0.25
 """Share of the available memory that dense copies of quantised weights may take."""
+
+_PACKED_SHARE = 0.1
+"""Of a GPU's memory, what weights in twelve bits may take beside the dense ones if nobody asks for them."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -135,12 +141,22 @@ def load_model(
     *,
     load_format: Literal["auto", "dummy"] = "auto",
     context_length: int | None = None,
+    pack_weights: bool | None = None,
     progress: Progress | None = None,
 ) -> Model:
-    """The model with its weights, for contexts of at most `context_length` tokens (default: its own)."""
+    """The model with its weights, for contexts of at most `context_length` tokens (default: its own).
+
+    `pack_weights` says whether a GPU whose kernels read them gets weights in twelve bits too, beside the
+    dense ones (default: where they take no more than a tenth of its memory).
+    """
     length = checkpoint.config.context_length if context_length is None else context_length
     if length < 1:
         raise ConfigurationError(f"a context length of {length} tokens is not possible")
     source = None if load_format == "dummy" else checkpoint.source()
     reader = WeightReader(source, placement, progress)
-    return Model(checkpoint.family, checkpoint.config, reader, length)
+    model = Model(checkpoint.family, checkpoint.config, reader, length)
+    if placement.device.type == "cuda" and pack_weights is not False:
+        free, memory = torch.cuda.mem_get_info(placement.device)
+        packed = model.pack_weights(free if pack_weights else min(free, int(memory * _PACKED_SHARE)))
+        log.info("weights in twelve bits beside the dense ones: %.1f GB", packed / 1e9)
+    return model

@@ -144,6 +144,8 @@ class Mlp:
         self._input = inputs
         self._output = output
         self._activation = _NAMES[config.activation, config.gated]
+        if isinstance(inputs, DenseLinear):
+            inputs.gated = config.gated and config.gate_multiplier == 1.0
 
     @classmethod
     def read(cls, config: MlpConfig, reader: WeightReader, prefix: str, width: int) -> Mlp:
@@ -165,7 +167,8 @@ class Mlp:
     def __call__(self, x: Tensor, batch: Batch, memory: Memory) -> Tensor:  # noqa: ARG002
         config = self.config
         if isinstance(self._input, DenseLinear) and config.gate_multiplier == 1.0:
-            inner = kernels.linear_gated(x, self._input.weight, self._input.bias, self._activation)
+            given = self._input
+            inner = kernels.linear_gated(x, given.weight, given.bias, self._activation, given.twelve)
         else:
             inner = self._input(x)
             if config.gate_multiplier != 1.0:

@@ -54,13 +54,22 @@ class Linear(Protocol):
 
 
 class DenseLinear:
-    """A weight matrix [out, in] and an optional bias."""
+    """A weight matrix [out, in] and an optional bias; on some GPUs a copy of the weight for few tokens.
 
-    __slots__ = ("bias", "weight")
+    `gated` says that the outputs are both halves of a gated activation, which is applied with the product.
+    """
+
+    __slots__ = ("bias", "gated", "twelve", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight
         self.bias = bias
+        self.gated = False
+        self.twelve: kernels.TwelveBits | None = None
+
+    def pack(self) -> None:
+        """Keep the weight in twelve bits too, where a kernel reads them."""
+        self.twelve = kernels.pack_weight(self.weight, self.gated)
 
     @property
     def out_features(self) -> int:
@@ -68,10 +77,10 @@ class DenseLinear:
 
     @property
     def bytes(self) -> int:
-        return self.weight.nbytes
+        return self.weight.nbytes + (0 if self.twelve is None else self.twelve.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return kernels.linear(x, self.weight, self.bias)
+        return kernels.linear(x, self.weight, self.bias, self.twelve)
 
 
 def packed_kernels(inputs: int) -> bool:

@@ -57,6 +57,7 @@ class Model:
         self._blocks = tuple(family.blocks(builder))
         self._norm = builder.norm(family.norm)
         reader.finish()
+        self._dense = tuple(reader.dense)
         assert self._blocks, "a model has at least one block"
         self._fused = fuse(self._blocks, self._norm, config)
 
@@ -70,6 +71,18 @@ class Model:
         """Whether weights of its blocks are in 8-bit floating point."""
         parts = (vars(block.part).values() for block in self._blocks)
         return any(isinstance(each, Fp8Linear) for part in parts for each in part)
+
+    def pack_weights(self, room: int) -> int:
+        """Keep dense weights in twelve bits too, for steps of few tokens; answers the bytes that takes.
+
+        Nothing is kept where all of it could take more than `room`, or where no kernel reads it.
+        """
+        if sum(kernels.packed_size(linear.weight, linear.gated) for linear in self._dense) > room:
+            return 0
+        before = sum(linear.bytes for linear in self._dense)
+        for linear in self._dense:
+            linear.pack()
+        return sum(linear.bytes for linear in self._dense) - before
 
     def memory(self, counts: UnitCounts, page_size: int) -> Memory:
         """Storage for this model's sequences, in its dtype and on its device."""

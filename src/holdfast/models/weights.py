@@ -158,6 +158,8 @@ class WeightReader:
         self._missing: list[str] = []
         self._wrong: list[str] = []
         self._codes: list[str] = []
+        self.dense: list[DenseLinear] = []
+        """The projections that were handed out with dense weights."""
         self._ignored: list[re.Pattern[str]] = [re.compile(pattern) for pattern in UNUSED]
 
     def ignore(self, pattern: str) -> None:
@@ -204,7 +206,7 @@ class WeightReader:
             return quantised
         parts = [self.tensor(name, (size, inputs)) for name, size in zip(weights, outputs, strict=True)]
         dense = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return DenseLinear(_reordered(dense, order), offset)
+        return self._dense(_reordered(dense, order), offset)
 
     def embedding(
         self, name: str, vocabulary: int, width: int, multiplier: float, *, tied: bool
@@ -217,7 +219,7 @@ class WeightReader:
         if not tied:
             return Embedding(table, None, placement.dtype, multiplier), None
         if not quantised:
-            return Embedding(table, None, placement.dtype, multiplier), DenseLinear(table)
+            return Embedding(table, None, placement.dtype, multiplier), self._dense(table)
         if packed_kernels(width):
             packed = PackedLinear.of(table, self._four_bit([weight], None))
             return Embedding(packed.matrix, None, placement.dtype, multiplier), packed
@@ -227,6 +229,10 @@ class WeightReader:
         if kept is None:
             return Embedding(codes, scale, placement.dtype, multiplier), head
         return Embedding(table, None, placement.dtype, multiplier), head
+
+    def _dense(self, weight: Tensor, bias: Tensor | None = None) -> DenseLinear:
+        self.dense.append(DenseLinear(weight, bias))
+        return self.dense[-1]
 
     def head(self, name: str, width: int, vocabulary: int) -> Linear:
         """An output head with weights of its own."""
@@ -345,7 +351,7 @@ class WeightReader:
         whole = joined(parts)
         if whole is None:
             dense = torch.cat([part.dense() for part in parts])
-            return DenseLinear(dense.to(self.placement.device, self.placement.dtype), bias)
+            return self._dense(dense.to(self.placement.device, self.placement.dtype), bias)
         return Fp8Linear(whole, bias, self.placement.device)
 
     def _four_bit(self, names: list[str], order: Tensor | None) -> FourBitWeight | None:

@@ -1,6 +1,6 @@
 """Linear projections with a dense weight, in torch.
 
-Called through `holdfast.kernels`.
+Called through `holdfast.kernels`. The copy of a weight in twelve bits is for GPUs alone.
 """
 
 from __future__ import annotations
@@ -17,11 +17,20 @@ _ACTIVATIONS = {
 }
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    twelve: object = None,  # noqa: ARG001
+) -> torch.Tensor:
     return torch.nn.functional.linear(x, weight, bias)
 
 
 def linear_gated(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: Activation,
+    twelve: object = None,
 ) -> torch.Tensor:
-    return _ACTIVATIONS[activation](linear(x, weight, bias))
+    return _ACTIVATIONS[activation](linear(x, weight, bias, twelve))

@@ -1,11 +1,11 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
 """Linear projections of few tokens as Triton kernels: bound by the reading of the weights, as it should be.
 
-One token: a program takes some rows of the weight and walks along them; the library's kernels reach less of
-the memory's bandwidth there. More tokens: a kernel in CUDA where there is one for the device
-(`kernels/cuda/products.py`). Otherwise, of a few tokens: one program multiplies them by both halves of a
-gated feed-forward's first product, so that the activation is applied before anything is stored. All else goes
-to the library.
+On Hopper kernels in CUDA come first: one that reads weights in twelve bits where they are there
+(`kernels/cuda/twelve.py`), then one for bfloat16 (`kernels/cuda/products.py`). Otherwise, of one token: a
+program takes some rows of the weight and walks along them; the library's kernels reach less of the memory's
+bandwidth there. Of a few tokens: one program multiplies them by both halves of a gated feed-forward's first
+product, so that the activation is applied before anything is stored. All else goes to the library.
 Weights do not depend on the kernel before, so their first block is fetched while that still runs. Same
 functions and promises as `kernels/torch/linear.py`. Called through `holdfast.kernels`.
 """
@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 
 from holdfast.kernels.cuda.products import product
+from holdfast.kernels.cuda.twelve import TwelveBits
+from holdfast.kernels.cuda.twelve import product as product_of_twelve
 from holdfast.kernels.torch.activation import CLAMP_ALPHA, CLAMP_LIMIT, Activation
 from holdfast.kernels.triton.activation import activate, activation_value
 from holdfast.kernels.triton.launch import ceiling, launch_next, overlap, power_of_two, wait_for_inputs
@@ -176,14 +178,19 @@ def _few(
 
 
 def _product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation | None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: Activation | None,
+    twelve: TwelveBits | None,
 ) -> torch.Tensor | None:
     """The product and its activation by a kernel of our own; None where the library is the faster."""
     tokens = x.shape[0]
-    if tokens > 1:
+    out = None if twelve is None else product_of_twelve(x, twelve, bias, activation)
+    if out is None:
         out = product(x, weight, bias, activation)
-        if out is not None:
-            return out
+    if out is not None:
+        return out
     if not 0 < tokens <= FEW_TOKENS or weight.shape[0] >= ROWS_MOST or not _fits(x, weight):
         return None
     if tokens == 1:
@@ -192,13 +199,19 @@ def _product(
     return None if activation in (None, "relu_squared") else _few(x, weight, bias, activation)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    out = _product(x, weight, bias, None)
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, twelve: TwelveBits | None = None
+) -> torch.Tensor:
+    out = _product(x, weight, bias, None, twelve)
     return torch.nn.functional.linear(x, weight, bias) if out is None else out
 
 
 def linear_gated(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: Activation,
+    twelve: TwelveBits | None = None,
 ) -> torch.Tensor:
-    out = _product(x, weight, bias, activation)
+    out = _product(x, weight, bias, activation, twelve)
     return activate(torch.nn.functional.linear(x, weight, bias), activation) if out is None else out

@@ -1,0 +1,344 @@
+"""Products of few tokens with tall weights in twelve bits, on Hopper GPUs: `source/twelve.cu`.
+
+Few tokens wait for the weights to be read. Of the sixteen bits of a weight in bfloat16 eight are its
+exponent, and nearly all weights of a row lie within sixteen exponents of its largest: `pack_weight` keeps
+sign, mantissa and the distance, and a power of two for each row. All those weights are kept as they are;
+smaller ones become the smallest that there is, 2^-15 of that power. Where that is too much a weight is not
+packed.
+
+The dense weight stays beside it: more tokens are for others. `product` answers None for what the kernel does
+not take. Same promises as `kernels/torch/linear.py`. Called by `kernels/triton/linear.py`, `pack_weight` and
+`packed_size` through `holdfast.kernels`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from holdfast.kernels.cuda.driver import HOPPER, Kernel, Machine, compile_source, index_of, machine_of, map_of
+from holdfast.kernels.cuda.products import (
+    ACTIVATIONS,
+    ALIGNMENT,
+    BARRIER_BYTES,
+    DEPTH_LEAST,
+    PLAIN,
+    PROJECTION,
+    readable,
+)
+from holdfast.kernels.torch.activation import Activation
+
+log = logging.getLogger("holdfast.kernels")
+
+SOURCE = HOPPER.with_name("twelve.cu")
+
+COLUMNS = (8, 16, 32, 64, 96)
+"""Numbers of tokens that kernels are compiled for. With more, putting weights together costs what reading
+less saves: 128 tokens take as long and as much energy with the dense weight."""
+
+DEPTH = 64
+SLAB_ROWS = 16
+SLAB_BYTES = SLAB_ROWS * DEPTH * 3 // 2
+
+SLABS_LEAST = 8
+"""Of a tile: each program fetches all of x, which is too much beside the weights of a lower one."""
+
+SLABS_MOST, SLABS_MOST_IN_TURNS = 16, 12
+GROUP_SLABS = 4
+GROUPS_LEAN, COLUMNS_LEAN = 4, 64
+"""Groups of warps whose sums fit the registers only up to so many tokens."""
+
+STAGES_MOST = 16
+STAGES_LEAST = 3
+
+EXPONENTS = 15
+"""How far below a row's largest exponent one may lie."""
+
+TINY = 2.0**-126
+PACKED_AT_ONCE = 1 << 25
+ERROR_MOST = 2.0**-15
+"""Of a row's length, what packing may change: a thirtieth of what rounding to bfloat16 did."""
+
+
+class Tiling(NamedTuple):
+    """How a weight is cut: slabs of 16 rows a tile; `looped`: a program takes one tile after another."""
+
+    slabs: int
+    looped: bool = False
+
+    def tiles(self, rows: int) -> int:
+        return -(-rows // (SLAB_ROWS * self.slabs))
+
+
+class Cut(NamedTuple):
+    """A kernel: groups of warps, slabs of a tile, tokens, stages; are tiles taken one after another?"""
+
+    groups: int
+    slabs: int
+    columns: int
+    stages: int
+    looped: bool = False
+
+    @property
+    def place(self) -> int:
+        """Bytes of one stage: 64 columns of the tokens and of the tile."""
+        return self.columns * DEPTH * 2 + -(-self.slabs * SLAB_BYTES // 1024) * 1024
+
+    @property
+    def apart(self) -> int:
+        """Bytes that are not the ring's: barriers, and the sums where the next tile is fetched meanwhile."""
+        sums = 1024 + self.columns * (SLAB_ROWS * self.slabs + 4) * 4
+        return ALIGNMENT + STAGES_MOST * BARRIER_BYTES + (sums if self.looped else 0)
+
+    @property
+    def shared(self) -> int:
+        return self.apart + self.stages * self.place
+
+    @property
+    def threads(self) -> int:
+        """Many groups take over registers, which whole groups give away."""
+        return 128 * self.groups + (128 if self.groups >= 3 else 32)
+
+
+@dataclass(frozen=True, slots=True)
+class TwelveBits:
+    """A weight [rows, depth] in twelve bits, tile by tile, and the power of two of each row."""
+
+    words: torch.Tensor
+    scale: torch.Tensor
+    rows: int
+    depth: int
+    gated: bool
+    tiling: Tiling
+
+    @property
+    def nbytes(self) -> int:
+        return self.words.nbytes + self.scale.nbytes
+
+
+def tiling_of(rows: int, depth: int, gated: bool, machine: Machine) -> Tiling | None:
+    """One wave of programs over all rows, or several; None for what the kernel does not take."""
+    if rows % (16 if gated else 8) or depth % DEPTH or depth < DEPTH_LEAST:
+        return None
+    slabs, looped = -(-rows // (SLAB_ROWS * machine.processors)), False
+    if slabs > SLABS_MOST:
+        waves = -(-slabs // SLABS_MOST_IN_TURNS)
+        slabs, looped = -(-rows // (SLAB_ROWS * machine.processors * waves)), True
+    return Tiling(slabs, looped) if slabs >= SLABS_LEAST else None
+
+
+def cut_of(tokens: int, tiling: Tiling, machine: Machine) -> Cut | None:
+    """The kernel for so many tokens."""
+    columns = next((each for each in COLUMNS if each >= tokens), None)
+    groups = -(-tiling.slabs // GROUP_SLABS)
+    if columns is None or not tokens or (groups >= GROUPS_LEAN and columns > COLUMNS_LEAN):
+        return None
+    cut = Cut(groups, tiling.slabs, columns, 0, tiling.looped)
+    stages = min(STAGES_MOST, (machine.shared_memory - cut.apart) // cut.place)
+    return cut._replace(stages=stages) if stages >= STAGES_LEAST else None
+
+
+def _tiling_on(weight: torch.Tensor, gated: bool) -> Tiling | None:
+    """How a weight is cut on its device; None where that has no kernel for it."""
+    machine = machine_of(index_of(weight.device))
+    if machine is None or weight.dtype != torch.bfloat16:
+        return None
+    rows, depth = weight.shape
+    return tiling_of(rows, depth, gated, machine)
+
+
+def packed_size(weight: torch.Tensor, gated: bool) -> int:
+    """The bytes that a weight takes in twelve bits; 0 where its device has no kernel for it."""
+    tiling = _tiling_on(weight, gated)
+    if tiling is None:
+        return 0
+    rows, depth = weight.shape
+    return tiling.tiles(rows) * tiling.slabs * SLAB_BYTES * (depth // DEPTH) + 4 * rows
+
+
+def pack_weight(weight: torch.Tensor, gated: bool) -> TwelveBits | None:
+    """The weight in twelve bits; None where its device has no kernel for it, or it would change too much."""
+    tiling = _tiling_on(weight, gated)
+    return None if tiling is None else pack(weight, gated, tiling)
+
+
+def pack(weight: torch.Tensor, gated: bool, tiling: Tiling) -> TwelveBits | None:
+    """The weight in twelve bits, or None where that would change it too much."""
+    rows, depth = weight.shape
+    tiles, tall = tiling.tiles(rows), SLAB_ROWS * tiling.slabs
+    words = torch.empty((tiles, depth // DEPTH, tiling.slabs, 4, 96), dtype=torch.int32, device=weight.device)
+    scale = torch.zeros(rows, dtype=torch.float32, device=weight.device)
+    at_once = max(1, PACKED_AT_ONCE // (tall * depth))
+    for first in range(0, tiles, at_once):
+        picked = _rows_of(range(first, min(first + at_once, tiles)), rows, gated, tall, weight.device)
+        codes, powers, good = _codes(weight[picked.clamp(max=rows - 1)])
+        if not good:
+            return None
+        inside = picked < rows
+        scale[picked[inside]] = powers[inside]
+        words[first : first + at_once] = _words(codes, tiling.slabs)
+    return TwelveBits(words, scale, rows, depth, gated, tiling)
+
+
+def _rows_of(tiles: range, rows: int, gated: bool, tall: int, device: torch.device) -> torch.Tensor:
+    """Which rows of the weight some tiles have, slab by slab; `rows` stands for none."""
+    at = torch.arange(tiles.start * tall, tiles.stop * tall, device=device)
+    if not gated:
+        return at.clamp(max=rows)
+    output = at // SLAB_ROWS * 8 + at % 8
+    return torch.where(output < rows // 2, output + (at % SLAB_ROWS >= 8) * (rows // 2), rows)
+
+
+def _codes(part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """Twelve bits of each weight, each row's power of two, and whether not too much is lost.
+
+    Of sixteen bits the four between sign and distance are left zero: they are the same for all.
+    """
+    bits = part.view(torch.int16).to(torch.int32) & 0xFFFF
+    exponent = bits >> 7 & 0xFF
+    largest = exponent.amax(dim=1, keepdim=True)
+    distance = exponent - (largest - EXPONENTS)
+    small = distance < 0
+    codes = torch.where(small, bits & 0x8000, bits & 0x807F | distance << 7)
+    # A row of nothing else has no power, so that nothing comes of it.
+    powers = torch.where(largest > 0, torch.exp2(largest.float() - 127), 0.0)
+    lost = torch.where(small, part.float().abs() - powers * 2.0**-EXPONENTS, 0.0) / powers.clamp(min=TINY)
+    length = (part.float() / powers.clamp(min=TINY)).norm(dim=1)
+    return codes, powers.squeeze(1), bool((lost.norm(dim=1) <= ERROR_MOST * length).all())
+
+
+def _words(codes: torch.Tensor, slabs: int) -> torch.Tensor:
+    """[tiles, blocks of 64 columns, slabs, 4, 96]: of 16 columns 64 words of low bytes, 32 of the rest.
+
+    A lane has two rows eight apart, and of each eight columns two neighbours.
+    """
+    parts = codes.view(-1, slabs, 2, 8, codes.shape[1] // DEPTH, 4, 2, 4, 2)
+    # [tile, block, slab, step of 16, row of eight, pair of columns, eight columns, half, neighbour]
+    lanes = parts.permute(0, 4, 1, 5, 3, 7, 6, 2, 8).flatten(4, 5).flatten(5, 6)
+    lows = lanes[..., 0] & 0xFF | (lanes[..., 1] & 0xFF) << 8
+    pairs = lanes[..., 0] & 0xFF00 | (lanes[..., 1] & 0xFF00) << 16
+    highs = torch.zeros_like(pairs[..., 0])
+    for pair in range(4):
+        highs |= _turned(pairs[..., pair], -4 * pair % 32)
+    return torch.cat(((lows[..., 0::2] | lows[..., 1::2] << 16).flatten(-2), highs), dim=-1)
+
+
+def _turned(word: torch.Tensor, by: int) -> torch.Tensor:
+    """The bits of a word of 32 moved to the left, round its end."""
+    wide = word.to(torch.int64) & 0xFFFFFFFF
+    wide = (wide << by | wide >> (32 - by)) & 0xFFFFFFFF
+    return torch.where(wide >= 1 << 31, wide - (1 << 32), wide).to(torch.int32)
+
+
+def unpack(packed: TwelveBits) -> torch.Tensor:
+    """The weight as the kernel sees it, step by step as there; for checks."""
+    tiles, blocks, slabs = packed.words.shape[:3]
+    lows = packed.words[..., :64].unflatten(-1, (32, 2)).to(torch.int64) & 0xFFFFFFFF
+    highs = packed.words[..., 64:]
+    made = []
+    for pair in range(4):
+        word = lows[..., pair // 2] >> 16 * (pair % 2)
+        spread = word & 0xFF | (word & 0xFF00) << 8 | 0x38003800
+        value = (_turned(highs, 4 * pair).to(torch.int64) & 0x87008700) | spread
+        made.append(torch.stack((value & 0xFFFF, value >> 16 & 0xFFFF), dim=-1))
+    lanes = torch.stack(made, dim=-2).unflatten(4, (8, 4)).unflatten(-2, (2, 2))
+    # [tile, block, slab, step, row, pair of columns, eight columns, half, neighbour]
+    order = lanes.permute(0, 2, 7, 4, 1, 3, 6, 5, 8)
+    bits = order.reshape(tiles * slabs * SLAB_ROWS, blocks * DEPTH)
+    values = torch.where(bits >= 1 << 15, bits - (1 << 16), bits).to(torch.int16).view(torch.bfloat16).float()
+    picked = _rows_of(range(tiles), packed.rows, packed.gated, SLAB_ROWS * slabs, values.device)
+    inside = picked < packed.rows
+    weight = torch.zeros(packed.rows, packed.depth, device=values.device)
+    weight[picked[inside]] = values[inside]
+    return weight * packed.scale[:, None]
+
+
+def source_of(cut: Cut, activation: Activation | None) -> str:
+    """The kernel of a cut: what its file counts on, and the file."""
+    sums = cut.columns // 2
+    listed = ", ".join(f"%{index}" for index in range(sums))
+    given_pairs = ", ".join(f"%{sums + index}" for index in range(4))
+    bound = ", ".join(f'"+f"(d[{index}])' for index in range(sums))
+    given = {
+        "GROUPS": cut.groups,
+        "SLABS": cut.slabs,
+        "COLUMNS": cut.columns,
+        "STAGES": cut.stages,
+        "LOOPED": int(cut.looped),
+        "ACTIVATION": ACTIVATIONS[activation],
+    }
+    return "\n".join(
+        (
+            HOPPER.read_text(encoding="utf-8"),
+            *(f"#define {name} {value}" for name, value in given.items()),
+            "__device__ __forceinline__",
+            f"void multiply(float (&d)[{sums}], const u32 (&a)[4], u64 b, int add) {{",
+            f'asm volatile("{{.reg .pred p; setp.ne.b32 p, %{sums + 5}, 0; "',
+            f'"wgmma.mma_async.sync.aligned.m64n{cut.columns}k16.f32.bf16.bf16 "',
+            f'"{{{listed}}}, {{{given_pairs}}}, %{sums + 4}, p, 1, 1, 0;}}"',
+            f': {bound} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)); }}',
+            PROJECTION.read_text(encoding="utf-8"),
+            SOURCE.read_text(encoding="utf-8"),
+        )
+    )
+
+
+def product(
+    x: torch.Tensor, weight: TwelveBits, bias: torch.Tensor | None, activation: Activation | None
+) -> torch.Tensor | None:
+    """The product and its activation, or None where another kernel serves."""
+    machine = machine_of(x.device.index)
+    gated = activation not in PLAIN
+    if machine is None or gated != weight.gated or not readable(x):
+        return None
+    tokens, depth = x.shape
+    cut = cut_of(tokens, weight.tiling, machine)
+    kernel = None if cut is None else _kernel(cut, activation, x.device.index)
+    if cut is None or kernel is None:
+        return None
+    outputs = weight.rows // 2 if gated else weight.rows
+    out = torch.empty(tokens, outputs, dtype=x.dtype, device=x.device)
+    seen = 8 * -(-tokens // 8)
+    tiles = weight.tiling.tiles(weight.rows)
+    kernel.launch(
+        min(tiles, machine.processors),
+        (map_of(x.data_ptr(), (depth, tokens), (x.stride(0),), (DEPTH, seen)),),
+        ctypes.c_void_p(weight.words.data_ptr()),
+        ctypes.c_void_p(weight.scale.data_ptr()),
+        ctypes.c_void_p(None if bias is None else bias.data_ptr()),
+        ctypes.c_void_p(out.data_ptr()),
+        ctypes.c_int(tokens),
+        ctypes.c_int(outputs),
+        ctypes.c_int(depth),
+        ctypes.c_int(seen * DEPTH * 2),
+    )
+    return out
+
+
+@cache
+def _kernel(cut: Cut, activation: Activation | None, index: int) -> Kernel | None:
+    """The kernel of a cut on a device, or None where it cannot be had; the reason is logged."""
+    machine = machine_of(index)
+    assert machine is not None
+    try:
+        image = _images(Tiling(cut.slabs, cut.looped), activation, machine)[cut.columns]
+        with torch.cuda.device(index):
+            return Kernel(image, "product", cut.threads, cut.shared, 1)
+    except OSError as error:
+        log.warning("a CUDA kernel cannot be had; the library serves: %s", error)
+        return None
+
+
+@cache
+def _images(tiling: Tiling, activation: Activation | None, machine: Machine) -> dict[int, bytes]:
+    """The kernels for all numbers of tokens, compiled side by side: who needs one soon needs the others."""
+    cuts = [cut for cut in (cut_of(columns, tiling, machine) for columns in COLUMNS) if cut is not None]
+    with ThreadPoolExecutor(len(cuts)) as pool:
+        images = pool.map(lambda cut: compile_source(source_of(cut, activation)), cuts)
+        return dict(zip((cut.columns for cut in cuts), images, strict=True))

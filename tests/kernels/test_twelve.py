@@ -1,0 +1,230 @@
+"""Weights in twelve bits: what packing keeps, how products are cut and launched, and that they compile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast.kernels.cuda import twelve
+from holdfast.kernels.cuda.driver import Machine
+from holdfast.kernels.cuda.twelve import Cut, Tiling, cut_of, pack, product, source_of, tiling_of, unpack
+from holdfast.kernels.torch.activation import Activation
+from tests.kernels.sources import Recorded, compiler_report, needs_compiler
+
+H200 = Machine(132, 232_448)
+SHAPES = [
+    (24576, 4096, True),
+    (28672, 4096, True),
+    (18560, 4096, False),
+    (21504, 4096, False),
+]
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    twelve._kernel.cache_clear()
+    yield
+    twelve._kernel.cache_clear()
+
+
+def weight_of(rows: int, depth: int) -> torch.Tensor:
+    return (torch.randn(rows, depth, generator=torch.Generator().manual_seed(rows)) * 0.02).bfloat16()
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "gated", "tiling"),
+    [
+        (96, 1024, False, Tiling(4)),
+        (200, 1088, False, Tiling(3)),
+        (160, 1024, True, Tiling(6)),
+        (208, 1024, True, Tiling(4)),
+    ],
+)
+def test_nearly_all_weights_are_kept_as_they_are(rows: int, depth: int, gated: bool, tiling: Tiling) -> None:
+    weight = weight_of(rows, depth)
+    packed = pack(weight, gated, tiling)
+    assert packed is not None
+    tiles, blocks, slabs = packed.words.shape[:3]
+    assert (tiles, blocks, slabs) == (tiling.tiles(rows), depth // 64, tiling.slabs)
+    assert packed.words.nbytes == tiles * slabs * 16 * depth * 3 // 2
+    seen, wanted = unpack(packed), weight.float()
+    power = torch.exp2(wanted.abs().amax(dim=1).log2().floor())[:, None]
+    small = wanted.abs() < power * 2.0**-15
+    assert 0 < small.float().mean() < 3e-4
+    assert torch.equal(seen[~small], wanted[~small])
+    # What is too small is the smallest there is, and keeps its sign.
+    assert torch.equal(seen.abs()[small], (power * 2.0**-15).expand_as(seen)[small])
+    assert not (seen * wanted < 0).any()
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_lane_finds_what_the_matrix_instruction_wants_of_it(gated: bool) -> None:
+    """As its description has it: pairs of columns of two rows eight apart, then eight columns on."""
+    weight, slabs = weight_of(96, 1024), 3
+    packed = pack(weight, gated, Tiling(slabs))
+    assert packed is not None
+    words = [word & 0xFFFFFFFF for word in packed.words.flatten().tolist()]
+    for tile, block, slab, step, lane in [
+        (0, 0, 0, 0, 0),
+        (0, 3, 1, 2, 13),
+        (1, 15, 2, 3, 31),
+        (1, 7, 0, 1, 6),
+    ]:
+        begin = (((tile * 16 + block) * slabs + slab) * 4 + step) * 96
+        lows, highs = words[begin + 2 * lane : begin + 2 * lane + 2], words[begin + 64 + lane]
+        for pair in range(4):
+            turned = (highs << 4 * pair | highs >> (32 - 4 * pair)) & 0x87008700
+            for neighbour in range(2):
+                byte = lows[pair // 2] >> 16 * (pair % 2) + 8 * neighbour & 0xFF
+                bits = turned >> 16 * neighbour & 0xFFFF | 0x3800 | byte
+                within, column = lane // 4 + 8 * (pair % 2), 2 * (lane % 4) + neighbour + 8 * (pair // 2)
+                row = (tile * slabs + slab) * 16 + within
+                if gated:
+                    row = (tile * slabs + slab) * 8 + within % 8 + 48 * (within // 8)
+                seen = torch.tensor([bits - (bits >> 15 << 16)], dtype=torch.int16).view(torch.bfloat16)
+                wanted = weight[row, block * 64 + step * 16 + column]
+                assert seen.float().item() * packed.scale[row] == pytest.approx(wanted.item(), abs=1e-5)
+
+
+def test_rows_of_any_size_and_rows_of_nothing() -> None:
+    weight = weight_of(64, 1024)
+    weight *= torch.exp2(torch.arange(64) * 3 - 90.0)[:, None].bfloat16()
+    weight[7] = 0
+    packed = pack(weight, False, Tiling(4))
+    assert packed is not None
+    seen, wanted = unpack(packed), weight.float()
+    assert torch.equal(seen[7], wanted[7])
+    error = (seen - wanted).norm(dim=1) / wanted.norm(dim=1).clamp(min=1e-38)
+    assert error.max() < 2.0**-15
+
+
+@pytest.mark.parametrize("harm", ["zeros", "outlier"])
+def test_a_weight_that_would_be_changed_stays_as_it_is(harm: str) -> None:
+    weight = weight_of(64, 1024)
+    if harm == "zeros":
+        weight[3, ::2] = 0
+    else:
+        weight[3, 5] = 1e4
+    assert pack(weight, False, Tiling(4)) is None
+
+
+@pytest.mark.parametrize(("rows", "depth", "gated"), SHAPES)
+@pytest.mark.parametrize("tokens", [1, 8, 9, 33, 64])
+def test_a_cut_covers_every_row_in_one_wave(rows: int, depth: int, gated: bool, tokens: int) -> None:
+    tiling = tiling_of(rows, depth, gated, H200)
+    assert tiling is not None
+    assert 110 <= tiling.tiles(rows) <= H200.processors
+    cut = cut_of(tokens, tiling, H200)
+    assert cut is not None
+    assert cut.columns >= tokens and cut.shared <= H200.shared_memory
+    assert cut.columns * (16 * cut.slabs + 4) * 4 <= cut.stages * cut.place, "sums fit where the ring was"
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "gated"),
+    [
+        (24576, 4100, False),
+        (24580, 4096, False),
+        (24584, 4096, True),
+        (24576, 960, False),
+        (14_784, 4096, False),
+    ],
+)
+def test_weights_that_are_left_to_others(rows: int, depth: int, gated: bool) -> None:
+    assert tiling_of(rows, depth, gated, H200) is None
+
+
+def test_a_tall_weight_is_taken_in_turns() -> None:
+    tiling = tiling_of(151_936, 4096, False, H200)
+    assert tiling == Tiling(12, looped=True) and tiling.tiles(151_936) == 6 * 132
+    for tokens in (1, 64, 96):
+        cut = cut_of(tokens, tiling, H200)
+        assert cut is not None and cut.looped and cut.shared <= H200.shared_memory
+    assert cut_of(96, tiling, Machine(132, 128 << 10)) is None, "no room for its sums beside the ring"
+    assert tiling_of(33_792, 4096, False, H200) == Tiling(16)
+    assert tiling_of(33_800, 4096, False, H200) == Tiling(9, looped=True)
+
+
+def test_many_tokens_are_left_to_others() -> None:
+    assert cut_of(96, Tiling(12), H200) is not None
+    assert cut_of(97, Tiling(12), H200) is None
+    assert cut_of(64, Tiling(13), H200) is not None
+    assert cut_of(65, Tiling(13), H200) is None, "four groups have not the registers"
+    assert cut_of(0, Tiling(12), H200) is None
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("tokens", "tiling", "activation"),
+    [
+        (1, Tiling(8), None),
+        (96, Tiling(8), "relu_squared"),
+        (64, Tiling(12), "swiglu"),
+        (96, Tiling(12), "geglu"),
+        (64, Tiling(14), "swiglu"),
+        (64, Tiling(16), "swiglu_clamped"),
+        (64, Tiling(12, looped=True), None),
+        (96, Tiling(9, looped=True), "swiglu"),
+    ],
+)
+def test_a_kernel_compiles_and_keeps_its_sums_in_registers(
+    tmp_path: Path, tokens: int, tiling: Tiling, activation: Activation | None
+) -> None:
+    cut = cut_of(tokens, tiling, H200)
+    assert cut is not None
+    compiler_report(source_of(cut, activation), tmp_path)
+
+
+def test_kernels_for_all_numbers_of_tokens_are_compiled_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def compile_source(source: str) -> bytes:
+        compiled.append(source)
+        return source.partition("COLUMNS ")[2].partition("\n")[0].encode()
+
+    monkeypatch.setattr(twelve, "compile_source", compile_source)
+    images = twelve._images(Tiling(12), "swiglu", H200)
+    assert images == {columns: str(columns).encode() for columns in twelve.COLUMNS}
+    assert len(compiled) == len(twelve.COLUMNS)
+    assert max(twelve._images(Tiling(16), None, H200)) == 64
+    twelve._images.cache_clear()
+
+
+def test_what_a_weight_takes_is_known_before_it_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = weight_of(1048, 1024)
+    assert twelve.packed_size(weight, False) == 0, "there is no kernel on this device"
+    assert twelve.pack_weight(weight, False) is None
+    monkeypatch.setattr(twelve, "machine_of", lambda _: Machine(8, 232_448))
+    packed = twelve.pack_weight(weight, False)
+    assert packed is not None and packed.tiling == Tiling(9)
+    assert twelve.packed_size(weight, False) == packed.nbytes
+    assert twelve.packed_size(weight.float(), False) == 0
+    assert twelve.pack_weight(weight.float(), False) is None
+
+
+def test_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, asked = Recorded(), list[Cut]()
+
+    def compiled(cut: Cut, *_: object) -> Recorded:
+        asked.append(cut)
+        return kernel
+
+    monkeypatch.setattr(twelve, "machine_of", lambda _: H200)
+    monkeypatch.setattr(twelve, "map_of", lambda *place: place)
+    monkeypatch.setattr(twelve, "_kernel", compiled)
+    monkeypatch.setattr(compiled, "cache_clear", lambda: None, raising=False)
+    packed = pack(weight_of(160, 1024), True, Tiling(6))
+    assert packed is not None
+    x = torch.zeros(5, 1024, dtype=torch.bfloat16)
+    out = product(x, packed, None, "swiglu")
+    assert out is not None and out.shape == (5, 80)
+    place: Any = kernel.maps[0]
+    assert place == (x.data_ptr(), (1024, 5), (1024,), (64, 8))
+    assert asked[0].columns == 8 and kernel.programs == 2
+    assert kernel.numbers[4:] == [5, 80, 1024, 8 * 128]
+    assert product(x, packed, None, None) is None, "it was packed for another use"
+    assert product(torch.zeros(200, 1024, dtype=torch.bfloat16), packed, None, "swiglu") is None
