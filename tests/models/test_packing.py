@@ -11,7 +11,7 @@ import torch
 from holdfast import kernels
 from holdfast.kernels import TwelveBits
 from holdfast.kernels.cuda.twelve import Tiling, pack
-from holdfast.models.checkpoint import load_model, open_checkpoint
+from holdfast.models.checkpoint import load_model, open_checkpoint, room_to_pack
 from holdfast.models.model import Model
 from holdfast.models.weights import Placement
 from tests.models.paged import PagedRunner, Sequence
@@ -90,3 +90,17 @@ def test_nothing_is_packed_where_not_all_of_it_has_room(
 
 def test_nothing_is_packed_where_no_kernel_reads_it(tmp_path: Path) -> None:
     assert model_of(tmp_path).pack_weights(room=1 << 30) == 0
+
+
+def test_sessions_keep_most_of_what_is_free_unless_somebody_asks() -> None:
+    assert room_to_pack(64 << 30, None) == 8 << 30
+    assert room_to_pack(64 << 30, True) == 62 << 30
+    assert room_to_pack(1 << 30, True) == 0
+
+
+def test_who_asks_in_vain_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model_of(tmp_path)
+    place = Placement(torch.device("cpu"), torch.bfloat16)
+    assert not caplog.records
+    load_model(open_checkpoint(tmp_path), place, load_format="dummy", pack_weights=True)
+    assert "no weights are packed" in caplog.text

@@ -32,8 +32,11 @@ _DENSE_GROWTH = 8
 _DENSE_SHARE = 0.25
 """Share of the available memory that dense copies of quantised weights may take."""
 
-_PACKED_SHARE = 0.1
-"""Of a GPU's memory, what weights in twelve bits may take beside the dense ones if nobody asks for them."""
+_PACKED_SHARE = 0.125
+"""Of the memory that a model leaves free, what weights in twelve bits may take if nobody asks for them."""
+
+_PACKING_BYTES = 2 << 30
+"""What packing itself needs, weight by weight."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -147,7 +150,7 @@ def load_model(
     """The model with its weights, for contexts of at most `context_length` tokens (default: its own).
 
     `pack_weights` says whether a GPU whose kernels read them gets weights in twelve bits too, beside the
-    dense ones (default: where they take no more than a tenth of its memory).
+    dense ones (default: where they take no more than an eighth of what those leave free).
     """
     length = checkpoint.config.context_length if context_length is None else context_length
     if length < 1:
@@ -155,8 +158,16 @@ def load_model(
     source = None if load_format == "dummy" else checkpoint.source()
     reader = WeightReader(source, placement, progress)
     model = Model(checkpoint.family, checkpoint.config, reader, length)
+    packed = 0
     if placement.device.type == "cuda" and pack_weights is not False:
-        free, memory = torch.cuda.mem_get_info(placement.device)
-        packed = model.pack_weights(free if pack_weights else min(free, int(memory * _PACKED_SHARE)))
+        free, _ = torch.cuda.mem_get_info(placement.device)
+        packed = model.pack_weights(room_to_pack(free, pack_weights))
         log.info("weights in twelve bits beside the dense ones: %.1f GB", packed / 1e9)
+    if pack_weights and not packed:
+        log.warning("no weights are packed: no kernel reads these here, or there is no room for them")
     return model
+
+
+def room_to_pack(free: int, wanted: bool | None) -> int:
+    """Bytes that weights in twelve bits may take of what is free; `wanted`: somebody asks for them."""
+    return max(0, free - _PACKING_BYTES) if wanted else int(free * _PACKED_SHARE)
