@@ -31,7 +31,16 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 129, "x" * 1_000_000], ids=lambda name: name[:4])
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_session_has_no_name_that_a_path_means_otherwise(echo: Server, name: str) -> None:
+    assert refusal(echo, "/v1/sessions", {"id": name}) == (400, "bad_name", "id")
+    assert echo.open(id=f"{name}a") == f"{name}a"
+    assert echo.state(f"{name}a")["id"] == f"{name}a"
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a b", "a/b", "..", "x" * 129, "x" * 1_000_000], ids=lambda name: name[:4]
+)
 @pytest.mark.parametrize(
     ("call", "body", "field"),
     [

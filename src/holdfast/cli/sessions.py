@@ -102,7 +102,8 @@ def list_sessions(journal: JOURNAL, as_json: AS_JSON = False) -> None:
         for session in sessions:
             typer.echo(json.dumps(_described(session)))
         return
-    table = Table(caption=_plain(f"{len(sessions)} sessions in {journal}"))
+    counted = "1 session" if len(sessions) == 1 else f"{len(sessions)} sessions"
+    table = Table(caption=_plain(f"{counted} in {journal}"))
     for heading in ("session", "created", "from"):
         table.add_column(heading)
     for heading in ("turns", "tokens", "on disk"):

@@ -20,7 +20,7 @@ from holdfast.server.seeds import SeedSequence
 
 __all__ = ["SessionRecord", "SessionTable", "engine_name", "request_name", "require_name"]
 
-NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.-]{1,128}")
 GONE_KEPT = 16_384
 GONE = {
     "closed": (404, "session_not_found", "the session is closed"),
@@ -31,9 +31,10 @@ GONE = {
 
 
 def require_name(name: str, param: str) -> str:
-    """A name that may be used; raises a problem that does not repeat it."""
+    """A name that may be used, in the path of an address too; raises a problem that does not repeat it."""
     if not NAME.fullmatch(name):
-        raise bad_field(param, "must be 1 to 128 of the characters A-Z, a-z, 0-9, _, . and -", "bad_name")
+        needed = "must be 1 to 128 of the characters A-Z, a-z, 0-9, _, . and -, and not . or .. alone"
+        raise bad_field(param, needed, "bad_name")
     return name
 
 
