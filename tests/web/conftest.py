@@ -15,9 +15,9 @@ Serve = Callable[..., Server]
 expect.set_options(timeout=30_000)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One browser for all tests."""
+    """One browser for all tests of a file; as long as it is there, its event loop runs in this thread."""
     found = shutil.which("chromium") or shutil.which("chromium-browser")
     if found is None:
         assert os.environ.get("CI") != "true", "continuous integration installs a Chromium: .ci/run"
