@@ -108,7 +108,14 @@ def test_turns_stops_and_interruptions_with_guesses(tmp_path: Path) -> None:
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "bamba"], ids=["full", "window", "state"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param("llama", id="full", marks=pytest.mark.soak),
+        pytest.param("mistral", id="window", marks=pytest.mark.soak),
+        pytest.param("bamba", id="state"),
+    ],
+)
 def test_distribution_of_sampled_tokens(tmp_path: Path, family: str) -> None:
     """Chi-squared over many seeds: what is said with right and wrong guesses is distributed as without."""
     plain, guessing = engines(tmp_path, family)

@@ -6,18 +6,16 @@ import pytest
 import torch
 from transformers import (
     AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
 from holdfast.models.checkpoint import load_model, open_checkpoint
 from holdfast.models.model import Model
 from holdfast.models.weights import Placement
 from tests.models.paged import PagedRunner, Sequence, generate
+from tests.models.reference_gguf import reference_of
 
 CPU = torch.device("cpu")
 QUESTIONS = [
@@ -54,15 +52,7 @@ def quantised(smollm2: Path) -> Model:
 
 @pytest.fixture(scope="module")
 def reference(smollm2: Path) -> PreTrainedModel:
-    """The file as the GGUF reader of transformers has it (from_pretrained would need more packages)."""
-    described = load_gguf_checkpoint(str(smollm2))["config"]
-    model = LlamaForCausalLM(LlamaConfig(**described)).eval()
-    tensors = load_gguf_checkpoint(str(smollm2), return_tensors=True, model_to_load=model)["tensors"]
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
-    assert missing == ["lm_head.weight"]
-    assert not unexpected
-    model.tie_weights()
-    return model
+    return reference_of(smollm2)
 
 
 @pytest.fixture(scope="module")

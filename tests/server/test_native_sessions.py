@@ -45,7 +45,7 @@ def test_a_turn_finds_all_of_the_turn_before_it_in_memory(native: NativeClient, 
         before = total(answer)
 
 
-@pytest.mark.parametrize("model", ["echo-window", "echo-hybrid"])
+@pytest.mark.parametrize("model", [pytest.param("echo-window", marks=pytest.mark.soak), "echo-hybrid"])
 def test_so_it_does_in_other_layouts(serve: Serve, model: str) -> None:
     server = serve(model, "--audit", "strict")
     native = NativeClient(server)
