@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.kernels.cuda import twelve
+from holdfast.kernels.cuda import products, twelve
 from holdfast.kernels.cuda.driver import Machine
 from holdfast.kernels.cuda.twelve import Cut, Tiling, cut_of, pack, product, source_of, tiling_of, unpack
 from holdfast.kernels.torch.activation import Activation
@@ -225,7 +225,7 @@ def test_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
         return kernel
 
     monkeypatch.setattr(twelve, "machine_of", lambda _: H200)
-    monkeypatch.setattr(twelve, "map_of", lambda *place: place)
+    monkeypatch.setattr(products, "map_of", lambda *place: place)
     monkeypatch.setattr(twelve, "_kernel", compiled)
     monkeypatch.setattr(compiled, "cache_clear", lambda: None, raising=False)
     packed = pack(weight_of(160, 1024), True, Tiling(6))
@@ -236,6 +236,22 @@ def test_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     place: Any = kernel.maps[0]
     assert place == (x.data_ptr(), (1024, 5), (1024,), (64, 8))
     assert asked[0].columns == 8 and kernel.programs == 2
-    assert kernel.numbers[4:] == [5, 80, 1024, 8 * 128]
+    pointers = [packed.words.data_ptr(), packed.scale.data_ptr(), None, out.data_ptr()]
+    assert kernel.numbers == [*pointers, 5, 80, 1024, 8 * 128]
     assert product(x, packed, None, None) is None, "it was packed for another use"
     assert product(torch.zeros(200, 1024, dtype=torch.bfloat16), packed, None, "swiglu") is None
+
+
+def test_a_kernel_that_cannot_be_had_leaves_the_dense_weight(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: str) -> bytes:
+        raise OSError("no compiler")
+
+    monkeypatch.setattr(twelve, "machine_of", lambda _: H200)
+    monkeypatch.setattr(twelve, "compile_source", refuse)
+    packed = pack(weight_of(160, 1024), True, Tiling(6))
+    assert packed is not None
+    for _ in range(2):
+        assert product(torch.zeros(5, 1024, dtype=torch.bfloat16), packed, None, "swiglu") is None
+    assert caplog.text.count("the dense weight serves: no compiler") == 1

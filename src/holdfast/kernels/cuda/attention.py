@@ -9,7 +9,6 @@ shapes there is a kernel; everything else is left to Triton. `attend_queue` is c
 from __future__ import annotations
 
 import ctypes
-import logging
 from functools import cache
 from typing import NamedTuple
 
@@ -22,12 +21,11 @@ from holdfast.kernels.cuda.driver import (
     Machine,
     Map,
     compile_source,
+    had_or_said,
     index_of,
     machine_of,
     map_of,
 )
-
-log = logging.getLogger("holdfast.kernels")
 
 SOURCE = HOPPER.with_name("attention.cu")
 
@@ -217,10 +215,8 @@ def _kernel(shape: Shape, index: int | None) -> Kernel | None:
     stages = shape.stages(machine)
     if stages < STAGES_LEAST:
         return None
-    try:
+    with had_or_said(instead="Triton"):
         image = compile_source(source_of(shape, stages))
         with torch.cuda.device(index):
             return Kernel(image, "attend", THREADS, shape.shared(stages), 1)
-    except OSError as error:
-        log.warning("a CUDA kernel cannot be had; Triton serves: %s", error)
-        return None
+    return None

@@ -1,7 +1,7 @@
 """The CUDA driver and its compiler, as far as kernels of our own need them: compile, load, describe, launch.
 
 torch brings the compiler along (NVRTC); the driver is the machine's. Every failure is an OSError that says
-what was asked for. Used by `products` and `attention`.
+what was asked for. Used by `products`, `twelve` and `attention`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import hashlib
 import logging
 import os
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -172,6 +173,15 @@ class Machine(NamedTuple):
 
     processors: int
     shared_memory: int
+
+
+@contextmanager
+def had_or_said(instead: str) -> Iterator[None]:
+    """Where a kernel cannot be had the reason is logged, and what serves instead."""
+    try:
+        yield
+    except OSError as error:
+        log.warning("a CUDA kernel cannot be had; %s serves: %s", instead, error)
 
 
 def index_of(device: torch.device) -> int | None:

@@ -10,16 +10,23 @@ promises as `kernels/torch/linear.py`. Called by `kernels/triton/linear.py`, `ta
 from __future__ import annotations
 
 import ctypes
-import logging
 from functools import cache
 from typing import NamedTuple
 
 import torch
 
-from holdfast.kernels.cuda.driver import HOPPER, Kernel, Machine, compile_source, index_of, machine_of, map_of
+from holdfast.kernels.cuda.driver import (
+    HOPPER,
+    Kernel,
+    Machine,
+    Map,
+    compile_source,
+    had_or_said,
+    index_of,
+    machine_of,
+    map_of,
+)
 from holdfast.kernels.torch.activation import Activation
-
-log = logging.getLogger("holdfast.kernels")
 
 SOURCE, PROJECTION = HOPPER.with_name("product.cu"), HOPPER.with_name("projection.cu")
 
@@ -155,15 +162,28 @@ def product(
     kernel = None if cut is None else _kernel(cut, activation, x.device.index)
     if cut is None or kernel is None:
         return None
-    out = torch.empty(tokens, outputs, dtype=x.dtype, device=x.device)
     tile = cut.rows // 2 if gated else cut.rows
+    tiles = map_of(weight.data_ptr(), (depth, weight.shape[0]), (weight.stride(0),), (DEPTH, tile))
+    return launch_product(kernel, -(-outputs // tile) * cut.splits, x, outputs, bias, maps=(tiles,))
+
+
+def launch_product(
+    kernel: Kernel,
+    programs: int,
+    x: torch.Tensor,
+    outputs: int,
+    bias: torch.Tensor | None,
+    maps: tuple[Map, ...] = (),
+    tensors: tuple[torch.Tensor, ...] = (),
+) -> torch.Tensor:
+    """What a kernel makes of x, and of the weight that is behind `maps` or in `tensors`."""
+    tokens, depth = x.shape
+    out = torch.empty(tokens, outputs, dtype=x.dtype, device=x.device)
     seen = 8 * -(-tokens // 8)
     kernel.launch(
-        -(-outputs // tile) * cut.splits,
-        (
-            map_of(x.data_ptr(), (depth, tokens), (x.stride(0),), (DEPTH, seen)),
-            map_of(weight.data_ptr(), (depth, weight.shape[0]), (weight.stride(0),), (DEPTH, tile)),
-        ),
+        programs,
+        (map_of(x.data_ptr(), (depth, tokens), (x.stride(0),), (DEPTH, seen)), *maps),
+        *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors),
         ctypes.c_void_p(None if bias is None else bias.data_ptr()),
         ctypes.c_void_p(out.data_ptr()),
         ctypes.c_int(tokens),
@@ -188,10 +208,8 @@ def readable(x: torch.Tensor) -> bool:
 @cache
 def _kernel(cut: Cut, activation: Activation | None, index: int) -> Kernel | None:
     """The kernel of a cut on a device, or None where it cannot be had; the reason is logged."""
-    try:
+    with had_or_said(instead="the library"):
         image = compile_source(source_of(cut, activation))
         with torch.cuda.device(index):
             return Kernel(image, "product", 128 * cut.groups + 32, cut.shared, cut.splits)
-    except OSError as error:
-        log.warning("a CUDA kernel cannot be had; the library serves: %s", error)
-        return None
+    return None

@@ -13,8 +13,6 @@ not take. Same promises as `kernels/torch/linear.py`. Called by `kernels/triton/
 
 from __future__ import annotations
 
-import ctypes
-import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +20,15 @@ from typing import NamedTuple
 
 import torch
 
-from holdfast.kernels.cuda.driver import HOPPER, Kernel, Machine, compile_source, index_of, machine_of, map_of
+from holdfast.kernels.cuda.driver import (
+    HOPPER,
+    Kernel,
+    Machine,
+    compile_source,
+    had_or_said,
+    index_of,
+    machine_of,
+)
 from holdfast.kernels.cuda.products import (
     ACTIVATIONS,
     ALIGNMENT,
@@ -30,11 +36,10 @@ from holdfast.kernels.cuda.products import (
     DEPTH_LEAST,
     PLAIN,
     PROJECTION,
+    launch_product,
     readable,
 )
 from holdfast.kernels.torch.activation import Activation
-
-log = logging.getLogger("holdfast.kernels")
 
 SOURCE = HOPPER.with_name("twelve.cu")
 
@@ -299,28 +304,13 @@ def product(
     gated = activation not in PLAIN
     if machine is None or gated != weight.gated or not readable(x):
         return None
-    tokens, depth = x.shape
-    cut = cut_of(tokens, weight.tiling, machine)
+    cut = cut_of(x.shape[0], weight.tiling, machine)
     kernel = None if cut is None else _kernel(cut, activation, x.device.index)
     if cut is None or kernel is None:
         return None
     outputs = weight.rows // 2 if gated else weight.rows
-    out = torch.empty(tokens, outputs, dtype=x.dtype, device=x.device)
-    seen = 8 * -(-tokens // 8)
-    tiles = weight.tiling.tiles(weight.rows)
-    kernel.launch(
-        min(tiles, machine.processors),
-        (map_of(x.data_ptr(), (depth, tokens), (x.stride(0),), (DEPTH, seen)),),
-        ctypes.c_void_p(weight.words.data_ptr()),
-        ctypes.c_void_p(weight.scale.data_ptr()),
-        ctypes.c_void_p(None if bias is None else bias.data_ptr()),
-        ctypes.c_void_p(out.data_ptr()),
-        ctypes.c_int(tokens),
-        ctypes.c_int(outputs),
-        ctypes.c_int(depth),
-        ctypes.c_int(seen * DEPTH * 2),
-    )
-    return out
+    programs = min(weight.tiling.tiles(weight.rows), machine.processors)
+    return launch_product(kernel, programs, x, outputs, bias, tensors=(weight.words, weight.scale))
 
 
 @cache
@@ -328,13 +318,11 @@ def _kernel(cut: Cut, activation: Activation | None, index: int) -> Kernel | Non
     """The kernel of a cut on a device, or None where it cannot be had; the reason is logged."""
     machine = machine_of(index)
     assert machine is not None
-    try:
+    with had_or_said(instead="the dense weight"):
         image = _images(Tiling(cut.slabs, cut.looped), activation, machine)[cut.columns]
         with torch.cuda.device(index):
             return Kernel(image, "product", cut.threads, cut.shared, 1)
-    except OSError as error:
-        log.warning("a CUDA kernel cannot be had; the library serves: %s", error)
-        return None
+    return None
 
 
 @cache

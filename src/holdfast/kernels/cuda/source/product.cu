@@ -71,13 +71,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
     const int part = blockIdx.x % SPLITS, column = blockIdx.x / SPLITS * OUTPUTS;
     const int blocks = depth / DEPTH, begin = blocks * part / SPLITS, steps = blocks * (part + 1) / SPLITS - begin;
 
-    if (warp == WARPS && lane == 0) {
-        for (int i = 0; i < STAGES; i++) {
-            set_up(barriers + 16 * i, 1);
-            set_up(barriers + 16 * i + 8, WARPS);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
+    if (warp == WARPS && lane == 0) set_up_ring(barriers, STAGES, WARPS);
     launch_next();
     __syncthreads();
 

@@ -1,8 +1,17 @@
-// What the kernels of products share: how inputs are fetched, and how a product ends, with bias and activation in the
-// precision of its sums. Compiled with ACTIVATION defined, and with `hopper.cu` before it.
+// What the kernels of products share: the barriers of a ring, how inputs are fetched, and how a product ends, with bias
+// and activation in the precision of its sums. Compiled with ACTIVATION defined, and with `hopper.cu` before it.
 
 constexpr bool GATED = ACTIVATION == 1 || ACTIVATION == 2 || ACTIVATION == 3;
 constexpr float CLAMP_ALPHA = 1.702f, CLAMP_LIMIT = 7.0f;
+
+// Of each place one barrier that fills as it does, and behind it one that fills as its readers leave it.
+__device__ __forceinline__ void set_up_ring(u32 barriers, int places, u32 readers) {
+    for (int i = 0; i < places; i++) {
+        set_up(barriers + 16 * i, 1);
+        set_up(barriers + 16 * i + 8, readers);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 
 __device__ __forceinline__ void fetch(u32 to, const TensorMap* map, int column, int row, u32 barrier) {
     asm volatile(

@@ -71,13 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + (LENT ? 128 : 32), 1)
     const int tiles = (width + OUTPUTS - 1) / OUTPUTS, steps = depth / DEPTH, begin = blockIdx.x;
     const int stride = LOOPED ? gridDim.x : tiles;
 
-    if (warp == WARPS && lane == 0) {
-        for (int i = 0; i < STAGES; i++) {
-            set_up(barriers + 16 * i, 1);
-            set_up(barriers + 16 * i + 8, WARPS);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
+    if (warp == WARPS && lane == 0) set_up_ring(barriers, STAGES, WARPS);
     launch_next();
     __syncthreads();
 
