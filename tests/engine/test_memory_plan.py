@@ -109,3 +109,40 @@ def test_too_small_a_window_is_refused_by_its_option(directories: dict[str, Path
     with pytest.raises(OptionError) as caught:
         plan_memory(windowed, make_options(window_tokens=8))
     assert caught.value.option == "window_tokens"
+
+
+@pytest.mark.parametrize(
+    ("option", "sizes"),
+    [
+        ("kv_tokens", {"kv_tokens": 100_000, "state_slots": 8}),
+        ("state_slots", {"kv_tokens": 512, "state_slots": 100_000}),
+        ("session_tokens", {"session_tokens": 128}),
+    ],
+)
+def test_pools_that_cannot_be_had_are_refused_by_name(
+    hybrid: Model, monkeypatch: pytest.MonkeyPatch, option: str, sizes: dict[str, int]
+) -> None:
+    room = 0 if option == "session_tokens" else 64 * PAGE_BYTES + 64 * SLOT_BYTES
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: room)
+    with pytest.raises(
+        OptionError, match=r"is too much: pools would take .* GB, and .* GB are free"
+    ) as refused:
+        plan_memory(hybrid, make_options(**sizes))
+    assert refused.value.option == option
+
+
+def test_a_refusal_says_how_much_would_do(hybrid: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: 64 * PAGE_BYTES + 20 * SLOT_BYTES)
+    with pytest.raises(OptionError, match=r"enough for 1,024$"):
+        plan_memory(hybrid, make_options(kv_tokens=65 * 16, state_slots=20))
+    plan_memory(hybrid, make_options(kv_tokens=1024, state_slots=20))
+
+
+def test_host_memory_that_cannot_be_had_is_refused(hybrid: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU both come out of the same memory."""
+    pools = {"kv_tokens": 1024, "state_slots": 20}
+    room = 64 * PAGE_BYTES + 20 * SLOT_BYTES
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: room + (1 << 20))
+    plan_memory(hybrid, make_options(**pools, host_memory=1 << 20))
+    with pytest.raises(OptionError, match="host_memory is too much"):
+        plan_memory(hybrid, make_options(**pools, host_memory=(1 << 20) + 1))

@@ -208,3 +208,23 @@ def test_a_context_that_the_model_cannot_have_is_refused_before_its_weights_are_
     )
     # Random weights were made for nothing.
     assert open_loop(directory, make_options(context_length=2049, load_format="dummy", kv_tokens=64))
+
+
+@pytest.mark.parametrize(
+    ("part", "error", "said"),
+    [
+        ("load_model", torch.OutOfMemoryError("tried 90 GiB"), "for the weights: a smaller model"),
+        ("EngineLoop", MemoryError("tried 90 GiB"), "for pools and steps: a smaller memory_fraction"),
+    ],
+)
+def test_memory_that_runs_out_while_starting_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, error: Exception, said: str
+) -> None:
+    def run_out(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(f"holdfast.engine.engine.{part}", run_out)
+    with pytest.raises(OptionError) as caught:
+        open_loop(str(write_model(tmp_path)), make_options(load_format="dummy"))
+    assert caught.value.typed.startswith(f"--device cpu has too little free memory {said}")
+    assert caught.value.typed.endswith("(tried 90 GiB)")

@@ -252,6 +252,16 @@ def test_a_failed_compilation_leaves_nothing_behind(cache: Path, monkeypatch: py
     assert os.environ["HOLDFAST_CACHE"] == str(cache)
 
 
+def test_a_file_that_was_half_written_is_compiled_again(cache: Path) -> None:
+    whole = library.compiled(("-DHOLDFAST_PORTABLE",))
+    size = whole.stat().st_size
+    with whole.open("r+b") as file:
+        file.truncate(size // 2)
+    again = library.compiled(("-DHOLDFAST_PORTABLE",))
+    assert again == whole and again.stat().st_size == size
+    assert library.calculates(library.load(again))
+
+
 def test_kernels_that_calculate_wrongly_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = library.load(library.compiled(("-DHOLDFAST_PORTABLE",)))
     assert library.calculates(loaded)

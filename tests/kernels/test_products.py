@@ -329,6 +329,20 @@ def test_a_kernel_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert len(list((tmp_path / "kernels").iterdir())) == 2, "whole files and nothing else"
 
 
+@pytest.mark.parametrize("left", [0, 3, 5, 36])
+def test_a_kernel_that_was_half_written_is_compiled_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left: int
+) -> None:
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path))
+    compiled: list[bytes] = []
+    monkeypatch.setattr(driver, "_compiler", lambda: compiler(False, compiled))
+    driver.compile_source("a")
+    (file,) = (tmp_path / "kernels").iterdir()
+    file.write_bytes(file.read_bytes()[:left])
+    assert driver.compile_source("a") == driver.compile_source("a") == b"image"
+    assert compiled == [b"a", b"a"]
+
+
 def test_a_cache_that_cannot_be_written_costs_only_the_next_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

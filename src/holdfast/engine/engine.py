@@ -429,7 +429,7 @@ def open_loop(name: str, options: EngineOptions, progress: Progress | None = Non
     checkpoint = open_checkpoint(path)
     check_context(options, checkpoint.config.context_length, checkpoint.config.context_reach)
     placement = choose_placement(checkpoint, device, options.dtype)
-    with _one_thread():
+    with _one_thread(), _room_for(device, "the weights", "a smaller model, or weights in fewer bits,"):
         loaded = load_model(
             checkpoint,
             placement,
@@ -443,10 +443,22 @@ def open_loop(name: str, options: EngineOptions, progress: Progress | None = Non
     if device.type == "cpu":
         match_threads()
     identity = weights_identity(path) if options.disk is not None else ""
-    loop = EngineLoop(loaded, open_tokenizer(checkpoint), checkpoint.generation, options, identity=identity)
-    if loaded.device.type == "cuda" and not options.fast_start and isinstance(loop.executor, Executor):
-        loop.executor.capture(progress)
+    tokenizer = open_tokenizer(checkpoint)
+    with _room_for(device, "pools and steps", "a smaller memory_fraction, or smaller pools,"):
+        loop = EngineLoop(loaded, tokenizer, checkpoint.generation, options, identity=identity)
+        if loaded.device.type == "cuda" and not options.fast_start and isinstance(loop.executor, Executor):
+            loop.executor.capture(progress)
     return loop
+
+
+@contextmanager
+def _room_for(device: torch.device, what: str, smaller: str) -> Iterator[None]:
+    """Memory that a device does not have becomes one line that says for what, and what would take less."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        text = f"{device} has too little free memory for {what}: {smaller} would take less"
+        raise OptionError("device", f"{text} ({error})") from error
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import torch
 from holdfast.core.layout import Component, MemoryLayout, Tier
 from holdfast.engine.options import EngineOptions, OptionError
 from holdfast.engine.profiling import step_bytes
-from holdfast.models.checkpoint import available_bytes
+from holdfast.models.available import available_bytes
 from holdfast.models.layout import MemoryShape
 from holdfast.models.memory import UnitCounts
 from holdfast.models.model import Model, ModelDescription
@@ -113,6 +113,9 @@ def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
     sessions = min(units[component] // max(1, needs[component]) for component in layout.components)
     disk_most = each * DISK_UNITS_MAX // max(needs.values())
     host = tier_units(needs, weights, options.host_memory)
+    if isinstance(model, Model):
+        room = {component: units[component] * weights[component] for component in units}
+        _check_room(model.device, room, {name for name in stated if stated[name] is not None}, options)
     disk = tier_units(needs, weights, min(disk_bytes(options), disk_most))
     return MemoryPlan(
         layout,
@@ -133,6 +136,32 @@ def _pool_bytes(model: ModelDescription, options: EngineOptions) -> int:
     working = step_bytes(model, options)
     left = free_bytes(model.device) - working - GRAPH_BYTES
     return max(0, int(left * (GPU_FRACTION if fraction is None else fraction)))
+
+
+def _check_room(
+    device: torch.device, room: dict[Component, int], stated: set[Component], options: EngineOptions
+) -> None:
+    """Refuse pools that cannot be had; lazily given memory would be missed only in the middle of a turn."""
+    free, needed = free_bytes(device), sum(room.values())
+    if needed > free:
+        named = max(stated & room.keys(), key=lambda component: room[component], default=None)
+        option = "session_tokens" if named is None else _SIZE_OPTIONS[named]
+        said = f"is too much: pools would take {_gb(needed)}, and {_gb(free)} are free"
+        left = 0 if named is None else free - needed + room[named]
+        if named is not None and left > 0:
+            said += f", enough for {getattr(options, option) * left // room[named]:,}"
+        raise OptionError(option, said)
+    if options.host_memory:
+        left = free - needed if device.type == "cpu" else available_bytes()
+        if options.host_memory > left:
+            raise OptionError(
+                "host_memory",
+                f"is too much: {_gb(options.host_memory)} are asked for and {_gb(left)} are free",
+            )
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB"
 
 
 def session_units(layout: MemoryLayout, tokens: int) -> dict[Component, int]:

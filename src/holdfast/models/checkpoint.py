@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from holdfast.models.available import available_bytes
 from holdfast.models.blocks import Family
 from holdfast.models.config import ModelConfig
 from holdfast.models.families import family_of
@@ -126,16 +126,6 @@ def choose_placement(checkpoint: Checkpoint, device: torch.device, dtype: str = 
         quantised=True,
         dense_copies=dense_bytes <= available_bytes() * _DENSE_SHARE,
     )
-
-
-def available_bytes() -> int:
-    """Memory that the system can still give, files in the page cache counted as free."""
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-    except OSError:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    lines = dict(line.split(":", 1) for line in text.splitlines())
-    return int(lines["MemAvailable"].split()[0]) * 1024
 
 
 def load_model(

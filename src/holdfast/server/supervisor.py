@@ -72,7 +72,14 @@ class Supervisor:
         failures = 0
         try:
             while not self._stopping:
-                served = await self._one_life(self._directory / f"engine-{self.restarts}.sock")
+                try:
+                    served = await self._one_life(self._directory / f"engine-{self.restarts}.sock")
+                except EngineUnable as error:
+                    if self.facts is None or failures >= len(RESTART_SECONDS):
+                        raise
+                    # It has served before: what it lacks, memory that the one before it had, may come back.
+                    log.error("the engine cannot start: %s", error)
+                    served = False
                 if self._stopping:
                     return
                 failures = 0 if served else failures + 1

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from holdfast.kernels.compiled import kernel_directory
+from holdfast.kernels.compiled import keep, kept, kernel_directory
 from holdfast.kernels.cpu.structures import MatrixStructure
 
 log = logging.getLogger("holdfast.kernels")
@@ -114,7 +114,7 @@ def compiled(flags: tuple[str, ...]) -> Path:
         digest.update(file.read_bytes())
     folder = kernel_directory()
     target = folder / f"cpu-{digest.hexdigest()[:24]}.so"
-    if target.exists():
+    if kept(target) is not None:
         return target
     folder.mkdir(parents=True, exist_ok=True)
     sources = [str(file) for file in files if file.suffix == ".c"]
@@ -126,7 +126,7 @@ def compiled(flags: tuple[str, ...]) -> Path:
             timeout=COMPILE_SECONDS_MAX,
             check=True,
         )
-        made.replace(target)
+        keep(target, made.read_bytes())
     return target
 
 

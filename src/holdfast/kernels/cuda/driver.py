@@ -10,16 +10,15 @@ import ctypes
 import hashlib
 import logging
 import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
 
-from holdfast.kernels.compiled import kernel_directory
+from holdfast.kernels.compiled import keep, kept, kernel_directory
 
 log = logging.getLogger("holdfast.kernels")
 
@@ -132,21 +131,18 @@ class Kernel:
 
 
 def compile_source(source: str) -> bytes:
-    """The kernels of a source, from the cache if they are there."""
+    """The kernels of a source, from the cache if they are there, and whole."""
     compiler = _compiler()
     version = (ctypes.c_int(), ctypes.c_int())
     compiler.nvrtcVersion(ctypes.byref(version[0]), ctypes.byref(version[1]))
     said = repr((source, COMPILER_OPTIONS, version[0].value, version[1].value))
     target = kernel_directory() / f"cuda-{hashlib.sha256(said.encode()).hexdigest()[:24]}.cubin"
-    with suppress(OSError):
-        return target.read_bytes()
+    image = kept(target)
+    if image is not None:
+        return image
     image = _compiled(compiler, source)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as place:
-            made = Path(place) / target.name
-            made.write_bytes(image)
-            made.replace(target)
+        keep(target, image)
     except OSError as error:
         log.info("a compiled kernel is not kept for the next start: %s", error)
     return image

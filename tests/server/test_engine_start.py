@@ -1,0 +1,65 @@
+"""An engine that cannot start: at first the server says why and ends; later it tries again."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.server.conftest import Serve
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--kv-tokens", "1000000000000", "--kv-tokens is too much: pools would take "),
+        ("--host-memory", "1000TB", "--host-memory is too much: "),
+    ],
+)
+def test_memory_that_the_machine_does_not_have_is_refused_by_its_option(
+    small_models: Callable[[str], Path], option: str, value: str, said: str
+) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "holdfast.cli",
+            "serve",
+            str(small_models("llama")),
+            "--port",
+            "0",
+            option,
+            value,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"holdfast serve: {said}")
+    assert "Traceback" not in done.stderr
+
+
+def test_an_engine_that_cannot_come_back_at_once_is_tried_again(
+    serve: Serve, small_models: Callable[[str], Path]
+) -> None:
+    """The weights are out of reach for a while, as a file system or a GPU's memory may be."""
+    model = small_models("llama")
+    server = serve(model)
+    hidden = model / "elsewhere.json"
+    (model / "config.json").rename(hidden)
+    try:
+        server.kill_engine()
+        deadline = time.monotonic() + 60
+        while not any("the engine cannot start" in line for line in server.lines):
+            assert time.monotonic() < deadline and server.process.poll() is None, "\n".join(server.lines)
+            time.sleep(0.1)
+        refused = server.post("/v1/sessions", {})
+        assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
+    finally:
+        hidden.rename(model / "config.json")
+    server.wait_ready()
+    assert server.say(server.open(), "hello")["finish_reason"]
