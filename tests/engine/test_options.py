@@ -42,6 +42,14 @@ def test_defaults_are_possible() -> None:
         ("memory_fraction", 1.0),
         ("host_memory", -1),
         ("checkpoints", -1),
+        ("host_memory", 1 << 61),
+        ("kv_tokens", 1 << 31),
+        ("context_length", 10**20),
+        ("max_running", 1_000_000),
+        ("disk_limit", 10**400),
+        ("checkpoints", 10**400),
+        ("session_ttl", 10**400),
+        ("snapshot_seconds", 1e300),
         ("session_ttl", 0.0),
         ("session_ttl", float("nan")),
         ("snapshot_seconds", -1.0),
@@ -115,6 +123,7 @@ def test_a_refusal_says_what_may_be(option: str, value: object, said: str) -> No
 
 def test_what_is_as_good_as_its_type_is_taken(tmp_path: Path) -> None:
     assert make_options(session_ttl=60, tenant_device=1).session_ttl == 60
+    assert make_options(session_ttl=float("inf")).session_ttl == float("inf"), "for ever"
     assert make_options(journal=tmp_path / "j", disk=tmp_path).journal == str(tmp_path / "j")
 
 
@@ -214,6 +223,7 @@ def test_a_context_that_the_model_cannot_have_is_refused_before_its_weights_are_
     ("part", "error", "said"),
     [
         ("load_model", torch.OutOfMemoryError("tried 90 GiB"), "for the weights: a smaller model"),
+        ("load_model", RuntimeError("not enough memory: tried 90 GiB"), "for the weights: a smaller model"),
         ("EngineLoop", MemoryError("tried 90 GiB"), "for pools and steps: a smaller memory_fraction"),
     ],
 )
@@ -227,4 +237,15 @@ def test_memory_that_runs_out_while_starting_is_said_in_one_line(
     with pytest.raises(OptionError) as caught:
         open_loop(str(write_model(tmp_path)), make_options(load_format="dummy"))
     assert caught.value.typed.startswith(f"--device cpu has too little free memory {said}")
-    assert caught.value.typed.endswith("(tried 90 GiB)")
+    assert caught.value.typed.endswith("tried 90 GiB)")
+
+
+def test_what_goes_wrong_otherwise_while_starting_keeps_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("an illegal instruction")
+
+    monkeypatch.setattr("holdfast.engine.engine.load_model", fail)
+    with pytest.raises(RuntimeError, match="an illegal instruction"):
+        open_loop(str(write_model(tmp_path)), make_options())

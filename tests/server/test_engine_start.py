@@ -14,7 +14,7 @@ from tests.server.conftest import Serve
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("--kv-tokens", "1000000000000", "--kv-tokens is too much: pools would take "),
+        ("--kv-tokens", "2000000000", "--kv-tokens is too much: pools would take "),
         ("--host-memory", "1000TB", "--host-memory is too much: "),
     ],
 )

@@ -444,7 +444,7 @@ def open_loop(name: str, options: EngineOptions, progress: Progress | None = Non
         match_threads()
     identity = weights_identity(path) if options.disk is not None else ""
     tokenizer = open_tokenizer(checkpoint)
-    with _room_for(device, "pools and steps", "a smaller memory_fraction, or smaller pools,"):
+    with _room_for(device, "pools and steps", "a smaller memory_fraction, max_running or context_length"):
         loop = EngineLoop(loaded, tokenizer, checkpoint.generation, options, identity=identity)
         if loaded.device.type == "cuda" and not options.fast_start and isinstance(loop.executor, Executor):
             loop.executor.capture(progress)
@@ -456,7 +456,11 @@ def _room_for(device: torch.device, what: str, smaller: str) -> Iterator[None]:
     """Memory that a device does not have becomes one line that says for what, and what would take less."""
     try:
         yield
-    except (MemoryError, torch.OutOfMemoryError) as error:
+    except (MemoryError, RuntimeError) as error:
+        # Of a CPU's memory torch says only in words that there is not enough.
+        missing = isinstance(error, MemoryError | torch.OutOfMemoryError) or "not enough memory" in str(error)
+        if not missing:
+            raise
         text = f"{device} has too little free memory for {what}: {smaller} would take less"
         raise OptionError("device", f"{text} ({error})") from error
 

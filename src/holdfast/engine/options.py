@@ -43,6 +43,10 @@ COUNTS_OR_NONE = (
 )
 """Options that are whole numbers of at least 1, or left open."""
 
+COUNT_MAX, NUMBER_MAX = (1 << 31) - 1, 1 << 60
+MOST: Mapping[str, int] = {"page_size": PAGE_SIZE_MAX, "max_running": 1 << 16, "disk_limit": NUMBER_MAX}
+"""Counts go as far as tables can count, and no number further than time and sizes are calculated with."""
+
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "device": ("auto", "cpu", "cuda"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
@@ -136,8 +140,11 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionError(name, f"must be a whole number of at least 1, not {value!r}")
-        if self.page_size > PAGE_SIZE_MAX:
-            raise OptionError("page_size", f"must be at most {PAGE_SIZE_MAX}, not {self.page_size}")
+            if value is not None and value > MOST.get(name, COUNT_MAX):
+                raise OptionError(name, f"must be at most {MOST.get(name, COUNT_MAX)}, not {value}")
+        for name in ("host_memory", "checkpoints", "session_ttl", "snapshot_seconds"):
+            if NUMBER_MAX < getattr(self, name) < float("inf"):
+                raise OptionError(name, f"must be at most {NUMBER_MAX}")
         if self.memory_fraction is not None and not 0.0 < self.memory_fraction <= 0.98:
             raise OptionError(
                 "memory_fraction", f"must be more than 0 and at most 0.98, not {self.memory_fraction}"
