@@ -153,6 +153,24 @@ def test_closing_rolls_back_the_turn_in_flight_and_the_connection_opens_another(
     assert echo.get("/v1/sessions/short-lived").status_code == 404
 
 
+@pytest.mark.parametrize("name", ["again", "the-next"])
+def test_a_session_may_be_opened_right_behind_the_close_of_one_that_speaks(echo: Server, name: str) -> None:
+    with Talk(echo) as talk:
+        talk.open("again")
+        talk.turn("before")
+        talk.commit("for ever ", turn_id="cut", sampling=LONG)
+        talk.hear("response.delta")
+        talk.say("session.close")
+        talk.say("session.open", id=name)
+        talk.commit("fresh", turn_id="fresh")
+        opened = talk.hear("session.opened")
+        assert (opened["id"], opened["turns"]) == (name, 0)
+        assert talk.hear("response.done")["text"] == "fresh"
+        kinds = [message["type"] for message in talk.heard]
+        assert kinds.index("session.closed") < kinds.index("session.opened", 1)
+        assert "error" not in kinds
+
+
 def test_a_session_that_others_close_says_so(echo: Server) -> None:
     with Talk(echo) as talk:
         talk.open("shared")

@@ -191,6 +191,7 @@ class Conversation:
         self.outbox = Outbox()
         self.channel: Channel | None = None
         self.pending: PendingInput | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Hear and speak until one side has gone."""
@@ -232,8 +233,7 @@ class Conversation:
                 return
             if self.outbox.closing is not None:
                 continue
-            if self.channel is not None and self.channel.outbox is not self.outbox:
-                self.channel = None  # The session was closed.
+            self._notice_the_end()
             labels: dict[str, Any] = {}
             try:
                 text = message.get("text")
@@ -242,6 +242,11 @@ class Conversation:
                 await self._hear(read_message(text), labels)
             except Problem as problem:
                 self._tell(problem, labels)
+
+    def _notice_the_end(self) -> None:
+        """A session that was closed is this connection's no more."""
+        if self.channel is not None and self.channel.outbox is not self.outbox:
+            self.channel = None
 
     def _tell(self, problem: Problem, labels: dict[str, Any]) -> None:
         if self.channel is not None:
@@ -278,9 +283,17 @@ class Conversation:
             case ForkMessage():
                 channel.submit(Job(labels, act=lambda: self._fork(channel, message, labels)))
             case CloseMessage():
-                channel.hurry(lambda: self.service.close_session(self.caller, channel.name), labels)
+                self._closing = channel.hurry(lambda: self._close(channel), labels)
+
+    async def _close(self, channel: Channel) -> None:
+        await self.service.close_session(self.caller, channel.name)
+        await channel.ended.wait()
 
     async def _open(self, message: OpenMessage) -> None:
+        if self._closing is not None:
+            # Whoever closes and opens says it in that order; the session before may have a step in flight.
+            await asyncio.wait({self._closing}, timeout=CLOSE_SECONDS)
+            self._notice_the_end()
         if self.channel is not None:
             raise Problem(409, "session_open", "this connection has a session open", "type")
         service, tenant = self.service, self.caller.tenant

@@ -90,6 +90,7 @@ class Channel:
         self.name = name
         self.seq = 0
         self.outbox: Outbox | None = None
+        self.ended = asyncio.Event()
         self.running: Running | None = None
         self.queue: deque[Job] = deque()
         self._kept: deque[tuple[int, str]] = deque()
@@ -165,6 +166,7 @@ class Channel:
             await running.told.wait()
         self.emit("session.closed", {"id": self.name, "state": "CLOSED", "reason": why})
         self.outbox = None
+        self.ended.set()
 
     def _leave(self, running: Running) -> None:
         running.left = True
@@ -206,13 +208,14 @@ class Channel:
                 return True
         return False
 
-    def hurry(self, act: Callable[[], Awaitable[None]], labels: dict[str, Any]) -> None:
+    def hurry(self, act: Callable[[], Awaitable[None]], labels: dict[str, Any]) -> asyncio.Task[None]:
         """Carry something out now, beside the turn that speaks."""
         if len(self._urgent) >= WAITING_MAX:
             raise Problem(429, "too_many_messages", f"{WAITING_MAX} messages wait already")
         task = asyncio.create_task(self._guarded(act(), labels))
         self._urgent.add(task)
         task.add_done_callback(self._urgent.discard)
+        return task
 
     async def _work(self) -> None:
         try:
