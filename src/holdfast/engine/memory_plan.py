@@ -218,8 +218,9 @@ def disk_bytes(options: EngineOptions) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that is free on a device now."""
+    """Memory that is free on a device now; what torch keeps there without use is given back first."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(device)
         return free
     return available_bytes()
