@@ -224,7 +224,7 @@ def test_a_context_that_the_model_cannot_have_is_refused_before_its_weights_are_
     [
         ("load_model", torch.OutOfMemoryError("tried 90 GiB"), "for the weights: a smaller model"),
         ("load_model", RuntimeError("not enough memory: tried 90 GiB"), "for the weights: a smaller model"),
-        ("EngineLoop", MemoryError("tried 90 GiB"), "for pools and steps: a smaller memory_fraction"),
+        ("EngineLoop", MemoryError("tried 90 GiB"), "for pools and steps: smaller pools"),
     ],
 )
 def test_memory_that_runs_out_while_starting_is_said_in_one_line(

@@ -444,7 +444,7 @@ def open_loop(name: str, options: EngineOptions, progress: Progress | None = Non
         match_threads()
     identity = weights_identity(path) if options.disk is not None else ""
     tokenizer = open_tokenizer(checkpoint)
-    with _room_for(device, "pools and steps", "a smaller memory_fraction, max_running or context_length"):
+    with _room_for(device, "pools and steps", "smaller pools, or a smaller max_running or context_length,"):
         loop = EngineLoop(loaded, tokenizer, checkpoint.generation, options, identity=identity)
         if loaded.device.type == "cuda" and not options.fast_start and isinstance(loop.executor, Executor):
             loop.executor.capture(progress)
