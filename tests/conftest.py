@@ -7,6 +7,7 @@ load this file: machines with a GPU run the tests of the kernels with torch and 
 
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,14 @@ if find_spec("hypothesis"):
     settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
     settings.register_profile("explore", max_examples=1000, deadline=None, print_blob=True)
     settings.load_profile("repeatable")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where tests of kernels will come behind others, in a folder that holds both, prepare for them now."""
+    folder = Path(__file__).parent / "kernels"
+    named = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
+    if find_spec("torch") and any(path in folder.parents for path in named):
+        import_module("tests.kernels.interpreter")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

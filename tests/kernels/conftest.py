@@ -1,20 +1,13 @@
-"""Triton's interpreter for the kernel tests, and one thread for their small tensors.
-
-The interpreter must be asked for before Triton is imported, and then holds for the whole process. Where there
-is a device it is not asked for: other tests compile for it, and `benchmarks/gpu_kernels.py` has the checks.
-"""
+"""Triton's interpreter for the kernel tests, and one thread for their small tensors."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-INTERPRETED = not torch.cuda.is_available()
-if INTERPRETED:
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+from tests.kernels.interpreter import INTERPRETED
 
 
 @pytest.fixture
