@@ -55,12 +55,12 @@ Recorder = Callable[[Callable[[], Outcome]], tuple[Recorded, Outcome]]
 
 
 def decode_rows(rows_max: int) -> list[int]:
-    """The numbers of rows that decode steps are captured for: dense where steps are short."""
+    """The numbers of rows that decode steps are captured for: by fours, then four for each doubling."""
     rows = [1, 2, 4]
-    for end, step in ((32, 4), (64, 8), (128, 16), (256, 32), (rows_max, 64)):
-        while rows[-1] < min(end, rows_max):
-            rows.append(min(rows[-1] + step, end))
-    return [count for count in rows if count <= rows_max] + ([] if rows_max in rows else [rows_max])
+    while rows[-1] < rows_max:
+        power = 1 << (rows[-1].bit_length() - 1)
+        rows.append(rows[-1] + max(4, power // 4))
+    return [*(count for count in rows if count < rows_max), rows_max]
 
 
 def mixed_rows(rows_max: int) -> list[int]:
