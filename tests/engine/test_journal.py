@@ -435,3 +435,29 @@ def test_every_setting_writes_the_same(path: Path, durability: str) -> None:
         journal.append(opened())
         journal.append(ended("s", 1))
     assert len(read_sessions(path)[0].turns) == 1
+
+
+class NoRoomToShare(sqlite3.Connection):
+    """As on a file system that is mounted for reading: what readers share with a writer cannot be set up."""
+
+    def execute(self, *_: object) -> sqlite3.Cursor:
+        raise sqlite3.OperationalError("unable to open database file")
+
+
+def test_a_journal_is_read_where_nothing_can_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(path, opened(), ended("s", 1))
+    connect = sqlite3.connect
+
+    def connect_there(place: str, uri: bool = False) -> sqlite3.Connection:
+        kind = NoRoomToShare if place.endswith("?mode=ro") else sqlite3.Connection
+        return connect(place, uri=uri, factory=kind)
+
+    monkeypatch.setattr(sqlite3, "connect", connect_there)
+    with pytest.raises(sqlite3.OperationalError):
+        read_sessions(path)
+    monkeypatch.setattr(os, "access", lambda place, mode: False)
+    (session,) = read_sessions(path)
+    assert session.tokens == 7
+    path.with_name(f"{path.name}-wal").write_bytes(b"changes")
+    with pytest.raises(JournalError, match=r"its last changes are in sessions.journal-wal: copy both"):
+        read_sessions(path)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
@@ -243,7 +244,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
     `JournalError` says what is wrong with another one.
     """
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    connection = _connect(path)
     connection.text_factory = as_stored
     try:
         connection.execute("BEGIN")
@@ -257,6 +258,29 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
                 f"{path} has version {version}; a server that is started on it brings it to {SCHEMA}"
             )
         require_tables(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """A connection that only reads, also where nothing can be written: there nobody else writes either."""
+    place = f"{path.absolute().as_uri()}?mode=ro"
+    connection = sqlite3.connect(place, uri=True)
+    try:
+        connection.execute("PRAGMA user_version")
+    except sqlite3.OperationalError:
+        connection.close()
+        if not path.exists() or os.access(path.parent, os.W_OK):
+            raise
+        changes = path.with_name(f"{path.name}-wal")
+        if changes.exists() and changes.stat().st_size:
+            raise JournalError(
+                f"{path} lies where nothing can be written, and its last changes are in {changes.name}: "
+                "copy both to a place that can be written, and look there"
+            ) from None
+        return sqlite3.connect(f"{place}&immutable=1", uri=True)
     except BaseException:
         connection.close()
         raise
