@@ -301,6 +301,17 @@ def test_a_server_that_cannot_start_says_why(arguments: list[str], said: str, tm
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize("arguments", [("version",), ("serve", "--help")])
+def test_output_that_nobody_can_keep_is_said_in_one_line(arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "holdfast.cli", *arguments],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=240,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "holdfast: No space left on device: where its output goes\n"
+
+
 def wait_until_quiet(client: Client) -> None:
     """The engine tells its figures once a second: wait for those that no longer count a turn."""
     deadline = time.monotonic() + 120.0

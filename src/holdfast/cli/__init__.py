@@ -7,6 +7,7 @@ command that the line names takes the place of its entry, so that its own option
 cannot be parsed is refused in one line. Called by the console script and by `python -m holdfast.cli`.
 """
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -124,4 +125,10 @@ def main() -> None:
         status = misread("", error).exit_code
     except typer.Abort:
         status = refusal("", "ended before it was done").exit_code
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        status = refusal("", f"{error.strerror}: {error.filename or 'where its output goes'}").exit_code
+        # What is left of it would be tried again, and fail again, when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)
