@@ -1,15 +1,41 @@
-"""What the tests of kernels in CUDA share: a compiler, and a kernel that is not there."""
+"""What the tests of kernels in CUDA share: a device and a kernel that are not there, and a compiler."""
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from holdfast.kernels.cuda.driver import Machine
+
+H200 = Machine(132, 232_448)
+
 needs_compiler = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no CUDA compiler")
+
+
+def said_without_compiler(
+    module: ModuleType,
+    ask: Callable[[], object],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> list[str]:
+    """What is logged when a kernel of a module is asked for twice on an H200 and nothing can be compiled."""
+
+    def refuse(_: str) -> bytes:
+        raise OSError("no compiler today")
+
+    monkeypatch.setattr(module, "machine_of", lambda _: H200)
+    monkeypatch.setattr(module, "compile_source", refuse)
+    with caplog.at_level(logging.WARNING, "holdfast.kernels"):
+        for _ in range(2):
+            assert not ask()
+    return [record.getMessage() for record in caplog.records]
 
 
 def compiler_report(source: str, folder: Path) -> str:

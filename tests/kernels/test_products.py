@@ -7,7 +7,6 @@ be had.
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +19,8 @@ from holdfast.kernels.cuda import driver, products
 from holdfast.kernels.cuda.driver import Machine
 from holdfast.kernels.cuda.products import ACTIVATIONS, PLAIN, Cut, cut_of, product, source_of, takes_products
 from holdfast.kernels.torch.activation import Activation
-from tests.kernels.sources import Recorded, compiler_report, needs_compiler
+from tests.kernels.sources import H200, Recorded, compiler_report, needs_compiler, said_without_compiler
 
-H200 = Machine(132, 232_448)
 SMALL = Machine(60, 232_448)
 
 SHAPES = [
@@ -155,18 +153,8 @@ def tensors(tokens: int = 64, outputs: int = 4096, depth: int = 4096) -> tuple[t
 def test_a_kernel_that_cannot_be_had_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(products, "machine_of", lambda _: H200)
-
-    def refuse(_: str) -> bytes:
-        raise OSError("no compiler today")
-
-    monkeypatch.setattr(products, "compile_source", refuse)
-    with caplog.at_level(logging.WARNING, "holdfast.kernels"):
-        assert product(*tensors(), None, None) is None
-        assert product(*tensors(), None, None) is None
-    assert [record.getMessage() for record in caplog.records] == [
-        "a CUDA kernel cannot be had; the library serves: no compiler today"
-    ]
+    said = said_without_compiler(products, lambda: product(*tensors(), None, None), monkeypatch, caplog)
+    assert said == ["a CUDA kernel cannot be had; the library serves: no compiler today"]
 
 
 @pytest.mark.parametrize(("rows", "splits"), [(4096, 2), (8192, 1)])

@@ -6,7 +6,6 @@ launched. What it computes is checked by `benchmarks/gpu_kernels.py`.
 
 from __future__ import annotations
 
-import logging
 import random
 import re
 from collections.abc import Iterator
@@ -25,14 +24,13 @@ from holdfast.kernels.batch import KEY_BLOCK, QUEUE_FIELDS, SMALL_PIECES, queue_
 from holdfast.kernels.cuda import attention, driver
 from holdfast.kernels.cuda.attention import GROUPS, Shape, attend_queue, source_of, tile_tokens
 from holdfast.kernels.cuda.driver import Machine
-from tests.kernels.sources import Recorded, compiler_report, needs_compiler
+from tests.kernels.sources import H200, Recorded, compiler_report, needs_compiler, said_without_compiler
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:triton"),
 ]
 
-H200 = Machine(132, 232_448)
 UNTOUCHED = -7
 GUARD = 5
 GPU = torch.device("cuda", 0)
@@ -306,17 +304,8 @@ def test_machines_without_the_kernel(monkeypatch: pytest.MonkeyPatch, why: str) 
 def test_a_kernel_that_cannot_be_had_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(_: str) -> bytes:
-        raise OSError("no compiler today")
-
-    monkeypatch.setattr(attention, "machine_of", lambda _: H200)
-    monkeypatch.setattr(attention, "compile_source", refuse)
-    with caplog.at_level(logging.WARNING, "holdfast.kernels"):
-        assert not takes_queue(**HEADS)
-        assert not takes_queue(**HEADS)
-    assert [record.getMessage() for record in caplog.records] == [
-        "a CUDA kernel cannot be had; Triton serves: no compiler today"
-    ]
+    said = said_without_compiler(attention, lambda: takes_queue(**HEADS), monkeypatch, caplog)
+    assert said == ["a CUDA kernel cannot be had; Triton serves: no compiler today"]
 
 
 # --- launches -------------------------------------------------------------------------------------

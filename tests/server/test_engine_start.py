@@ -21,23 +21,11 @@ from tests.server.conftest import Serve
 def test_memory_that_the_machine_does_not_have_is_refused_by_its_option(
     small_models: Callable[[str], Path], option: str, value: str, said: str
 ) -> None:
+    arguments = ["serve", str(small_models("llama")), "--port", "0", option, value]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "holdfast.cli",
-            "serve",
-            str(small_models("llama")),
-            "--port",
-            "0",
-            option,
-            value,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+        [sys.executable, "-m", "holdfast.cli", *arguments],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(f"holdfast serve: {said}")
     assert "Traceback" not in done.stderr
