@@ -115,7 +115,7 @@ def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
     host = tier_units(needs, weights, options.host_memory)
     if isinstance(model, Model):
         room = {component: units[component] * weights[component] for component in units}
-        _check_room(model.device, room, {name for name in stated if stated[name] is not None}, options)
+        _check_room(model.device, room, [name for name in room if stated[name] is not None], options)
     disk = tier_units(needs, weights, min(disk_bytes(options), disk_most))
     return MemoryPlan(
         layout,
@@ -139,18 +139,17 @@ def _pool_bytes(model: ModelDescription, options: EngineOptions) -> int:
 
 
 def _check_room(
-    device: torch.device, room: dict[Component, int], stated: set[Component], options: EngineOptions
+    device: torch.device, room: dict[Component, int], stated: list[Component], options: EngineOptions
 ) -> None:
     """Refuse pools that cannot be had; lazily given memory would be missed only in the middle of a turn."""
     free, needed = free_bytes(device), sum(room.values())
     if needed > free:
-        named = max(stated & room.keys(), key=lambda component: room[component], default=None)
-        option = "session_tokens" if named is None else _SIZE_OPTIONS[named]
         said = f"is too much: pools would take {_gb(needed)}, and {_gb(free)} are free"
-        left = 0 if named is None else free - needed + room[named]
-        if named is not None and left > 0:
-            said += f", enough for {getattr(options, option) * left // room[named]:,}"
-        raise OptionError(option, said)
+        if not stated:
+            raise OptionError("session_tokens", said)
+        largest = max(stated, key=lambda component: room[component])
+        option, left = _SIZE_OPTIONS[largest], max(0, free - needed + room[largest])
+        raise OptionError(option, f"{said}, enough for {getattr(options, option) * left // room[largest]:,}")
     if options.host_memory:
         left = free - needed if device.type == "cpu" else available_bytes()
         if options.host_memory > left:

@@ -43,8 +43,12 @@ COUNTS_OR_NONE = (
 )
 """Options that are whole numbers of at least 1, or left open."""
 
-COUNT_MAX, NUMBER_MAX = (1 << 31) - 1, 1 << 60
-MOST: Mapping[str, int] = {"page_size": PAGE_SIZE_MAX, "max_running": 1 << 16, "disk_limit": NUMBER_MAX}
+MOST: Mapping[str, int] = {
+    **dict.fromkeys((*COUNTS, *COUNTS_OR_NONE), (1 << 31) - 1),
+    **dict.fromkeys(("disk_limit", "host_memory", "checkpoints", "session_ttl", "snapshot_seconds"), 1 << 60),
+    "page_size": PAGE_SIZE_MAX,
+    "max_running": 1 << 16,
+}
 """Counts go as far as tables can count, and no number further than time and sizes are calculated with."""
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -140,11 +144,10 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionError(name, f"must be a whole number of at least 1, not {value!r}")
-            if value is not None and value > MOST.get(name, COUNT_MAX):
-                raise OptionError(name, f"must be at most {MOST.get(name, COUNT_MAX)}, not {value}")
-        for name in ("host_memory", "checkpoints", "session_ttl", "snapshot_seconds"):
-            if NUMBER_MAX < getattr(self, name) < float("inf"):
-                raise OptionError(name, f"must be at most {NUMBER_MAX}")
+        for name, most in MOST.items():
+            value = getattr(self, name)
+            if value is not None and most < value < float("inf"):  # What never ends may.
+                raise OptionError(name, f"must be at most {most}, not {value}")
         if self.memory_fraction is not None and not 0.0 < self.memory_fraction <= 0.98:
             raise OptionError(
                 "memory_fraction", f"must be more than 0 and at most 0.98, not {self.memory_fraction}"
