@@ -129,6 +129,4 @@ def main() -> None:
         if error.errno != errno.ENOSPC:
             raise
         status = refusal("", f"{error.strerror}: {error.filename or 'where its output goes'}").exit_code
-        # What is left of it would be tried again, and fail again, when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)
