@@ -28,9 +28,12 @@ export MKL_NUM_THREADS ?= 2
 
 TWO_WORKERS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not soak' -n 2 --dist worksteal
 
+# The core's tests run twice: with coverage, and as `python -O` runs them, without the core's assertions. The variable
+# reaches the workers, which the option would not.
 .PHONY: test
 test: install
 	$(TWO_WORKERS) --cov --cov-fail-under=100 $(CORE_TESTS)
+	PYTHONOPTIMIZE=1 $(TWO_WORKERS) $(filter-out tests/tidy,$(CORE_TESTS))
 	$(if $(OTHER_TESTS),$(TWO_WORKERS) $(OTHER_TESTS))
 
 # The long figures: long simulations, kill -9, load.

@@ -1,4 +1,8 @@
-"""What all tests share: the Hypothesis profiles, and skipping of tests that need a GPU where there is none.
+"""What all tests share: the Hypothesis profiles, and skipping of tests that cannot run here.
+
+Tests marked `gpu` need a device. Tests marked `asserts` expect an assertion of the core to fail; `python -O`
+removes those. Pytest compiles the assertions of test modules itself, so `-O` does not remove them; the
+modules that tests share are registered for the same treatment.
 
 The default profile draws the same examples in every run, so a test that passed passes again; the profile
 `explore` (`pytest --hypothesis-profile=explore`) draws new ones. Neither Hypothesis nor torch is needed to
@@ -10,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+pytest.register_assert_rewrite("tests.core", "tests.property", "tests.sim")
 
 if find_spec("hypothesis"):
     settings = import_module("hypothesis").settings
@@ -27,7 +33,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked `gpu` where there is no device; imports torch only if there is such a test."""
+    """Skip what is marked `gpu` where there is no device, and `asserts` where there are no assertions.
+
+    Imports torch only if there is a test that needs a device.
+    """
+    if not __debug__:
+        for item in items:
+            if item.get_closest_marker("asserts"):
+                item.add_marker(pytest.mark.skip(reason="python -O removes the assertion that it expects"))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not _device_is_there():
         for item in marked:

@@ -241,6 +241,7 @@ def test_the_state_that_a_prompt_published_can_be_cut_back_to(name: str) -> None
     world.finish()
 
 
+@pytest.mark.asserts
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_turn_that_ended_cannot_be_ended_again(name: str) -> None:
     world = world_of(name)

@@ -103,6 +103,7 @@ def test_a_match_without_any_resumable_length_leases_the_root() -> None:
     grove.finish()
 
 
+@pytest.mark.asserts
 def test_a_lease_locks_window_pages_from_its_window_on_and_lets_them_go_as_it_slides() -> None:
     grove = Grove("window", window=4)
     for tokens in (A, A + B, A + B + C):
@@ -136,6 +137,7 @@ def test_a_state_stays_locked_until_the_lessee_has_its_own() -> None:
     grove.finish()
 
 
+@pytest.mark.asserts
 @pytest.mark.parametrize("name", ["dense", "hybrid", "full+window+state", "state", "window-only"])
 def test_a_tail_stays_locked_until_its_copies_have_settled(name: str) -> None:
     grove = Grove(name)
@@ -175,6 +177,7 @@ def test_a_shortened_lease_gives_up_what_lies_past_its_new_end(length: int) -> N
     grove.finish()
 
 
+@pytest.mark.asserts
 @pytest.mark.parametrize("length", [-4, 3, 12])
 def test_a_lease_is_shortened_to_page_boundaries_inside_it_only(length: int) -> None:
     grove = Grove("dense")
@@ -199,6 +202,7 @@ def test_a_shared_lease_locks_its_own_part_of_the_path() -> None:
     grove.finish()
 
 
+@pytest.mark.asserts
 def test_window_pages_that_the_first_lease_does_not_keep_cannot_be_shared() -> None:
     grove = Grove("window", window=100)
     lease = grove.insert(A + B + C)

@@ -92,6 +92,7 @@ def test_duplicates_that_a_step_in_flight_reads_are_retired() -> None:
     grove.finish()
 
 
+@pytest.mark.asserts
 def test_only_whole_pages_go_in() -> None:
     grove = Grove("dense")
     lease = grove.lease()
@@ -262,6 +263,7 @@ def test_tails_count_against_the_budget_of_states() -> None:
     grove.finish()
 
 
+@pytest.mark.asserts
 def test_nobody_extends_below_a_leased_tail() -> None:
     grove = Grove("dense")
     grove.add_tail(grove.insert(A), [5])

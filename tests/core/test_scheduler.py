@@ -553,6 +553,7 @@ def test_only_so_many_expired_names_are_remembered() -> None:
 # --- steps ---
 
 
+@pytest.mark.asserts
 def test_at_most_two_plans_are_in_flight() -> None:
     driver = chat()
     driver.plan()

@@ -64,6 +64,7 @@ def test_extending_takes_in_every_component_or_in_none(name: str) -> None:
         world.finish()
 
 
+@pytest.mark.asserts
 def test_settling_more_than_was_planned_is_refused() -> None:
     world = world_of("dense")
     chat = world.open()
@@ -122,6 +123,7 @@ def test_an_idle_session_holds_one_slot_a_turn_two_and_a_drafted_row_three(name:
     world.finish()
 
 
+@pytest.mark.asserts
 def test_a_turn_begins_only_on_a_sequence_at_rest() -> None:
     world = world_of("dense")
     chat = world.open()
@@ -275,6 +277,7 @@ def test_finished_turns_leave_checkpoints_where_points_are_needed(name: str) -> 
     world.finish()
 
 
+@pytest.mark.asserts
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_running_turn_can_give_up_the_points_it_left_on_its_way(name: str) -> None:
     world = world_of(name, 4)

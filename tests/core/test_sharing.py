@@ -118,6 +118,7 @@ def test_duplicates_are_freed_only_when_the_rows_that_read_them_have_run() -> No
     world.finish()
 
 
+@pytest.mark.asserts
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_sequence_without_a_lease_or_beyond_what_is_computed_publishes_nothing(name: str) -> None:
     world = world_of(name)
@@ -131,6 +132,7 @@ def test_a_sequence_without_a_lease_or_beyond_what_is_computed_publishes_nothing
     world.finish()
 
 
+@pytest.mark.asserts
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_only_an_empty_sequence_can_lean(name: str) -> None:
     world = world_of(name)
@@ -280,6 +282,7 @@ def test_window_pages_that_a_sequence_has_itself_are_not_taken_back_twice(name: 
     world.finish()
 
 
+@pytest.mark.asserts
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_only_a_sequence_at_rest_takes_anything_back(name: str) -> None:
     world = world_of(name)
@@ -368,6 +371,7 @@ def test_many_branches_can_grow_from_one_history(name: str) -> None:
     world.finish()
 
 
+@pytest.mark.asserts
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_only_a_leaning_sequence_at_rest_is_forked(name: str) -> None:
     world = world_of(name)

@@ -10,11 +10,12 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 
 
-def start(*arguments: str, hash_seed: str = "0") -> subprocess.Popen[str]:
-    """Begin `holdfast sim` with `--json`."""
+def start(*arguments: str, hash_seed: str = "0", optimised: bool = False) -> subprocess.Popen[str]:
+    """Begin `holdfast sim` with `--json`; `optimised` is `python -O`: without assertions."""
+    interpreter = [sys.executable, "-O"] if optimised else [sys.executable]
     environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT / "src")}
     return subprocess.Popen(
-        [sys.executable, "-m", "holdfast.cli", "sim", *arguments, "--json"],
+        [*interpreter, "-m", "holdfast.cli", "sim", *arguments, "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

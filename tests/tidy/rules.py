@@ -55,6 +55,17 @@ CODE_RUNNING_BUILTINS = {"eval", "exec", "compile", "__import__"}
 CODE_RUNNING_FUNCTIONS = {"torch.load", "builtins.eval", "builtins.exec"}
 CODE_RUNNING_SWITCHES = {"trust_remote_code", "allow_pickle"}
 
+# What an assertion may call: queries by convention. `python -O` removes an assertion and every call in it.
+CALLS_WITHOUT_EFFECT = {
+    *("abs", "all", "any", "array", "bool", "dict", "enumerate", "float", "int", "isinstance", "issubclass"),
+    *("len", "list", "max", "min", "range", "repr", "reversed", "round", "set", "sorted", "str", "sum"),
+    *("tuple", "type", "zip"),
+    *("bit_length", "count", "endswith", "index", "isdisjoint", "issubset", "items", "keys", "startswith"),
+    *("dim", "element_size", "is_contiguous", "is_floating_point", "numel", "size", "stride", "values"),
+    # Of this project, and of a tokenizer.
+    *("_serves_alone", "queue_lines", "tile_tokens", "token_to_id"),
+}
+
 # Written with brackets, so that this file does not break the rule that it states.
 UNFINISHED = re.compile(r"\b(?:[T]ODO|[F]IXME|[X]XX|[H]ACK)\b")
 COVERAGE_EXCUSE = re.compile(r"pragma:\s*no\s+(?:cover|branch)", re.IGNORECASE)
@@ -171,6 +182,16 @@ def no_swallowed_exceptions(source: Source) -> Iterator[Offence]:
             yield Offence(source.path, node.lineno, "an exception is swallowed")
 
 
+def assertions_have_no_effect(source: Source) -> Iterator[Offence]:
+    """An assertion changes nothing: it calls queries alone, so that `python -O` runs the same program."""
+    for statement in ast.walk(source.tree):
+        if not isinstance(statement, ast.Assert):
+            continue
+        for node in ast.walk(statement):
+            if what := _effect(node):
+                yield Offence(source.path, statement.lineno, f"an assertion {what}")
+
+
 def has_module_docstring(source: Source) -> Iterator[Offence]:
     """A file opens with what it owns, what it promises and who may call it."""
     if not ast.get_docstring(source.tree):
@@ -203,6 +224,7 @@ SOURCE_RULES: tuple[Rule, ...] = (
     functions_take_few_parameters,
     no_getattr_with_default,
     no_swallowed_exceptions,
+    assertions_have_no_effect,
 )
 # ... to every Python file below src and tests, ...
 PYTHON_RULES: tuple[Rule, ...] = (has_module_docstring, nothing_unfinished, no_coverage_excuses)
@@ -231,6 +253,22 @@ def _package_of(module: str) -> str:
 def _is_triton_jit(decorator: ast.expr) -> bool:
     target = decorator.func if isinstance(decorator, ast.Call) else decorator
     return dotted_name(target) == "triton.jit"
+
+
+def _effect(node: ast.AST) -> str:
+    """What an expression in an assertion does besides answering, as a verb; empty if nothing is known."""
+    match node:
+        case ast.NamedExpr(target=target):
+            return f"assigns {target.id}"
+        case ast.Await() | ast.Yield() | ast.YieldFrom():
+            return "waits"
+        case ast.Call(func=ast.Attribute(attr="get"), args=[_, *_]):
+            return ""  # Of a mapping, with a key; a queue's has none.
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return "" if name in CALLS_WITHOUT_EFFECT else f"calls {name}"
+        case ast.Call():
+            return "calls something without a name"
+    return ""
 
 
 def _does_nothing(statement: ast.stmt) -> bool:

@@ -28,4 +28,5 @@ def texts() -> tuple[Source, ...]:
 
 def _is_text(path: Path) -> bool:
     generated = any(part == "__pycache__" or part.endswith(".egg-info") for part in path.parts)
-    return path.is_file() and not generated and b"\0" not in path.read_bytes()
+    # A worktree has a file of that name, with a path of the machine.
+    return path.is_file() and path.name != ".git" and not generated and b"\0" not in path.read_bytes()

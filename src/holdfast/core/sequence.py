@@ -399,7 +399,9 @@ class Sequence:
 
     def pass_cut(self) -> None:
         """A row that ends at the next cut has been planned: leave a point there if a slot is free."""
-        assert self.mark is not None and self.mark.cuts.pop(0) == self.planned, "no cut here"
+        assert self.mark is not None
+        cut = self.mark.cuts.pop(0)
+        assert cut == self.planned, "no cut here"
         self.leave_point()
 
     def commit(self, holder: Holder, checkpoints: Holder) -> None:
