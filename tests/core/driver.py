@@ -249,7 +249,7 @@ class Driver:
             ],
             "in flight": [plan.step for plan in registry.flights],
             "planned": (len(registry.copies), len(registry.moves), list(registry.forgotten)),
-            "tables": (dict(registry.tenants), sorted(registry.deadlines), list(registry.expired)),
+            "tables": (dict(registry.tenants), registry.deadlines.entries(), list(registry.expired)),
             "events": len(registry.events),
             "numbers": registry.numbers,
             "counters": [getattr(registry.counters, name) for name in registry.counters.__slots__],

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 from holdfast.core.policy import Policy, queue_order, retraction_victim
 from holdfast.core.turn import Ending
+from holdfast.core.waiting import Waiting
 
 
 def waiting(number: int, priority: int = 0, arrived: float = 0.0, cached: int = 0) -> SimpleNamespace:
@@ -12,9 +13,18 @@ def waiting(number: int, priority: int = 0, arrived: float = 0.0, cached: int = 
     return SimpleNamespace(number=number, arrived=arrived, cached=cached, request=request)
 
 
+def queue(turns: list[SimpleNamespace]) -> Waiting:
+    """These turns, of one tenant, waiting."""
+    waiting = Waiting()
+    for turn in turns:
+        waiting.add(turn, "red")
+    return waiting
+
+
 def order(turns: list[SimpleNamespace], now: float = 0.0, **policy: object) -> list[int]:
     """The numbers of the turns in the order of the queue."""
-    return [turn.number for turn in queue_order(turns, now, Policy(**policy), lambda turn: turn.cached)]
+    ordered = queue_order(queue(turns), now, Policy(**policy), lambda turn: turn.cached)
+    return [turn.number for turn in ordered]
 
 
 def test_equals_wait_in_the_order_of_their_arrival() -> None:
@@ -41,7 +51,8 @@ def test_nothing_starves_behind_a_stream_of_cached_turns() -> None:
 def test_only_as_many_are_compared_as_can_matter_in_one_step() -> None:
     looked_at: list[int] = []
     turns = [waiting(number) for number in range(100)]
-    chosen = queue_order(turns, 0.0, Policy(looked_at_max=7), lambda turn: looked_at.append(turn.number) or 0)
+    policy = Policy(looked_at_max=7)
+    chosen = queue_order(queue(turns), 0.0, policy, lambda turn: looked_at.append(turn.number) or 0)
     assert [turn.number for turn in chosen] == list(range(7))
     assert sorted(looked_at) == list(range(7))
 

@@ -10,6 +10,7 @@ from holdfast.core.prefix import PrefixTree
 from holdfast.core.registry import Registry
 from holdfast.core.session import Life, Place, Session
 from holdfast.core.sharing import lean
+from holdfast.core.turn import Turn, TurnRequest
 from tests.core.driver import Driver, prompt
 
 FULL, STATE = Component.FULL, Component.STATE
@@ -39,11 +40,13 @@ def test_sessions_are_counted_by_tenant_and_struck_off_everything_when_they_leav
     assert registry.tenants == {"red": 2, "blue": 1}
     for table in (registry.resting, registry.checkpointed, registry.seals, registry.tainted):
         table[sessions[0]] = None
+    sessions[0].sequence.fence = 7
     registry.leave(sessions[0])
     assert registry.tenants == {"red": 1, "blue": 1} and list(registry.sessions) == ["b", "c"]
     assert not (registry.resting or registry.checkpointed or registry.seals or registry.tainted)
-    assert registry.forgotten == [sessions[0].number]
     registry.leave(sessions[2])
+    assert registry.forgotten == [sessions[0].number], "the other one was in no plan"
+    assert registry.deadlines.entries() == [(5.0, sessions[1].number, "b")]
     assert registry.tenants == {"red": 1}
 
 
@@ -75,11 +78,18 @@ def test_only_sessions_with_memory_rest_and_the_longest_resting_comes_first() ->
 def test_idle_time_counts_from_now_and_requests_of_their_own_have_none() -> None:
     registry = make_registry()
     named, one_shot = enter(registry, "a"), enter(registry, "r", ttl=None)
+    for session in (named, one_shot):
+        request = TurnRequest("t", (1,), 1, deadline=3.0)
+        session.turn = Turn(request, session.id, registry.number(), 0.0, session.holder)
+        registry.watch_turn(session, session.turn)
+    assert registry.deadlines.entries() == [(3.0, -4, "r"), (3.0, -3, "a"), (5.0, 1, "a")]
     registry.now = 7.0
-    registry.idle(named)
-    registry.idle(one_shot)
+    registry.over(named)
+    registry.over(one_shot)
+    assert named.turn is one_shot.turn is None
     assert named.idle_since == one_shot.idle_since == 7.0
-    assert registry.deadlines == [(5.0, 1, "a")], "one look at the named one, when it could be over first"
+    due = registry.deadlines.entries()
+    assert due == [(5.0, 1, "a")], "one look at the named one, when it could be over first"
 
 
 def test_events_are_noted_with_what_they_are_about() -> None:

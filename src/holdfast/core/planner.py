@@ -269,9 +269,10 @@ class Planner:
     def _admit_others(self, plan: Plan, budget: int, full: set[str]) -> int:
         """Admit turns of tenants that are not full, up to the first that is; returns the budget left."""
         registry = self.registry
-        queue = [turn for turn in registry.queue.values() if self._tenant(turn) not in full]
-        for turn in queue_order(queue, registry.now, registry.policy, self._cached) if queue else ():
-            if budget < 1 or len(registry.running) >= registry.policy.running_max:
+        if not self._admits(budget):
+            return budget
+        for turn in queue_order(registry.waiting, registry.now, registry.policy, self._cached, full):
+            if not self._admits(budget):
                 break
             session = registry.sessions[turn.session_id]
             if session.unsettled or not self._at_home(session) or self._waits_for_prefix(session, turn):
@@ -287,8 +288,9 @@ class Planner:
             budget -= taken
         return budget
 
-    def _tenant(self, turn: Turn) -> str:
-        return self.registry.sessions[turn.session_id].tenant
+    def _admits(self, budget: int) -> bool:
+        """Whether one more turn may run in this plan. If not, who waits is not looked at."""
+        return budget > 0 and len(self.registry.running) < self.registry.policy.running_max
 
     def _at_home(self, session: Session) -> bool:
         """Whether a session's memory is here; if not, see to it that it comes.
@@ -365,7 +367,7 @@ class Planner:
 
     def _admitted(self, session: Session, turn: Turn) -> None:
         registry = self.registry
-        del registry.queue[turn.number]
+        registry.wait_no_more(session, turn)
         self.forget(turn)
         registry.resting.pop(session, None)
         registry.seals.pop(session, None)

@@ -5,13 +5,16 @@ Pure functions of what they are given. The scheduler asks; nothing here changes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import heapq
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from holdfast.core.layout import Tier
 from holdfast.core.ledger import Pool
 from holdfast.core.session import Session
 from holdfast.core.turn import Turn
+from holdfast.core.waiting import Waiting
 
 COMPARED_MAX = 64
 
@@ -60,18 +63,23 @@ class Policy:
 
 
 def queue_order(
-    queue: Iterable[Turn], now: float, policy: Policy, cached: Callable[[Turn], int]
+    waiting: Waiting,
+    now: float,
+    policy: Policy,
+    cached: Callable[[Turn], int],
+    passed: Collection[str] = (),
 ) -> list[Turn]:
-    """Waiting turns in the order in which to admit them.
+    """Waiting turns in the order in which to admit them, less those of tenants that are passed over.
 
     Priority with age first; among equals those that find most of their prompt in memory, then the oldest.
-    Only as many are compared as can matter in one step, oldest first.
+    Only as many are looked at as can matter in one step, oldest first, however many wait.
     """
 
     def urgency(turn: Turn) -> int:
         return turn.request.priority + int((now - turn.arrived) / policy.age_seconds)
 
-    oldest = sorted(queue, key=lambda turn: (-urgency(turn), turn.number))[: policy.looked_at_max]
+    merged = heapq.merge(*waiting.by_priority(passed), key=lambda turn: (-urgency(turn), turn.number))
+    oldest = islice(merged, policy.looked_at_max)
     return sorted(oldest, key=lambda turn: (-urgency(turn), -cached(turn), turn.number))
 
 

@@ -259,6 +259,6 @@ def take_back(registry: Registry, session: Session, certain: int | None = None) 
     session.on("retract")
     retract(session.sequence, session.holder, session.checkpoints, certain)
     registry.running.remove(session)
-    registry.queue[turn.number] = turn
+    registry.wait(session, turn)
     registry.rest(session)
     registry.counters.retracts += 1

@@ -6,9 +6,9 @@ Every list is ordered: the oldest running turn first, the longest resting sessio
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 
+from holdfast.core.deadlines import Deadlines
 from holdfast.core.errors import SessionExpired, UnknownSession
 from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import Kind, Ledger
@@ -17,6 +17,7 @@ from holdfast.core.policy import Policy
 from holdfast.core.prefix import PrefixTree
 from holdfast.core.session import Life, Place, Session
 from holdfast.core.turn import Turn
+from holdfast.core.waiting import Waiting
 
 EXPIRED_KEPT = 4096
 SPILL_TIERS = (Tier.HOST, Tier.DISK)
@@ -87,6 +88,7 @@ class Registry:
         "transits",
         "tree",
         "uncopied",
+        "waiting",
     )
 
     def __init__(self, ledger: Ledger, tree: PrefixTree, policy: Policy) -> None:
@@ -98,6 +100,7 @@ class Registry:
         self.sessions: dict[str, Session] = {}
         self.tenants: dict[str, int] = {}
         self.queue: dict[int, Turn] = {}
+        self.waiting = Waiting()
         self.running: list[Session] = []
         self.resting: dict[Session, None] = {}
         self.checkpointed: dict[Session, None] = {}
@@ -110,7 +113,7 @@ class Registry:
         self.moves: list[TierMove] = []
         self.forgotten: list[int] = []
         self.events: list[Event] = []
-        self.deadlines: list[tuple[float, int, str]] = []
+        self.deadlines = Deadlines()
         self.expired: dict[str, None] = {}
         self.counters = Counters()
 
@@ -148,23 +151,43 @@ class Registry:
         if session.sequence.points:
             self.checkpointed[session] = None
 
-    def idle(self, session: Session) -> None:
-        """A session's turn is over: its time to live counts from now on."""
+    def wait(self, session: Session, turn: Turn) -> None:
+        """A turn waits to be admitted."""
+        self.queue[turn.number] = turn
+        self.waiting.add(turn, session.tenant)
+
+    def wait_no_more(self, session: Session, turn: Turn) -> None:
+        """A turn is admitted, or over before it was."""
+        del self.queue[turn.number]
+        self.waiting.remove(turn, session.tenant)
+
+    def over(self, session: Session) -> None:
+        """A session's turn is over: it has no deadline, and the session's time to live counts from now on."""
+        assert session.turn is not None
+        self.deadlines.drop(-session.turn.number)
+        session.turn = None
         session.idle_since = self.now
 
     def watch(self, session: Session, when: float) -> None:
         """Look at a session's idle time at `when`: one such entry each, however many its turns."""
-        heapq.heappush(self.deadlines, (when, session.number, session.id))
+        self.deadlines.add(session.number, when, session.id)
+
+    def watch_turn(self, session: Session, turn: Turn) -> None:
+        """Look at a turn when it is due, if ever: before sessions that are due at the same time."""
+        if turn.request.deadline is not None:
+            self.deadlines.add(-turn.number, turn.request.deadline, session.id)
 
     def leave(self, session: Session) -> None:
-        """Strike a closed session off every list."""
+        """Strike a closed session off every list. An executor that never heard of it need not forget it."""
         del self.sessions[session.id]
+        self.deadlines.drop(session.number)
         self.tenants[session.tenant] -= 1
         if not self.tenants[session.tenant]:
             del self.tenants[session.tenant]
         for table in (self.resting, self.checkpointed, self.seals, self.tainted):
             table.pop(session, None)
-        self.forgotten.append(session.number)
+        if session.sequence.fence:
+            self.forgotten.append(session.number)
 
     def copying(self, session: Session) -> bool:
         """Whether a copy that completes a session's memory is to be planned, is in flight, or was lost."""

@@ -10,7 +10,6 @@ an argument everywhere; a clock that jumps back stands still here.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 
 from holdfast.core import errors
@@ -78,7 +77,6 @@ class Scheduler:
         session = Session(registry.ledger, session_id, tenant, registry.number(), registry.now, ttl)
         registry.expired.pop(session_id, None)
         registry.enter(session)
-        registry.idle(session)
         return session
 
     def revive(
@@ -191,9 +189,8 @@ class Scheduler:
         session.on("submit")
         session.turn = turn
         registry.seals.pop(session, None)
-        registry.queue[turn.number] = turn
-        if request.deadline is not None:
-            heapq.heappush(registry.deadlines, (request.deadline, -turn.number, session.id))
+        registry.wait(session, turn)
+        registry.watch_turn(session, turn)
         return turn
 
     def _require_room(self, tenant: str, total: int) -> None:
@@ -242,11 +239,11 @@ class Scheduler:
     def _drop_waiting(self, session: Session, turn: Turn, event: str, reason: str, keep: int | None) -> None:
         """End a turn that is waiting. One that ran before and was retracted may keep what it generated."""
         registry, sequence = self.registry, session.sequence
-        del registry.queue[turn.number]
+        registry.wait_no_more(session, turn)
         self.planner.forget(turn)
         turn.on(event)
         session.on("end")
-        session.turn = None
+        registry.over(session)
         ran = sequence.known > turn.known_before
         if ran and keep is not None:
             known = sequence.known if keep == KEEP_ALL else turn.input_end + keep
@@ -257,7 +254,6 @@ class Scheduler:
         elif ran:
             self._cut(session, turn.known_before)
             session.last = None
-        registry.idle(session)
         registry.emit("aborted" if event == "abort" else "failed", session, turn, reason)
 
     def interrupt(self, session_id: str, now: float, keep: int | None, turn_id: str | None = None) -> None:
@@ -451,11 +447,8 @@ class Scheduler:
         registry = self.registry
         registry.now = now = max(now, registry.now)
         again: list[tuple[Session, float]] = []
-        while registry.deadlines and registry.deadlines[0][0] <= now:
-            _, number, session_id = heapq.heappop(registry.deadlines)
-            session = registry.sessions.get(session_id)
-            if session is None:
-                continue
+        for number, session_id in registry.deadlines.due(now):
+            session = registry.sessions[session_id]
             turn = session.turn
             if session.number == number:
                 assert session.ttl is not None, "only named sessions are watched"
@@ -465,7 +458,8 @@ class Scheduler:
                     self._expire(session)
                 else:
                     again.append((session, due))
-            elif turn is not None and turn.number == -number and session.life is not Life.CLOSING:
+            elif session.life is not Life.CLOSING:
+                assert turn is not None and turn.number == -number, "only a turn in flight has a deadline"
                 keep = turn.request.on_abort
                 self._abort(session, turn, keep if keep is None else min(keep, turn.generated), "deadline")
         for session, due in again:

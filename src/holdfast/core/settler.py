@@ -165,9 +165,8 @@ class Settler:
 
     def _depart(self, session: Session) -> None:
         """A session's turn is over: it no longer runs, and its idle time counts."""
-        session.turn = None
         self.registry.running.remove(session)
-        self.registry.idle(session)
+        self.registry.over(session)
 
     def _sealed(self, session: Session) -> None:
         """The last row in flight of a turn that is over has settled."""

@@ -1,0 +1,51 @@
+"""When to look at whom: one entry for each session with a time to live, and for each turn with a deadline.
+
+A heap with lazy deletion. Entries that were dropped stay in the heap until they come up, but are cleared away
+as soon as they outnumber those that count: the heap is never much more than twice as long as what lives.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+SLACK = 16
+
+
+class Deadlines:
+    """Entries by key, one each at most. Of entries due at the same time the lowest key comes first."""
+
+    __slots__ = ("_heap", "_live")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int]] = []
+        self._live: dict[int, tuple[float, str]] = {}
+
+    def __len__(self) -> int:
+        """How many entries there are in memory, those that were dropped included."""
+        return len(self._heap)
+
+    def entries(self) -> list[tuple[float, int, str]]:
+        """What is to be looked at, in the order of time: when, the key, and the name of the session."""
+        return sorted((when, key, name) for key, (when, name) in self._live.items())
+
+    def add(self, key: int, when: float, name: str) -> None:
+        """Look at a session, or its turn, at `when`."""
+        assert key not in self._live, "one entry each"
+        self._live[key] = (when, name)
+        heapq.heappush(self._heap, (when, key))
+
+    def drop(self, key: int) -> None:
+        """There is nothing to look at any more, if there ever was."""
+        if self._live.pop(key, None) is not None and len(self._heap) > 2 * len(self._live) + SLACK:
+            self._heap = [(when, each) for each, (when, _) in self._live.items()]
+            heapq.heapify(self._heap)
+
+    def due(self, now: float) -> Iterator[tuple[int, str]]:
+        """Take out what is due, one by one. What is dropped or added meanwhile is seen."""
+        while self._heap and self._heap[0][0] <= now:
+            when, key = heapq.heappop(self._heap)
+            entry = self._live.get(key)
+            if entry is not None and entry[0] == when:
+                del self._live[key]
+                yield key, entry[1]
