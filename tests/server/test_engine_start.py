@@ -1,5 +1,6 @@
 """An engine that cannot start: at first the server says why and ends; later it tries again."""
 
+import shutil
 import subprocess
 import sys
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.models.damage import DAMAGES, damaged_file
 from tests.server.conftest import Serve
 
 
@@ -29,6 +31,31 @@ def test_memory_that_the_machine_does_not_have_is_refused_by_its_option(
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(f"holdfast serve: {said}")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "tokenizer.json cut short",
+        "a template that cannot be parsed",
+        "config.json nested too deeply",
+        "a header without end",
+    ],
+)
+def test_a_model_that_cannot_be_read_is_said_in_one_line_and_not_tried_again(
+    small_models: Callable[[str], Path], tmp_path: Path, what: str
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(small_models("llama"), model)
+    ((named, change),) = [(named, change) for name, named, change in DAMAGES if name == what]
+    change(damaged_file(model, named))
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast.cli", "serve", str(model), "--port", "0"],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("holdfast serve: ") and named in line
 
 
 def test_an_engine_that_cannot_come_back_at_once_is_tried_again(

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import typer
 
-__all__ = ["PROGRAM", "WRONG", "misread", "refusal"]
+__all__ = ["PROGRAM", "UNUSABLE", "WRONG", "misread", "refusal"]
 
 PROGRAM = "holdfast"
+
+UNUSABLE = 1
+"""The status of what was meant well and cannot be done, as with a model whose files cannot be read."""
 
 WRONG = 2
 """The status of a line that cannot be meant, and of a server that could not be started as it was asked to."""
 
 
-def refusal(command: str, problem: str, status: int = 1) -> typer.Exit:
+def refusal(command: str, problem: str, status: int = UNUSABLE) -> typer.Exit:
     """Say what is wrong, in one line; raise what is returned."""
     typer.echo(f"{called(command)}: {' '.join(problem.split())}", err=True)
     return typer.Exit(status)

@@ -12,7 +12,7 @@ import typer
 
 from holdfast.cli.options import NAMED_MODEL, chosen_model, require_companions, takes_options
 from holdfast.cli.progress import StartProgress
-from holdfast.cli.refusals import WRONG, refusal
+from holdfast.cli.refusals import UNUSABLE, WRONG, refusal
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pull import DEFAULT_MODEL, PullError
 from holdfast.server.options import ServerOptions
@@ -71,7 +71,9 @@ def _run(model: str, engine: dict[str, Any], server: ServerOptions) -> int:
         return int(serving.run(model, engine, server, progress))
     except OptionError as error:
         raise refusal("serve", error.typed, WRONG) from error
-    except (unable, PullError, ValueError) as error:
+    except unable as error:
+        raise refusal("serve", str(error), UNUSABLE if error.model else WRONG) from error
+    except (PullError, ValueError) as error:
         raise refusal("serve", str(error), WRONG) from error
     finally:
         progress.stop()

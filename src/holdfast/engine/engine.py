@@ -428,6 +428,9 @@ def open_loop(name: str, options: EngineOptions, progress: Progress | None = Non
     path = resolve_model(name, _stage(progress, "fetch"))
     checkpoint = open_checkpoint(path)
     check_context(options, checkpoint.config.context_length, checkpoint.config.context_reach)
+    tokenizer = open_tokenizer(
+        checkpoint
+    )  # What cannot be read is said before weights are, which takes long.
     placement = choose_placement(checkpoint, device, options.dtype)
     with _one_thread(), _room_for(device, "the weights", "a smaller model, or weights in fewer bits,"):
         loaded = load_model(
@@ -443,7 +446,6 @@ def open_loop(name: str, options: EngineOptions, progress: Progress | None = Non
     if device.type == "cpu":
         match_threads()
     identity = weights_identity(path) if options.disk is not None else ""
-    tokenizer = open_tokenizer(checkpoint)
     with _room_for(device, "pools and steps", "smaller pools, or a smaller max_running or context_length,"):
         loop = EngineLoop(loaded, tokenizer, checkpoint.generation, options, identity=identity)
         if loaded.device.type == "cuda" and not options.fast_start and isinstance(loop.executor, Executor):

@@ -16,14 +16,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tokenizers import Tokenizer as Encoder
 from tokenizers import decoders
 
-from holdfast.engine.chat_template import ChatTemplate, ChatTemplateError, Message
+from holdfast.engine.chat_template import (
+    TEMPLATE_CHARACTERS_MAX,
+    ChatTemplate,
+    ChatTemplateError,
+    Message,
+)
 from holdfast.engine.gguf_vocabulary import build_tokenizer
-from holdfast.models.fields import ConfigurationError, Fields
+from holdfast.models.fields import ConfigurationError, Fields, reading, require_size
 
 if TYPE_CHECKING:  # A process that only reads and writes text does without tensors.
     from holdfast.models.checkpoint import Checkpoint
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_TOKENIZER_BYTES_MAX = 256 << 20
 _HELD_TOKENS_MAX = 5
 """Tokens at which a stream without a byte table gives up on a whole character: one has at most four bytes."""
 
@@ -193,6 +199,11 @@ def read_encoder(written: str) -> Encoder:
 
 def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     """The tokenizer that belongs to a model."""
+    with reading(checkpoint.path):
+        return _of(checkpoint)
+
+
+def _of(checkpoint: Checkpoint) -> Tokenizer:
     if checkpoint.metadata is not None:
         return _from_metadata(Fields(checkpoint.metadata, checkpoint.path.name), checkpoint)
     return _from_directory(checkpoint.path, checkpoint.generation.eos_tokens)
@@ -223,16 +234,20 @@ def _from_directory(directory: Path, eos_tokens: tuple[int, ...]) -> Tokenizer:
             f"{directory} has no tokenizer.json; convert its tokenizer with transformers' AutoTokenizer and "
             "save_pretrained, or send token ids"
         )
-    encoder = Encoder.from_file(str(path))
-    encoder.no_padding()
-    encoder.no_truncation()
+    with reading(path):
+        require_size(path, _TOKENIZER_BYTES_MAX)
+        encoder = Encoder.from_file(str(path))
+        encoder.no_padding()
+        encoder.no_truncation()
     config = directory / "tokenizer_config.json"
     fields = Fields.read(config) if config.exists() else Fields({}, config.name)
     names = {role: text for role in _ROLES if (text := _token_text(fields, role)) is not None}
     end = names.get("eos_token")
     number = None if end is None else encoder.token_to_id(end)
     ends = eos_tokens or ((number,) if number is not None else ())
-    return Tokenizer(encoder, template=_template_of(directory, fields), names=names, eos_tokens=ends)
+    jinja = directory / "chat_template.jinja"
+    with reading(jinja if jinja.exists() else config):
+        return Tokenizer(encoder, template=_template_of(jinja, fields), names=names, eos_tokens=ends)
 
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -246,10 +261,10 @@ def _token_text(fields: Fields, role: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _template_of(directory: Path, fields: Fields) -> str | None:
+def _template_of(path: Path, fields: Fields) -> str | None:
     """The chat template: a file of its own, or a key of the configuration (one, or several with names)."""
-    path = directory / "chat_template.jinja"
     if path.exists():
+        require_size(path, TEMPLATE_CHARACTERS_MAX * 4)
         return path.read_text(encoding="utf-8")
     value = fields.raw("chat_template")
     if isinstance(value, list):

@@ -19,8 +19,8 @@ from holdfast.models.available import available_bytes
 from holdfast.models.blocks import Family
 from holdfast.models.config import ModelConfig
 from holdfast.models.families import family_of
-from holdfast.models.fields import ConfigurationError, Fields, Json
-from holdfast.models.generation import GenerationDefaults, read_generation_defaults
+from holdfast.models.fields import ConfigurationError, Fields, Json, reading
+from holdfast.models.generation import GenerationDefaults, ends_of, read_generation_defaults
 from holdfast.models.model import Model
 from holdfast.models.weights import Placement, Progress, SafetensorsSource, Source, WeightReader
 
@@ -37,6 +37,9 @@ _PACKED_SHARE = 0.125
 
 _PACKING_BYTES = 2 << 30
 """What packing itself needs, weight by weight."""
+
+_LAYERS_MAX = 4096
+"""No model has near as many layers; each is described before any weight is looked for."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -69,6 +72,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def _open_directory(path: Path) -> Checkpoint:
     if not (path / "config.json").exists():
         raise ConfigurationError(f"{path} has no config.json")
+    with reading(path / "config.json"):
+        family, config = _configure(_readable(path))
+    return Checkpoint(path, family, config, read_generation_defaults(path, config), None, None)
+
+
+def _readable(path: Path) -> Fields:
+    """The configuration of a directory, if its weights are in a form that can be read."""
     fields = Fields.read(path / "config.json")
     if fields.has("quantization_config"):
         method = fields.inner("quantization_config").text("quant_method", "unknown")
@@ -77,18 +87,19 @@ def _open_directory(path: Path) -> Checkpoint:
                 f"{path} is quantised with {method}, which is not supported; "
                 "give a checkpoint in 16 bits or in fp8, or a GGUF file"
             )
-    family, config = _configure(fields)
-    return Checkpoint(path, family, config, read_generation_defaults(path, config), None, None)
+    return fields
 
 
 def _open_gguf(path: Path) -> Checkpoint:
     # The gguf package is imported only here: most runs do without it.
-    reading = importlib.import_module("holdfast.models.gguf_metadata")
-    file = reading.GgufFile(path)
-    fields: Fields = reading.describe(file)
-    family, config = _configure(fields)
-    source: Source = reading.open_source(file, fields)
-    return Checkpoint(path, family, config, GenerationDefaults(config.eos_tokens), file.metadata, source)
+    metadata = importlib.import_module("holdfast.models.gguf_metadata")
+    with reading(path):
+        file = metadata.GgufFile(path)
+        fields: Fields = metadata.describe(file)
+        family, config = _configure(fields)
+        source: Source = metadata.open_source(file, fields)
+    generation = GenerationDefaults(ends_of(config, config.eos_tokens))
+    return Checkpoint(path, family, config, generation, file.metadata, source)
 
 
 def _configure(fields: Fields) -> tuple[Family, ModelConfig]:
@@ -98,6 +109,10 @@ def _configure(fields: Fields) -> tuple[Family, ModelConfig]:
     family = family_of(architectures[0])
     if family.text_config and fields.has("text_config"):
         fields = fields.inner("text_config").with_defaults(fields)
+    if (layers := fields.optional_integer("num_hidden_layers") or 0) > _LAYERS_MAX:
+        raise ConfigurationError(
+            f"{fields.where}: 'num_hidden_layers' is {layers}; at most {_LAYERS_MAX} are supported"
+        )
     return family, family.configure(fields, architectures[0])
 
 

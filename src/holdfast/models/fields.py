@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,8 +19,11 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 
 
 _SPECIAL_NUMBERS = {"Infinity": math.inf, "-Infinity": -math.inf}
-_LARGEST = 1 << 62
-"""Integers are smaller: sizes of tensors have 63 bits."""
+_LARGEST = 1 << 32
+"""Integers are smaller: no size or count of a model comes near."""
+_JSON_BYTES_MAX = 64 << 20
+"""Descriptions are smaller: the index of the largest checkpoints has a few megabytes."""
+_REASON_CHARACTERS_MAX = 200
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -32,6 +36,8 @@ def unreadable(path: Path, problem: str) -> ConfigurationError:
     try:
         with path.open("rb") as file:
             beginning = file.read(len(_LFS_POINTER))
+    except IsADirectoryError:
+        beginning = b""
     except OSError as error:
         return ConfigurationError(f"cannot read {path}: {error.strerror}")
     if beginning == _LFS_POINTER:
@@ -39,6 +45,35 @@ def unreadable(path: Path, problem: str) -> ConfigurationError:
             f"{path} is a Git LFS pointer, not the file that it stands for; fetch that with `git lfs pull`"
         )
     return ConfigurationError(f"{path} {problem}")
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Whatever goes wrong while a model's file is read is an error of one line that names the file.
+
+    Its contents come from outside, so that any exception may be raised over them, a panic of a library in
+    Rust included, which is none of `Exception`.
+    """
+    try:
+        yield
+    except (ConfigurationError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror or error}") from error
+    except RecursionError as error:
+        raise unreadable(path, "cannot be read: it is nested too deeply") from error
+    except MemoryError as error:
+        raise unreadable(path, "cannot be read: that would take more memory than there is") from error
+    except BaseException as error:
+        reason = " ".join(str(error).split())[:_REASON_CHARACTERS_MAX]
+        raise unreadable(path, f"cannot be read: {reason or type(error).__name__}") from error
+
+
+def require_size(path: Path, most: int) -> None:
+    """Refuse a file that is larger than any that it could be, before it is read into memory."""
+    size = path.stat().st_size
+    if size > most:
+        raise ConfigurationError(f"{path} has {size} bytes; at most {most} are read")
 
 
 class Fields:
@@ -53,12 +88,12 @@ class Fields:
     @classmethod
     def read(cls, path: Path) -> Fields:
         """The JSON object in a file."""
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
-        except ValueError as error:
-            raise unreadable(path, f"is not valid JSON: {error}") from error
+        with reading(path):
+            require_size(path, _JSON_BYTES_MAX)
+            try:
+                values = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise unreadable(path, f"is not valid JSON: {error}") from error
         if not isinstance(values, dict):
             raise ConfigurationError(f"{path} does not hold a JSON object")
         return cls(values, path.name)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.models.config import ModelConfig
-from holdfast.models.fields import Fields
+from holdfast.models.fields import Fields, reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,18 @@ def read_generation_defaults(directory: Path, config: ModelConfig) -> Generation
     """The defaults of a directory; without the file, the end tokens of the configuration alone."""
     path = directory / "generation_config.json"
     if not path.exists():
-        return GenerationDefaults(config.eos_tokens)
-    fields = Fields.read(path)
-    eos = fields.integers("eos_token_id") or config.eos_tokens
+        return GenerationDefaults(ends_of(config, config.eos_tokens))
+    with reading(path):
+        return _defaults(Fields.read(path), config)
+
+
+def ends_of(config: ModelConfig, tokens: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of some end tokens that the model can say; others could end no turn."""
+    return tuple(token for token in tokens if 0 <= token < config.vocabulary)
+
+
+def _defaults(fields: Fields, config: ModelConfig) -> GenerationDefaults:
+    eos = ends_of(config, fields.integers("eos_token_id") or config.eos_tokens)
     penalty = fields.optional_number("repetition_penalty")
     if not fields.flag("do_sample", False):
         return GenerationDefaults(eos, repetition_penalty=penalty)

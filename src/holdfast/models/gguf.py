@@ -21,7 +21,7 @@ from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 from torch import Tensor
 
-from holdfast.models.fields import ConfigurationError, Json, unreadable
+from holdfast.models.fields import ConfigurationError, Json, reading, unreadable
 from holdfast.models.linear import FourBitWeight
 
 _MAGIC = 0x46554747
@@ -39,6 +39,13 @@ _SCALARS = {
     12: "<d",
 }
 _STRING, _ARRAY = 8, 9
+
+_KEYS_MAX = 1 << 16
+_TENSORS_MAX = 1 << 20
+_DIMENSIONS_MAX = 4
+_ELEMENTS_MAX = 1 << 24
+"""Of an array: vocabularies have some hundred thousand entries."""
+_TEXT_BYTES_MAX = 1 << 26
 
 FOUR_BIT = frozenset({GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q4_K})
 UNQUANTISED = frozenset({GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16})
@@ -62,15 +69,18 @@ class GgufFile:
         try:
             with path.open("rb") as stream:
                 self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise ConfigurationError(f"cannot read {path}: {error.strerror or error}") from error
+        except ValueError as error:
             raise ConfigurationError(f"cannot read {path}: {error}") from error
         self._position = 0
         self.metadata: dict[str, Json] = {}
         self.tensors: dict[str, TensorEntry] = {}
-        try:
-            self._parse()
-        except (struct.error, KeyError, UnicodeDecodeError, ValueError) as error:
-            raise unreadable(path, f"is not a GGUF file that can be read: {error}") from error
+        with reading(path):
+            try:
+                self._parse()
+            except (struct.error, KeyError, UnicodeDecodeError, ValueError) as error:
+                raise unreadable(path, f"is not a GGUF file that can be read: {error}") from error
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor."""
@@ -83,7 +93,8 @@ class GgufFile:
         version = self._number("<I")
         if version not in (2, 3):
             raise ValueError(f"format version {version} is not supported")
-        tensor_count, key_count = int(self._number("<Q")), int(self._number("<Q"))
+        tensor_count = self._count("tensors", _TENSORS_MAX)
+        key_count = self._count("keys", _KEYS_MAX)
         for _ in range(key_count):
             key = self._text()
             self.metadata[key] = self._value(int(self._number("<I")))
@@ -106,10 +117,17 @@ class GgufFile:
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
         name = self._text()
-        dimensions = int(self._number("<I"))
+        dimensions = self._count("dimensions of a tensor", _DIMENSIONS_MAX, "<I")
         shape = tuple(int(self._number("<Q")) for _ in range(dimensions))
         kind = GGMLQuantizationType(int(self._number("<I")))
         return name, shape[::-1], kind, int(self._number("<Q"))
+
+    def _count(self, what: str, most: int, layout: str = "<Q") -> int:
+        """A number of things that follow, refused before they are read if there cannot be as many."""
+        count = int(self._number(layout))
+        if count > most:
+            raise ValueError(f"it claims {count} {what}; at most {most} are read")
+        return count
 
     def _number(self, layout: str) -> int | float:
         (value,) = struct.unpack_from(layout, self._map, self._position)
@@ -118,26 +136,28 @@ class GgufFile:
         return value
 
     def _text(self) -> str:
-        (length,) = struct.unpack_from("<Q", self._map, self._position)
-        start = self._position + 8
+        length = self._count("bytes in a string", _TEXT_BYTES_MAX)
+        start = self._position
         if start + length > len(self._map):
             raise ValueError("a string lies past the end of the file")
         self._position = start + length
         return self._map[start : start + length].decode("utf-8")
 
-    def _value(self, kind: int) -> Json:
+    def _value(self, kind: int, nested: bool = False) -> Json:
         if kind == _STRING:
             return self._text()
         if kind != _ARRAY:
             return self._number(_SCALARS[kind])
+        if nested:
+            raise ValueError("it has arrays of arrays, which no model needs")
         inner = int(self._number("<I"))
-        count = int(self._number("<Q"))
+        count = self._count("elements in an array", _ELEMENTS_MAX)
         if inner in _SCALARS:
             layout = _SCALARS[inner]
             values = struct.unpack_from(f"<{count}{layout[1]}", self._map, self._position)
             self._position += count * struct.calcsize(layout)
             return list(values)
-        return [self._value(inner) for _ in range(count)]
+        return [self._value(inner, nested=True) for _ in range(count)]
 
 
 class GgufSource:

@@ -11,7 +11,11 @@ import math
 import torch
 from torch import Tensor
 
+from holdfast.models.available import available_bytes
 from holdfast.models.config import Rope
+
+_BYTES_WHILE_MADE = 10
+"""For each element of a table: the angles, which are half as many, their cosines and sines, and the table."""
 
 
 def inverse_frequencies(rope: Rope) -> tuple[Tensor, float]:
@@ -66,6 +70,9 @@ def _yarn(rope: Rope, inverse: Tensor) -> tuple[Tensor, float]:
 
 def rotary_table(rope: Rope, positions: int, device: torch.device) -> Tensor:
     """Cosines, then sines, of every position: float32 [positions, rotated dimensions]."""
+    needed = positions * rope.dimensions * _BYTES_WHILE_MADE
+    if needed > available_bytes():
+        raise MemoryError(f"a table of {positions} positions takes {needed} bytes while it is made")
     inverse, factor = inverse_frequencies(rope)
     turns = torch.arange(positions, dtype=torch.float32)[:, None] * inverse
     return (torch.cat((turns.cos(), turns.sin()), dim=-1) * factor).to(device)

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from holdfast.models.fields import ConfigurationError, Fields, unreadable
+from holdfast.models.fields import ConfigurationError, Fields, reading, unreadable
 from holdfast.models.fp8 import SCALE_SUFFIXES, UNUSED, Fp8Linear, Fp8Weight, joined, scale_shapes, stays
 from holdfast.models.linear import (
     DenseLinear,
@@ -39,6 +39,9 @@ Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) while weights load."""
 
 _LISTED = 20
+
+_ELEMENTS_A_BYTE = 4
+"""No form of weights has as many elements in a byte."""
 
 _ELEMENT_BYTES = {"F64": 8, "F32": 4, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 """By their names in safetensors files; those that are not here have two."""
@@ -77,8 +80,9 @@ class SafetensorsSource:
         self._where: dict[str, safe_open] = {}
         self._path_of: dict[str, Path] = {}
         for path in paths:
-            file = _opened(path)
-            names = file.keys()
+            with reading(path):
+                file = _opened(path)
+                names = file.keys()
             self._where |= dict.fromkeys(names, file)
             self._path_of |= dict.fromkeys(names, path)
         self.total_bytes = sum(path.stat().st_size for path in paths)
@@ -113,10 +117,11 @@ class SafetensorsSource:
         )
 
     def read(self, name: str) -> Tensor:
-        try:
-            tensor: Tensor = self._where[name].get_tensor(name)
-        except SafetensorError as error:
-            raise unreadable(self._path_of[name], f"holds no {name} that can be read: {error}") from error
+        with reading(self._path_of[name]):
+            try:
+                tensor: Tensor = self._where[name].get_tensor(name)
+            except SafetensorError as error:
+                raise unreadable(self._path_of[name], f"holds no {name} that can be read: {error}") from error
         return tensor
 
     def quantised(self, name: str) -> bool:
@@ -263,6 +268,8 @@ class WeightReader:
         if self._source is None:
             return _dummy(name, shape, self.placement.device)
         if not self._claim(name, shape):
+            if math.prod(shape) > self._source.total_bytes * _ELEMENTS_A_BYTE:
+                self.finish()  # No place is taken for a size that the files cannot hold.
             return torch.zeros(shape)
         self._count(name)
         return self._source.read(name)

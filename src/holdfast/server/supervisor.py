@@ -35,7 +35,11 @@ Progress = Callable[[str, int, int], None]
 
 
 class EngineUnable(RuntimeError):
-    """The engine says that it cannot start; the message says why."""
+    """The engine says that it cannot start; the message says why. `model`: its files cannot be used."""
+
+    def __init__(self, message: str, model: bool = False) -> None:
+        super().__init__(message)
+        self.model = model
 
 
 class Supervisor:
@@ -157,7 +161,7 @@ class Supervisor:
                 case wire.Progress():
                     self.progress(report.stage, report.done, report.total)
                 case wire.Unable():
-                    raise EngineUnable(report.message)
+                    raise EngineUnable(report.message, report.model)
                 case wire.Ready():
                     self.facts = report.facts
                     # Frames are small and the socket has no limit of its own: sending never waits.

@@ -235,9 +235,13 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 
 
 class Unable(msgspec.Struct, tag="unable", frozen=True):
-    """The engine cannot start, and why: trying again would not help."""
+    """The engine cannot start, and why: trying again would not help.
+
+    `model`: for what is wrong with the model's files, rather than with how it was asked to start.
+    """
 
     message: str
+    model: bool = False
 
 
 class Done(msgspec.Struct, tag="done", frozen=True):

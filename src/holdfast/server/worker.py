@@ -26,7 +26,6 @@ from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pull import PullError
 from holdfast.engine.tokenizer import Tokenizer
 from holdfast.models.fields import ConfigurationError
-from holdfast.models.weights import WeightMismatch
 from holdfast.server import wire
 from holdfast.server.desk import Desk, view
 from holdfast.server.logs import set_up_logging
@@ -177,10 +176,10 @@ def start(socket: zmq.Socket[bytes], configure: wire.Configure) -> EngineLoop | 
     try:
         return open_loop(configure.model, make_options(**configure.options), progress)
     except OptionError as error:
-        why = error.typed
-    except (PullError, ConfigurationError, WeightMismatch) as error:
-        why = str(error)
-    socket.send(wire.encode(wire.Unable(" ".join(why.split()))))
+        why, model = error.typed, False
+    except (PullError, ConfigurationError) as error:
+        why, model = str(error), isinstance(error, ConfigurationError)
+    socket.send(wire.encode(wire.Unable(" ".join(why.split()), model)))
     return None
 
 
