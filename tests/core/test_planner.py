@@ -65,12 +65,12 @@ def test_no_more_turns_run_than_may() -> None:
 
 @pytest.mark.parametrize("how", ["abort", "close", "deadline"])
 def test_nothing_is_remembered_of_a_turn_that_waits_no_more(how: str) -> None:
-    driver = Driver(running_max=1)
+    driver = Driver("dense", 4, pages=12)
     driver.open("a")
     driver.submit("a", prompt(5), 9)
     driver.step()
-    driver.open("b")
-    turn = driver.submit("b", prompt(40, 1), 2, deadline=driver.now + 5)
+    driver.open("b")  # Its turn is looked at, and finds no room beside the other.
+    turn = driver.submit("b", prompt(44, 1), 2, deadline=driver.now + 5)
     driver.step()
     assert driver.scheduler.planner._matches
     if how == "abort":
