@@ -419,7 +419,7 @@ class DiskTier:
             while self._thread.under_way and not hurry():
                 self.wait(HURRY_SECONDS)
                 self.collect()
-            self.book.flush()
+            self.book.settle()
             if not self._thread.under_way:
                 left -= 1
                 progress(len(sessions) - left, len(sessions))

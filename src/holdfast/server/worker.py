@@ -35,6 +35,9 @@ log = logging.getLogger("holdfast.engine")
 
 PULSE_SECONDS = 1.0
 NAP_SECONDS = 0.1
+JOURNAL_SECONDS = 0.001
+"""How long commands are waited for while something waits for the journal, which wakes this process itself."""
+
 QUIET_SECONDS = 1.0
 """How long nothing must have happened before everything is recounted: that may take some milliseconds."""
 
@@ -51,6 +54,10 @@ class Worker:
         self.desk = desk
         self.parent = parent
         self.stopping = False
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        if desk.loop.book.descriptor is not None:
+            self._poller.register(desk.loop.book.descriptor, zmq.POLLIN)
         self._pulsed = 0.0
         self._counted = 0
         self._worked = 0.0
@@ -59,10 +66,12 @@ class Worker:
         """Serve until told to stop."""
         while not self.stopping and os.getppid() == self.parent:
             loop = self.desk.loop
-            self._receive(wait=not (loop.busy or self.desk.waits))
+            self._receive(self._patience())
+            loop.book.flush()  # What became durable is told, and what waited for it may begin.
             self.desk.try_waiting()
+            loop.book.flush()
             self._send()  # What was accepted, refused or ended is known before a step, which may take long.
-            if loop.busy:
+            if loop.active:
                 loop.step()
                 self._worked = time.monotonic()
             else:
@@ -70,9 +79,17 @@ class Worker:
             self._send()
         self._roll_back()
 
-    def _receive(self, wait: bool) -> None:
-        """Take every command that has come; with nothing to do, wait a moment for one."""
-        if wait and not self.socket.poll(int(NAP_SECONDS * 1000)):
+    def _patience(self) -> float:
+        """How long to wait for a command, or for the journal: not at all while there is something to do."""
+        if self.desk.loop.active:
+            return 0.0
+        if self.desk.waits:
+            return JOURNAL_SECONDS if self.desk.loop.book.writing else 0.0
+        return NAP_SECONDS
+
+    def _receive(self, seconds: float) -> None:
+        """Take every command that has come; wait for one, or until something is durable."""
+        if seconds and not any(place == self.socket for place, _ in self._poller.poll(int(1000 * seconds))):
             return
         while True:
             try:
