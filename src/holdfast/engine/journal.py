@@ -90,8 +90,8 @@ class Journal:
     ) -> None:
         """Open or create; `vocabulary` names what the tokens mean, and must be that of the file.
 
-        `sample` is what journals before version 3 know instead (see `adopt_vocabulary`); `patience` is how many
-        seconds another process that has the journal is waited for.
+        `sample` is what journals before version 3 know instead (see `adopt_vocabulary`). `patience` is how
+        many seconds another process that has the journal is waited for.
         """
         self.path = path
         self.durability = durability

@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 import zlib
+from collections.abc import Callable
 from typing import TextIO
 
 import zmq
@@ -54,10 +55,8 @@ class Worker:
         self.desk = desk
         self.parent = parent
         self.stopping = False
-        self._poller = zmq.Poller()
-        self._poller.register(socket, zmq.POLLIN)
-        if desk.loop.book.descriptor is not None:
-            self._poller.register(desk.loop.book.descriptor, zmq.POLLIN)
+        news = desk.loop.book.descriptor
+        self._wait: Callable[[int], object] = socket.poll if news is None else _both(socket, news)
         self._pulsed = 0.0
         self._counted = 0
         self._worked = 0.0
@@ -89,7 +88,7 @@ class Worker:
 
     def _receive(self, seconds: float) -> None:
         """Take every command that has come; wait for one, or until something is durable."""
-        if seconds and not any(place == self.socket for place, _ in self._poller.poll(int(1000 * seconds))):
+        if seconds and not self._wait(int(1000 * seconds)):
             return
         while True:
             try:
@@ -131,6 +130,14 @@ class Worker:
         while self.desk.turns and self.desk.loop.busy and time.monotonic() < deadline:
             self.desk.loop.step()
         self._send()
+
+
+def _both(socket: zmq.Socket[bytes], descriptor: int) -> Callable[[int], object]:
+    """A poll that ends when a command has come, or the journal has news; it takes milliseconds."""
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    poller.register(descriptor, zmq.POLLIN)
+    return poller.poll
 
 
 def told_to_hurry(socket: zmq.Socket[bytes]) -> bool:
