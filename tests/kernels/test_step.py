@@ -114,16 +114,6 @@ def test_tables_change_where_they_are_told(ops: ModuleType) -> None:
     assert int(table.sum()) == 10
 
 
-@pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize("outside", [-1, 35])
-def test_a_change_outside_a_table_is_found_where_kernels_are_debugged(outside: int) -> None:
-    table = torch.zeros(6, 7, dtype=torch.int32)[:5]
-    changes = torch.tensor([[3, outside], [1, 2]], dtype=torch.int32)
-    with pytest.raises(Exception, match="outside the table"):
-        import_module("holdfast.kernels.triton").change_tables(changes, table)
-    assert int(table.sum()) == 0
-
-
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
 def test_words_are_carried_and_nothing_beside_them(ops: ModuleType, kind: torch.dtype) -> None:
     for count in (0, 1, 3, 2048, 4099):
