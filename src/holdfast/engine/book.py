@@ -134,7 +134,9 @@ class Book:
 
     def require_journal(self) -> None:
         """Refuse what is new while the journal cannot be written."""
-        if self._waits_for_journal and self.fault is not None:
+        if not self._waits_for_journal:
+            return
+        if self.fault is not None:
             raise JournalUnavailable("the journal cannot be written; try again later")
         if sum(records for _, records in self._unwritten) > UNWRITTEN_MAX:
             raise JournalUnavailable("the journal cannot be written fast enough; try again later")

@@ -225,7 +225,8 @@ def _load_snapshot(connection: sqlite3.Connection, session: StoredSession) -> No
     if found is None:
         return
     file, length, size = found
-    if is_text(file) and isinstance(length, int) and isinstance(size, int) and size >= 0:
+    named = is_text(file) and Path(file).name == file  # A path would lead out of the directory of the files.
+    if named and isinstance(length, int) and isinstance(size, int) and size >= 0:
         session.snapshot = Snapped(session.id, file, length, size)
     else:
         log.error("session %s: the name of its file is damaged, and forgotten", session.id)

@@ -61,7 +61,7 @@ MOVING_SECONDS = 10.0
 DISK_SECONDS = 0.005
 """How long a step without work waits for the disk, or for a copy."""
 
-JOURNAL_SECONDS = 0.02
+JOURNAL_SECONDS = 0.005
 """How long a step without work waits for the journal."""
 
 Listener = Callable[[Event], None]
