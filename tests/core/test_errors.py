@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.core import errors
 from holdfast.core.turn import TurnRequest
-from tests.core.driver import Driver, prompt
+from tests.core.driver import VOCABULARY, Driver, prompt
 
 FIELDS = {
     "UnknownSession": ("session_not_found", "session_id"),
@@ -16,6 +16,7 @@ FIELDS = {
     "TooManySessions": ("too_many_sessions", None),
     "QueueFull": ("queue_full", None),
     "EmptyTurn": ("empty_turn", "input"),
+    "UnknownToken": ("unknown_token", "input"),
     "TurnExists": ("turn_exists", "turn_id"),
     "TurnConflict": ("turn_conflict", "turn_id"),
     "RequestConflict": ("request_conflict", "request_id"),
@@ -66,6 +67,12 @@ def busy_server() -> Driver:
 
 Call = Callable[[Driver], object]
 
+
+def revive(driver: Driver, said: tuple[int, ...], generated: list[int]) -> object:
+    history = [(TurnRequest("t1", prompt(4), 2), [1, 2]), (TurnRequest("t2", said, 2), generated)]
+    return driver.scheduler.revive("new", "red", driver.now, 60.0, history)
+
+
 CASES: list[tuple[type[errors.Refused], str, Call]] = [
     (errors.UnknownSession, "submit", lambda d: d.submit("nobody", (1,), 1)),
     (errors.UnknownSession, "close", lambda d: d.scheduler.close("nobody", d.now)),
@@ -87,6 +94,11 @@ CASES: list[tuple[type[errors.Refused], str, Call]] = [
     (errors.QueueFull, "request", lambda d: d.request((1,), 1)),
     (errors.EmptyTurn, "submit", lambda d: d.submit("idle", (), 1)),
     (errors.EmptyTurn, "request", lambda d: d.request((), 1, goes_on=True)),
+    (errors.UnknownToken, "submit", lambda d: d.submit("idle", (1, VOCABULARY), 1)),
+    (errors.UnknownToken, "submit below 0", lambda d: d.submit("idle", (-1, 1), 1)),
+    (errors.UnknownToken, "request", lambda d: d.request((VOCABULARY, 1), 1)),
+    (errors.UnknownToken, "a history's input", lambda d: revive(d, (1, VOCABULARY), [1])),
+    (errors.UnknownToken, "a history's output", lambda d: revive(d, (1, 2), [3, VOCABULARY])),
     (errors.TurnExists, "request", lambda d: d.request((1,), 1, turn_id="busy")),
     (errors.UnknownTurn, "abort", lambda d: d.scheduler.abort("busy", "of waiting", d.now)),
     (errors.UnknownTurn, "abort of none", lambda d: d.scheduler.abort("idle", "t1", d.now)),

@@ -5,7 +5,7 @@ import pytest
 from holdfast.core.layout import Component, Tier
 from holdfast.core.planner import _shared_pages
 from holdfast.core.session import Life, Place
-from tests.core.driver import LAYOUTS, STATEFUL, Driver, prompt
+from tests.core.driver import LAYOUTS, STATEFUL, VOCABULARY, Driver, prompt
 
 FULL, STATE = Component.FULL, Component.STATE
 
@@ -222,6 +222,19 @@ def test_right_drafts_are_accepted_and_cost_fewer_steps(layout: str) -> None:
     assert turn.generated == 9
     assert steps <= 5, "four tokens a step"
     assert driver.tokens("a")[10:] == driver.says(list(prompt(10)), 9)
+
+
+@pytest.mark.parametrize("outside", [-1, VOCABULARY])
+def test_a_row_carries_no_draft_from_outside_the_vocabulary(outside: int) -> None:
+    driver = Driver("dense", 3, propose=lambda session, turn: [outside, 1, 2])
+    driver.open("a")
+    driver.submit("a", prompt(10), 5)
+    while not driver.session("a").boundaries:
+        plan = driver.plan()
+        assert all(0 <= token < VOCABULARY for row in plan.rows for token in row.tokens)
+        assert not any(row.drafts for row in plan.rows)
+        driver.settle()
+    assert driver.tokens("a")[10:] == driver.says(list(prompt(10)), 5)
 
 
 def test_rows_with_drafts_are_not_overlapped() -> None:

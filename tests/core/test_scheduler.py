@@ -2,6 +2,7 @@
 
 import pytest
 
+from holdfast.core import errors
 from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import Kind
 from holdfast.core.plan import StepResult
@@ -192,6 +193,20 @@ def test_rewind_goes_back_to_the_end_of_a_turn(layout: str, page_size: int, turn
     assert driver.session("a").boundaries == [14, 24, 34][:turns]
     if turns:
         assert driver.session("a").sequence.computed == known, "each end of a turn has its checkpoint"
+    follows(driver)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_rewind_that_changes_nothing_leaves_the_last_turn_to_be_cut(layout: str) -> None:
+    driver = chat(layout, 3)
+    history, computed = driver.tokens("a"), driver.session("a").sequence.computed
+    driver.scheduler.rewind("a", 2, driver.now)
+    assert (driver.tokens("a"), driver.session("a").sequence.computed) == (history, computed)
+    driver.scheduler.interrupt("a", driver.now, 2)
+    assert driver.tokens("a") == history[:-2]
+    driver.scheduler.rewind("a", 1, driver.now)
+    with pytest.raises(errors.UnknownTurn):
+        driver.scheduler.interrupt("a", driver.now, 0)
     follows(driver)
 
 

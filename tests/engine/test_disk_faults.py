@@ -451,6 +451,22 @@ def test_a_disk_that_lets_no_file_go(
     assert not set(files(tmp_path)) & set(useless)
 
 
+def test_a_row_that_names_a_file_that_is_none_of_its_own(make: Make, tmp_path: Path) -> None:
+    """A session that cannot come back keeps its file, whatever that is called."""
+    engine = make(**options(tmp_path))
+    talk(engine.session(id="s"), range(2))
+    engine.close()
+    (file,) = files(tmp_path)
+    (tmp_path / "disk" / file).rename(tmp_path / "disk" / "strange")
+    with sqlite3.connect(tmp_path / "sessions.journal") as journal:
+        journal.execute("UPDATE snapshots SET file = 'strange'")
+        journal.execute("UPDATE sessions SET tenant = x'00'")
+    journal.close()
+    engine = make(**options(tmp_path))
+    assert engine.sessions() == []
+    assert (tmp_path / "disk" / "strange").is_file()
+
+
 def test_a_row_that_names_what_can_be_no_file(make: Make, tmp_path: Path) -> None:
     engine = make(**options(tmp_path))
     expected = talk(make().session(), range(3))

@@ -148,6 +148,7 @@ def test_sessions_that_expire_are_gone_for_good(make: Make, path: str) -> None:
     run(engine.loop)
     engine.loop.scheduler.tick(engine.loop.now() + 10.0)
     engine.loop.step()
+    run(engine.loop)
     assert [stored.id for stored in read_sessions(Path(path))] == ["long"]
 
 

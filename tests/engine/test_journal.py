@@ -370,7 +370,7 @@ def test_a_journal_of_version_1_keeps_all_that_was_whole(path: Path) -> None:
     whole = {session.id: session for session in read_sessions(path)}
     as_version_1(path)
     change(path, "UPDATE turns SET output = x'01000000' WHERE turn_id = 't402'")
-    with pytest.raises(JournalError, match="has version 1; a server that is started on it brings it to 2"):
+    with pytest.raises(JournalError, match="has version 1; a server that is started on it brings it to 3"):
         read_sessions(path)
     found = {session.id: session for session in write(path)}
     assert [turn.turn_id for turn in found["bad"].turns] == ["t401"] and found["bad"].damaged
@@ -411,22 +411,22 @@ def test_an_older_journal_is_brought_up_step_by_step(path: Path, monkeypatch: py
         if fails:
             raise OSError("the disk is full")
 
-    monkeypatch.setattr(journal_tables, "SCHEMA", 4)
+    monkeypatch.setattr(journal_tables, "SCHEMA", 5)
     added = journal_tables.CREATE.replace("value TEXT NOT NULL", "value TEXT NOT NULL, since TEXT", 1)
     monkeypatch.setattr(journal_tables, "CREATE", added)
-    monkeypatch.setattr(journal_tables, "UPGRADES", {2: add_column, 3: fill_it})
+    monkeypatch.setattr(journal_tables, "UPGRADES", {3: add_column, 4: fill_it})
     fails = True
     with pytest.raises(OSError, match="full"):
         write(path)
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (3,), "each step whole or not at all"
-        assert connection.execute("SELECT since FROM facts").fetchall() == [(None,)]
+        assert connection.execute("PRAGMA user_version").fetchone() == (4,), "each step whole or not at all"
+        assert set(connection.execute("SELECT since FROM facts").fetchall()) == {(None,)}
     fails = False
     (session,) = write(path)
     assert history(session) == [1, 2, 3, 100, 101, 102, 103]
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (4,)
-        assert connection.execute("SELECT since FROM facts").fetchall() == [("then",)]
+        assert connection.execute("PRAGMA user_version").fetchone() == (5,)
+        assert ("then",) in connection.execute("SELECT since FROM facts").fetchall()
 
 
 @pytest.mark.parametrize("durability", ["off", "commit", "fsync"])

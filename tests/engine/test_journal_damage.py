@@ -78,6 +78,8 @@ PARTS = {
         {"q2": ("rewind 2", "")},
     ),
     "file": (f"UPDATE snapshots SET file = {BAD} WHERE session = 's'", "snapshot", None),
+    "path": ("UPDATE snapshots SET file = '../elsewhere' WHERE session = 's'", "snapshot", None),
+    "whole path": ("UPDATE snapshots SET file = '/elsewhere' WHERE session = 's'", "snapshot", None),
     "length": ("UPDATE snapshots SET length = 'seven' WHERE session = 's'", "snapshot", None),
     "bytes": ("UPDATE snapshots SET bytes = -1 WHERE session = 's'", "snapshot", None),
 }

@@ -68,6 +68,16 @@ def random_matrix(bits: int, outputs: int, inputs: int) -> tuple[matrix.PackedMa
 
 
 @pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("row", [-1, 100, 1 << 40])
+def test_a_row_that_is_out_of_range_is_refused_and_nothing_is_read(
+    kernels: ctypes.CDLL, bits: int, row: int
+) -> None:
+    packed, _ = random_matrix(bits, 100, 96)
+    with pytest.raises(IndexError, match="out of range: the matrix has 100"):
+        packed.rows(torch.tensor([3, row, 7]))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("outputs", "inputs"), [(16, 32), (100, 96), (48, 1536)])
 def test_products(kernels: ctypes.CDLL, bits: int, outputs: int, inputs: int) -> None:
     packed, bias = random_matrix(bits, outputs, inputs)

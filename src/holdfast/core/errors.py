@@ -61,6 +61,19 @@ class EmptyTurn(Refused):
     param = "input"
 
 
+class UnknownToken(Refused):
+    """A turn, or a history, has a token id that is not in the vocabulary: the model has no row for it."""
+
+    code = "unknown_token"
+    param = "input"
+
+    def __init__(self, turn_id: str, vocabulary: int) -> None:
+        super().__init__(
+            f"turn {turn_id} has a token id outside the vocabulary: ids are 0 to {vocabulary - 1}"
+        )
+        self.vocabulary = vocabulary
+
+
 class TurnExists(Refused):
     """A turn with this id is in flight already."""
 

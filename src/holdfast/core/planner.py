@@ -17,7 +17,7 @@ from holdfast.core.pressure import Pressure
 from holdfast.core.registry import Plan, Registry
 from holdfast.core.session import Life, Place, Session
 from holdfast.core.tiers import start_restore
-from holdfast.core.tokens import TOKEN_BYTES
+from holdfast.core.tokens import TOKEN_BYTES, all_known
 from holdfast.core.turn import Turn
 
 Proposer = Callable[[Session, Turn], list[int]]
@@ -175,7 +175,8 @@ class Planner:
             or todo > self.registry.policy.chunk_tokens
         ):
             return []
-        return self.propose(session, turn)[:room]
+        drafts = self.propose(session, turn)[:room]
+        return drafts if all_known(drafts, self.registry.policy.vocabulary) else []
 
     def _row(self, plan: Plan, session: Session, turn: Turn, budget: int, drafts: list[int]) -> int:
         """Reserve memory for one row and add it, or raise and change nothing."""

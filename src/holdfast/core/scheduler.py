@@ -10,7 +10,7 @@ an argument everywhere; a clock that jumps back stands still here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from holdfast.core import errors
 from holdfast.core.audit import Audit, Finding, Owner
@@ -27,6 +27,7 @@ from holdfast.core.session import Life, Place, Session
 from holdfast.core.settler import Settler
 from holdfast.core.sharing import fork
 from holdfast.core.tiers import adopt
+from holdfast.core.tokens import all_known
 from holdfast.core.turn import KEEP_ALL, Ending, Turn, TurnRequest, TurnState
 
 FLIGHTS_MAX = 2
@@ -88,6 +89,9 @@ class Scheduler:
         history: list[tuple[TurnRequest, list[int]]],
     ) -> Session:
         """Open a session that has a history: its turns, each with what was generated. Nothing is computed."""
+        for request, generated in history:
+            self._require_known(request.turn_id, request.tokens)
+            self._require_known(request.turn_id, generated)
         session = self.open(session_id, tenant, now, ttl)
         tokens = session.sequence.tokens
         for request, generated in history:
@@ -174,12 +178,20 @@ class Scheduler:
             raise errors.EmptyTurn("the turn brings no tokens")
         if request.max_tokens < 1:
             raise errors.BadMaxTokens(f"max_tokens must be at least 1, not {request.max_tokens}")
+        self._require_known(request.turn_id, request.tokens)
         total = known + len(request.tokens) + request.max_tokens
         if total > policy.context_length:
             raise errors.ContextExceeded(total, policy.context_length)
         self._require_room(tenant, total)
         if len(registry.queue) >= policy.queue_max:
             raise errors.QueueFull(f"{policy.queue_max} turns are waiting")
+
+    def _require_known(self, turn_id: str, tokens: Sequence[int]) -> None:
+        """Raise unless the tokens of a turn are in the vocabulary. Every token that comes from outside, of a
+        client or of a journal, passes here before a row can carry it; the settler checks what is sampled."""
+        vocabulary = self.registry.policy.vocabulary
+        if not all_known(tokens, vocabulary):
+            raise errors.UnknownToken(turn_id, vocabulary)
 
     def _enqueue(self, session: Session, request: TurnRequest) -> Turn:
         registry = self.registry
@@ -292,6 +304,8 @@ class Scheduler:
         if not 0 <= turns <= len(session.boundaries):
             raise errors.UnknownBoundary(f"session {session_id} has {len(session.boundaries)} turns")
         self._require_idle(session)
+        if turns == len(session.boundaries):
+            return  # Nothing changes: the last turn can still be cut.
         self._cut(session, session.boundaries[turns - 1] if turns else 0)
         del session.boundaries[turns:]
         session.last = None

@@ -7,7 +7,7 @@ It grows by what is new and is cut at its end; nothing here ever walks the histo
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 TOKEN_BYTES = 4
 TOKEN_MAX = 2**31 - 1
@@ -55,6 +55,11 @@ class TokenLog:
     def packed(self, start: int, stop: int) -> bytes:
         """Tokens `start..stop` in the key form of the prefix tree."""
         return self._tokens[start:stop].tobytes()
+
+
+def all_known(tokens: Sequence[int], vocabulary: int) -> bool:
+    """Whether every token is in a vocabulary: tables have no rows for others."""
+    return not tokens or 0 <= min(tokens) <= max(tokens) < vocabulary
 
 
 def common_bytes(key: bytes, packed: bytes, at: int, stop: int, page_bytes: int) -> int:

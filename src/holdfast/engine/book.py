@@ -3,19 +3,23 @@
 For each session: who opened it and with what, its last finished turns by id (a turn that is asked for again
 gets its answer again), and the verbs that carried an id. With a journal every change is a record there, and
 `when_durable` holds an answer back until all records before it are in the file; without one, or with
-durability `off`, it is given at once. While the journal cannot be written, nothing new may begin. Called by
-the engine's loop, and by `spill`, which notes there what it has written to disk.
+durability `off`, it is given at once. The file is written in a thread of its own (`journal_writer`): `flush`
+hands over what was noted, and gives the answers whose records are written by then. While the journal cannot
+be written, nothing new may begin. Called by the engine's loop, and by `spill`, which notes there what it has
+written to disk.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from holdfast.core.errors import JournalUnavailable, Refused, RequestConflict, SessionExists, TurnConflict
 from holdfast.engine.journal import Journal
+from holdfast.engine.journal_writer import JournalWriter
 from holdfast.engine.records import (
     TURNS_KEPT,
     Closed,
@@ -31,6 +35,12 @@ from holdfast.engine.records import (
 )
 
 Act = Callable[[], None]
+
+UNWRITTEN_MAX = 16_384
+"""Records that may wait to be written: where the disk is slower than that, nothing new may begin."""
+
+SETTLE_SECONDS = 0.1
+"""How often one who waits for the file looks whether it can be written at all."""
 
 
 class BadText(Refused):
@@ -72,7 +82,31 @@ class Book:
         self.sessions: dict[str, SessionEntry] = {}
         self.left_behind: dict[str, str] = {}
         """Sessions that are in the journal and could not come back, and why."""
-        self._held: list[Act] = []
+        self._writer: JournalWriter | None = None
+        self._pending: list[Record] = []
+        self._held: deque[tuple[int, Act]] = deque()
+        """Answers, each with the number of the last batch that it waits for."""
+        self._unwritten: deque[tuple[int, int]] = deque()
+        """Batches that are not durable yet, and how many records each has."""
+
+    def start(self) -> None:
+        """Begin to write, once the sessions of the journal have been read."""
+        if self.journal is not None:
+            self._writer = JournalWriter(self.journal)
+            if self.journal.waits:
+                self._writer.submit([])
+
+    def close(self) -> None:
+        """Write what is left, give the answers that waited for it, and let go of the file."""
+        journal, writer = self.journal, self._writer
+        if journal is None:
+            return
+        if writer is not None:
+            self.settle()
+            writer.close()
+            self._answer(writer.durable)
+        journal.close()
+        self.journal = self._writer = None
 
     @property
     def _waits_for_journal(self) -> bool:
@@ -81,7 +115,17 @@ class Book:
     @property
     def waits(self) -> bool:
         """Whether an answer is held back, or a record is to be written."""
-        return bool(self._held) or (self.journal is not None and self.journal.waits)
+        return bool(self._held or self._pending) or self.writing
+
+    @property
+    def writing(self) -> bool:
+        """Whether something that was handed over is not in the file yet."""
+        return self._writer is not None and self._writer.behind
+
+    @property
+    def descriptor(self) -> int | None:
+        """What becomes readable when there are answers to give: a descriptor for a poll."""
+        return None if self._writer is None else self._writer.descriptor
 
     @property
     def fault(self) -> str | None:
@@ -90,8 +134,12 @@ class Book:
 
     def require_journal(self) -> None:
         """Refuse what is new while the journal cannot be written."""
-        if self._waits_for_journal and self.fault is not None:
+        if not self._waits_for_journal:
+            return
+        if self.fault is not None:
             raise JournalUnavailable("the journal cannot be written; try again later")
+        if sum(records for _, records in self._unwritten) > UNWRITTEN_MAX:
+            raise JournalUnavailable("the journal cannot be written fast enough; try again later")
 
     def require_free(self, session_id: str) -> None:
         """Refuse the name of a session that only the journal has: a new one would take its place there."""
@@ -105,22 +153,43 @@ class Book:
     def write(self, record: Record) -> None:
         """Note a record, if there is a journal."""
         if self.journal is not None:
-            self.journal.append(record)
+            self._pending.append(record)
 
     def when_durable(self, act: Act) -> None:
         """Do something once every record so far is in the file; at once where nobody waits for that."""
         if self._waits_for_journal:
-            self._held.append(act)
+            number = 0 if self._writer is None else self._writer.submitted
+            self._held.append((number + bool(self._pending), act))
         else:
             act()
 
     def flush(self) -> None:
-        """Write what was noted, then give the answers that waited for it; all of them wait on if it fails."""
-        if self.journal is None or not self.journal.flush():
+        """Hand over what was noted, and give the answers whose records are in the file by now."""
+        writer = self._writer
+        if writer is None:
             return
-        held, self._held = self._held, []
-        for act in held:
-            act()
+        if self._pending:
+            records, self._pending = self._pending, []
+            self._unwritten.append((writer.submit(records), len(records)))
+        self._answer(writer.take_news())
+
+    def _answer(self, durable: int) -> None:
+        while self._unwritten and self._unwritten[0][0] <= durable:
+            self._unwritten.popleft()
+        while self._held and self._held[0][0] <= durable:
+            self._held.popleft()[1]()
+
+    def wait(self, seconds: float) -> None:
+        """Let the file be written, until there are answers to give or time is up."""
+        if self._writer is not None:
+            self._writer.wait(seconds)
+
+    def settle(self) -> None:
+        """As `flush`, and return when everything is in the file, or cannot be written."""
+        self.flush()
+        while self.writing and self.fault is None:
+            self.wait(SETTLE_SECONDS)
+            self.flush()
 
     # --- sessions ---------------------------------------------------------------------------------
 
@@ -176,6 +245,11 @@ class Book:
             _keep_last(entry.finished)
 
         self.when_durable(written)
+
+    def is_being_written(self, session_id: str, turn_id: str) -> bool:
+        """Whether a turn has ended and its end is about to be durable: whoever asks again can wait for it."""
+        entry = self.sessions.get(session_id)
+        return self.fault is None and entry is not None and turn_id in entry.unwritten
 
     def replay(self, session_id: str, turn_id: str, fingerprint: str) -> FinishedTurn | None:
         """How a turn ended, if it did; a conflict if it was asked for something else."""

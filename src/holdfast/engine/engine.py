@@ -378,7 +378,6 @@ class Engine:
     def settle_sampling(self, sampling: Sampling | None, prompt: int) -> tuple[Sampling, int]:
         """Fill in what was left open, and how many tokens may be generated after `prompt` tokens."""
         chosen = (sampling or Sampling()).with_defaults(self.loop.defaults)
-        chosen.check_vocabulary(self.loop.model.config.vocabulary)
         room = self.loop.tokens_max(TENANT) - prompt
         return chosen, chosen.max_tokens if chosen.max_tokens is not None else max(1, room)
 

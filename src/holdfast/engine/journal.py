@@ -1,17 +1,18 @@
 """The journal: what was acknowledged, in a SQLite file that outlives the process.
 
 Records are appended in memory and written together, one transaction for all that a step brought; `flush`
-says whether everything appended so far is in the file. Who answers a client does so after that. A record
-that cannot be written stays here, in order, and is written when writing works again: nothing is lost and
-nothing is written twice.
+says whether everything appended so far is in the file. A record that cannot be written stays here, in order,
+and is written when writing works again: nothing is lost and nothing is written twice.
 
 Turns form a tree: each row names the one before it, and a session names its last. So a fork is one row, a
 rewind moves one number, and nothing that another session leans on is ever changed. Turns that no session
-reaches any more are swept away in compactions, so the file grows with what is alive.
+reaches any more are swept away in compactions, so the file grows with what is alive. Damage that SQLite does
+not tell of is found with the list of batches (`journal_batches`).
 
 What each setting promises: with `fsync` a flushed record survives a loss of power, with `commit` the death
 of the process; with `off` records are written all the same, but nobody waits for them. One process may have
-a journal open for writing; readers (`journal_reading`) are free to look. Called by the engine's book.
+a journal open for writing; readers (`journal_reading`) are free to look. A `Store` of the journal's writer,
+in whose thread everything is written.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import sqlite3
 from collections.abc import Callable
 from dataclasses import asdict
@@ -27,6 +29,8 @@ from types import TracebackType
 from typing import Literal
 
 from holdfast.core.tokens import TOKEN_BYTES, pack
+from holdfast.engine.journal_batches import BatchList, require_all
+from holdfast.engine.journal_compaction import Sweep
 from holdfast.engine.journal_reading import FIRST_TURNS, as_stored, damage, load
 from holdfast.engine.journal_tables import (
     DAMAGED,
@@ -82,10 +86,12 @@ class Journal:
         vocabulary: str,
         probe: Probe | None = None,
         patience: float = 0.0,
+        sample: str | None = None,
     ) -> None:
         """Open or create; `vocabulary` names what the tokens mean, and must be that of the file.
 
-        `patience` is how many seconds another process that has the journal is waited for.
+        `sample` is what journals before version 3 know instead (see `adopt_vocabulary`). `patience` is how
+        many seconds another process that has the journal is waited for.
         """
         self.path = path
         self.durability = durability
@@ -93,16 +99,21 @@ class Journal:
         self._probe = probe if probe is not None else _unprobed
         self._pending: list[Record] = []
         self._orphans = 0
+        self._sweep: Sweep | None = None
         self._damaged: set[str] = set()
+        self._vocabulary = vocabulary
+        self._sampled = False
         self._lock = _lock(path, patience)
         try:
+            require_all(path)
             self._connection = _connect(path)
-            self._prepare(vocabulary)
+            self._prepare(vocabulary, vocabulary if sample is None else sample)
+            self._batch, self._batches = self._begin_run()
         except BaseException:
             os.close(self._lock)
             raise
 
-    def _prepare(self, vocabulary: str) -> None:
+    def _prepare(self, vocabulary: str, sample: str) -> None:
         connection = self._connection
         connection.text_factory = as_stored
         if has_others(connection):
@@ -115,13 +126,41 @@ class Journal:
             raise JournalError(f"{self.path} is damaged ({damaged}); {MEND}")
         upgrade(connection)
         require_tables(connection)
-        found = connection.execute("SELECT value FROM facts WHERE name = 'vocabulary'").fetchone()
-        if found is None:
-            connection.execute("INSERT INTO facts VALUES ('vocabulary', ?)", (vocabulary,))
-        elif found[0] != vocabulary:
+        facts = dict(connection.execute("SELECT name, value FROM facts").fetchall())
+        self._sampled = "sample" in facts
+        if not facts.keys() & {"vocabulary", "sample"}:
+            connection.execute("INSERT INTO facts (name, value) VALUES ('vocabulary', ?)", (vocabulary,))
+        elif facts.get("vocabulary", vocabulary) != vocabulary or facts.get("sample", sample) != sample:
             raise JournalError(
-                f"{self.path} was written with another vocabulary: its tokens mean other words"
+                f"{self.path} was written with another vocabulary: its tokens mean other words; start with "
+                "the model that it was written with, or name another file"
             )
+
+    def adopt_vocabulary(self) -> None:
+        """Let a journal of before version 3, which knows only how a sample was encoded, know the vocabulary.
+
+        To be called when no session was found that has tokens of another one.
+        """
+        if not self._sampled:
+            return
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._run("INSERT OR REPLACE INTO facts (name, value) VALUES ('vocabulary', ?)", (self._vocabulary,))
+        self._connection.execute("DELETE FROM facts WHERE name = 'sample'")
+        self._connection.execute("COMMIT")
+        self._sampled = False
+
+    def _begin_run(self) -> tuple[int, BatchList]:
+        """Give this opening a name, in the database itself rather than in its write-ahead log, and a list."""
+        connection, run = self._connection, secrets.token_hex(8)
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("INSERT OR IGNORE INTO facts (name, value) VALUES ('batch', '0')")
+        connection.execute("INSERT OR REPLACE INTO facts (name, value) VALUES ('run', ?)", (run,))
+        number = connection.execute("SELECT value FROM facts WHERE name = 'batch'").fetchone()[0]
+        connection.execute("COMMIT")
+        if not number.isdecimal():
+            raise JournalError(f"{self.path} is damaged (it does not know its last transaction); {MEND}")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return int(number), BatchList(self.path, run, self.durability)
 
     def __enter__(self) -> Journal:
         return self
@@ -154,10 +193,10 @@ class Journal:
         self._probe("after fsync")
         if self.fault is not None:
             log.warning("the journal is written again")
+        self._batch += 1
+        self._batches.add(self._batch, self._pending)
         self.fault = None
         self._pending = []
-        if self._orphans >= ORPHANS_MAX and not self._damaged:
-            self._compact()
         return True
 
     def _write_pending(self) -> None:
@@ -170,6 +209,7 @@ class Journal:
                 if index == len(self._pending) // 2:
                     self._probe("mid-record")
                 self._apply(record)
+            self._run("UPDATE facts SET value = ? WHERE name = 'batch'", (str(self._batch + 1),))
             self._probe("after write")
             connection.execute("COMMIT")
         except BaseException:
@@ -182,6 +222,7 @@ class Journal:
         if not self.flush():
             log.error("%d records were never written: %s", len(self._pending), self.fault)
         self._connection.close()
+        self._batches.close()
         os.close(self._lock)
 
     # --- writing ----------------------------------------------------------------------------------
@@ -381,19 +422,21 @@ class Journal:
         assert added.lastrowid is not None
         self._run("DELETE FROM log WHERE number <= ?", (added.lastrowid - LOG_KEPT,))
 
-    def _compact(self) -> None:
-        """Sweep away turns that no session reaches, and give the room back."""
+    def tidy(self) -> bool:
+        """Sweep away a portion of the turns that no session reaches; whether there is more to do."""
+        if self._sweep is None:
+            if self._orphans < ORPHANS_MAX or self._damaged:
+                return False
+            self._orphans = 0
+            self._sweep = Sweep(self._connection)
         try:
-            self._connection.execute(
-                "WITH RECURSIVE reached (number) AS (SELECT head FROM sessions WHERE head IS NOT NULL "
-                "UNION SELECT before FROM turns JOIN reached USING (number) WHERE before IS NOT NULL) "
-                "DELETE FROM turns WHERE number NOT IN reached"
-            )
-            self._connection.execute("PRAGMA incremental_vacuum").fetchall()
+            goes_on = self._sweep.go_on()
         except sqlite3.Error as error:
             log.warning("the journal could not be compacted: %s", error)
-            return
-        self._orphans = 0
+            goes_on = False
+        if not goes_on:
+            self._sweep = None
+        return goes_on
 
     def load(self) -> list[StoredSession]:
         """Every session that is open, as of the last record that was written whole.
@@ -407,7 +450,9 @@ class Journal:
             if session.damaged and not session.unusable:
                 self.append(CutBack(session.id, len(session.turns), None))
         if not self._damaged:
-            self._compact()
+            self._sweep = Sweep(self._connection)
+            while self.tidy():
+                log.debug("turns that no session reaches are swept away")
         return sessions
 
 

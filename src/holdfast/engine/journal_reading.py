@@ -32,7 +32,7 @@ from holdfast.engine.records import (
 
 log = logging.getLogger("holdfast.journal")
 
-_CHAIN = (
+CHAIN = (
     "WITH RECURSIVE chain (number, before) AS ("
     "SELECT number, before FROM turns WHERE number = ? UNION ALL "
     "SELECT t.number, t.before FROM turns t JOIN chain c ON t.number = c.before WHERE t.number < c.number)"
@@ -40,11 +40,11 @@ _CHAIN = (
 """A turn and those before it. Each is older than the next: a row that says otherwise ends the chain."""
 
 _HISTORY = (
-    f"{_CHAIN} SELECT number, turns.before, depth, checksum, turn_id, input, output, finish "
+    f"{CHAIN} SELECT number, turns.before, depth, checksum, turn_id, input, output, finish "
     "FROM chain JOIN turns USING (number) ORDER BY number"
 )
 
-FIRST_TURNS = f"{_CHAIN} SELECT number, before FROM chain ORDER BY number LIMIT ?"
+FIRST_TURNS = f"{CHAIN} SELECT number, before FROM chain ORDER BY number LIMIT ?"
 """The first turns of the history that ends with one, oldest first."""
 
 _SESSION = (
@@ -225,7 +225,8 @@ def _load_snapshot(connection: sqlite3.Connection, session: StoredSession) -> No
     if found is None:
         return
     file, length, size = found
-    if is_text(file) and isinstance(length, int) and isinstance(size, int) and size >= 0:
+    named = is_text(file) and Path(file).name == file  # A path would lead out of the directory of the files.
+    if named and isinstance(length, int) and isinstance(size, int) and size >= 0:
         session.snapshot = Snapped(session.id, file, length, size)
     else:
         log.error("session %s: the name of its file is damaged, and forgotten", session.id)
@@ -305,7 +306,9 @@ def read_log(path: Path, session: str) -> list[tuple[str, str]]:
 def read_vocabulary(path: Path) -> str:
     """What the tokens of a journal mean, as its writer has noted it."""
     with closing(open_for_reading(path)) as connection:
-        found = connection.execute("SELECT value FROM facts WHERE name = 'vocabulary'").fetchone()
+        found = connection.execute(
+            "SELECT value FROM facts WHERE name IN ('vocabulary', 'sample') ORDER BY name DESC"
+        ).fetchone()
     if found is None:
         raise JournalError(f"{path} is no journal")
     return str(found[0])

@@ -191,5 +191,10 @@ def _sum_of_version_1(turn_id: object, said_in: object, said_out: object, finish
     return zlib.crc32(said_out, zlib.crc32(said_in, zlib.crc32(f"{turn_id} {finish}".encode())))
 
 
-UPGRADES: dict[int, Callable[[sqlite3.Connection], None]] = {1: _add_sums}
+def _name_sample(connection: sqlite3.Connection) -> None:
+    """From version 2, whose vocabulary was known by how one sentence is encoded."""
+    connection.execute("UPDATE facts SET name = 'sample' WHERE name = 'vocabulary'")
+
+
+UPGRADES: dict[int, Callable[[sqlite3.Connection], None]] = {1: _add_sums, 2: _name_sample}
 """For each older version of the tables, what leads to the next one."""

@@ -6,7 +6,7 @@ the step is reported as failed, and the core takes its turns back.
 
 The verbs of clients are here as well: they are the core's, and are written down. With a journal the end of a
 turn is told, and `done` of a verb is called, once what happened is in the file: acknowledged means durable.
-Records of a step are written together at its end. Without a journal everything is told at once.
+Records of a step are written beside the steps that follow. Without a journal everything is told at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from itertools import islice
 
-from holdfast.core.errors import Refused, RequestConflict, TooManySessions, TurnExists
+from holdfast.core.errors import RequestConflict, TooManySessions, TurnExists
 from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import Ledger
 from holdfast.core.plan import StepResult
@@ -31,8 +31,15 @@ from holdfast.engine.executor import Executor, Flight, PlanRunner, require_devic
 from holdfast.engine.journal import Journal
 from holdfast.engine.memory_plan import MemoryPlan, disk_bytes, plan_memory
 from holdfast.engine.options import EngineOptions, OptionError, tenant_parts
-from holdfast.engine.records import FinishedTurn, StoredSession
-from holdfast.engine.revival import history_of, open_files, open_journal, read_journal
+from holdfast.engine.records import FinishedTurn
+from holdfast.engine.revival import (
+    UNKNOWN_TOKENS,
+    bring_back,
+    finished_turn,
+    open_files,
+    open_journal,
+    read_journal,
+)
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.speculation import Speculator
 from holdfast.engine.spill import DiskTier, Hurry
@@ -54,8 +61,8 @@ MOVING_SECONDS = 10.0
 DISK_SECONDS = 0.005
 """How long a step without work waits for the disk, or for a copy."""
 
-RETRY_SECONDS = 0.02
-"""How long an idle step waits before it tries again to write a journal that is at fault."""
+JOURNAL_SECONDS = 0.005
+"""How long a step without work waits for the journal."""
 
 Listener = Callable[[Event], None]
 
@@ -117,6 +124,7 @@ class EngineLoop:
         self._pending: Flight | StepResult | None = None
         self._after: dict[int, list[Act]] = {}
         self._after_close: dict[str, list[Act]] = {}
+        self._closing: dict[str, list[Act]] = {}
         self.book = Book(open_journal(options, tokenizer))
         # A CPU that computes a step has no time to plan the next one.
         self._overlap = model.device.type == "cuda" if options.overlap is None else options.overlap
@@ -130,6 +138,7 @@ class EngineLoop:
                 self.disk = self._open_disk(options.disk, identity, executor)
         if self.book.journal is not None:
             self._revive(self.book.journal)
+        self.book.start()
         if self.disk is not None:
             self.disk.sweep()
 
@@ -141,8 +150,9 @@ class EngineLoop:
             if self.disk is not None:
                 self.disk.files.close()
             raise
+        strange = False
         for stored in sessions:
-            refusal = stored.unusable or self._bring_back(stored)
+            refusal = stored.unusable or bring_back(self.scheduler, stored, self.now())
             if not refusal:
                 self.book.revived(stored)
                 if self.disk is not None:
@@ -150,16 +160,11 @@ class EngineLoop:
                 continue
             log.error("session %s stays in the journal: %s", stored.id, refusal)
             self.book.left_behind[stored.id] = refusal
+            strange = strange or refusal.endswith(UNKNOWN_TOKENS)
             if self.disk is not None:
                 self.disk.keep(stored)
-
-    def _bring_back(self, stored: StoredSession) -> str:
-        """Have the core know a session again; why it will not, if so."""
-        try:
-            self.scheduler.revive(stored.id, stored.tenant, self.now(), stored.ttl, history_of(stored))
-        except Refused as refusal:
-            return str(refusal)
-        return ""
+        if not strange:
+            journal.adopt_vocabulary()
 
     def _open_disk(self, directory: str, identity: str, executor: Executor) -> DiskTier:
         form = (self.options.page_size, self.memory_plan.layout, self.model.memory_shape, self.model.dtype)
@@ -200,6 +205,7 @@ class EngineLoop:
         With a `fingerprint` of what was asked, the turn's id is its idempotency key: see `replay`.
         """
         require_text(turn_id=request.turn_id, fingerprint=fingerprint)
+        sampling.check_vocabulary(self.model.config.vocabulary)
         self.book.require_journal()
         if fingerprint is not None and self.book.replay(session_id, request.turn_id, fingerprint) is not None:
             raise TurnExists(f"turn {request.turn_id} of session {session_id} has finished already")
@@ -220,6 +226,7 @@ class EngineLoop:
         self, tenant: str, request: TurnRequest, sampling: Sampling, listener: Listener
     ) -> tuple[Turn, TurnStream]:
         """Queue a request of its own."""
+        sampling.check_vocabulary(self.model.config.vocabulary)
         turn = self.scheduler.request(tenant, request, self.now())
         return turn, self._attend(turn, sampling, listener)
 
@@ -266,9 +273,12 @@ class EngineLoop:
     def close_session(self, session_id: str, done: Act | None = None) -> None:
         """Close a session; a turn in flight is rolled back first. `done` when that is durable."""
         self.book.require_journal()
+        asked = [] if done is None else [done]
+        if session_id not in self.scheduler.registry.sessions and session_id in self._closing:
+            self._closing[session_id] += asked
+            return
         self.scheduler.close(session_id, self.now())
-        if done is not None:
-            self._after_close.setdefault(session_id, []).append(done)
+        self._after_close.setdefault(session_id, []).extend(asked)
         self.tell(self.scheduler.take_events())
 
     def interrupt(
@@ -315,9 +325,11 @@ class EngineLoop:
         asked = f"rewind {turns}"
         if self.book.answered(session_id, request_id, asked) is None:
             session = self.scheduler.registry.find(session_id)
+            before = len(session.boundaries)
             self.scheduler.rewind(session_id, turns, now)
             self._note_named(session)
-            self._note_cut(session, None)
+            if turns < before:
+                self._note_cut(session, None)
             self.book.requested(session_id, request_id, asked)
         self._acknowledge(done)
 
@@ -390,6 +402,11 @@ class EngineLoop:
     @property
     def busy(self) -> bool:
         """Whether there is anything to plan, run, settle or write."""
+        return self.active or self.book.waits
+
+    @property
+    def active(self) -> bool:
+        """Whether a step has anything to do. What is handed over to be written needs none."""
         registry = self.scheduler.registry
         return bool(
             registry.running
@@ -397,7 +414,6 @@ class EngineLoop:
             or registry.flights
             or registry.transits
             or registry.seals
-            or self.book.waits
             or (self.disk is not None and self.disk.busy)
         )
 
@@ -453,8 +469,7 @@ class EngineLoop:
         self.executor.carrier.wait(DISK_SECONDS)
         if self.disk is not None:
             self.disk.wait(DISK_SECONDS)
-        if self.book.fault is not None:
-            time.sleep(RETRY_SECONDS)
+        self.book.wait(JOURNAL_SECONDS)
 
     def _launch(self, plan: Plan) -> Flight | StepResult:
         """Start a step, after the copies that nobody wants. What it raises fails the step, not the engine."""
@@ -507,12 +522,15 @@ class EngineLoop:
             return
         if event.session_id in self.book.sessions:
             self.book.closed(event.session_id, event.reason)
+        after = self._closing[event.session_id] = self._after_close.pop(event.session_id, [])
 
         def told() -> None:
+            if self._closing.get(event.session_id) is after:
+                del self._closing[event.session_id]
             if self.disk is not None:
                 self.disk.forget(event.session_id)
             self.observer(event)
-            for done in self._after_close.pop(event.session_id, []):
+            for done in after:
                 done()
 
         self.book.when_durable(told)
@@ -532,7 +550,7 @@ class EngineLoop:
                 listener(event)
             for done in self._after.pop(turn.number, []):
                 done()
-            if stands:
+            if session is not None and stands and session.last in (turn, None):
                 self.scheduler.durable(event.session_id)
 
         if session is None or not stands:
@@ -541,7 +559,7 @@ class EngineLoop:
         self._note_named(session)
         if stream is not None:
             stream.end()
-        self.book.ended(session.id, turn.request.tokens, _finished(event, session, turn, stream))
+        self.book.ended(session.id, turn.request.tokens, finished_turn(event, session, turn, stream))
         self.book.when_durable(told)
 
     def shut_down(
@@ -565,13 +583,10 @@ class EngineLoop:
         if self.disk is not None:
             if self.book.journal is not None:
                 self.disk.write_all(progress if progress is not None else _unwatched, hurry)
-            self.book.flush()
+            self.book.settle()
             self.disk.close(hurry)
             self.disk = None
-        if self.book.journal is not None:
-            self.book.flush()
-            self.book.journal.close()
-            self.book.journal = None
+        self.book.close()
         self.executor.carrier.drain()
 
     def now(self) -> float:
@@ -581,19 +596,3 @@ class EngineLoop:
 
 def _unwatched(done: int, total: int) -> None:
     """Nobody watches."""
-
-
-def _finished(event: Event, session: Session, turn: Turn, stream: TurnStream | None) -> FinishedTurn:
-    """How a turn ended, for whoever asks again."""
-    tokens = session.sequence.tokens.slice(turn.input_end, turn.input_end + turn.generated)
-    return FinishedTurn(
-        turn_id=turn.request.turn_id,
-        fingerprint=stream.fingerprint or "" if stream is not None else "",
-        outcome=event.kind,
-        reason=event.reason,
-        text=stream.text_of(turn.generated) if stream is not None else "",
-        tokens=tokens,
-        prompt_tokens=turn.input_end,
-        cached_tokens=turn.cached,
-        computed_tokens=turn.computed,
-    )

@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
-SCHEMA = 2
+SCHEMA = 3
 """The version of a journal's tables."""
 
 TURNS_KEPT = 8

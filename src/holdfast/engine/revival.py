@@ -1,5 +1,7 @@
 """A loop's journal and files at its start: opened, and read for the sessions that come back.
 
+Turns are put into the journal's words here, and back into the core's.
+
 What keeps one from being used is an `OptionError` of the option that names it, and says what to do next: such
 a journal is never taken for an empty one. Used by the engine's loop.
 """
@@ -10,13 +12,18 @@ import hashlib
 import sqlite3
 from pathlib import Path
 
-from holdfast.core.turn import TurnRequest
+from holdfast.core.errors import Refused, UnknownToken
+from holdfast.core.registry import Event
+from holdfast.core.scheduler import Scheduler
+from holdfast.core.session import Session
+from holdfast.core.turn import Turn, TurnRequest
 from holdfast.engine.journal import Journal, JournalError
 from holdfast.engine.journal_tables import MEND
 from holdfast.engine.lock import InUse
 from holdfast.engine.options import EngineOptions, OptionError
-from holdfast.engine.records import StoredSession
+from holdfast.engine.records import FinishedTurn, StoredSession
 from holdfast.engine.spill_files import Files
+from holdfast.engine.stream import TurnStream
 from holdfast.engine.tokenizer import Tokenizer
 
 WAIT_SECONDS = 20.0
@@ -25,6 +32,9 @@ WAIT_SECONDS = 20.0
 VOCABULARY_PROBE = (
     "The quick brown fox jumps over 13 lazy dogs: naïve façade, 北京, 🙂 <|end|> </s>\n\t0123456789"
 )
+
+UNKNOWN_TOKENS = "start the server with the model that the session was written with"
+"""What to do about a session whose tokens are not in the vocabulary."""
 
 DAMAGED = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 """What SQLite says of a file that is none of its own any more, or whose tables are not those of a journal."""
@@ -39,7 +49,13 @@ def open_journal(options: EngineOptions, tokenizer: Tokenizer) -> Journal | None
         return None
     path = Path(options.journal)
     try:
-        return Journal(path, options.durability, vocabulary_of(tokenizer), patience=WAIT_SECONDS)
+        return Journal(
+            path,
+            options.durability,
+            tokenizer.identity(),
+            patience=WAIT_SECONDS,
+            sample=sample_of(tokenizer),
+        )
     except UNREADABLE as error:
         raise _unusable(path, error) from error
     except (JournalError, OSError) as error:
@@ -74,9 +90,20 @@ def _unusable(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> OptionEr
     return OptionError("journal", f"cannot be used: {error}")
 
 
-def vocabulary_of(tokenizer: Tokenizer) -> str:
-    """What tokens mean, as a short name: two tokenizers that agree on it read each other's histories."""
+def sample_of(tokenizer: Tokenizer) -> str:
+    """What journals before version 3 knew of a vocabulary: how one sentence is encoded."""
     return hashlib.sha256(repr(tokenizer.encode(VOCABULARY_PROBE)).encode()).hexdigest()[:32]
+
+
+def bring_back(scheduler: Scheduler, stored: StoredSession, now: float) -> str:
+    """Have the core know a session again; why it will not, if so."""
+    try:
+        scheduler.revive(stored.id, stored.tenant, now, stored.ttl, history_of(stored))
+    except UnknownToken as refusal:
+        return f"{refusal}; {UNKNOWN_TOKENS}"
+    except Refused as refusal:
+        return str(refusal)
+    return ""
 
 
 def history_of(stored: StoredSession) -> list[tuple[TurnRequest, list[int]]]:
@@ -85,3 +112,19 @@ def history_of(stored: StoredSession) -> list[tuple[TurnRequest, list[int]]]:
         (TurnRequest(turn.turn_id, tuple(turn.input), max(1, len(turn.output))), turn.output)
         for turn in stored.turns
     ]
+
+
+def finished_turn(event: Event, session: Session, turn: Turn, stream: TurnStream | None) -> FinishedTurn:
+    """How a turn ended, for whoever asks again."""
+    tokens = session.sequence.tokens.slice(turn.input_end, turn.input_end + turn.generated)
+    return FinishedTurn(
+        turn_id=turn.request.turn_id,
+        fingerprint=stream.fingerprint or "" if stream is not None else "",
+        outcome=event.kind,
+        reason=event.reason,
+        text=stream.text_of(turn.generated) if stream is not None else "",
+        tokens=tokens,
+        prompt_tokens=turn.input_end,
+        cached_tokens=turn.cached,
+        computed_tokens=turn.computed,
+    )

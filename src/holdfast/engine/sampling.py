@@ -139,7 +139,8 @@ class Sampling:
 
     def choice(self, index: int) -> Sampling:
         """The parameters of one of `n` choices: a seed of its own, derived from the given one."""
-        assert 0 <= index < self.n
+        if not 0 <= index < self.n:
+            raise SamplingError("n", f"has choices 0 to {self.n - 1}")
         seed = self.seed
         if seed is not None and index:
             seed = (seed ^ (index * _GOLDEN)) & SEED_MAX

@@ -419,7 +419,7 @@ class DiskTier:
             while self._thread.under_way and not hurry():
                 self.wait(HURRY_SECONDS)
                 self.collect()
-            self.book.flush()
+            self.book.settle()
             if not self._thread.under_way:
                 left -= 1
                 progress(len(sessions) - left, len(sessions))
@@ -464,8 +464,8 @@ class DiskTier:
         for name in self.files.names():
             if name not in known:
                 self.files.remove(name)
-        numbers = [int(name.removesuffix(SUFFIX).rpartition("-")[2]) for name in known]
-        self._serial = max([self._serial, *numbers])
+        numbers = [name.removesuffix(SUFFIX).rpartition("-")[2] for name in known]
+        self._serial = max([self._serial, *(int(number) for number in numbers if number.isdecimal())])
 
     def close(self, hurry: Hurry) -> None:
         """Let the thread end. Without a journal nobody could know whose the files are: they go.

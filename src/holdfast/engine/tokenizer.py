@@ -9,6 +9,8 @@ the engine and the server.
 from __future__ import annotations
 
 import codecs
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -78,6 +80,22 @@ class Tokenizer:
     def written(self) -> str:
         """The vocabulary and its rules as text, which `read_encoder` reads again."""
         return self._encoder.to_str()
+
+    def identity(self) -> str:
+        """A digest of all that gives token ids their meaning: vocabulary, added tokens and merges.
+
+        The order in which a file lists them does not count, nor how it is laid out.
+        """
+        model = json.loads(self.written())["model"]
+        merges = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model.get("merges", ())]
+        added = {
+            number: (token.content, token.special)
+            for number, token in self._encoder.get_added_tokens_decoder().items()
+        }
+        found = hashlib.sha256()
+        for part in (sorted(self._encoder.get_vocab().items()), sorted(added.items()), merges):
+            found.update(json.dumps(part).encode())
+        return found.hexdigest()[:32]
 
     @property
     def vocabulary_size(self) -> int:

@@ -245,7 +245,7 @@ class Desk:
             nonlocal seen, settled_before
             if command.call not in self._held:
                 return True  # Whoever asked for it is gone.
-            if command.session in self._waiting:
+            if command.session in self._waiting or self._is_being_written(command):
                 return False
             before = self._turn_before(command.session)
             if before is not seen:
@@ -259,6 +259,12 @@ class Desk:
         self._held.add(command.call)
         self._try(command.session, Waiting(False, attempt))
 
+    def _is_being_written(self, command: wire.StartTurn) -> bool:
+        """Whether a turn that is asked for again has ended, and will be durable in a moment."""
+        if command.session is None or command.fingerprint is None:
+            return False
+        return self.loop.book.is_being_written(command.session, command.name)
+
     def _turn_before(self, name: str | None) -> Turn | None:
         """The turn that a session is at, if there is one and the session stays open."""
         if name is None:
@@ -269,7 +275,6 @@ class Desk:
     def _start(self, command: wire.StartTurn) -> None:
         loop = self.loop
         sampling = Sampling(**msgspec.structs.asdict(command.sampling)).with_defaults(loop.defaults)
-        sampling.check_vocabulary(loop.model.config.vocabulary)
         known = 0
         if command.session is not None:
             # A turn that is overdue ends now, and changes the history, rather than when this one is queued.

@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 import zlib
+from collections.abc import Callable
 from typing import TextIO
 
 import zmq
@@ -34,6 +35,9 @@ log = logging.getLogger("holdfast.engine")
 
 PULSE_SECONDS = 1.0
 NAP_SECONDS = 0.1
+JOURNAL_SECONDS = 0.001
+"""How long commands are waited for while something waits for the journal, which wakes this process itself."""
+
 QUIET_SECONDS = 1.0
 """How long nothing must have happened before everything is recounted: that may take some milliseconds."""
 
@@ -50,6 +54,8 @@ class Worker:
         self.desk = desk
         self.parent = parent
         self.stopping = False
+        news = desk.loop.book.descriptor
+        self._wait: Callable[[int], object] = socket.poll if news is None else _both(socket, news)
         self._pulsed = 0.0
         self._counted = 0
         self._worked = 0.0
@@ -58,10 +64,12 @@ class Worker:
         """Serve until told to stop."""
         while not self.stopping and os.getppid() == self.parent:
             loop = self.desk.loop
-            self._receive(wait=not (loop.busy or self.desk.waits))
+            self._receive(self._patience())
+            loop.book.flush()  # What became durable is told, and what waited for it may begin.
             self.desk.try_waiting()
+            loop.book.flush()
             self._send()  # What was accepted, refused or ended is known before a step, which may take long.
-            if loop.busy:
+            if loop.active:
                 loop.step()
                 self._worked = time.monotonic()
             else:
@@ -69,9 +77,17 @@ class Worker:
             self._send()
         self._roll_back()
 
-    def _receive(self, wait: bool) -> None:
-        """Take every command that has come; with nothing to do, wait a moment for one."""
-        if wait and not self.socket.poll(int(NAP_SECONDS * 1000)):
+    def _patience(self) -> float:
+        """How long to wait for a command, or for the journal: not at all while there is something to do."""
+        if self.desk.loop.active:
+            return 0.0
+        if self.desk.waits:
+            return JOURNAL_SECONDS if self.desk.loop.book.writing else 0.0
+        return NAP_SECONDS
+
+    def _receive(self, seconds: float) -> None:
+        """Take every command that has come; wait for one, or until something is durable."""
+        if seconds and not self._wait(int(1000 * seconds)):
             return
         while True:
             try:
@@ -113,6 +129,14 @@ class Worker:
         while self.desk.turns and self.desk.loop.busy and time.monotonic() < deadline:
             self.desk.loop.step()
         self._send()
+
+
+def _both(socket: zmq.Socket[bytes], descriptor: int) -> Callable[[int], object]:
+    """A poll that ends when a command has come, or the journal has news; it takes milliseconds."""
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    poller.register(descriptor, zmq.POLLIN)
+    return poller.poll
 
 
 def told_to_hurry(socket: zmq.Socket[bytes]) -> bool:

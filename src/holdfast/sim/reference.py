@@ -161,6 +161,8 @@ class Conversation:
 
     def rewind(self, turns: int) -> None:
         """Only the first `turns` turns remain."""
+        if turns == len(self.boundaries):
+            return
         self._cut(self.boundaries[turns - 1] if turns else 0)
         del self.boundaries[turns:], self.inputs[turns:]
         self.last = None

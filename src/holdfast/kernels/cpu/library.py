@@ -137,7 +137,7 @@ def load(path: Path) -> ctypes.CDLL:
     for name, answer, arguments in (
         ("hf_threads", whole, (whole,)),
         ("hf_pack", None, (pointer, pointer, pointer, pointer, whole, whole, whole)),
-        ("hf_rows", None, (pointer, pointer, whole, real, pointer)),
+        ("hf_rows", whole, (pointer, pointer, whole, real, pointer)),
         ("hf_linear", whole, (pointer, pointer, long, whole, pointer, long)),
         ("hf_argmax", None, (pointer, long, whole, whole, pointer, pointer)),
         ("hf_sample", whole, (pointer, long, whole, whole, pointer, pointer)),

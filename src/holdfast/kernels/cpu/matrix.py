@@ -83,9 +83,11 @@ class PackedMatrix:
         """Some rows in float32, times a factor; `indices` int64 [n], each a row of the matrix."""
         indices = indices.contiguous()
         out = torch.empty((indices.shape[0], self.inputs), dtype=torch.float32)
-        self._library.hf_rows(
+        outside = self._library.hf_rows(
             ctypes.byref(self.structure), indices.data_ptr(), indices.shape[0], multiplier, out.data_ptr()
         )
+        if outside:
+            raise IndexError(f"a row is out of range: the matrix has {self.outputs}")
         return out
 
 

@@ -91,7 +91,7 @@ void multiply(const Matrix *matrix, const Activations *x, float *out, int64_t ou
 
 void hf_pack(uint8_t *blocks, const uint8_t *codes, const float *scales, const float *minima, int outputs,
              int inputs, int bits);
-void hf_rows(const Matrix *matrix, const int64_t *rows, int count, float multiplier, float *out);
+int hf_rows(const Matrix *matrix, const int64_t *rows, int count, float multiplier, float *out);
 int hf_linear(const Matrix *matrix, const float *x, int64_t x_stride, int rows, float *out,
               int64_t out_stride);
 

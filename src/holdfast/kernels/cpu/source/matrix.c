@@ -81,8 +81,11 @@ void hf_pack(uint8_t *blocks, const uint8_t *codes, const float *scales, const f
     }
 }
 
-/* Unpacks some rows of a matrix: a token table. */
-void hf_rows(const Matrix *matrix, const int64_t *rows, int count, float multiplier, float *out) {
+/* Unpacks some rows of a matrix: a token table. Answers 0, or -1 for a row that is out of range. */
+int hf_rows(const Matrix *matrix, const int64_t *rows, int count, float multiplier, float *out) {
+    for (int index = 0; index < count; index++) {
+        if (rows[index] < 0 || rows[index] >= matrix->outputs) return -1;
+    }
     int groups = matrix->inputs / GROUP, bits = matrix->bits;
     size_t bytes = block_bytes(bits), code_bytes = bytes - 4 * PANEL;
     for (int index = 0; index < count; index++) {
@@ -98,6 +101,7 @@ void hf_rows(const Matrix *matrix, const int64_t *rows, int count, float multipl
             }
         }
     }
+    return 0;
 }
 
 /* --- activations --- */

@@ -1,0 +1,231 @@
+"""The engine process beside its journal: steps do not wait for it, answers do, and nothing is said twice."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from holdfast.engine.echo import open_echo
+from holdfast.engine.journal_reading import read_sessions
+from holdfast.engine.loop import EngineLoop
+from holdfast.engine.options import make_options
+from holdfast.server import wire, worker
+from holdfast.server.desk import Desk
+from holdfast.server.worker import Worker
+from tests.server.test_desk import SESSION, ends, gone, of_call, reports, until_quiet
+
+WAIT_SECONDS = 60.0
+
+
+class Gate:
+    """Stands before every transaction of a journal, and can be shut."""
+
+    def __init__(self, loop: EngineLoop) -> None:
+        assert loop.book.journal is not None
+        self.open = threading.Event()
+        self.open.set()
+        self.threads: set[str] = set()
+        loop.book.journal._probe = self.pass_through
+
+    def pass_through(self, point: str) -> None:
+        self.threads.add(threading.current_thread().name)
+        if point == "before append":
+            assert self.open.wait(WAIT_SECONDS)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal"
+
+
+@pytest.fixture
+def desk(path: Path) -> Iterator[Desk]:
+    """A desk with one session, at rest, and a journal."""
+    loop = open_echo("echo", make_options(journal=str(path)))
+    made = Desk(loop)
+    made.receive(wire.OpenSession(1, SESSION, "ann"))
+    until_quiet(made)
+    yield made
+    loop.shut_down()
+
+
+def start(desk: Desk, call: int, name: str, fingerprint: str | None = "body", **more: object) -> None:
+    fields = wire.SamplingFields(max_tokens=4, **more)  # type: ignore[arg-type]
+    tokens = desk.loop.tokenizer.encode("hello")
+    desk.receive(wire.StartTurn(call, name, "ann", tokens, fields, session=SESSION, fingerprint=fingerprint))
+
+
+def until_computed(desk: Desk) -> list[wire.Report]:
+    """Make steps while one has anything to do, whatever is being written."""
+    heard: list[wire.Report] = []
+    while desk.loop.active:
+        desk.loop.step()
+        desk.try_waiting()
+        heard += reports(desk)
+    return heard
+
+
+def test_steps_go_on_while_the_journal_is_written(desk: Desk) -> None:
+    gate = Gate(desk.loop)
+    gate.open.clear()
+    start(desk, 2, "t1")
+    assert ends(until_computed(desk)) == [], "its end is not durable"
+    sampling = wire.SamplingFields(max_tokens=8)
+    desk.receive(wire.StartTurn(3, "alone", "ann", desk.loop.tokenizer.encode("by itself"), sampling))
+    heard = until_computed(desk)
+    assert ends(heard) == [(3, "finished")], "what needs no journal does not wait for it"
+    gate.open.set()
+    assert ends(until_quiet(desk)) == [(2, "finished")]
+    assert gate.threads == {"holdfast-journal"}, "nothing is written in the loop"
+
+
+def test_a_turn_that_is_being_written_is_waited_for(desk: Desk, path: Path) -> None:
+    gate = Gate(desk.loop)
+    gate.open.clear()
+    start(desk, 2, "t1")
+    heard = until_computed(desk)
+    start(desk, 3, "t1")
+    desk.try_waiting()
+    assert of_call(reports(desk), 3) == [], "neither refused nor said twice"
+    gate.open.set()
+    heard += until_quiet(desk)
+    assert ends(heard) == [(2, "finished"), (3, "finished")]
+    (answer,) = of_call(heard, 3)
+    assert isinstance(answer, wire.Done) and answer.replayed
+    said = [end.tokens for report in heard if isinstance(report, wire.Step) for end in report.ends]
+    assert said[0] == said[1] and said[0]
+    assert [len(session.turns) for session in read_sessions(path)] == [1]
+
+
+def test_another_body_for_a_turn_that_is_being_written_is_a_conflict(desk: Desk) -> None:
+    gate = Gate(desk.loop)
+    gate.open.clear()
+    start(desk, 2, "t1")
+    until_computed(desk)
+    start(desk, 3, "t1", "another body")
+    gate.open.set()
+    (refused,) = of_call(until_quiet(desk), 3)
+    assert isinstance(refused, wire.Declined) and refused.code == "turn_conflict"
+
+
+def test_a_turn_that_cannot_be_written_is_not_waited_for(desk: Desk) -> None:
+    assert desk.loop.book.journal is not None
+    connection = desk.loop.book.journal._connection
+    connection.execute("PRAGMA query_only = ON")
+    start(desk, 2, "t1")
+    until_computed(desk)
+    start(desk, 3, "t1")
+    while desk.waits:
+        desk.loop.step()
+        desk.try_waiting()
+    (refused,) = of_call(reports(desk), 3)
+    assert isinstance(refused, wire.Declined) and refused.code == "journal_unavailable"
+    connection.execute("PRAGMA query_only = OFF")
+    assert ends(until_quiet(desk)) == [(2, "finished")]
+
+
+def test_each_close_is_acknowledged_when_its_own_session_is_gone_for_good(desk: Desk, path: Path) -> None:
+    gate = Gate(desk.loop)
+    gate.open.clear()
+    desk.receive(wire.CloseSession(2, SESSION))
+    desk.receive(wire.CloseSession(3, SESSION))
+    desk.receive(wire.OpenSession(4, SESSION, "ann"))
+    desk.receive(wire.CloseSession(5, SESSION))
+    desk.loop.book.flush()
+    assert reports(desk) == []
+    gate.open.set()
+    heard = until_quiet(desk)
+    answers = [
+        (report.call, type(report)) for report in heard if isinstance(report, wire.Done | wire.Declined)
+    ]
+    assert answers == [(2, wire.Done), (3, wire.Done), (4, wire.Done), (5, wire.Done)]
+    assert gone(heard) == [(SESSION, "closed")] * 2
+    assert read_sessions(path) == []
+
+
+def test_an_idle_engine_wakes_up_when_something_is_durable(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sleeps until a command comes, for ever if none does: only the journal's news can end that."""
+    monkeypatch.setattr(worker, "NAP_SECONDS", 10 * WAIT_SECONDS)
+    loop = open_echo("echo", make_options(journal=str(path)))
+    gate = Gate(loop)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    mine, other = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    mine.bind("inproc://engine")
+    other.connect("inproc://engine")
+    engine = Worker(other, Desk(loop), worker.os.getppid())
+    asleep = engine._wait
+
+    def sleep(milliseconds: int) -> object:
+        if loop.book.writing:
+            gate.open.set()
+        return asleep(milliseconds)
+
+    engine._wait = sleep
+    gate.open.clear()
+    thread = threading.Thread(target=engine.run)
+    thread.start()
+    sampling = wire.SamplingFields(max_tokens=4)
+    mine.send(wire.encode(wire.OpenSession(1, SESSION, "ann")))
+    awaited = {"open", "end"}
+    try:
+        while awaited:
+            assert mine.poll(int(1000 * WAIT_SECONDS)), f"nobody tells of {awaited}"
+            report = wire.decode_report(mine.recv())
+            if isinstance(report, wire.Done) and report.call == 1:
+                awaited.discard("open")
+                gate.open.clear()
+                tokens = loop.tokenizer.encode("hello")
+                mine.send(wire.encode(wire.StartTurn(2, "t1", "ann", tokens, sampling, session=SESSION)))
+            elif isinstance(report, wire.Step) and report.ends:
+                awaited.discard("end")
+    finally:
+        gate.open.set()
+        mine.send(wire.encode(wire.Stop()))
+        thread.join(WAIT_SECONDS)
+        loop.shut_down()
+        mine.close()
+        other.close()
+        context.term()
+    assert [len(session.turns) for session in read_sessions(path)] == [1]
+
+
+# --- what comes over the wire is not believed ---
+
+
+@pytest.mark.parametrize("token", [-1, 258, 1 << 40])
+@pytest.mark.parametrize("session", [SESSION, None])
+def test_unknown_tokens_are_refused_by_the_engine_itself(desk: Desk, token: int, session: str | None) -> None:
+    fields = wire.SamplingFields(max_tokens=4)
+    desk.receive(wire.StartTurn(2, "t1", "ann", [1, token], fields, session=session))
+    (refused,) = of_call(reports(desk), 2)
+    assert isinstance(refused, wire.Declined)
+    assert (refused.code, refused.param) == ("unknown_token", "input")
+    start(desk, 3, "t2")
+    assert ends(until_quiet(desk)) == [(3, "finished")]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        wire.SamplingFields(stop_token_ids=[258]),
+        wire.SamplingFields(stop_token_ids=[-1]),
+        wire.SamplingFields(logit_bias={258: 1.0}),
+        wire.SamplingFields(logit_bias={-1: 1.0}),
+    ],
+)
+def test_unknown_tokens_in_what_a_turn_asks_for_are_refused(desk: Desk, fields: wire.SamplingFields) -> None:
+    for call, session in ((2, SESSION), (3, None)):
+        desk.receive(wire.StartTurn(call, f"t{call}", "ann", [1], fields, session=session))
+        (refused,) = of_call(reports(desk), call)
+        assert isinstance(refused, wire.Declined) and refused.code == "bad_sampling"
+
+
+@pytest.mark.parametrize("choice", [-1, 1])
+def test_a_choice_that_was_not_asked_for_is_refused(desk: Desk, choice: int) -> None:
+    desk.receive(wire.StartTurn(2, "t1", "ann", [1], wire.SamplingFields(), choice=choice))
+    (refused,) = of_call(reports(desk), 2)
+    assert isinstance(refused, wire.Declined) and refused.code == "bad_sampling"
