@@ -16,14 +16,24 @@ from collections.abc import Callable
 
 from holdfast.server import wire
 
-__all__ = ["BUDGET_SECONDS", "READ_MAX", "UNHURRIED_SECONDS", "Backlog", "Budget", "Spent", "never"]
+__all__ = [
+    "BUDGET_SECONDS",
+    "READ_BYTES_MAX",
+    "READ_MAX",
+    "UNHURRIED_SECONDS",
+    "Backlog",
+    "Budget",
+    "Spent",
+    "never",
+]
 
 BUDGET_SECONDS = 0.001
 UNHURRIED_SECONDS = 0.01
 """The budget of a round while no turn runs."""
 
-READ_MAX = 256
-"""Frames that one round reads at most."""
+READ_MAX = 128
+READ_BYTES_MAX = 128 << 10
+"""How many frames one round reads, and how many bytes of them: decoding is cheap and sees ends early."""
 
 Spent = Callable[[], bool]
 """Whether the time of a round is over."""

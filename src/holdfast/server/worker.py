@@ -32,7 +32,14 @@ from holdfast.models.weights import WeightMismatch
 from holdfast.server import wire
 from holdfast.server.desk import Desk, view
 from holdfast.server.logs import set_up_logging
-from holdfast.server.rounds import BUDGET_SECONDS, READ_MAX, UNHURRIED_SECONDS, Backlog, Budget
+from holdfast.server.rounds import (
+    BUDGET_SECONDS,
+    READ_BYTES_MAX,
+    READ_MAX,
+    UNHURRIED_SECONDS,
+    Backlog,
+    Budget,
+)
 
 log = logging.getLogger("holdfast.engine")
 
@@ -46,9 +53,6 @@ AUDIT_UNITS = 4096
 
 WHOLE_HOLDS_MAX = 512
 """How many Holds there may be for a census to be done as a whole."""
-
-READ_PART = 0.5
-"""The part of a round's budget that reading commands may take."""
 
 FLUSH_SECONDS = 2.0
 ALONE_SECONDS = 1.0
@@ -83,7 +87,7 @@ class Worker:
         loop, desk, times = self.desk.loop, self.desk, self.desk.loop.times
         while not self.stopping and os.getppid() == self.parent:
             self._read(wait=not (loop.busy or desk.waits or desk.reporting or self.backlog or self._auditing))
-            spent = self._budget(1.0)
+            spent = self._budget()
             self._carry_out(spent)
             with times.measured("waiting"):
                 desk.try_waiting(spent)
@@ -101,16 +105,16 @@ class Worker:
             self._send()
         self._roll_back()
 
-    def _budget(self, part: float) -> Budget:
-        """A part of what a round may take."""
+    def _budget(self) -> Budget:
+        """What a round may take."""
         running = self.desk.loop.scheduler.registry.running
-        return Budget(part * (BUDGET_SECONDS if running else UNHURRIED_SECONDS), self._clock)
+        return Budget(BUDGET_SECONDS if running else UNHURRIED_SECONDS, self._clock)
 
     def _read(self, wait: bool) -> None:
         """Read commands that have come; with nothing to do, wait a moment for one."""
         if wait and not self.socket.poll(int(NAP_SECONDS * 1000)):
             return
-        spent = self._budget(READ_PART)
+        read = 0
         for _ in range(READ_MAX):
             try:
                 frame = self.socket.recv(zmq.NOBLOCK)
@@ -122,7 +126,8 @@ class Worker:
                 self.stopping = True
                 return
             self.backlog.add(command)
-            if spent():
+            read += len(frame)
+            if read >= READ_BYTES_MAX:
                 return
 
     def _carry_out(self, spent: Budget) -> None:
