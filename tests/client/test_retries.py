@@ -224,3 +224,37 @@ def test_a_turn_that_was_left_is_not_sent_again_by_a_task() -> None:
                 return len(server.asked)
 
     assert asyncio.run(run()) == 2
+
+
+def shown(name: str) -> dict[str, object]:
+    return {"id": name, "state": "IDLE", "turns": 0, "tokens": {"known": 0, "computed": 0}}
+
+
+PAGES = (
+    answer({"sessions": [shown("a"), shown("b")], "next": "2"}),
+    answer({"sessions": [], "next": "7"}),
+    answer({"sessions": [shown("c")], "next": None}),
+)
+
+
+def test_a_list_of_sessions_is_read_to_its_last_page() -> None:
+    async def listed_async(url: str) -> list[str]:
+        async with AsyncClient(url, retries=AT_ONCE) as client:
+            return [view.id for view in await client.sessions()]
+
+    with Scripted(*PAGES, *PAGES) as server:
+        with Client(server.url, retries=AT_ONCE) as client:
+            assert [view.id for view in client.sessions()] == ["a", "b", "c"]
+        assert asyncio.run(listed_async(server.url)) == ["a", "b", "c"]
+    paths = ["/v1/sessions", "/v1/sessions?after=2", "/v1/sessions?after=7"]
+    assert [asked.path for asked in server.asked] == 2 * paths
+
+
+@pytest.mark.parametrize("more", [{}, {"next": 7}])
+def test_a_list_without_pages_is_whole_and_a_cursor_is_text(more: dict[str, object]) -> None:
+    with Scripted(answer({"sessions": [shown("a")], **more})) as server, Client(server.url) as client:
+        if more:
+            with pytest.raises(ProtocolError):
+                client.sessions()
+        else:
+            assert [view.id for view in client.sessions()] == ["a"]

@@ -493,3 +493,21 @@ def test_seals_are_counted_with_what_was_computed(overlap: bool) -> None:
     driver.turn("a", 7, 3)
     assert driver.session().sequence.computed == 10
     assert driver.registry.counters.computed_tokens == 10
+
+
+def test_a_recount_in_parts_ends_after_all_of_them_and_finds_the_same() -> None:
+    driver = Driver("hybrid", 3)
+    session = driver.open("a")
+    driver.turn("a", 7, 3)
+    parts = 1
+    while not driver.scheduler.recount_some(1):
+        parts += 1
+    assert parts > 3 and driver.scheduler.take_events() == []
+    full = session.sequence.full
+    assert full is not None
+    unit = full.units[0]
+    driver.ledger.pool(FULL).free.insert(0, unit)
+    while not driver.scheduler.recount_some(1):
+        pass
+    assert [event.kind for event in driver.scheduler.take_events()] == ["finding"]
+    assert session.sequence.computed == 0 and driver.ledger.pool(FULL).quarantine == [unit]

@@ -1,8 +1,11 @@
 """The token log: grows at its end, is cut at its end, and packs what the tree compares."""
 
+import hashlib
+
 import pytest
 
-from holdfast.core.tokens import TOKEN_BYTES, TOKEN_MAX, TokenLog, pack
+from holdfast.core import tokens
+from holdfast.core.tokens import DIGESTS_KEPT, TOKEN_BYTES, TOKEN_MAX, TokenLog, pack
 
 
 def test_a_log_grows_by_one_or_many_and_is_read_by_index_and_slice() -> None:
@@ -38,3 +41,46 @@ def test_the_packed_form_of_a_slice_is_the_pack_of_its_tokens() -> None:
     assert log.packed(1, 4) == pack([0, TOKEN_MAX, 9])
     assert len(log.packed(0, 4)) == 4 * TOKEN_BYTES
     assert log.packed(2, 2) == b""
+
+
+class CountingHash:
+    """A hash that counts the bytes that every one of its kind has taken."""
+
+    taken = 0
+
+    def __init__(self, state: "hashlib._Hash | None" = None) -> None:
+        self._state = hashlib.sha256() if state is None else state
+
+    def copy(self) -> "CountingHash":
+        return CountingHash(self._state.copy())
+
+    def update(self, data: bytes) -> None:
+        CountingHash.taken += len(data)
+        self._state.update(data)
+
+    def hexdigest(self) -> str:
+        return self._state.hexdigest()
+
+
+def test_a_digest_names_the_tokens_and_takes_only_those_that_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "sha256", CountingHash)
+
+    def cost(log: TokenLog, length: int) -> int:
+        before = CountingHash.taken
+        assert log.digest(length) == hashlib.sha256(pack(log.slice(0, length))).hexdigest()
+        return (CountingHash.taken - before) // TOKEN_BYTES
+
+    log = TokenLog(range(1000))
+    assert [cost(log, 1000), cost(log, 1000)] == [1000, 0]
+    log.extend(range(50))
+    assert [cost(log, 1050), cost(log, 1000), cost(log, 1020), cost(log, 1050)] == [50, 0, 20, 0]
+    log.cut(1010)
+    assert cost(log, 1010) == 10, "from the last length that the cut left"
+    log.cut(1000)
+    log.extend([7] * 60)
+    assert cost(log, 1060) == 60, "what was cut is not what came after"
+    for length in range(1061, 1061 + 2 * DIGESTS_KEPT):
+        log.append(3)
+        assert cost(log, length) == 1
+    assert cost(log, 1000) == 1000, "only some of the last lengths are kept"
+    assert cost(log, 0) == 0

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from holdfast.core.layout import Tier
+from holdfast.core.session import Session as CoreSession
+from holdfast.core.tokens import TokenLog
 from holdfast.engine import spill
 from holdfast.engine.engine import Engine, Session
 from holdfast.engine.spill import DiskTier
@@ -306,6 +308,100 @@ def test_a_disk_that_had_no_room_is_asked_again(
         monkeypatch.setattr(disk, "clock", lambda: engine.loop.now() + 601.0)
     to_disk(engine, "b")
     costs_only_itself(sessions["b"], 2, expected[2])
+
+
+def count_copies(disk: DiskTier, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sessions whose memory is copied for the disk from now on."""
+    copied: list[str] = []
+    gather = disk._gather
+
+    def noted(session: CoreSession) -> dict[str, torch.Tensor]:
+        copied.append(session.id)
+        return gather(session)
+
+    monkeypatch.setattr(disk, "_gather", noted)
+    return copied
+
+
+@pytest.mark.parametrize("why", ["the limit", "the disk"])
+def test_nothing_is_copied_for_a_disk_without_room(
+    make_any: Make, tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_any(**options(tmp_path, snapshot_seconds=0.0))
+    disk = disk_of(engine)
+    copied = count_copies(disk, monkeypatch)
+    room = disk.files.room
+    if why == "the limit":
+        limit, disk.limit = disk.limit, 1
+    else:
+        limit = disk.limit
+        monkeypatch.setattr(disk.files, "room", lambda: 1)
+    talk(engine.session(id="s"), range(2))
+    for _ in range(20):
+        engine.drive()
+        engine.loop.spill("s", Tier.DISK)
+        run(engine)
+    assert copied == [] and files(tmp_path) == []
+    disk.limit = limit
+    monkeypatch.setattr(disk.files, "room", room)
+    monkeypatch.setattr(disk, "clock", lambda: engine.loop.now() + 2 * spill.FULL_SECONDS)
+    run(engine)
+    assert copied == ["s"], "and once, when there is room"
+    assert disk.used == disk.snapshots["s"].bytes > 0
+
+
+def test_a_disk_that_says_that_it_is_full_is_asked_less_and_less(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make(**options(tmp_path, snapshot_seconds=0.0))
+    disk = disk_of(engine)
+    copied = count_copies(disk, monkeypatch)
+    now = [0.0]
+    monkeypatch.setattr(disk, "clock", lambda: engine.loop.now() + now[0])
+
+    def full(_descriptor: int, _content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    put = disk.files.put
+    monkeypatch.setattr(disk.files, "put", full)
+    talk(engine.session(id="s"), range(2))
+    asked = []
+    for _ in range(60):
+        run(engine)
+        asked.append(len(copied))
+        now[0] += spill.FULL_SECONDS + 1.0
+    assert asked[0] == 1 and 4 <= asked[-1] <= 7, "after one, two, four, eight… times as long"
+    monkeypatch.setattr(disk.files, "put", put)
+    now[0] += spill.BACK_OFF_MAX * spill.FULL_SECONDS + 1.0
+    run(engine)
+    assert "s" in disk.snapshots and disk._faults == 0
+
+
+def test_a_history_is_hashed_once_however_often_it_is_a_candidate(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make(**options(tmp_path, snapshot_seconds=0.0))
+    session = engine.session(id="s")
+    talk(session, range(3))
+    run(engine)
+    disk, tokens = disk_of(engine), engine.loop.scheduler.registry.sessions["s"].sequence.tokens
+    hashed: list[int] = []
+    digest = type(tokens).digest
+
+    def counted(log: TokenLog, length: int) -> str:
+        known = max((each for each, _ in log._digests if each <= length), default=0)
+        hashed.append(length - known)
+        return digest(log, length)
+
+    monkeypatch.setattr(TokenLog, "digest", counted)
+    found = engine.loop.scheduler.registry.sessions["s"]
+    for _ in range(50):
+        assert disk.current(found)
+    assert len(hashed) == 50 and sum(hashed) == 0
+    before = len(tokens)
+    talk(session, range(3, 4))
+    run(engine)
+    assert sum(hashed) <= len(tokens) - before + 1, "what is new, once"
 
 
 def test_no_file_goes_for_one_that_would_not_fit_even_so(make: Make, tmp_path: Path) -> None:

@@ -98,12 +98,16 @@ def test_only_one_turn_gets_the_session_that_several_wait_for(desk: Desk) -> Non
     assert isinstance(refused, wire.Declined) and refused.code == "session_busy"
 
 
-def test_a_turn_that_is_given_up_while_it_waits_never_begins(desk: Desk) -> None:
+def test_a_turn_that_is_given_up_while_it_waits_never_begins_and_has_its_end(desk: Desk) -> None:
     desk.receive(wire.EndTurn(2, None, "the client went away"))
     start(desk, 3, "again")
     desk.receive(wire.EndTurn(3, None, "the client went away"))
     heard = until_quiet(desk)
-    assert ends(heard) == [(2, "aborted")] and of_call(heard, 3) == []
+    assert ends(heard) == [(3, "aborted"), (2, "aborted")]
+    assert [type(report) for report in of_call(heard, 3)] == [wire.Done]
+    told = [end for report in heard if isinstance(report, wire.Step) for end in report.ends]
+    (end,) = [end for end in told if end.turn == 3]
+    assert (end.tokens, end.computed_tokens, end.view) == ([], 0, None)
 
 
 def test_a_turn_on_a_session_that_speaks_on_is_refused_after_a_step(desk: Desk) -> None:

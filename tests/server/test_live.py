@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from websockets.sync.client import connect
 from holdfast.core.ledger import Kind
 from holdfast.server.figures import buckets_of, quantile
 from holdfast.server.keys import Caller
-from holdfast.server.live import Picture, difference, shown_holders
+from holdfast.server.live import OTHERS, Picture, difference, seen_by, shown_holders
 from tests.server.conftest import Serve
 from tests.server.serving import Server
 
@@ -176,7 +177,7 @@ def test_a_tenant_sees_its_own_names_and_no_figures(serve: Serve) -> None:
             seen[key] = sorted(holder[1] for holder in viewer.holders.values())
             told = {message["type"] for message in viewer.seen}
             assert ("health" in told) is (key == "boss")
-        assert seen == {"secret-a": ["", "of-ann"], "boss": ["ann/of-ann", "bob/of-bob"]}
+        assert seen == {"secret-a": ["of-ann"], "boss": ["ann/of-ann", "bob/of-bob"]}
 
 
 def picture(step: int, *pools: list[int]) -> Picture:
@@ -203,6 +204,47 @@ def test_differences_are_runs_and_add_up() -> None:
     assert difference(before, before) == np.array([before.step], dtype="<u4").tobytes()
     whole = difference(picture(0, [0] * 100_000), picture(1, [9] * 100_000))
     assert len(whole) == 4 * (1 + 2 + 3), "one run"
+
+
+SIZE = 64
+HOLDERS = {8: (3, "ann/a", ""), 9: (2, "bob/b", "t"), 10: (1, "ann", ""), 11: (1, "bob", "")}
+
+
+def map_of(*held: tuple[int, int, int]) -> Picture:
+    """A picture of one pool with (first unit, last unit, number) held."""
+    cells = [0] * SIZE
+    for first, last, number in held:
+        cells[first : last + 1] = [number] * (last + 1 - first)
+    return replace(picture(1, cells), holders=HOLDERS)
+
+
+def test_a_tenant_s_map_has_its_own_units_and_a_coarse_rest() -> None:
+    whole = map_of((5, 9, 9), (20, 22, 8), (30, 30, 10), (40, 44, 11), (50, 51, int(Kind.RETIRING)))
+    ann = Caller("ann", admin=False)
+    seen = seen_by(whole, ann)
+    others = 8  # Ten of 64, rounded down to a sixteenth of the pool.
+    assert seen.cells[0].tolist() == [8] * 3 + [int(Kind.TREE)] + [OTHERS] * others + [0] * (
+        SIZE - 4 - others
+    )
+    assert seen.holders == {8: (3, "ann/a", ""), OTHERS: (3, "", "")}
+    assert [seen.place_of(0, unit) for unit in (20, 22, 30, 5, 0)] == [0, 2, 3, None, None]
+    admin = seen_by(whole, Caller("ann", admin=True))
+    assert admin.place_of(0, 5) == 5 and admin.cells[0][30] == admin.cells[0][40] == Kind.TREE
+    assert set(admin.holders) == {8, 9}
+
+
+def test_no_map_of_a_tenant_tells_where_or_how_much_others_hold() -> None:
+    """Totals of others within a sixteenth look the same, wherever units lie and whatever the tenant holds."""
+    nobody, ann = Caller("carl", admin=False), Caller("ann", admin=False)
+    for count in range(16, 20):
+        for first in (0, 7, SIZE - count):
+            seen = seen_by(map_of((first, first + count - 1, 9)), nobody)
+            assert seen.cells[0].tolist() == [OTHERS] * 16 + [0] * (SIZE - 16)
+    for own in range(8):
+        for count in range(16, 20):
+            seen = seen_by(map_of((0, count - 1, 9), (30, 29 + own, 8)), ann)
+            assert np.count_nonzero(seen.cells[0] == OTHERS) == 16
+    assert OTHERS not in seen_by(map_of((0, 2, 9)), nobody).holders
 
 
 def test_names_are_hidden_by_tenant() -> None:

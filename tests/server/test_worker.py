@@ -6,9 +6,11 @@ from collections.abc import Callable
 import pytest
 import zmq
 
+from holdfast.core.scheduler import Scheduler
 from holdfast.engine.echo import open_echo
 from holdfast.engine.options import make_options
 from holdfast.server import wire
+from holdfast.server import worker as worker_module
 from holdfast.server.desk import Desk
 from holdfast.server.worker import Worker
 
@@ -98,3 +100,36 @@ def test_a_turn_right_after_an_abort_is_accepted_once_and_no_step_is_lost(
     assert refused == [] and ends == [(2, "aborted"), (3, "finished")]
     # With overlap one row is in flight, and settles with the plan that is made after it.
     assert accepted == [left[0] + (1 if overlap else 0)]
+
+
+def test_a_large_ledger_is_recounted_in_slices_after_the_last_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a census that began after the last step counts, whatever slices were done before it."""
+    desk = make_desk()
+    desk.receive(wire.OpenSession(1, SESSION, "ann"))
+    desk.receive(start(desk, 2, "hello"))
+    while desk.loop.busy:
+        desk.loop.step()
+    scheduler = desk.loop.scheduler
+    monkeypatch.setattr(worker_module, "QUIET_SECONDS", -1.0)
+    monkeypatch.setattr(worker_module, "WHOLE_HOLDS_MAX", 0)
+    monkeypatch.setattr(worker_module, "AUDIT_UNITS", 10_000)
+    monkeypatch.setattr(Scheduler, "recount", lambda _self: pytest.fail("that would take long"))
+    scheduler.recount_some(1)
+    assert not scheduler.audit.between_rounds, "a census is under way that began before"
+    worker = Worker(Counter(lambda _report: []), desk, os.getppid())
+    begun: list[bool] = []
+    original = Scheduler.recount_some
+
+    def noted(self: Scheduler, budget: int) -> bool:
+        begun.append(self.audit.between_rounds)
+        return original(self, budget)
+
+    monkeypatch.setattr(Scheduler, "recount_some", noted)
+    slices = 0
+    while worker._counted != scheduler.registry.ledger.settled:
+        worker._idle()
+        slices += 1
+        assert slices < 10_000
+    assert begun.count(True) == 1 and slices == len(begun) > 2
+    worker._idle()
+    assert len(begun) == slices, "once after each spell of work"

@@ -166,7 +166,11 @@ class AsyncClient:
 
     async def sessions(self) -> list[SessionView]:
         """All sessions of this key."""
-        return await self.ask(calls.list_sessions())
+        listed, more = await self.ask(calls.list_sessions())
+        while more is not None:
+            page, more = await self.ask(calls.list_sessions(more))
+            listed += page
+        return listed
 
     async def memory(self) -> dict[str, Any]:
         """The ledger: units by holder kind, component and tier; the largest holders; findings."""

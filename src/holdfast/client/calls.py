@@ -102,13 +102,10 @@ def metrics() -> Call[dict[str, float]]:
     return Call("GET", "/metrics", None, _figures)
 
 
-def list_sessions() -> Call[list[SessionView]]:
-    return Call(
-        "GET",
-        "/v1/sessions",
-        None,
-        lambda answer: [SessionView.from_body(body) for body in _listed(answer, "sessions")],
-    )
+def list_sessions(after: str | None = None) -> Call[tuple[list[SessionView], str | None]]:
+    """A page of the sessions of a key, from where the page before it ended; read with where to go on."""
+    path = "/v1/sessions" if after is None else f"/v1/sessions?after={quote(after, safe='')}"
+    return Call("GET", path, None, _page)
 
 
 def show_session(session_id: str) -> Call[SessionView]:
@@ -272,6 +269,14 @@ def _listed(answer: bytes, name: str) -> list[Body]:
     if not isinstance(listed, list) or not all(isinstance(body, dict) for body in listed):
         raise ProtocolError(f"the answer lists no {name}; is the address that of a Holdfast server?")
     return listed
+
+
+def _page(answer: bytes) -> tuple[list[SessionView], str | None]:
+    """Sessions, and where the next page begins; a server that says nothing of it has listed all."""
+    more = _object(answer).get("next")
+    if more is not None and not isinstance(more, str):
+        raise ProtocolError("the answer does not say where the next page begins")
+    return [SessionView.from_body(body) for body in _listed(answer, "sessions")], more
 
 
 def _view(answer: bytes) -> SessionView:

@@ -169,7 +169,11 @@ class Client:
 
     def sessions(self) -> list[SessionView]:
         """All sessions of this key."""
-        return self.ask(calls.list_sessions())
+        listed, more = self.ask(calls.list_sessions())
+        while more is not None:
+            page, more = self.ask(calls.list_sessions(more))
+            listed += page
+        return listed
 
     def memory(self) -> dict[str, Any]:
         """The ledger: units by holder kind, component and tier; the largest holders; findings."""

@@ -187,6 +187,8 @@ class Pressure:
         room and are dropped to recomputation.
         """
         registry = self.registry
+        if registry.spill_tier(session, (tier,)) is not None:
+            return
         account = session.holder.account
         pools = [
             (pool, need)

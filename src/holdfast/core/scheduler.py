@@ -502,6 +502,13 @@ class Scheduler:
         self._drop_tainted()
         return found
 
+    def recount_some(self, budget: int) -> bool:
+        """About `budget` units' worth of a census, for an idle moment; whether that ended it."""
+        for finding in self.audit.slice(budget):
+            self._suffer(finding)
+        self._drop_tainted()
+        return self.audit.between_rounds
+
     def _suffer(self, finding: Finding) -> None:
         """A finding names owners whose memory cannot be trusted: their turns fail, their memory goes."""
         registry = self.registry

@@ -1,16 +1,20 @@
 """The token log: what a sequence knows, in order.
 
-It grows by what is new and is cut at its end; nothing here ever walks the history. The packed form
-(four bytes a token) is what the prefix tree compares.
+It grows by what is new and is cut at its end; nothing here ever walks the history. The packed form (four
+bytes a token) is what the prefix tree compares. A digest of the history goes on from the digests that were
+asked for before, as long as no cut went below them.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from typing import Protocol
 
 TOKEN_BYTES = 4
 TOKEN_MAX = 2**31 - 1
+DIGESTS_KEPT = 4
 
 assert array("I").itemsize == TOKEN_BYTES, "the token log needs four-byte unsigned integers"
 
@@ -20,13 +24,27 @@ def pack(tokens: Iterable[int]) -> bytes:
     return array("I", tokens).tobytes()
 
 
+class Hash(Protocol):
+    """The state of a hash, as `hashlib` has it."""
+
+    def copy(self) -> Hash:
+        """Another one that goes on from here."""
+
+    def update(self, data: bytes, /) -> None:
+        """Take more bytes."""
+
+    def hexdigest(self) -> str:
+        """The digest of what was taken."""
+
+
 class TokenLog:
     """An append-only list of tokens that can be cut at its end."""
 
-    __slots__ = ("_tokens",)
+    __slots__ = ("_digests", "_tokens")
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self._tokens = array("I", tokens)
+        self._digests: list[tuple[int, Hash]] = []
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -47,6 +65,19 @@ class TokenLog:
         if not 0 <= length <= len(self._tokens):
             raise ValueError(f"cannot cut {len(self._tokens)} tokens to {length}")
         del self._tokens[length:]
+        while self._digests and self._digests[-1][0] > length:
+            del self._digests[-1]
+
+    def digest(self, length: int) -> str:
+        """A name for the first `length` tokens, which no others have, at the cost of those that are new."""
+        assert 0 <= length <= len(self._tokens), "only what is known"
+        fresh: tuple[int, Hash] = (0, sha256())
+        known, state = next((each for each in reversed(self._digests) if each[0] <= length), fresh)
+        found = state.copy()
+        found.update(self._tokens[known:length].tobytes())
+        if not self._digests or length > self._digests[-1][0]:
+            self._digests = [*self._digests[1 - DIGESTS_KEPT :], (length, found)]
+        return found.hexdigest()
 
     def slice(self, start: int, stop: int) -> list[int]:
         """Tokens `start..stop` as a list."""

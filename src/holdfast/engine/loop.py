@@ -15,7 +15,6 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
-from itertools import islice
 
 from holdfast.core.errors import RequestConflict, TooManySessions, TurnExists
 from holdfast.core.layout import Component, Tier
@@ -29,6 +28,7 @@ from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
 from holdfast.engine.book import Act, Book, require_text
 from holdfast.engine.executor import Executor, Flight, PlanRunner, require_device
 from holdfast.engine.journal import Journal
+from holdfast.engine.loop_times import LoopTimes
 from holdfast.engine.memory_plan import MemoryPlan, disk_bytes, plan_memory
 from holdfast.engine.options import EngineOptions, OptionError, tenant_parts
 from holdfast.engine.records import FinishedTurn
@@ -43,6 +43,7 @@ from holdfast.engine.revival import (
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.speculation import Speculator
 from holdfast.engine.spill import DiskTier, Hurry
+from holdfast.engine.step_size import step_tokens
 from holdfast.engine.stream import TurnStream
 from holdfast.engine.tokenizer import Tokenizer
 from holdfast.models.generation import GenerationDefaults
@@ -118,6 +119,7 @@ class EngineLoop:
         self.scheduler = Scheduler(
             ledger, policy, self.speculator, strict=options.audit == "strict", on_disk=self._on_disk
         )
+        self.times = LoopTimes()
         self.streams: dict[int, TurnStream] = {}
         self.listeners: dict[int, Listener] = {}
         self.observer: Listener = _unobserved
@@ -424,10 +426,12 @@ class EngineLoop:
         """
         scheduler = self.scheduler
         if self.disk is not None:
-            self.disk.collect()
+            with self.times.measured("disk"):
+                self.disk.collect()
         for number, arrived in self.executor.carrier.arrived().items():
             scheduler.arrive(number, arrived, self.now())
-        plan = scheduler.plan(self._budget(), self.now())
+        with self.times.measured("plan"):
+            plan = scheduler.plan(self._budget(), self.now())
         self._rest(plan)
         launched = self._launch(plan)
         if self._pending is not None:
@@ -437,30 +441,18 @@ class EngineLoop:
             self._settle(launched)
             self._pending = None
         self.tell(scheduler.take_events())
-        self.book.flush()
+        with self.times.measured("journal"):
+            self.book.flush()
         if self.disk is not None:
-            self.disk.tend()
+            with self.times.measured("disk"):
+                self.disk.tend()
 
     def _budget(self) -> int:
-        """How many tokens the next step may have.
-
-        A long input that nobody waits beside goes in large steps. Where answers are being generated, or all
-        inputs are short, steps are small if the device has small ones: inputs then ride along with the
-        answers, at next to no cost, and no answer stands still for somebody else's input. Guesses want room
-        of their own: with them all steps may be large.
-        """
-        most, registry = self.options.step_tokens, self.scheduler.registry
-        small = self.executor.small_step(len(registry.running))
-        if small is None or small >= most or self.speculator is not None:
+        """How many tokens the next step may have. Guesses want room: with them all steps may be large."""
+        registry, most = self.scheduler.registry, self.options.step_tokens
+        if self.speculator is not None:
             return most
-        waiting = islice(registry.queue.values(), registry.policy.looked_at_max)
-        longest = max((len(turn.request.tokens) for turn in waiting), default=0)
-        for session in registry.running:
-            left = session.sequence.known - session.sequence.planned
-            if left <= 1:
-                return small
-            longest = max(longest, left)
-        return small if longest <= small else most
+        return step_tokens(registry, self.executor.small_step(len(registry.running)), most)
 
     def _rest(self, plan: Plan) -> None:
         """A step without work waits a moment for a copy, the disk or the journal, rather than to spin."""
@@ -522,6 +514,7 @@ class EngineLoop:
             return
         if event.session_id in self.book.sessions:
             self.book.closed(event.session_id, event.reason)
+        # Another session of this name may be opened and closed before this one's end is durable.
         after = self._closing[event.session_id] = self._after_close.pop(event.session_id, [])
 
         def told() -> None:

@@ -1,9 +1,10 @@
 """Who holds each unit, as numbers that can be compared and sent cheaply: what a live map is drawn from.
 
 One object beside an engine loop. A picture has a number for each unit of each pool: the value of a `Kind` for
-units whose holder needs no name, and from `FIRST_NAMED` on a holder of the table that comes with it. A holder
-keeps its number while it holds anything. Looking changes nothing; where nothing happened since the last look,
-that picture is given again.
+units that nobody holds, and from `FIRST_NAMED` on a holder of the table that comes with it; a tenant's prefix
+tree is a holder with the tenant's name. A holder keeps its number while it holds anything. Looking changes
+nothing; where nothing happened since the last look, that picture is given again. A picture of many Holds is
+made in portions, between which steps go on: each Hold is shown as it was when its portion was made.
 """
 
 from __future__ import annotations
@@ -17,11 +18,16 @@ import numpy.typing as npt
 from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import Holder, Kind
 from holdfast.engine.loop import EngineLoop
+from holdfast.engine.report import Portions
 
 __all__ = ["FIRST_NAMED", "MemoryPicture", "leased_units"]
 
 FIRST_NAMED = len(Kind)
-NUMBERS_MAX = (1 << 16) - 1
+NUMBERS_MAX = (1 << 16) - 2
+"""The highest number that is given: the server uses the one after it for what a viewer may not know."""
+
+PORTION = 128
+"""Holds that are looked at before others have their turn."""
 
 
 class MemoryPicture:
@@ -35,8 +41,8 @@ class MemoryPicture:
         self._mark: tuple[object, ...] | None = None
         self._last: dict[str, Any] = {}
 
-    def take(self) -> dict[str, Any]:
-        """The step, the pools with two bytes for each unit, and the named holders."""
+    def take(self) -> Portions[dict[str, Any]]:
+        """The step, the pools with two bytes for each unit, and the named holders; in portions."""
         ledger = self._loop.scheduler.registry.ledger
         # The last entry itself is kept, so that another one cannot take its place unnoticed.
         entry = ledger.recorder[-1] if ledger.recorder else None
@@ -45,40 +51,49 @@ class MemoryPicture:
         if self._mark is not None and mark[:3] == self._mark[:3] and entry is self._mark[3]:
             return self._last
         self._mark = mark
-        self._last = self._look()
+        self._last = yield from self._look()
         return self._last
 
-    def _look(self) -> dict[str, Any]:
+    def _look(self) -> Portions[dict[str, Any]]:
         ledger = self._loop.scheduler.registry.ledger
-        grants = [grant for grant in ledger.live.values() if grant.units]
-        self._number({grant.holder for grant in grants if grant.holder.kind is not Kind.TREE})
         cells = {pool.index: np.full(pool.size, Kind.FREE, dtype=np.uint16) for pool in ledger.pools.values()}
-        for grant in grants:
-            number = self._numbers.get(grant.holder, int(grant.holder.kind))
-            _fill(cells[grant.pool.index], grant.units, number)
+        seen: dict[Holder, tuple[int, int, str, str]] = {}
+        for place, grant in enumerate(list(ledger.live.values()), 1):
+            # What was given up since the look began is not live any more, or has no units.
+            if grant.units and ledger.live.get(grant.serial) is grant:
+                number = self._number(grant.holder)
+                if number is not None and grant.holder not in seen:
+                    seen[grant.holder] = _named(number, grant.holder)
+                _fill(cells[grant.pool.index], grant.units, number or int(grant.holder.kind))
+            if not place % PORTION:
+                yield
         for pool in ledger.pools.values():
             for _, units in pool.retiring:
                 _fill(cells[pool.index], units, Kind.RETIRING)
             _fill(cells[pool.index], pool.quarantine, Kind.QUARANTINE)
+        for place, holder in enumerate(list(self._numbers), 1):
+            if holder not in seen:
+                heapq.heappush(self._free, self._numbers.pop(holder))
+            if not place % PORTION:
+                yield
         return {
             "step": ledger.step,
             "pools": [
                 (pool.component.name.lower(), pool.tier.name.lower(), cells[pool.index].tobytes())
                 for pool in ledger.pools.values()
             ],
-            "holders": [_named(number, holder) for holder, number in self._numbers.items()],
+            "holders": list(seen.values()),
         }
 
-    def _number(self, holders: set[Holder]) -> None:
-        """Give new holders numbers, and take those of holders that are gone."""
-        for holder in [holder for holder in self._numbers if holder not in holders]:
-            heapq.heappush(self._free, self._numbers.pop(holder))
-        for holder in sorted(holders - self._numbers.keys(), key=lambda each: (each.kind, each.name)):
-            if self._free:
-                self._numbers[holder] = heapq.heappop(self._free)
-            elif self._next <= NUMBERS_MAX:
-                self._numbers[holder] = self._next
-                self._next += 1
+    def _number(self, holder: Holder) -> int | None:
+        """A holder's number, a new one where it has none; None if there are no more."""
+        number = self._numbers.get(holder)
+        if number is None and self._free:
+            number = self._numbers[holder] = heapq.heappop(self._free)
+        elif number is None and self._next <= NUMBERS_MAX:
+            number = self._numbers[holder] = self._next
+            self._next += 1
+        return number
 
 
 def leased_units(loop: EngineLoop, name: str) -> dict[int, list[int]]:

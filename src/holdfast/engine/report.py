@@ -1,23 +1,165 @@
-"""The ledger as a report: who holds the memory, as `/v1/memory` and `Engine.memory` show it."""
+"""The ledger as a report: who holds the memory, as `/v1/memory` and `Engine.memory` show it.
+
+A report of everything walks all sessions and tenants, so it is made in portions: a generator that pauses
+after each, between which steps go on, and returns the report at last. Units by kind are the ledger's own
+counters at the end; who holds them was counted on the way. A tenant's report shows its own memory exactly and
+that of all others as one figure, rounded down to a sixteenth of the pool: neither what others hold nor a
+change of it can be read off, whatever the tenant itself takes and gives back meanwhile.
+"""
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Generator, Iterable, Iterator
+from itertools import count
+from typing import TypeVar
+
 from holdfast.core.layout import Component
+from holdfast.core.ledger import Account, Holder, Kind, Ledger, Pool
 from holdfast.core.session import Place, Session
+from holdfast.engine.coarse import coarse
 from holdfast.engine.loop import EngineLoop
+
+__all__ = [
+    "Portions",
+    "finish",
+    "memory_report",
+    "memory_reports",
+    "session_report",
+    "session_reports",
+]
 
 TOP_HOLDERS = 10
 TOP_TENANTS = 1000
+PORTION = 32
+"""Sessions, tenants or prefix trees that are looked at before others have their turn."""
+
+SESSIONS_PORTION = 16
+
+Answer = TypeVar("Answer")
+Portions = Generator[None, None, Answer]
+"""Work in portions: it pauses after each and returns its answer."""
+
+Report = dict[str, object]
 
 
-def memory_report(loop: EngineLoop) -> dict[str, object]:
+def finish(work: Portions[Answer]) -> Answer:
+    """The answer of work in portions, all of them at once."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            answer: Answer = end.value
+            return answer
+
+
+def memory_report(loop: EngineLoop) -> Report:
     """Units by holder kind, component and tier; the largest holders; the audit and its findings."""
+    return finish(memory_reports(loop, {None}))[None]
+
+
+class Census:
+    """What one asker is told of: all holders, or those of one tenant."""
+
+    def __init__(self, ledger: Ledger, tenant: str | None) -> None:
+        self.tenant = tenant
+        self.ledger = ledger
+        self.by_kind = [[0] * len(Kind) for _ in ledger.pools]
+        self._top: list[tuple[int, int, Holder]] = []
+        self._numbers = count()
+
+    def add(self, holder: Holder) -> None:
+        """Count what a holder has."""
+        total = sum(holder.held)
+        if not total:
+            return
+        for index, units in enumerate(holder.held):
+            self.by_kind[index][holder.kind] += units
+        entry = (total, -next(self._numbers), holder)
+        if len(self._top) < TOP_HOLDERS:
+            heapq.heappush(self._top, entry)
+        else:
+            heapq.heappushpop(self._top, entry)
+
+    def largest(self) -> list[Report]:
+        """The largest holders, by name and with their units of each component."""
+        shown: list[Report] = []
+        for _, _, holder in sorted(self._top, reverse=True):
+            counts: dict[str, int] = {}
+            for pool in self.ledger.pools.values():
+                if holder.held[pool.index]:
+                    name = pool.component.name.lower()
+                    counts[name] = counts.get(name, 0) + holder.held[pool.index]
+            shown.append({"holder": f"{holder.kind.name.lower()} {holder.name}", **counts})
+        return shown
+
+    def holders(self, pool: Pool) -> dict[str, int]:
+        """Units of a pool by kind: all, or a tenant's own, and what others hold as one coarse figure."""
+        if self.tenant is None:
+            return pool.counts()
+        # What retires is on nobody's account: counted as others', it would tell a tenant where they stand.
+        used = pool.size - len(pool.free) - pool.by_kind[Kind.RETIRING]
+        account = self.ledger.accounts.get(self.tenant)
+        held = 0 if account is None else account.held[pool.index]
+        own = self.by_kind[pool.index]
+        mine = sum(own)
+        others = min(coarse(used - held, pool.size), pool.size - mine)
+        shown = {kind.name: own[kind] for kind in Kind}
+        shown[Kind.FREE.name] = pool.size - mine - others
+        return {**shown, "OTHERS": others}
+
+
+def memory_reports(loop: EngineLoop, tenants: Iterable[str | None]) -> Portions[dict[str | None, Report]]:
+    """The reports of some tenants, and under None the one of everything, from one walk."""
+    registry = loop.scheduler.registry
+    ledger = registry.ledger
+    asked = {tenant: Census(ledger, tenant) for tenant in tenants}
+    everything = asked.get(None)
+    for place, holder in enumerate(_holders(loop), 1):
+        own = asked.get(holder.account.name)
+        if own is not None:
+            own.add(holder)
+        if everything is not None:
+            everything.add(holder)
+        if not place % PORTION:
+            yield
+    rows: list[Report] = []
+    if everything is not None:
+        rows = yield from _tenants(ledger)
+    reports: dict[str | None, Report] = {}
+    for tenant, census in asked.items():
+        account = None if tenant is None else ledger.accounts.get(tenant)
+        holds = account is not None and any(account.held)
+        own_rows = [_row(ledger, account)] if account is not None and holds else []
+        reports[tenant] = _report(loop, census, rows if tenant is None else own_rows)
+        yield
+    return reports
+
+
+def _holders(loop: EngineLoop) -> Iterator[Holder]:
+    """Everybody who may hold units: sessions, what is theirs, and the prefix trees of tenants."""
+    registry = loop.scheduler.registry
+    for session in list(registry.sessions.values()):
+        yield session.holder
+        yield session.checkpoints
+        if session.turn is not None and session.turn.holder is not session.holder:
+            yield session.turn.holder
+        if session.parcel is not None:
+            yield session.parcel.holder
+            for hold in session.parcel.home.values():
+                yield hold.holder  # One for all of them, and another than the parcel's.
+                break
+    for root in list(registry.tree.roots.values()):
+        yield root.holder
+
+
+def _report(loop: EngineLoop, census: Census, tenants: list[Report]) -> Report:
     ledger = loop.scheduler.registry.ledger
     audit = loop.scheduler.audit
-    pools: list[dict[str, object]] = []
+    pools: list[Report] = []
     for pool in ledger.pools.values():
         state = pool.component is Component.STATE
-        shown: dict[str, object] = {
+        shown: Report = {
             "component": pool.component.name.lower(),
             "tier": pool.tier.name.lower(),
             "unit": "slot" if state else "page",
@@ -27,14 +169,14 @@ def memory_report(loop: EngineLoop) -> dict[str, object]:
         shown |= {
             "units": pool.size,
             "bytes_per_unit": loop.memory_plan.unit_bytes[pool.component],
-            "holders": pool.counts(),
+            "holders": census.holders(pool),
         }
         pools.append(shown)
     return {
         "step": ledger.step,
         "pools": pools,
-        "top": _top_holders(loop),
-        "tenants": _tenants(loop),
+        "top": census.largest(),
+        "tenants": tenants,
         "audit": {
             "mode": loop.options.audit,
             "steps": ledger.settled,
@@ -53,41 +195,54 @@ def memory_report(loop: EngineLoop) -> dict[str, object]:
     }
 
 
-def _tenants(loop: EngineLoop) -> list[dict[str, object]]:
+def _tenants(ledger: Ledger) -> Portions[list[Report]]:
     """What each tenant holds and may hold of every pool: those that hold something, largest first."""
-    ledger = loop.scheduler.registry.ledger
-    accounts = [account for account in ledger.accounts.values() if any(account.held)]
-    accounts.sort(key=lambda account: -sum(account.held))
-    return [
-        {
-            "tenant": account.name,
-            "pools": [
-                {
-                    "component": pool.component.name.lower(),
-                    "tier": pool.tier.name.lower(),
-                    "units": account.held[pool.index],
-                    "limit": account.limits[pool.index],
-                }
-                for pool in ledger.pools.values()
-            ],
-        }
-        for account in accounts[:TOP_TENANTS]
-    ]
+    largest: list[tuple[int, int, Account]] = []
+    for number, account in enumerate(list(ledger.accounts.values()), 1):
+        held = sum(account.held)
+        if held and len(largest) < TOP_TENANTS:
+            heapq.heappush(largest, (held, -number, account))
+        elif held:
+            heapq.heappushpop(largest, (held, -number, account))
+        if not number % PORTION:
+            yield
+    rows: list[Report] = []
+    for _, _, account in sorted(largest, reverse=True):
+        rows.append(_row(ledger, account))
+        if not len(rows) % PORTION:
+            yield
+    return rows
 
 
-def _top_holders(loop: EngineLoop) -> list[dict[str, object]]:
-    held: dict[str, dict[str, int]] = {}
-    for grant in loop.scheduler.registry.ledger.live.values():
-        if grant.units:
-            name = f"{grant.holder.kind.name.lower()} {grant.holder.name}"
-            by_component = held.setdefault(name, {})
-            component = grant.pool.component.name.lower()
-            by_component[component] = by_component.get(component, 0) + len(grant.units)
-    largest = sorted(held.items(), key=lambda item: -sum(item[1].values()))[:TOP_HOLDERS]
-    return [{"holder": name, **counts} for name, counts in largest]
+def _row(ledger: Ledger, account: Account) -> Report:
+    return {
+        "tenant": account.name,
+        "pools": [
+            {
+                "component": pool.component.name.lower(),
+                "tier": pool.tier.name.lower(),
+                "units": account.held[pool.index],
+                "limit": account.limits[pool.index],
+            }
+            for pool in ledger.pools.values()
+        ],
+    }
 
 
-def session_report(loop: EngineLoop, session: Session) -> dict[str, object]:
+def session_reports(loop: EngineLoop, names: list[str]) -> Portions[list[Report]]:
+    """Some sessions, in that order; those that are no more are left out."""
+    sessions = loop.scheduler.registry.sessions
+    reports: list[Report] = []
+    for place, name in enumerate(names, 1):
+        session = sessions.get(name)
+        if session is not None:
+            reports.append(session_report(loop, session))
+        if not place % SESSIONS_PORTION:
+            yield
+    return reports
+
+
+def session_report(loop: EngineLoop, session: Session) -> Report:
     """One session: what it does, how long it is, and what it holds. Its name is the caller's business."""
     ledger = loop.scheduler.registry.ledger
     held: dict[str, object] = {}

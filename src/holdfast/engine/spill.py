@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -39,16 +40,17 @@ from holdfast.engine.spill_files import (
     Snapshot,
     check_header,
     decode,
-    digest,
     encode,
 )
 from holdfast.engine.spill_thread import DiskThread, Job
 
 log = logging.getLogger("holdfast.disk")
 
-FAULT_SECONDS = 5.0  # How long the disk is left alone after it could not be written.
-FULL_SECONDS = 5.0  # How long nothing moves to a disk that had no room, unless a file goes before that.
+FAULT_SECONDS = 5.0  # How long the disk is left alone after it could not be written; longer each time.
+FULL_SECONDS = 5.0  # How long nothing is copied for a disk that had no room, unless a file goes before that.
+BACK_OFF_MAX = 64  # How many times as long at most, where it fails again and again.
 LOOK_SECONDS = 0.5  # How often idle sessions are looked at.
+LOOKS_MAX = 32  # Idle sessions that are looked at between two steps.
 HURRY_SECONDS = 0.1  # How often an engine that ends looks whether there is still time.
 PORTION_BYTES = 256 << 20  # What is copied from and to the device at a time.
 NEWS_MIN = 128  # A file is written anew in the background when as many tokens, and a sixteenth, are new.
@@ -92,7 +94,11 @@ class DiskTier:
         self._serial = 0
         self._fault_until = 0.0
         self._full_until = 0.0
+        self._no_spare_until = 0.0
+        self._faults = 0
+        self._bytes = 0
         self._look_at = 0.0
+        self._to_look_at: deque[Session] = deque()
         for pool in self.scheduler.registry.ledger.pools.values():
             if pool.tier is Tier.DISK:
                 pool.gate = self._open
@@ -110,6 +116,21 @@ class DiskTier:
     def _sound(self) -> bool:
         return self.clock() >= self._fault_until and self.book.fault is None
 
+    def _wait_for_room(self, precaution: bool) -> None:
+        """There is no room: precautions wait; so does what must move, if it was that which found none."""
+        self._no_spare_until = self.clock() + FULL_SECONDS
+        if not precaution:
+            self._full_until = self._no_spare_until
+
+    def _failed(self, full: bool) -> None:
+        """A file could not be written: leave the disk alone, for longer each time that follows."""
+        times = min(BACK_OFF_MAX, 1 << self._faults)
+        self._faults = min(self._faults + 1, BACK_OFF_MAX)
+        if full:
+            self._full_until = self.clock() + times * FULL_SECONDS
+        else:
+            self._fault_until = self.clock() + times * FAULT_SECONDS
+
     def _carry_out(self, job: Job) -> None:
         """What the thread does."""
         if job.writes:
@@ -124,7 +145,7 @@ class DiskTier:
 
     @property
     def busy(self) -> bool:
-        """Whether a file is being written or read, or one should be."""
+        """Whether a file is being written or read, or one should be, as far as was looked at."""
         return self._thread.under_way > 0 or self._next_to_write() is not None
 
     def launch(self, plan: Plan) -> None:
@@ -158,7 +179,6 @@ class DiskTier:
             return True
         job = self._write(session)
         if job is None:
-            self._full_until = self.clock() + FULL_SECONDS
             return False
         job.numbers.append(number)
         return None
@@ -185,7 +205,7 @@ class DiskTier:
         snapshot, sequence = self.snapshots.get(session.id), session.sequence
         if snapshot is None or snapshot.length != sequence.computed:
             return False
-        return snapshot.tokens == digest(sequence.tokens.packed(0, snapshot.length))
+        return snapshot.tokens == sequence.tokens.digest(snapshot.length)
 
     def _header(self, snapshot: Snapshot) -> Header:
         return Header(self.model, self.layout, snapshot.length, snapshot.tokens)
@@ -196,20 +216,22 @@ class DiskTier:
         Room is made by letting go of files that are only a precaution, but not for another such file.
         """
         sequence = session.sequence
-        tokens = digest(sequence.tokens.packed(0, sequence.computed))
-        header = Header(self.model, self.layout, sequence.computed, tokens)
+        header = Header(self.model, self.layout, sequence.computed, sequence.tokens.digest(sequence.computed))
         before = self._writing.get(session.id)
         if before is not None and before.header == header:
             return before
+        size = self._size(session)
+        fits = self.used + size <= self.limit and size <= self.files.room()
+        if not fits and (precaution or not self._make_room(size, session.id)):
+            log.warning("no room on disk for %d bytes of session %s", size, session.id)
+            self._wait_for_room(precaution)
+            return None
         try:
             tensors = self._gather(session)
         except Exception as error:  # noqa: BLE001
             # The device has no room for the copy: the session stays where it is, and the loop goes on.
             log.warning("session %s could not be copied for the disk: %s", session.id, error)
-            return None
-        size = sum(tensor.nbytes for tensor in tensors.values())
-        if self.used + size > self.limit and (precaution or not self._make_room(size, session.id)):
-            log.warning("no room on disk for %d bytes of session %s", size, session.id)
+            self._wait_for_room(precaution)
             return None
         self._serial += 1
         name = hashlib.sha256(session.id.encode()).hexdigest()[:20]
@@ -217,6 +239,14 @@ class DiskTier:
         self._writing[session.id] = job
         self._thread.give(job)
         return job
+
+    def _size(self, session: Session) -> int:
+        """How many bytes a session's file will hold, without a copy of any."""
+        size = 0
+        for component, (leased, own) in whole_units(session.sequence, session.parcel).items():
+            storages = self.executor.memory.storage(component.name.lower())
+            size += (len(leased) + len(own)) * sum(storage[0].nbytes for storage in storages)
+        return size
 
     @torch.inference_mode()
     def _gather(self, session: Session) -> dict[str, Tensor]:
@@ -240,15 +270,22 @@ class DiskTier:
     @property
     def used(self) -> int:
         """Bytes in files, and in those that are being written."""
-        written = sum(snapshot.bytes for snapshot in self.snapshots.values())
-        return written + sum(job.bytes for job in self._writing.values())
+        return self._bytes + sum(job.bytes for job in self._writing.values())
+
+    def _take_up(self, session_id: str, snapshot: Snapshot) -> None:
+        """A session has a file from now on."""
+        self.snapshots[session_id] = snapshot
+        self._bytes += snapshot.bytes
 
     def _make_room(self, size: int, asker: str) -> bool:
         """Let files go that are only a precaution, oldest first, until `size` bytes fit; none in vain."""
-        sessions, excess = self.scheduler.registry.sessions, self.used + size - self.limit
+        sessions = self.scheduler.registry.sessions
+        excess = max(self.used + size - self.limit, size - self.files.room())
         spare: list[str] = []
         for name, snapshot in self.snapshots.items():
-            if excess > 0 and name != asker and not (name in sessions and _precious(sessions[name])):
+            if excess <= 0:
+                break
+            if name != asker and not (name in sessions and _precious(sessions[name])):
                 spare.append(name)
                 excess -= snapshot.bytes
         if excess > 0:
@@ -265,9 +302,10 @@ class DiskTier:
             del self._writing[job.session]
         if job.error is not None:
             log.warning("session %s could not be written to disk: %s", job.session, job.error)
-            self._fault_until = self.clock() + FAULT_SECONDS
+            self._failed(job.full)
             self._arrive(job.numbers, False)
             return
+        self._faults = 0
         if superseded or not self._of_use(job):
             self.files.remove(job.file)
             self._arrive(job.numbers, False)
@@ -280,7 +318,7 @@ class DiskTier:
             of_use = self._of_use(job)
             if of_use:
                 self.forget(job.session)
-                self.snapshots[job.session] = snapshot
+                self._take_up(job.session, snapshot)
             else:
                 self.files.remove(job.file)
                 self._restate(job.session)
@@ -300,7 +338,7 @@ class DiskTier:
         length, sequence = job.header.length, session.sequence
         if _precious(session) and length != sequence.computed:
             return False
-        return digest(sequence.tokens.packed(0, length)) == job.header.tokens
+        return length <= sequence.known and sequence.tokens.digest(length) == job.header.tokens
 
     def _arrive(self, numbers: list[int], arrived: bool) -> None:
         for number in numbers:
@@ -319,7 +357,8 @@ class DiskTier:
         snapshot = self.snapshots.pop(session_id, None)
         if snapshot is not None:
             self.files.remove(snapshot.file)
-            self._full_until = 0.0
+            self._bytes -= snapshot.bytes
+            self._full_until = self._no_spare_until = 0.0
 
     def cut(self, session: Session) -> None:
         """A session's history was cut: a file of what lies past the cut is of no use any more."""
@@ -364,15 +403,24 @@ class DiskTier:
     # --- idle sessions ----------------------------------------------------------------------------
 
     def _next_to_write(self) -> Session | None:
-        """A session that has been idle for a while and has no file, or an old one; the longest idle."""
+        """A session that has been idle for a while and has no file, or an old one; the longest idle.
+
+        All are looked at in turn, a few between two steps, and from the first again after a while.
+        """
         now = self.clock()
-        if self._writing or now < self._look_at or not self._sound:
+        if self._writing or not self._sound or now < max(self._full_until, self._no_spare_until):
             return None
-        registry = self.scheduler.registry
-        for session in registry.resting:
-            if now - session.idle_since >= self.idle_seconds and self._worth_writing(session):
+        if not self._to_look_at:
+            if now < self._look_at:
+                return None
+            self._look_at = now + LOOK_SECONDS
+            self._to_look_at.extend(self.scheduler.registry.resting)
+        for _ in range(min(LOOKS_MAX, len(self._to_look_at))):
+            session = self._to_look_at[0]
+            rests = session in self.scheduler.registry.resting
+            if rests and now - session.idle_since >= self.idle_seconds and self._worth_writing(session):
                 return session
-        self._look_at = now + LOOK_SECONDS
+            self._to_look_at.popleft()
         return None
 
     def _worth_writing(self, session: Session) -> bool:
@@ -398,8 +446,8 @@ class DiskTier:
     def tend(self) -> None:
         """Have one idle session written, if there is one to write."""
         session = self._next_to_write()
-        if session is not None and self._write(session, precaution=True) is None:
-            self._look_at = self.clock() + FAULT_SECONDS
+        if session is not None:
+            self._write(session, precaution=True)
 
     def write_all(self, progress: Callable[[int, int], None], hurry: Hurry) -> None:
         """Have every session written that is not, exactly as it is now; returns when that is done, or when
@@ -442,21 +490,21 @@ class DiskTier:
         try:
             if not 0 < row.length <= len(tokens):
                 raise BadFile("it is of a history that was cut since")
-            snapshot = Snapshot(row.file, row.length, digest(tokens.packed(0, row.length)), row.bytes)
+            snapshot = Snapshot(row.file, row.length, tokens.digest(row.length), row.bytes)
             check_header(self.files.read_head(row.file), self._header(snapshot))
         except (OSError, ValueError, BadFile) as error:  # A damaged row may name what can be no file at all.
             log.warning("session %s will be computed again: its file cannot be used: %s", stored.id, error)
             self.book.write(Unsnapped(stored.id))
             return
         if self.scheduler.adopt(stored.id, row.length):
-            self.snapshots[stored.id] = snapshot
+            self._take_up(stored.id, snapshot)
 
     def keep(self, stored: StoredSession) -> None:
         """A session of the journal could not come back: its file stays for the next engine if it can."""
         row = stored.snapshot
         if row is not None and (self.files.directory / row.file).is_file():
             # Nobody reads it here, so that nobody asks which tokens it is of.
-            self.snapshots[stored.id] = Snapshot(row.file, row.length, "", row.bytes)
+            self._take_up(stored.id, Snapshot(row.file, row.length, "", row.bytes))
 
     def sweep(self) -> None:
         """Remove files that no session has: what a death left behind."""

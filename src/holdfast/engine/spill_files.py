@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import os
+import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -99,6 +100,14 @@ class Files:
             path.unlink(missing_ok=True)
             raise
 
+    def room(self) -> int:
+        """How many bytes the disk has left for this user; more than any, where it does not say."""
+        try:
+            found = os.statvfs(self.directory)
+        except OSError:
+            return sys.maxsize
+        return found.f_bavail * found.f_frsize
+
     def put(self, descriptor: int, content: bytes) -> None:
         """Write all bytes of a file that is open, or raise if that is given up meanwhile.
 
@@ -183,11 +192,6 @@ def decode(content: bytes, expected: Header) -> dict[str, Tensor]:
 def _checksum(tensor: Tensor) -> int:
     flat = tensor.contiguous().reshape(-1)
     return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0
-
-
-def digest(packed: bytes) -> str:
-    """A name for a run of tokens: no other run has it."""
-    return hashlib.sha256(packed).hexdigest()
 
 
 def weights_identity(path: Path) -> str:

@@ -6,6 +6,7 @@ the end of the thread: somebody waits for the next one. Called by the disk tier 
 
 from __future__ import annotations
 
+import errno
 import logging
 import queue
 import threading
@@ -35,6 +36,8 @@ class Job:
     writes: bool = True
     bytes: int = 0
     error: str | None = None
+    full: bool = False
+    """Whether the error is that the disk has no room."""
 
 
 class DiskThread:
@@ -55,6 +58,7 @@ class DiskThread:
                 self._carry_out(job)
             except Exception as error:  # noqa: BLE001
                 job.error = str(error) or type(error).__name__
+                job.full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
             self._done.put(job)
 
     def give(self, job: Job) -> None:

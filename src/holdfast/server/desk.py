@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
 
 import msgspec
 
@@ -20,12 +19,15 @@ from holdfast.core.registry import Event
 from holdfast.core.session import Life, Session
 from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
 from holdfast.engine.loop import ENDS, EngineLoop
-from holdfast.engine.picture import MemoryPicture, leased_units
-from holdfast.engine.report import memory_report, session_report
+from holdfast.engine.picture import leased_units
+from holdfast.engine.report import session_report
 from holdfast.engine.sampling import Sampling, SamplingError
 from holdfast.engine.stream import TokenLogprob, TurnStream
 from holdfast.engine.waiting import Length, Wait, end_of_turn, kept_of_turn, no_memory
 from holdfast.server import wire
+from holdfast.server.lines import Lines
+from holdfast.server.rounds import Spent, never
+from holdfast.server.surveys import Surveys
 
 log = logging.getLogger("holdfast.engine")
 
@@ -45,14 +47,6 @@ class Conversation:
         """Tokens that were told."""
 
 
-class Waiting(NamedTuple):
-    """A verb or a turn whose time on its session has not come."""
-
-    is_verb: bool
-    attempt: Callable[[], bool]
-    """Carries it out if it is time; whether that is so."""
-
-
 class Desk:
     """The engine's side of the counter."""
 
@@ -60,10 +54,10 @@ class Desk:
         self.loop = loop
         self.turns: dict[int, Conversation] = {}
         self.findings = 0
-        self.picture = MemoryPicture(loop)
-        self._waiting: dict[str, list[Waiting]] = {}
-        """What waits on a session, in the order in which it came; while one is tried, what is ahead of it."""
-        self._held: set[int] = set()
+        self._surveys = Surveys(loop)
+        self._lines = Lines(lambda name: self._turn_before(name) is not None)
+        self._held: dict[int, wire.StartTurn] = {}
+        """Turns that wait for their session, by their calls."""
         self._reports: list[wire.Report] = []
         self._deltas: list[wire.Delta] = []
         self._ends: list[wire.End] = []
@@ -136,41 +130,23 @@ class Desk:
         wait = Wait(self.loop.scheduler, command.session, length, forks)
 
         def attempt() -> bool:
-            if self._follows_others(command.session) or not wait.over(self.loop.now()):
+            if not wait.over(self.loop.now()):
                 return False
             self._attempt_on(command.session, wait.session, command.call, act)
             return True
 
-        self._try(command.session, Waiting(True, attempt))
+        self._lines.try_verb(command.session, attempt)
 
-    def _follows_others(self, name: str) -> bool:
-        """Whether a verb has to come after something that waits: a verb, or a turn that is free to begin."""
-        ahead = self._waiting.get(name, [])
-        return any(each.is_verb for each in ahead) or (bool(ahead) and self._turn_before(name) is None)
-
-    def _try(self, name: str | None, new: Waiting) -> None:
-        """Try something that has come; it waits if its time has not.
-
-        What waits already is left alone: the rest of what came with this may change what becomes of it.
-        """
-        if not new.attempt():
-            assert name is not None, "a request of its own has nothing to wait for"
-            self._waiting.setdefault(name, []).append(new)
-
-    def try_waiting(self) -> None:
-        """Try what waits, once every command that has come was received."""
-        if not self._waiting:
-            return
-        waiting, self._waiting = self._waiting, {}
-        for name, line in waiting.items():
-            for each in line:
-                self._try(name, each)
-        self.loop.tell(self.loop.scheduler.take_events())
+    def try_waiting(self, spent: Spent = never) -> None:
+        """Try some of what waits, once the commands of this round were received."""
+        if self._lines:
+            self._lines.try_some(spent)
+            self.loop.tell(self.loop.scheduler.take_events())
 
     @property
     def waits(self) -> bool:
         """Whether something waits for a step to settle."""
-        return bool(self._waiting)
+        return bool(self._lines)
 
     # --- sessions ---------------------------------------------------------------------------------
 
@@ -244,20 +220,23 @@ class Desk:
         def attempt() -> bool:
             nonlocal seen, settled_before
             if command.call not in self._held:
-                return True  # Whoever asked for it is gone.
-            if command.session in self._waiting or self._is_being_written(command):
+                return True  # It was ended while it waited.
+            if self._is_being_written(command):
                 return False
             before = self._turn_before(command.session)
             if before is not seen:
                 seen, settled_before = before, ledger.settled
             if before is not None and (ledger.settled == settled_before or _is_ending(before)):
                 return False
-            self._held.discard(command.call)
+            del self._held[command.call]
             self._attempt_on(command.session, meant, command.call, lambda: self._start(command))
             return True
 
-        self._held.add(command.call)
-        self._try(command.session, Waiting(False, attempt))
+        self._held[command.call] = command
+        if command.session is not None:
+            self._lines.try_turn(command.session, attempt)
+        elif not attempt():
+            raise AssertionError("a request of its own has nothing to wait for")
 
     def _is_being_written(self, command: wire.StartTurn) -> bool:
         """Whether a turn that is asked for again has ended, and will be durable in a moment."""
@@ -353,8 +332,10 @@ class Desk:
         return True
 
     def _end_turn(self, command: wire.EndTurn) -> None:
-        """End a turn; one that is over already has told its end, and one that has not begun never will."""
-        self._held.discard(command.turn)
+        """End a turn; one that is over already has told its end."""
+        if command.turn in self._held:
+            self._end_held(self._held.pop(command.turn), command.reason)
+            return
         conversation = self.turns.get(command.turn)
         if conversation is None or conversation.turn.over:
             return
@@ -368,6 +349,35 @@ class Desk:
             )
         except Refused as refusal:
             log.info("turn %s is ending already: %s", turn.request.turn_id, refusal)
+
+    def session_of(self, call: int) -> str | None:
+        """The session of a turn that was begun or waits for it, by the call that started it."""
+        conversation, held = self.turns.get(call), self._held.get(call)
+        if conversation is not None:
+            return conversation.turn.session_id
+        return None if held is None else held.session
+
+    def _end_held(self, command: wire.StartTurn, reason: str) -> None:
+        """End a turn that waits for its session as one that waits for memory: accepted, and aborted."""
+        asked = command.sampling
+        self._done(command.call)
+        self._ends.append(
+            wire.End(
+                turn=command.call,
+                outcome="aborted",
+                reason=reason,
+                text="",
+                tokens=[],
+                prompt_tokens=(command.known or 0) + len(command.tokens),
+                cached_tokens=0,
+                computed_tokens=0,
+                queue_seconds=0.0,
+                first_seconds=None,
+                total_seconds=0.0,
+                logprobs=None if asked.logprobs is None else [],
+                prompt_logprobs=None if asked.prompt_logprobs is None else [],
+            )
+        )
 
     # --- what happens -----------------------------------------------------------------------------
 
@@ -454,7 +464,7 @@ class Desk:
             step=registry.ledger.step,
             running=len(registry.running),
             queued=len(registry.queue),
-            sessions=sum(not session.one_shot for session in registry.sessions.values()),
+            sessions=len(self.loop.book.sessions),
             counters={name: getattr(counters, name) for name in type(counters).__slots__},
             holders=[
                 (pool.component.name.lower(), pool.tier.name.lower(), kind, units)
@@ -462,34 +472,38 @@ class Desk:
                 for kind, units in pool.counts().items()
             ],
             findings=self.findings,
+            loop_counts={work: list(counts) for work, counts in self.loop.times.counts.items()},
+            loop_seconds=dict(self.loop.times.seconds),
         )
 
     def _ask(self, command: wire.Ask) -> None:
         loop = self.loop
-        answer: object
+        answer: object = None
         match command.what:
-            case "memory":
-                answer = memory_report(loop)
-            case "picture":
-                answer = self.picture.take()
+            case "memory" | "picture" | "sessions":
+                self._surveys.ask(command)
+                return
             case "leased":
                 assert command.name is not None, "which session?"
                 answer = leased_units(loop, command.name)
             case "session":
                 assert command.name is not None, "which session?"
                 answer = session_report(loop, loop.scheduler.registry.find(command.name))
-            case "sessions":
-                answer = [
-                    session_report(loop, session)
-                    for session in loop.scheduler.registry.sessions.values()
-                    if not session.one_shot and session.tenant == command.name
-                ]
             case "flush":
                 loop.scheduler.flush()
-                answer = None
             case _:
                 raise AssertionError(f"nobody asks for {command.what}")
         self._done(command.call, answer=answer)
+
+    @property
+    def reporting(self) -> bool:
+        """Whether a report is being made."""
+        return bool(self._surveys)
+
+    def report(self, spent: Spent = never) -> None:
+        """Make portions of reports, one at least, until the round has no more time; tell what is done."""
+        for call, answer in self._surveys.work(spent):
+            self._done(call, answer=answer)
 
 
 def _is_ending(turn: Turn) -> bool:

@@ -25,7 +25,7 @@ from holdfast.core.turn import KEEP_ALL
 from holdfast.server import wire
 from holdfast.server.problems import Problem, engine_lost, engine_unavailable, from_refusal
 
-__all__ = ["EngineLink", "TurnFeed", "traceparent"]
+__all__ = ["EngineLink", "LoopTime", "TurnFeed", "traceparent"]
 
 log = logging.getLogger("holdfast.server")
 
@@ -133,6 +133,13 @@ def join(deltas: list[wire.Delta]) -> wire.Delta:
     )
 
 
+class LoopTime(NamedTuple):
+    """How often one kind of work held the engine's loop, in buckets of time, and for how long in all."""
+
+    counts: list[int]
+    seconds: float
+
+
 class Pending(NamedTuple):
     """A call that the engine has not answered."""
 
@@ -152,6 +159,8 @@ class EngineLink:
         self.pulse: wire.Pulse | None = None
         self._counted_before: Counter[str] = Counter()
         """What engine processes that are gone had counted."""
+        self._held_before: dict[str, LoopTime] = {}
+        """What held their loops."""
         self.on_view: Callable[[wire.SessionView], None] = _nobody
         self.on_gone: Callable[[str, str], None] = _nobody
         self.on_end: Callable[[TurnFeed], None] = _nobody
@@ -167,6 +176,10 @@ class EngineLink:
     def totals(self) -> Counter[str]:
         """What the engine has counted, and those before it: figures that never go down."""
         return self._counted_before + _counted(self.pulse)
+
+    def loop_times(self) -> dict[str, LoopTime]:
+        """What held the engine's loop between steps, and the loops of those before it, by kind of work."""
+        return _joined(self._held_before, _held(self.pulse))
 
     def number(self) -> int:
         """The number of the next call."""
@@ -291,6 +304,7 @@ class EngineLink:
         """The engine process is gone: everyone who waits hears of it."""
         self.send = None
         self._counted_before += _counted(self.pulse)
+        self._held_before = self.loop_times()
         self.pulse = None
         feeds, self._feeds = self._feeds, {}
         for feed in feeds.values():
@@ -307,6 +321,25 @@ def _counted(pulse: wire.Pulse | None) -> Counter[str]:
     if pulse is None:
         return Counter()
     return Counter({**pulse.counters, "steps": pulse.step, "audit_findings": pulse.findings})
+
+
+def _held(pulse: wire.Pulse | None) -> dict[str, LoopTime]:
+    """What held the loop of one engine process so far."""
+    if pulse is None:
+        return {}
+    return {work: LoopTime(counts, pulse.loop_seconds[work]) for work, counts in pulse.loop_counts.items()}
+
+
+def _joined(before: dict[str, LoopTime], now: dict[str, LoopTime]) -> dict[str, LoopTime]:
+    """The times of two processes together."""
+    joined = dict(before)
+    for work, time in now.items():
+        known = joined.get(work)
+        if known is not None:
+            counts = [one + other for one, other in zip(known.counts, time.counts, strict=True)]
+            time = LoopTime(counts, known.seconds + time.seconds)
+        joined[work] = time
+    return joined
 
 
 def _nobody(*_: object) -> None:

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
+from holdfast.engine.loop_times import BOUNDS
 from holdfast.server import wire
 
 if TYPE_CHECKING:
-    from holdfast.server.link import TurnFeed
+    from holdfast.server.link import LoopTime, TurnFeed
 
 __all__ = ["Metrics"]
 
@@ -69,6 +76,25 @@ class LedgerCollector(Collector):
         yield GaugeMetricFamily("holdfast_sessions", "Sessions open.", value=pulse.sessions)
 
 
+class LoopCollector(Collector):
+    """What held the engine's loop between two steps, as the pulses say."""
+
+    def __init__(self, loop_times: Callable[[], Mapping[str, LoopTime]]) -> None:
+        self._loop_times = loop_times
+
+    def collect(self) -> Iterable[Metric]:
+        """One histogram, with the kind of work as its label."""
+        family = HistogramMetricFamily(
+            "holdfast_loop_held_seconds",
+            "How long work between two steps held the engine's loop, by kind of work.",
+            labels=("work",),
+        )
+        bounds = [*map(str, BOUNDS), "+Inf"]
+        for work, (counts, seconds) in sorted(self._loop_times().items()):
+            family.add_metric((work,), list(zip(bounds, accumulate(counts), strict=True)), seconds)
+        yield family
+
+
 class Metrics:
     """All figures of one server."""
 
@@ -107,6 +133,10 @@ class Metrics:
     ) -> None:
         """Take gauges and counters from the engine's pulses."""
         self.registry.register(LedgerCollector(pulse, totals, up))
+
+    def watch_loop(self, loop_times: Callable[[], Mapping[str, LoopTime]]) -> None:
+        """Take the histogram of what held the engine's loop from its pulses."""
+        self.registry.register(LoopCollector(loop_times))
 
     def page(self) -> bytes:
         """The /metrics page."""

@@ -80,6 +80,7 @@ class Serving:
         try:
             metrics = Metrics()
             metrics.watch(lambda: link.pulse, link.totals, lambda: supervisor.up)
+            metrics.watch_loop(link.loop_times)
             name = self.options.served_model_name or shown_name(self.model)
             service = Service(self.options, link, supervisor, metrics, name)
             announcing = asyncio.create_task(self._announce(supervisor, listener, name))

@@ -179,10 +179,10 @@ class Service:
         }
         log.log(logging.ERROR if end.outcome == "failed" else logging.DEBUG, "turn", extra={"fields": fields})
 
-    async def ask(self, what: str, name: str | None = None) -> Any:
+    async def ask(self, what: str, name: str | None = None, names: list[str] | None = None) -> Any:
         """A question to the engine."""
         number = self.link.number()
-        return (await self.link.call(wire.Ask(number, what, name), number)).answer
+        return (await self.link.call(wire.Ask(number, what, name, names or []), number)).answer
 
     # --- sessions ---------------------------------------------------------------------------------
 

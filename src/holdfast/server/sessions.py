@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,47 +64,100 @@ class SessionRecord:
     created: float = field(default_factory=time.time)
 
 
-class SessionTable:
-    """All open sessions, by the engine's names."""
+class Holding:
+    """The sessions of one tenant, in the order in which they were opened, and those that are being opened."""
+
+    __slots__ = ("names", "numbers", "opening", "order", "unopened")
 
     def __init__(self) -> None:
-        self._records: dict[str, SessionRecord] = {}
+        self.numbers = 0
+        self.order: list[int] = []
+        """The numbers of open sessions, ascending."""
+        self.names: dict[int, str] = {}
+        self.opening: Counter[str] = Counter()
+        """How many requests ask the engine for a session of each name."""
+        self.unopened = 0
+        """Names among them of which no session is open."""
+
+
+class SessionTable:
+    """All open sessions, by the engine's names. No look at a tenant's costs more for other sessions."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, tuple[int, SessionRecord]] = {}
+        self._holdings: dict[str, Holding] = {}
         self._gone: dict[str, str] = {}
-        self._opening: list[str] = []
         self.on_removed: Callable[[str, str], None] = _nobody
 
     def __len__(self) -> int:
         return len(self._records)
 
     def add(self, record: SessionRecord) -> None:
-        """A session was opened."""
-        name = engine_name(record.tenant, record.name)
-        self._gone.pop(name, None)
-        self._records[name] = record
+        """A session was opened, or an engine that was started again has it still."""
+        key = engine_name(record.tenant, record.name)
+        self._gone.pop(key, None)
+        holding = self._holding(record.tenant)
+        if key in self._records:
+            number = self._records[key][0]
+        else:
+            holding.numbers += 1
+            number = holding.numbers
+            holding.order.append(number)
+            holding.names[number] = key
+            holding.unopened -= holding.opening[record.name] > 0
+        self._records[key] = (number, record)
+
+    def _holding(self, tenant: str) -> Holding:
+        holding = self._holdings.get(tenant)
+        if holding is None:
+            holding = self._holdings[tenant] = Holding()
+        return holding
 
     def opening(self, tenant: str, name: str) -> Callable[[], None]:
         """The engine is asked for a session: its name is taken, and it counts.
 
         What is returned ends that, to be called when the engine has answered, whoever waits for it still.
         """
-        key = engine_name(tenant, name)
-        self._opening.append(key)
-        return lambda: self._opening.remove(key)
+        key, holding = engine_name(tenant, name), self._holding(tenant)
+        holding.unopened += not holding.opening[name] and key not in self._records
+        holding.opening[name] += 1
+
+        def answered() -> None:
+            holding.opening[name] -= 1
+            if not holding.opening[name]:
+                del holding.opening[name]
+                holding.unopened -= key not in self._records
+
+        return answered
 
     def is_taken(self, tenant: str, name: str) -> bool:
         """Whether a session of that name is open, or being opened."""
-        key = engine_name(tenant, name)
-        return key in self._records or key in self._opening
+        holding = self._holdings.get(tenant)
+        return engine_name(tenant, name) in self._records or (holding is not None and name in holding.opening)
 
     def count(self, tenant: str) -> int:
         """How many sessions a tenant has, those included that are being opened."""
-        opening = {key for key in self._opening if key not in self._records}
-        return len(self.of(tenant)) + sum(key.startswith(f"{tenant}/") for key in opening)
+        holding = self._holdings.get(tenant)
+        return 0 if holding is None else len(holding.order) + holding.unopened
+
+    def page(self, tenant: str, after: int, limit: int) -> tuple[list[SessionRecord], int | None]:
+        """The first `limit` sessions of a tenant that were opened after number `after`, and where to go on.
+
+        A session that is open from the first page to the last is on exactly one of them.
+        """
+        holding = self._holdings.get(tenant)
+        if holding is None:
+            return [], None
+        begin = bisect_right(holding.order, after)
+        numbers = holding.order[begin : begin + limit]
+        records = [self._records[holding.names[number]][1] for number in numbers]
+        more = begin + limit < len(holding.order)
+        return records, numbers[-1] if more else None
 
     def find(self, tenant: str, name: str) -> SessionRecord:
         """A tenant's session, or the problem that says why there is none."""
         require_name(name, "session_id")
-        record = self._records.get(engine_name(tenant, name))
+        record = self.get(tenant, name)
         if record is None:
             raise self.absence(tenant, name)
         return record
@@ -116,7 +171,8 @@ class SessionTable:
 
     def get(self, tenant: str, name: str) -> SessionRecord | None:
         """A tenant's session, if it is open."""
-        return self._records.get(engine_name(tenant, name))
+        found = self._records.get(engine_name(tenant, name))
+        return None if found is None else found[1]
 
     def has_gone(self, tenant: str, name: str) -> bool:
         """Whether a session of that name was there before."""
@@ -124,22 +180,29 @@ class SessionTable:
 
     def of(self, tenant: str) -> list[SessionRecord]:
         """All sessions of a tenant."""
-        return [record for record in self._records.values() if record.tenant == tenant]
+        return self.page(tenant, 0, len(self._records))[0]
 
     def seen(self, view: wire.SessionView) -> None:
         """The engine says how a session stands."""
-        record = self._records.get(view.name)
-        if record is not None:
-            record.view = view
+        found = self._records.get(view.name)
+        if found is not None:
+            found[1].view = view
 
     def remove(self, key: str, why: str) -> None:
         """A session is no more; callers are told why for a while."""
         assert why in GONE, "a reason that clients can be told"
-        if self._records.pop(key, None) is not None:
-            self._gone[key] = why
-            while len(self._gone) > GONE_KEPT:
-                del self._gone[next(iter(self._gone))]
-            self.on_removed(key, why)
+        found = self._records.pop(key, None)
+        if found is None:
+            return
+        number, record = found
+        holding = self._holdings[record.tenant]
+        del holding.order[bisect_left(holding.order, number)]
+        del holding.names[number]
+        holding.unopened += holding.opening[record.name] > 0
+        self._gone[key] = why
+        while len(self._gone) > GONE_KEPT:
+            del self._gone[next(iter(self._gone))]
+        self.on_removed(key, why)
 
     def lose_all(self, kept: set[str]) -> None:
         """The engine was restarted: what did not come back is lost."""

@@ -2,8 +2,8 @@
 
 The process is a child with a private socket of its own, made anew for each start in a directory that only
 this user may enter. One that dies, or shows no sign of life for too long, is replaced; those who waited for
-it hear that it was lost. One that says that it *cannot* start ends the server, with its reason. Everything
-here runs on the event loop.
+it hear that it was lost. Silence is counted in time that this process lived: a pause of both is no silence.
+One that says that it *cannot* start ends the server, with its reason. Everything here runs on the event loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +22,7 @@ import zmq.asyncio
 
 from holdfast.server import wire
 from holdfast.server.link import EngineLink
+from holdfast.server.lived_time import LivedTime, wait_lived
 
 __all__ = ["EngineUnable", "Supervisor"]
 
@@ -30,6 +30,7 @@ log = logging.getLogger("holdfast.server")
 
 RESTART_SECONDS = (0.2, 1.0, 5.0, 15.0)
 STOP_SECONDS = 60.0
+REAP_SECONDS = 0.5
 
 Progress = Callable[[str, int, int], None]
 
@@ -61,7 +62,8 @@ class Supervisor:
         self._directory: Path | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
-        self._heard = time.monotonic()
+        self._tick = min(1.0, hang_seconds / 4)
+        self._silence = LivedTime(self._tick)
         self._ready = asyncio.Event()
 
     @property
@@ -116,7 +118,7 @@ class Supervisor:
             sys.executable, "-m", "holdfast.server.worker", str(path), str(os.getpid())
         )
         self._process, self.pid = process, process.pid
-        self._heard = time.monotonic()
+        self._silence.reset()
         try:
             listening = asyncio.create_task(self._listen(socket))
             ending = asyncio.create_task(process.wait())
@@ -142,11 +144,9 @@ class Supervisor:
 
     async def _reap(self, process: asyncio.subprocess.Process, ending: asyncio.Task[int]) -> None:
         """Leave no process behind."""
-        if process.returncode is None:
-            try:
-                await asyncio.wait_for(asyncio.shield(ending), STOP_SECONDS if self._stopping else 0.5)
-            except TimeoutError:
-                process.kill()
+        patience = STOP_SECONDS if self._stopping else REAP_SECONDS
+        if process.returncode is None and not await wait_lived(ending, patience, self._tick):
+            process.kill()
         await ending
 
     async def _listen(self, socket: zmq.asyncio.Socket) -> None:
@@ -155,7 +155,7 @@ class Supervisor:
         await socket.send(wire.encode(self.configure))
         while True:
             frame = await socket.recv()
-            self._heard = time.monotonic()
+            self._silence.reset()
             report = wire.decode_report(frame)
             match report:
                 case wire.Progress():
@@ -172,10 +172,10 @@ class Supervisor:
                     self.link.hear(report)
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Kill an engine that shows no sign of life."""
+        """Kill an engine that shows no sign of life, for as long as this process lived to see it."""
         while True:
-            await asyncio.sleep(min(1.0, self.hang_seconds / 4))
-            silent = time.monotonic() - self._heard
+            await asyncio.sleep(self._tick)
+            silent = self._silence.tick()
             if self.up and silent > self.hang_seconds:
                 log.error(
                     "the engine hangs; it is stopped", extra={"fields": {"silent_seconds": round(silent)}}

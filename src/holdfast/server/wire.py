@@ -142,12 +142,13 @@ class MoveSession(msgspec.Struct, tag="move", frozen=True):
 
 
 class Ask(msgspec.Struct, tag="ask", frozen=True):
-    """A question: `memory`, `picture`, `session` and `leased` (with the session's name), `sessions` (of a
-    tenant), `flush`."""
+    """A question: `memory` (with a tenant's name what that one may know), `picture`, `session` and `leased`
+    (with the session's name), `sessions` (with the names of some), `flush`."""
 
     call: int
     what: str
     name: str | None = None
+    names: list[str] = []
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):
@@ -330,6 +331,9 @@ class Pulse(msgspec.Struct, tag="pulse", frozen=True):
     holders: list[tuple[str, str, str, int]]
     """(component, tier, holder kind, units)."""
     findings: int
+    loop_counts: dict[str, list[int]] = {}
+    """What held the loop between steps, in buckets of `engine.loop_times`, by kind of work."""
+    loop_seconds: dict[str, float] = {}
 
 
 Report = Progress | Ready | Unable | Done | Declined | Step | Pulse

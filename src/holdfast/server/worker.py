@@ -2,9 +2,10 @@
 
 Started by the supervisor as `python -m holdfast.server.worker SOCKET PARENT`. The first message says what to
 load; from then on it takes commands, makes steps while there is something to do, and tells what came of them.
-While nothing is to do it sleeps until a command comes, lets time pass for idle sessions, and recounts all
-memory once after each spell of work. It ends when it is told to, or when its parent is gone: turns in flight
-are rolled back, and sessions are written to disk, until it is told once more.
+What it does between two steps is bounded (`rounds.py`). While nothing is to do it sleeps until a command
+comes, lets time pass for idle sessions, and recounts all memory once after each spell of work. It ends when
+it is told to, or when its parent is gone: turns in flight are rolled back, and sessions are written to disk,
+until it is told once more.
 """
 
 from __future__ import annotations
@@ -30,6 +31,14 @@ from holdfast.models.fields import ConfigurationError
 from holdfast.server import wire
 from holdfast.server.desk import Desk, view
 from holdfast.server.logs import set_up_logging
+from holdfast.server.rounds import (
+    BUDGET_SECONDS,
+    READ_BYTES_MAX,
+    READ_MAX,
+    UNHURRIED_SECONDS,
+    Backlog,
+    Budget,
+)
 
 log = logging.getLogger("holdfast.engine")
 
@@ -39,7 +48,13 @@ JOURNAL_SECONDS = 0.001
 """How long commands are waited for while something waits for the journal, which wakes this process itself."""
 
 QUIET_SECONDS = 1.0
-"""How long nothing must have happened before everything is recounted: that may take some milliseconds."""
+"""How long nothing must have happened before everything is recounted."""
+
+AUDIT_UNITS = 4096
+"""How much of a census an idle round does, in units of memory looked at: a fraction of a millisecond."""
+
+WHOLE_HOLDS_MAX = 512
+"""How many Holds there may be for a census to be done as a whole."""
 
 FLUSH_SECONDS = 2.0
 ALONE_SECONDS = 1.0
@@ -49,29 +64,48 @@ ALONE_SECONDS = 1.0
 class Worker:
     """Joins a desk to its socket."""
 
-    def __init__(self, socket: zmq.Socket[bytes], desk: Desk, parent: int) -> None:
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        desk: Desk,
+        parent: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`clock` measures the budget of a round."""
         self.socket = socket
         self.desk = desk
         self.parent = parent
         self.stopping = False
+        self.backlog = Backlog(desk.session_of)
+        self._clock = clock
         news = desk.loop.book.descriptor
         self._wait: Callable[[int], object] = socket.poll if news is None else _both(socket, news)
         self._pulsed = 0.0
         self._counted = 0
         self._worked = 0.0
+        self._auditing = False
+        self._recounting = False
 
     def run(self) -> None:
         """Serve until told to stop."""
+        loop, desk, times = self.desk.loop, self.desk, self.desk.loop.times
         while not self.stopping and os.getppid() == self.parent:
-            loop = self.desk.loop
-            self._receive(self._patience())
-            loop.book.flush()  # What became durable is told, and what waited for it may begin.
-            self.desk.try_waiting()
-            loop.book.flush()
+            self._read(self._patience())
+            spent = self._budget()
+            self._flush_journal()  # What became durable is told, and what waited for it may begin.
+            self._carry_out(spent)
+            with times.measured("waiting"):
+                desk.try_waiting(spent)
+            if desk.reporting:
+                with times.measured("report"):
+                    desk.report(spent)
+            self._flush_journal()
             self._send()  # What was accepted, refused or ended is known before a step, which may take long.
+            times.end_round()
             if loop.active:
                 loop.step()
                 self._worked = time.monotonic()
+                self._auditing = self._recounting = False
             else:
                 self._idle()
             self._send()
@@ -79,47 +113,89 @@ class Worker:
 
     def _patience(self) -> float:
         """How long to wait for a command, or for the journal: not at all while there is something to do."""
-        if self.desk.loop.active:
+        desk = self.desk
+        if desk.loop.active or desk.reporting or self.backlog or self._auditing:
             return 0.0
-        if self.desk.waits:
-            return JOURNAL_SECONDS if self.desk.loop.book.writing else 0.0
+        if desk.waits:
+            return JOURNAL_SECONDS if desk.loop.book.writing else 0.0
         return NAP_SECONDS
 
-    def _receive(self, seconds: float) -> None:
-        """Take every command that has come; wait for one, or until something is durable."""
+    def _flush_journal(self) -> None:
+        with self.desk.loop.times.measured("journal"):
+            self.desk.loop.book.flush()
+
+    def _budget(self) -> Budget:
+        """What a round may take."""
+        running = self.desk.loop.scheduler.registry.running
+        return Budget(BUDGET_SECONDS if running else UNHURRIED_SECONDS, self._clock)
+
+    def _read(self, seconds: float) -> None:
+        """Read commands that have come; wait for one, or until something is durable."""
         if seconds and not self._wait(int(1000 * seconds)):
             return
-        while True:
+        read = 0
+        for _ in range(READ_MAX):
             try:
                 frame = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            command = wire.decode_command(frame)
+            with self.desk.loop.times.measured("read"):
+                command = wire.decode_command(frame)
             if isinstance(command, wire.Stop):
                 self.stopping = True
                 return
-            self.desk.receive(command)
+            self.backlog.add(command)
+            read += len(frame)
+            if read >= READ_BYTES_MAX:
+                return
+
+    def _carry_out(self, spent: Budget) -> None:
+        """Carry out commands in their order, one at least, until the round has no more time."""
+        while self.backlog:
+            command = self.backlog.take()
+            with self.desk.loop.times.measured(str(command.__struct_config__.tag)):
+                self.desk.receive(command)
+            if spent():
+                return
 
     def _idle(self) -> None:
-        """Let idle sessions grow old, and recount everything once after work."""
+        """Let idle sessions grow old, and recount everything once after work, a slice at a time."""
         loop = self.desk.loop
-        loop.scheduler.tick(loop.now())
-        loop.tell(loop.scheduler.take_events())
+        with loop.times.measured("tick"):
+            loop.scheduler.tick(loop.now())
+            loop.tell(loop.scheduler.take_events())
         ledger = loop.scheduler.registry.ledger
         if loop.scheduler.registry.copies or any(pool.retiring for pool in ledger.pools.values()):
             loop.step()  # Copies that a fork or a cut left to do, and what waits for a step to be free.
         if ledger.settled != self._counted and time.monotonic() - self._worked > QUIET_SECONDS:
-            self._counted = ledger.settled
-            loop.scheduler.recount()
-            loop.tell(loop.scheduler.take_events())
+            with loop.times.measured("audit"):
+                self._recount()
+                loop.tell(loop.scheduler.take_events())
+
+    def _recount(self) -> None:
+        """A slice of a census that began after the last work; the whole of one where that is as quick."""
+        scheduler = self.desk.loop.scheduler
+        ledger = scheduler.registry.ledger
+        if len(ledger.live) <= WHOLE_HOLDS_MAX:
+            scheduler.recount()
+            whole = True
+        else:
+            self._recounting = self._recounting or scheduler.audit.between_rounds
+            whole = scheduler.recount_some(AUDIT_UNITS) and self._recounting
+        self._auditing = not whole
+        if whole:
+            self._counted, self._recounting = ledger.settled, False
 
     def _send(self) -> None:
-        for report in self.desk.take_reports():
-            self.socket.send(wire.encode(report))
+        reports = self.desk.take_reports()
         now = time.monotonic()
         if now - self._pulsed >= PULSE_SECONDS:
             self._pulsed = now
-            self.socket.send(wire.encode(self.desk.pulse()))
+            reports.append(self.desk.pulse())
+        if reports:
+            with self.desk.loop.times.measured("send"):
+                for report in reports:
+                    self.socket.send(wire.encode(report))
 
     def _roll_back(self) -> None:
         """Leave no turn half said: what is in flight is rolled back before the process ends."""

@@ -13,7 +13,7 @@ from holdfast.server.doors.access import caller_of, service_of
 from holdfast.server.doors.schema import documented
 from holdfast.server.keys import Caller
 
-__all__ = ["router", "tenant_memory"]
+__all__ = ["memory_of", "router", "tenant_memory"]
 
 router = APIRouter(tags=["house"])
 
@@ -41,8 +41,14 @@ async def metrics(request: Request) -> Response:
 
 @router.get("/v1/memory", **documented(None, "The ledger: who holds the memory."))
 async def memory(request: Request) -> Response:
-    report = await service_of(request).ask("memory")
-    return json_answer(tenant_memory(report, caller_of(request)))
+    caller = caller_of(request)
+    report = await service_of(request).ask("memory", memory_of(caller))
+    return json_answer(tenant_memory(report, caller))
+
+
+def memory_of(caller: Caller) -> str | None:
+    """Whose memory a caller may see exactly: its own, or (None) everybody's."""
+    return None if caller.admin else caller.tenant
 
 
 def tenant_memory(report: dict[str, Any], caller: Caller) -> dict[str, Any]:

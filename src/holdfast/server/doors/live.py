@@ -23,7 +23,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from holdfast.core.ledger import Kind
 from holdfast.server.bodies import decode_json
 from holdfast.server.doors.access import caller_of
-from holdfast.server.doors.house import tenant_memory
+from holdfast.server.doors.house import memory_of, tenant_memory
 from holdfast.server.doors.realtime import accept
 from holdfast.server.keys import Caller
 from holdfast.server.live import LiveMemory, Picture, difference, shown_holders
@@ -52,6 +52,7 @@ class Viewer:
         self.websocket = websocket
         self.live = live
         self.caller = caller
+        self.whose = memory_of(caller)
         self.picture: Picture | None = None
         self.holders: dict[int, list[Any]] = {}
         self.report: dict[str, Any] | None = None
@@ -60,13 +61,13 @@ class Viewer:
 
     async def run(self) -> None:
         """Show what is new until the client has gone."""
-        self.live.enter()
+        self.live.enter(self.whose)
         showing = asyncio.create_task(self._until_closed(self._show()))
         watching = asyncio.create_task(self._until_closed(self._watch()))
         try:
             await asyncio.wait({showing, watching}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self.live.leave()
+            self.live.leave(self.whose)
             for task in (showing, watching):
                 task.cancel()
             results = await asyncio.gather(showing, watching, return_exceptions=True)
@@ -99,11 +100,12 @@ class Viewer:
         if live.up is not self.up:
             self.up = live.up
             await self._say("engine", {"up": live.up})
-        if live.picture is not None and live.picture is not self.picture:
-            await self._show_picture(live.picture)
-        if live.report is not None and live.report is not self.report:
-            self.report = live.report
-            await self._say("memory.report", tenant_memory(live.report, self.caller))
+        picture, report = live.seen(self.caller, self.whose), live.reports.get(self.whose)
+        if picture is not None and picture is not self.picture:
+            await self._show_picture(picture)
+        if report is not None and report is not self.report:
+            self.report = report
+            await self._say("memory.report", tenant_memory(report, self.caller))
             if self.caller.admin:
                 storm = self.websocket.app.state.storm
                 await self._say("health", {**live.figures.shown(), "storm": storm.shown()})
@@ -137,7 +139,16 @@ class Viewer:
             leased = await self.live.service.ask("leased", key)
         except Problem:
             leased = {}  # It is gone, or it never was.
-        await self._say("memory.leased", {"session": name, "units": leased})
+        units = {pool: self._places(int(pool), each) for pool, each in leased.items()}
+        await self._say("memory.leased", {"session": name, "units": units})
+
+    def _places(self, pool: int, units: list[int]) -> list[int]:
+        """Where units are in the map that this viewer has; those that it does not show yet are left out."""
+        picture = self.picture
+        if picture is None or pool >= len(picture.cells):
+            return []
+        places = (picture.place_of(pool, unit) for unit in units)
+        return [place for place in places if place is not None]
 
     async def _say(self, kind: str, body: dict[str, Any]) -> None:
         text = _encoder.encode({"type": kind, **body}).decode()

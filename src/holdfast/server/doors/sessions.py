@@ -24,7 +24,7 @@ from holdfast.server.link import TurnFeed
 from holdfast.server.problems import Problem, bad_field
 from holdfast.server.prompts import SessionMessage, plain_messages
 from holdfast.server.service import Input, TurnAsked, fingerprint_of, make_sampling
-from holdfast.server.sessions import new_name, require_name
+from holdfast.server.sessions import engine_name, new_name, require_name
 
 __all__ = [
     "SamplingBody",
@@ -40,6 +40,10 @@ __all__ = [
 ]
 
 router = APIRouter(tags=["sessions"])
+
+PAGE = 100
+PAGE_MAX = 1000
+"""How many sessions a page lists: as many as are asked for, at most so many."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 
@@ -145,16 +149,28 @@ async def open_session(request: Request) -> Response:
     return json_answer(await service.describe(record), 201)
 
 
-@router.get("/v1/sessions", **documented(None, "The caller's sessions."))
+@router.get("/v1/sessions", **documented(None, "The caller's sessions, a page at a time."))
 async def list_sessions(request: Request) -> Response:
-    service, caller = service_of(request), caller_of(request)
-    answers = await service.ask("sessions", caller.tenant)
+    service, tenant = service_of(request), caller_of(request).tenant
+    limit = _number(request, "limit", PAGE, 1, PAGE_MAX)
+    records, more = service.table.page(tenant, _number(request, "after", 0, 0, 1 << 62), limit)
+    answers = await service.ask("sessions", names=[engine_name(tenant, record.name) for record in records])
     shown = []
     for answer in answers:
-        record = service.table.get(caller.tenant, answer["id"].partition("/")[2])
+        record = service.table.get(tenant, answer["id"].partition("/")[2])
         if record is not None:
             shown.append(service.shown(answer, record))
-    return json_answer({"sessions": shown})
+    return json_answer({"sessions": shown, "next": None if more is None else str(more)})
+
+
+def _number(request: Request, name: str, default: int, least: int, most: int) -> int:
+    """A whole number of the address's query."""
+    given = request.query_params.get(name)
+    if given is None:
+        return default
+    if not (given.isascii() and given.isdigit() and len(given) < 20 and least <= int(given) <= most):
+        raise bad_field(name, f"must be a whole number from {least} to {most}")
+    return int(given)
 
 
 @router.get("/v1/sessions/{session_id}", **documented(None, "One session."))
