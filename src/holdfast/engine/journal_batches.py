@@ -138,7 +138,8 @@ def read_list(journal: Path) -> Listed | None:
     if not values or "run" not in values[0]:
         log.warning("%s cannot be read: damage might go unnoticed", beside(journal).name)
         return None
-    listed = Listed(*(str(values[0].get(name, "")) for name in ("run", "boot", "durability")))
+    head = values[0]
+    listed = Listed(str(head["run"]), str(head.get("boot", "")), str(head.get("durability", "")))
     for number, named in values[1:]:
         listed.batches[number] = [(session, what) for session, what in named]
     return listed
