@@ -5,6 +5,7 @@ import contextlib
 import json
 import random
 import socket
+from unittest.mock import Mock
 
 import pytest
 from websockets.frames import Frame, Opcode
@@ -146,6 +147,19 @@ def test_a_few_frames_are_read_in_a_pass_of_the_loop(monkeypatch: pytest.MonkeyP
     base = sockets.WebSocketsSansIOProtocol
     monkeypatch.setattr(base, "data_received", lambda _self, data: read.append(len(data) // len(frame(PING))))
     asyncio.run(story())
+
+
+def test_a_ping_is_answered_only_while_the_client_reads() -> None:
+    connection = sockets.SocketConnection.__new__(sockets.SocketConnection)
+    connection.writable = asyncio.Event()
+    connection.conn = Mock(data_to_send=Mock(return_value=[b"pong"]))
+    connection.transport = Mock()
+    for _ in range(3):
+        connection.handle_ping()
+    assert connection.transport.write.call_count == 0 and connection.conn.data_to_send.call_count == 3
+    connection.writable.set()
+    connection.handle_ping()
+    connection.transport.write.assert_called_once_with(b"pong")
 
 
 # --- what normal clients do --------------------------------------------------------------------------
