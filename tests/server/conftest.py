@@ -34,8 +34,13 @@ def serve() -> Iterator[Serve]:
     """Start servers of one's own; they end with the test, cleanly."""
     started: list[Server] = []
 
-    def start(model: str | Path, *arguments: str, environment: dict[str, str] | None = None) -> Server:
-        started.append(Server(model, *arguments, environment=environment))
+    def start(
+        model: str | Path,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        wrapper: tuple[str, ...] = (),
+    ) -> Server:
+        started.append(Server(model, *arguments, environment=environment, wrapper=wrapper))
         return started[-1]
 
     yield start

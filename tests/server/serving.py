@@ -20,11 +20,18 @@ ADMIN_KEY = "the-admin-key-of-the-tests"
 class Server:
     """`holdfast serve` in a process of its own."""
 
-    def __init__(self, model: str | Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        model: str | Path,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        wrapper: tuple[str, ...] = (),
+    ) -> None:
+        """`wrapper` is a command that is put before the server's own."""
         self.arguments = [str(model), "--port", "0", *arguments]
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.cli", "serve", *self.arguments],
+            [*wrapper, sys.executable, "-m", "holdfast.cli", "serve", *self.arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -198,15 +198,15 @@ def test_methods_types_and_sizes(echo: Server) -> None:
         echo.http.post("/v1/sessions", content=b"<x/>", headers={"content-type": "text/xml"}).status_code
         == 415
     )
-    crossed = echo.http.post("/v1/sessions", content=b"{}", headers={"origin": "http://elsewhere"})
-    assert crossed.status_code == 415
+    untyped = echo.http.post("/v1/sessions", content=b"{}", headers={"origin": echo.url})
+    assert untyped.status_code == 415
     assert echo.get("/v1/models", headers={"x-long": "y" * 40_000}).status_code in (400, 431)
 
 
 def test_a_body_over_the_limit_is_refused_without_being_read(echo: Server) -> None:
     host, port = echo.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
-        head = "POST /v1/sessions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = "POST /v1/sessions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         connection.sendall(f"{head}content-length: {1 << 40}\r\n\r\n".encode())
         answer = connection.recv(65536).decode()
     assert answer.startswith("HTTP/1.1 413")

@@ -16,7 +16,7 @@ def send(server: Server, path: str, body: Any) -> socket.socket:
     host, port = server.url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=30)
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     connection.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
     return connection
 
@@ -102,7 +102,7 @@ def test_a_client_that_goes_away_during_close(echo: Server) -> None:
         call: Any = long_turn(echo, name, "long")
         host, port = echo.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as connection:
-            connection.sendall(f"DELETE /v1/sessions/{name} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            connection.sendall(f"DELETE /v1/sessions/{name} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         call.join()
         assert call.answer.json()["finish_reason"] == "abort"
         deadline = time.monotonic() + 10

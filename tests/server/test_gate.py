@@ -21,11 +21,11 @@ def answered(server: Server, head: str, body: bytes) -> bytes:
     host, port = server.url.removeprefix("http://").split(":")
     answer = b""
     with socket.create_connection((host, int(port)), timeout=60) as connection:
-        connection.sendall(f"{head}\r\nhost: x\r\n\r\n".encode())
+        connection.sendall(f"{head}\r\nhost: localhost\r\n\r\n".encode())
         # Once the server has answered and closed, nothing more can be sent, or be read twice.
         with contextlib.suppress(ConnectionError):
             connection.sendall(body)
-            connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         with contextlib.suppress(ConnectionError):
             while more := connection.recv(65536):
                 answer += more

@@ -194,13 +194,26 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     ),
     Option("served_model_name", str, "What /v1/models calls the model."),
     Option("cors_origin", list[str], "Origin of web pages that may call the server; may be repeated."),
+    Option(
+        "allowed_host",
+        list[str],
+        "Host name that the server answers to beside its own address and localhost, * for any; may be "
+        "repeated. Checked where there are no keys, and wherever it is given.",
+    ),
     Option("log_level", str, f"{', '.join(LOG_LEVELS[:-1])} or {LOG_LEVELS[-1]}.", choices=LOG_LEVELS),
     Option("log_format", str, "text, or json: one object a line.", choices=("text", "json")),
     Option("body_limit", str, "Largest body of a request.", parse_bytes),
+    Option("bodies_limit", str, "Most bytes of all bodies that are being received.", parse_bytes),
     Option("message_limit", str, "Largest message over a WebSocket.", parse_bytes),
+    Option("header_seconds", float, "How long the headers of a request may take to arrive."),
+    Option("body_seconds", float, "How long the body of a request may take to arrive."),
     Option("drain_seconds", float, "How long a stopping server waits for the turns in flight."),
     Option("hang_seconds", float, "Silence of the engine after which it is started again."),
-    Option("tenant_sessions", int, "Sessions that one key may have open."),
+    Option(
+        "tenant_sessions",
+        int,
+        "Sessions that one key may have open; half of --max-sessions if left out and there are several keys.",
+    ),
     Option("seed", int, "Seed that turns without one of their own get theirs from; by chance if left out."),
     Option("storm", bool, "Let the admin start a storm of sessions from the page.", flags=("--storm",)),
 )

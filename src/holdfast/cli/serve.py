@@ -103,6 +103,8 @@ class LoadProgress:
 
 def make_server_options(stated: dict[str, Any]) -> ServerOptions:
     """The options as the server takes them; raises `OptionError` for what cannot be meant."""
-    if "cors_origin" in stated:
-        stated = {**stated, "cors_origin": tuple(stated["cors_origin"])}
-    return ServerOptions(**stated)
+    repeated = ("cors_origin", "allowed_host")
+    values: dict[str, Any] = {
+        name: tuple(value) if name in repeated else value for name, value in stated.items()
+    }
+    return ServerOptions(**values)

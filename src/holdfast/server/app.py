@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.routing import Match, Route, WebSocketRoute
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
@@ -28,11 +29,14 @@ from holdfast.server.problems import Problem
 from holdfast.server.service import Service
 from holdfast.server.storm import Storm
 
-__all__ = ["build_app"]
+__all__ = ["all_routes", "build_app", "nowhere"]
 
 log = logging.getLogger("holdfast.server")
 
 DOORS = (openai, sessions, realtime, native, house, live, web)
+WEBSOCKET = "WS"
+PATH_CHARACTERS_MAX = 128
+MATCH_CHARACTERS_MAX = 64
 CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
 
 
@@ -67,16 +71,29 @@ def build_app(service: Service, keys: Keys, draining: Callable[[], bool]) -> ASG
         return schema
 
     app.openapi = described  # type: ignore[method-assign]
-    gate: ASGIApp = Gate(app, keys, service.options.body_limit, draining)
+    gate: ASGIApp = Gate(app, keys, service.options, draining)
     if service.options.cors_origin:
+        # Whoever names an origin trusts its pages; OpenAI's client alone sends a dozen headers of its own.
         gate = CORSMiddleware(
             gate,
             allow_origins=list(service.options.cors_origin),
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["authorization", "content-type", "x-request-id"],
+            allow_methods=sorted({method for methods in all_routes().values() for method in methods}),
+            allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
     return gate
+
+
+def all_routes() -> dict[str, set[str]]:
+    """The methods of every path; WS for a WebSocket."""
+    found: dict[str, set[str]] = {}
+    for door in DOORS:
+        for route in door.router.routes:
+            if isinstance(route, Route):
+                found.setdefault(route.path, set()).update(route.methods or ())
+            elif isinstance(route, WebSocketRoute):
+                found.setdefault(route.path, set()).add(WEBSOCKET)
+    return found
 
 
 async def _problem(_request: Request, error: Exception) -> Response:
@@ -87,7 +104,7 @@ async def _problem(_request: Request, error: Exception) -> Response:
 
 async def _no_socket(websocket: WebSocket) -> None:
     """A WebSocket to a path that has none: answered as any other path that is not there."""
-    problem = Problem(404, CODES[404], "not found")
+    problem = Problem(404, CODES[404], nowhere(websocket.scope["path"], WEBSOCKET))
     await websocket.send_denial_response(json_answer(problem.body(), problem.status))
 
 
@@ -100,11 +117,45 @@ async def _mistake(_request: Request, _error: Exception) -> Response:
 async def _http_problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = CODES.get(error.status_code, "http_error")
-    problem = Problem(error.status_code, code, str(error.detail).lower())
+    message = str(error.detail).lower()
     headers = dict(error.headers or {})
-    if error.status_code == 405:
-        headers["Allow"] = ", ".join(sorted(_methods(request)))
+    if error.status_code == 404:
+        message = nowhere(request.scope["path"], request.method)
+    elif error.status_code == 405:
+        headers["Allow"] = allowed = ", ".join(sorted(_methods(request)))
+        message = f"{_shown(request.scope['path'])} takes {allowed}, not this method"
+    problem = Problem(error.status_code, code, message)
     return json_answer(problem.body(), error.status_code, headers)
+
+
+def nowhere(path: str, method: str) -> str:
+    """What a client is told of a path that is not there: the path, and those it may have meant."""
+    routes = all_routes()
+    if routes.get(path) == {WEBSOCKET}:
+        return f"{_shown(path)} is a WebSocket: connect with ws:// or wss://"
+    asked = path[:MATCH_CHARACTERS_MAX].lower()
+    meant_by = {_filled(route, asked): route for route in routes}
+    near = [meant_by[found] for found in difflib.get_close_matches(asked, meant_by, n=3, cutoff=0.75)]
+    ways = [f"{' or '.join(sorted(routes[route]))} {route}" for route in near]
+    meant = f" (did you mean {', '.join(ways)}?)" if ways else ""
+    kind = "WebSocket" if method == WEBSOCKET else "path"
+    return f"there is no {kind} {_shown(path)}{meant}; GET /openapi.json lists all paths"
+
+
+def _filled(route: str, path: str) -> str:
+    """A route with the names that a path has in the places of its parameters, for comparing the two."""
+    parts, given = route.split("/"), path.split("/")
+    if len(parts) != len(given):
+        return route
+    return "/".join(
+        theirs if ours.startswith("{") else ours for ours, theirs in zip(parts, given, strict=True)
+    )
+
+
+def _shown(path: str) -> str:
+    """A client's path as it is safe to show: printable, and cut."""
+    shown = path[:PATH_CHARACTERS_MAX].encode("unicode_escape").decode("ascii")
+    return f"{shown}…" if len(path) > PATH_CHARACTERS_MAX else shown
 
 
 def _methods(request: Request) -> set[str]:

@@ -1,6 +1,8 @@
-"""The gate that every connection passes: sizes, keys, ids, draining. Nothing gets past it by default.
+"""The gate that every request passes: hosts, sizes, keys, origins, ids, draining. It denies by default.
 
 Plain ASGI in front of all routes. A path needs a key unless it is in PUBLIC; those in ADMIN need the admin's.
+Where no key is needed, what changes something must not come from a web page of another origin; a WebSocket
+never may (`hosts`).
 Every answer carries the request's id; one that comes before a long body was read closes the connection, and
 nobody reads the rest. Whatever goes wrong behind the gate becomes a JSON error here, and an unexpected
 exception is logged and answered without its text.
@@ -19,8 +21,11 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.server.bodies import too_large
+from holdfast.server.hosts import Hosts, foreign_page
+from holdfast.server.intake import Intake
 from holdfast.server.keys import Caller, Keys
 from holdfast.server.link import traceparent
+from holdfast.server.options import ServerOptions
 from holdfast.server.problems import Problem, bad_field
 
 __all__ = ["ADMIN", "PUBLIC", "SUBPROTOCOL", "Gate"]
@@ -30,6 +35,9 @@ log = logging.getLogger("holdfast.server")
 PUBLIC = ("/", "/health", "/health/ready", "/favicon.ico")
 PUBLIC_PREFIXES = ("/web/",)
 ADMIN = ("/metrics", "/flush_cache", "/reset_prefix_cache", "/get_server_info", "/server_info", "/v1/storm")
+GET_WITH_EFFECTS = ("/flush_cache", "/health_generate")
+"""Paths where GET does something; elsewhere it only reads."""
+READING = ("GET", "HEAD", "OPTIONS")
 DRAINS = ("/health", "/health/ready", "/metrics", "/v1/memory")
 
 HEADER_BYTES_MAX = 32 << 10
@@ -46,10 +54,19 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 class Gate:
     """Lets a request through, or answers it."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, body_limit: int, draining: Callable[[], bool]) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Keys, options: ServerOptions, draining: Callable[[], bool]
+    ) -> None:
         self.app = app
         self.keys = keys
-        self.body_limit = body_limit
+        self.hosts = Hosts(options, keys.required)
+        self.origins = options.cors_origin
+        self.body_limit = options.body_limit
+        bodies_limit = max(options.bodies_limit, options.body_limit)
+        shared = len(keys.tenants) > 1
+        self.intake = Intake(
+            bodies_limit, max(bodies_limit // 2, options.body_limit) if shared else bodies_limit
+        )
         self.draining = draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,12 +81,19 @@ class Gate:
         request_id = asked if _REQUEST_ID.fullmatch(asked) else f"req-{secrets.token_hex(8)}"
         status = 0
         unread = scope["type"] == "http" and _long_body(headers)
+        caller, received = Caller("", admin=False), 0
 
         async def read() -> Message:
-            nonlocal unread
+            nonlocal unread, received
             message = await receive()
-            if message["type"] == "http.request" and not message.get("more_body", False):
-                unread = False
+            if message["type"] == "http.request":
+                count = len(message.get("body", b""))
+                self.intake.take(caller.tenant, count)
+                received += count
+                if not message.get("more_body", False):
+                    unread = False
+                    self.intake.give_back(caller.tenant, received)
+                    received = 0
             return message
 
         async def labelled(message: Message) -> None:
@@ -83,9 +107,8 @@ class Gate:
 
         traceparent.set(headers.get("traceparent", "")[:128] or None)
         try:
-            scope.setdefault("state", {}).update(
-                caller=self._admit(scope, headers), request_id=request_id, began=began
-            )
+            caller = self._admit(scope, headers)
+            scope.setdefault("state", {}).update(caller=caller, request_id=request_id, began=began)
             await self.app(scope, read, labelled)
         except Problem as problem:
             await refuse(scope, labelled, problem, started=status != 0)
@@ -93,6 +116,8 @@ class Gate:
             log.error("request failed", exc_info=error, extra={"fields": {"request": request_id}})
             mistake = Problem(500, "internal_error", "the server made a mistake; it is in its log")
             await refuse(scope, labelled, mistake, started=status != 0)
+        finally:
+            self.intake.give_back(caller.tenant, received)
         log.debug(
             "request",
             extra={"fields": {"request": request_id, "status": status, "path": scope["path"][:128]}},
@@ -103,8 +128,9 @@ class Gate:
         path: str = scope["path"]
         if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES_MAX:
             raise Problem(431, "headers_too_large", f"the headers are longer than {HEADER_BYTES_MAX} bytes")
-        length = headers.get("content-length", "0")
-        if length.isdigit() and int(length[:20]) > self.body_limit:
+        _require_framing(scope, headers)
+        self.hosts.require(_only(scope, b"host"))
+        if _length(headers) > self.body_limit:
             raise too_large(self.body_limit)
         public = path in PUBLIC or path.startswith(PUBLIC_PREFIXES)
         caller = self.keys.caller(_key(headers))
@@ -114,6 +140,14 @@ class Gate:
                     401, "invalid_api_key", "this call needs a valid key: Authorization: Bearer KEY"
                 )
             caller = Caller("", admin=False)
+        if self._crosses_sites(scope, headers):
+            raise Problem(
+                403,
+                "origin_not_allowed",
+                "origin: pages of this origin may not call the server; start it with --cors-origin ORIGIN if "
+                "they should",
+                "origin",
+            )
         if path in ADMIN and not caller.admin:
             raise Problem(403, "admin_required", "this call needs the admin key")
         if self.draining() and not public and path not in DRAINS:
@@ -123,11 +157,44 @@ class Gate:
             raise bad_field("session_id", "must not hold a slash", "bad_name")
         return caller
 
+    def _crosses_sites(self, scope: Scope, headers: dict[str, str]) -> bool:
+        """Whether a web page of another origin asks for what it may not have.
+
+        A request with a key is none that a page could forge: it would have to know the key. A WebSocket hears
+        what it is answered, and browsers do not ask before they connect.
+        """
+        if scope["type"] == "http" and self.keys.required:
+            return False
+        if scope["type"] == "http" and scope["method"] in READING and scope["path"] not in GET_WITH_EFFECTS:
+            return False
+        return foreign_page(headers, self.origins)
+
+
+def _require_framing(scope: Scope, headers: dict[str, str]) -> None:
+    """Refuse what a proxy in front might read differently: where the body ends, or who is asked."""
+    if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] != "1.1"):
+        raise Problem(
+            400, "ambiguous_length", "transfer-encoding: allowed in HTTP/1.1 only, and without content-length"
+        )
+    if not scope["path"].startswith("/") and scope.get("method") != "OPTIONS":
+        raise Problem(400, "bad_target", "the request target must be a path that begins with a slash")
+
+
+def _only(scope: Scope, name: bytes) -> str | None:
+    """The value of a header that must be there once."""
+    found = [value for each, value in scope["headers"] if each.lower() == name]
+    return found[0].decode("latin-1") if len(found) == 1 else None
+
+
+def _length(headers: dict[str, str]) -> int:
+    """How long the body is said to be; the HTTP library refuses what is not a number."""
+    length = headers.get("content-length", "0")
+    return int(length[:20]) if length.isascii() and length.isdigit() else 0
+
 
 def _long_body(headers: dict[str, str]) -> bool:
     """Whether a request has a body that is not worth reading once the request has been answered."""
-    length = headers.get("content-length", "0")
-    return "transfer-encoding" in headers or not length.isdigit() or int(length[:20]) > SHORT_BODY_BYTES
+    return "transfer-encoding" in headers or _length(headers) > SHORT_BODY_BYTES
 
 
 def _key(headers: dict[str, str]) -> str | None:

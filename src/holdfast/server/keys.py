@@ -1,18 +1,24 @@
 """Who is calling: keys, tenants and the admin.
 
 Each key belongs to a tenant, which has its own sessions, its own root of shared prefixes and its own caps.
-Keys come from a file (one a line, `tenant:key` or the key alone) or from HOLDFAST_API_KEYS. They are compared
-in constant time, as digests, and never logged. Without keys everyone is one tenant. After a key may follow
-which part of each tier's memory its tenant may hold: `device=0.5 host=0.25 disk=0.1`.
+Keys come from a file (one a line, `tenant:key` or the key alone) or from HOLDFAST_API_KEYS. They are never
+logged. Without keys everyone is one tenant, whose name no key can have. After a key may follow which part of
+each tier's memory its tenant may hold: `device=0.5 host=0.25 disk=0.1`.
+
+A key is found by its SHA-256 digest in a table, so that a request costs the same however many keys there are.
+How long that takes tells nothing of use: whoever guesses chooses a key and not its digest, and the digests of
+two keys that are alike have nothing in common.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import math
 import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +26,9 @@ from pathlib import Path
 from holdfast.engine.options import TIERS, OptionError
 from holdfast.server.options import ServerOptions
 
-__all__ = ["ANONYMOUS", "Caller", "Keys"]
+__all__ = ["ANONYMOUS", "Caller", "Keys", "warn_if_readable"]
+
+log = logging.getLogger("holdfast.server")
 
 ANONYMOUS = "public"
 KEYS_MAX = 100_000
@@ -35,6 +43,15 @@ class Caller:
 
     tenant: str
     admin: bool
+
+
+def warn_if_readable(path: str | None) -> None:
+    """Say so if others than the server's user may read the file of keys."""
+    if path is not None and Path(path).expanduser().stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        log.warning(
+            "others can read the file of keys: chmod 600 it",
+            extra={"fields": {"file": path}},
+        )
 
 
 def _digest(key: str) -> bytes:
@@ -66,7 +83,8 @@ class Keys:
     ) -> None:
         """`users` are tenants by key, `shares` what each may hold, by tier, where its line says so."""
         self.shares = dict(shares or {})
-        self._users = [(_digest(key), tenant) for key, tenant in users.items()]
+        self._users = {_digest(key): tenant for key, tenant in users.items()}
+        self.tenants = frozenset(users.values())
         self._admin = None if admin is None else _digest(admin)
 
     @classmethod
@@ -95,6 +113,10 @@ class Keys:
                 tenant, key = f"key-{hashlib.sha256(entry.encode()).hexdigest()[:12]}", entry
             if not _TENANT.fullmatch(tenant) or not key or key in users:
                 raise OptionError("api_keys", "needs lines of `tenant:key`, each key once")
+            if tenant == ANONYMOUS:
+                raise OptionError(
+                    "api_keys", f"must not name a tenant {ANONYMOUS}: callers without a key have that name"
+                )
             users[key] = tenant
             shares.setdefault(tenant, {}).update(_share(part) for part in parts)
         if options.api_keys is not None and not users:
@@ -113,19 +135,25 @@ class Keys:
             )
         return cls(users, options.admin_key, {tenant: share for tenant, share in shares.items() if share})
 
+    def session_limit(self, stated: int | None, max_sessions: int) -> int | None:
+        """How many sessions a tenant may have open: as stated, or half of all where there are several.
+
+        So no tenant can take all the sessions of a server that it shares.
+        """
+        if stated is None and len(self.tenants) > 1:
+            return (max_sessions + 1) // 2
+        return stated
+
     @property
     def required(self) -> bool:
         """Whether a caller needs a key at all."""
         return bool(self._users)
 
     def caller(self, key: str | None) -> Caller | None:
-        """Who has this key; None if nobody has. Every key is looked at, whichever fits."""
+        """Who has this key; None if nobody has."""
         digest = b"" if key is None else _digest(key)
         admin = self._admin is not None and hmac.compare_digest(digest, self._admin)
-        found: str | None = None
-        for known, tenant in self._users:
-            if hmac.compare_digest(digest, known):
-                found = tenant
+        found = self._users.get(digest)
         if admin:
             return Caller(found if found is not None else ANONYMOUS, admin=True)
         if found is not None:

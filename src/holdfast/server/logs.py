@@ -2,11 +2,16 @@
 
 Lines carry ids (of requests, turns, sessions) and figures. What people and models say is never in them.
 Extra fields are given as `extra={"fields": {...}}`.
+
+Some text in them is a client's, such as a path. Here, and nowhere else, it is made harmless: characters that
+end a line, move a cursor or turn the direction of writing are escaped, a text with spaces is quoted among
+the fields, and the lines of a traceback are indented. So no text can pass for a line of its own.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from typing import TextIO
 
@@ -14,10 +19,28 @@ import msgspec
 
 __all__ = ["set_up_logging"]
 
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+_SEVERAL = re.compile(r'[\s="]')
+
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     found = record.__dict__.get("fields")
     return found if isinstance(found, dict) else {}
+
+
+def _escaped(text: str) -> str:
+    r"""The text with what is not for the eye as `\uXXXX`, as JSON has it too."""
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _quoted(text: str) -> str:
+    """A field's text, as JSON if it could be taken for several fields."""
+    return msgspec.json.encode(_whole(text)).decode() if _SEVERAL.search(text) else text
+
+
+def _whole(value: object) -> object:
+    """A text without halves of characters, which UTF-8 cannot have; anything else as it is."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 class TextFormatter(logging.Formatter):
@@ -25,10 +48,12 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        extra = "".join(f" {name}={value}" for name, value in _fields(record).items())
-        line = f"{clock} {record.levelname:<7} {record.name}  {record.getMessage()}{extra}"
+        extra = "".join(f" {name}={_quoted(str(value))}" for name, value in _fields(record).items())
+        message = _escaped(record.getMessage().rstrip())
+        line = f"{clock} {record.levelname:<7} {record.name}  {message}{_escaped(extra)}"
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            trace = self.formatException(record.exc_info).split("\n")
+            line += "".join(f"\n  {_escaped(each)}" for each in trace)
         return line
 
 
@@ -40,12 +65,12 @@ class JsonFormatter(logging.Formatter):
             "time": record.created,
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
-            **_fields(record),
+            "message": _whole(record.getMessage()),
+            **{name: _whole(value) for name, value in _fields(record).items()},
         }
         if record.exc_info:
-            entry["trace"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(entry, enc_hook=str).decode()
+            entry["trace"] = _whole(self.formatException(record.exc_info))
+        return _escaped(msgspec.json.encode(entry, enc_hook=str).decode())
 
 
 def _is_ours(record: logging.LogRecord) -> bool:

@@ -7,16 +7,19 @@ the option.
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass, field
 
 from holdfast.engine.options import OptionError
 from holdfast.engine.sampling import SEED_MAX
 
-__all__ = ["LOG_LEVELS", "ServerOptions"]
+__all__ = ["LOG_LEVELS", "ServerOptions", "ip_address"]
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 MEBIBYTE = 1 << 20
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9_.-]{1,253}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +27,9 @@ class ServerOptions:
     """How the server listens, whom it lets in, and how much it takes.
 
     `api_keys` is a file of one key a line, `name:key` or the key alone; `HOLDFAST_API_KEYS` in the
-    environment gives the same, separated by commas. Sizes are in bytes, times in seconds. The
-    seeds of turns that bring none come from `seed`.
+    environment gives the same, separated by commas. Sizes are in bytes, times in seconds. A tenant may
+    have `tenant_sessions` open, or where that is None as many as the server. The seeds of turns that bring
+    none come from `seed`.
     """
 
     host: str = "127.0.0.1"
@@ -35,13 +39,17 @@ class ServerOptions:
     allow_anonymous: bool = False
     served_model_name: str | None = None
     cors_origin: tuple[str, ...] = ()
+    allowed_host: tuple[str, ...] = ()
     log_level: str = "info"
     log_format: str = "text"
     body_limit: int = 16 * MEBIBYTE
+    bodies_limit: int = 256 * MEBIBYTE
     message_limit: int = 4 * MEBIBYTE
+    header_seconds: float = 20.0
+    body_seconds: float = 60.0
     drain_seconds: float = 30.0
     hang_seconds: float = 300.0
-    tenant_sessions: int = 10_000
+    tenant_sessions: int | None = None
     storm: bool = False
     seed: int | None = None
 
@@ -52,10 +60,14 @@ class ServerOptions:
             raise OptionError("log_level", f"must be one of {', '.join(LOG_LEVELS)}, not {self.log_level!r}")
         if self.log_format not in ("text", "json"):
             raise OptionError("log_format", f"must be text or json, not {self.log_format!r}")
-        for name in ("body_limit", "message_limit", "tenant_sessions"):
-            if getattr(self, name) < 1:
+        for name in ("body_limit", "bodies_limit", "message_limit", "tenant_sessions"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
                 raise OptionError(name, "must be at least 1")
-        for name in ("drain_seconds", "hang_seconds"):
+        for name in self.allowed_host:
+            if name != "*" and not _HOST_NAME.fullmatch(name) and ip_address(name.strip("[]")) is None:
+                raise OptionError("allowed_host", "must be a host name without a port, or * for any")
+        for name in ("header_seconds", "body_seconds", "drain_seconds", "hang_seconds"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise OptionError(name, "must be a positive number of seconds")
         if self.seed is not None and not 0 <= self.seed <= SEED_MAX:
@@ -66,9 +78,13 @@ class ServerOptions:
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach the server."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        address = ip_address(self.host)
+        return self.host == "localhost" or (address is not None and address.is_loopback)
+
+
+def ip_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """A name as the address that it is; None if it is none."""
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None

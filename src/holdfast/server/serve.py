@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import uvicorn
@@ -26,12 +27,14 @@ from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pull import ECHO_MODELS, resolve_model
 from holdfast.server import wire
 from holdfast.server.app import build_app
-from holdfast.server.keys import Keys
+from holdfast.server.connections import Config, Connections, raise_descriptor_limit
+from holdfast.server.keys import Keys, warn_if_readable
 from holdfast.server.link import EngineLink
 from holdfast.server.logs import set_up_logging
 from holdfast.server.metrics import Metrics
 from holdfast.server.options import ServerOptions
 from holdfast.server.service import Service
+from holdfast.server.sockets import SocketConnection
 from holdfast.server.supervisor import Supervisor
 
 __all__ = ["run"]
@@ -62,6 +65,7 @@ class Serving:
         self.options = options
         self.keys = keys
         self.engine_options = {**engine_options, "tenant_shares": keys.shares}
+        self.descriptors_max = raise_descriptor_limit()
         self.stopping = asyncio.Event()
         self.hurry = asyncio.Event()
 
@@ -97,13 +101,17 @@ class Serving:
         self, service: Service, listener: socket.socket, supervising: asyncio.Task[None]
     ) -> None:
         """Answer requests until a signal comes; then let what is in flight end, and end everything else."""
+        connections = Connections(
+            self.options.header_seconds, self.options.body_seconds, self.descriptors_max
+        )
         server = Quiet(
-            uvicorn.Config(
+            Config(
                 build_app(service, self.keys, self.stopping.is_set),
+                connections,
                 log_config=None,
                 access_log=False,
                 lifespan="off",
-                ws="websockets-sansio",
+                ws=SocketConnection,
                 ws_max_size=self.options.message_limit,
                 ws_ping_interval=20.0,
                 ws_ping_timeout=60.0,
@@ -206,9 +214,11 @@ def run(
     progress: Callable[[str, int, int], None] | None = None,
 ) -> int:
     """Serve a model until a signal comes; raises `OptionError` or `EngineUnable` where it cannot."""
-    make_options(**engine_options)
+    max_sessions = make_options(**engine_options).max_sessions
     keys = Keys.read(options)
+    options = replace(options, tenant_sessions=keys.session_limit(options.tenant_sessions, max_sessions))
     set_up_logging(options.log_level, options.log_format, sys.stderr)
+    warn_if_readable(options.api_keys)
     told = progress or _silent
     path = model
     if model not in ECHO_MODELS:

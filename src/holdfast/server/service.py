@@ -221,7 +221,8 @@ class Service:
 
     def has_room(self, tenant: str) -> bool:
         """Whether a tenant may have one more session, of whatever kind."""
-        return self.table.count(tenant) + self.held_elsewhere(tenant) < self.options.tenant_sessions
+        limit = self.options.tenant_sessions
+        return limit is None or self.table.count(tenant) + self.held_elsewhere(tenant) < limit
 
     def require_room(self, tenant: str) -> None:
         """Raise unless a tenant may have one more session."""

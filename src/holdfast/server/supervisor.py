@@ -11,9 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +21,7 @@ import zmq.asyncio
 from holdfast.server import wire
 from holdfast.server.link import EngineLink
 from holdfast.server.lived_time import LivedTime, wait_lived
+from holdfast.server.scratch import Scratch
 
 __all__ = ["EngineUnable", "Supervisor"]
 
@@ -59,7 +58,6 @@ class Supervisor:
         self.on_ready: Callable[[wire.Ready], None] = _unheard
         self.on_lost: Callable[[], None] = _unheard
         self._context: zmq.asyncio.Context | None = None
-        self._directory: Path | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
         self._tick = min(1.0, hang_seconds / 4)
@@ -74,12 +72,12 @@ class Supervisor:
     async def run(self) -> None:
         """Start the engine and keep it there until `stop`; raises `EngineUnable` if it cannot be."""
         self._context = zmq.asyncio.Context()
-        self._directory = Path(tempfile.mkdtemp(prefix="holdfast-"))
+        scratch = Scratch()
         failures = 0
         try:
             while not self._stopping:
                 try:
-                    served = await self._one_life(self._directory / f"engine-{self.restarts}.sock")
+                    served = await self._one_life(scratch.path / f"engine-{self.restarts}.sock")
                 except EngineUnable as error:
                     if self.facts is None or failures >= len(RESTART_SECONDS):
                         raise
@@ -98,7 +96,7 @@ class Supervisor:
                 )
                 await asyncio.sleep(RESTART_SECONDS[max(0, failures - 1)])
         finally:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            scratch.remove()
             self._context.destroy(linger=0)
 
     async def _one_life(self, path: Path) -> bool:

@@ -159,5 +159,5 @@ class Viewer:
 async def live_memory(websocket: WebSocket) -> None:
     live = websocket.app.state.live
     assert isinstance(live, LiveMemory)
-    if await accept(websocket):
-        await Viewer(websocket, live, caller_of(websocket)).run()
+    await accept(websocket)
+    await Viewer(websocket, live, caller_of(websocket)).run()

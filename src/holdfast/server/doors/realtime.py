@@ -18,13 +18,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from typing import Annotated, Any, Literal, cast
-from urllib.parse import urlsplit
 
 import msgspec
 from fastapi import APIRouter
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from holdfast.server.answers import json_answer
 from holdfast.server.bodies import decode_json
 from holdfast.server.doors.access import caller_of, service_of
 from holdfast.server.doors.realtime_channel import Channel, Channels, Job, encoded
@@ -365,24 +363,15 @@ class Conversation:
         channel.emit("session.forked", {**shown, "parent": channel.name, **labels})
 
 
-async def accept(websocket: WebSocket) -> bool:
-    """Let a connection in, unless a page of another site makes it: browsers do not ask before connecting."""
-    origin = websocket.headers.get("origin")
-    if origin is not None:
-        host = websocket.headers.get("host", "")
-        allowed = service_of(websocket).options.cors_origin
-        if urlsplit(origin).netloc != host and origin not in allowed and "*" not in allowed:
-            problem = Problem(403, "origin_not_allowed", "pages of this origin may not connect")
-            await websocket.send_denial_response(json_answer(problem.body(), problem.status))
-            return False
+async def accept(websocket: WebSocket) -> None:
+    """Let a connection in; the gate has refused pages of other sites."""
     offered = cast(list[str], websocket.scope.get("subprotocols", []))
     await websocket.accept(subprotocol=SUBPROTOCOL if SUBPROTOCOL in offered else None)
-    return True
 
 
 @router.websocket("/v1/realtime")
 async def realtime(websocket: WebSocket) -> None:
     channels = websocket.app.state.channels
     assert isinstance(channels, Channels)
-    if await accept(websocket):
-        await Conversation(websocket, service_of(websocket), caller_of(websocket), channels).run()
+    await accept(websocket)
+    await Conversation(websocket, service_of(websocket), caller_of(websocket), channels).run()
