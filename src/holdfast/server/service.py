@@ -10,7 +10,8 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -373,7 +374,7 @@ class Service:
                 fingerprint=asked.fingerprint,
             )
             try:
-                return await self._start(command)
+                return (await self._start([command]))[0]
             except Problem as problem:
                 if problem.code != "history_changed" or attempt == REWRITES_MAX - 1:
                     raise self._explained(problem, record) from problem
@@ -381,43 +382,45 @@ class Service:
 
     async def start_request(self, caller: Caller, asked: TurnAsked) -> list[TurnFeed]:
         """Start a request of its own, with as many choices as it asks for."""
+        return await self.start_requests(caller, [asked])
+
+    async def start_requests(self, caller: Caller, asked: Sequence[TurnAsked]) -> list[TurnFeed]:
+        """Start requests of their own with all their choices, or none; all are sent before any is awaited."""
         seeds = self.seeds.of_requests(caller.tenant)
-        with told_as(asked.fields), self.seeds.lend(asked.sampling, seeds) as loan:
-            feeds = await self._start_choices(caller, asked, loan.sampling)
-            loan.kept = True
+        with told_as(asked[0].fields), ExitStack() as stack:
+            loans = [stack.enter_context(self.seeds.lend(each.sampling, seeds)) for each in asked]
+            commands: list[wire.StartTurn] = []
+            for each, loan in zip(asked, loans, strict=True):
+                commands += await self._choices(caller, each, loan.sampling)
+            feeds = await self._start(commands)
+            for loan in loans:
+                loan.kept = True
         return feeds
 
-    async def _start_choices(self, caller: Caller, asked: TurnAsked, sampling: Sampling) -> list[TurnFeed]:
-        """Start all choices of a request, or none."""
+    async def _choices(self, caller: Caller, asked: TurnAsked, sampling: Sampling) -> list[wire.StartTurn]:
+        """The commands that start the choices of a request."""
         tokens = await self.write(asked.input, None)
-        feeds: list[TurnFeed] = []
-        try:
-            for choice in range(asked.sampling.n):
-                suffix = f".{choice}" if choice else ""
-                command = wire.StartTurn(
-                    self.link.number(),
-                    request_name(caller.tenant, asked.name + suffix),
-                    caller.tenant,
-                    tokens,
-                    _wire_sampling(sampling),
-                    timeout=_checked_timeout(asked.timeout),
-                    choice=choice,
-                    cut=asked.cut,
-                    computes_from=asked.computes_from
-                    if asked.computes_from is not None or asked.sampling.prompt_logprobs is None
-                    else 0,
-                )
-                feeds.append(await self._start(command))
-        except BaseException:
-            for feed in feeds:
-                self.link.end(feed, None, "another choice was refused")
-            raise
-        return feeds
+        whole = asked.computes_from is None and asked.sampling.prompt_logprobs is not None
+        return [
+            wire.StartTurn(
+                self.link.number(),
+                request_name(caller.tenant, f"{asked.name}.{choice}" if choice else asked.name),
+                caller.tenant,
+                tokens,
+                _wire_sampling(sampling),
+                timeout=_checked_timeout(asked.timeout),
+                choice=choice,
+                cut=asked.cut,
+                computes_from=0 if whole else asked.computes_from,
+            )
+            for choice in range(asked.sampling.n)
+        ]
 
-    async def _start(self, command: wire.StartTurn) -> TurnFeed:
-        if not command.tokens and not command.goes_on:
-            raise Problem(400, "empty_turn", "the turn brings no tokens", "input")
-        return await self.link.start(command)
+    async def _start(self, commands: Sequence[wire.StartTurn]) -> list[TurnFeed]:
+        for command in commands:
+            if not command.tokens and not command.goes_on:
+                raise Problem(400, "empty_turn", "the turn brings no tokens", "input")
+        return await self.link.start(commands)
 
     async def write(self, said: Input, record: SessionRecord | None) -> list[int]:
         """The tokens of an input, for the history that it follows."""

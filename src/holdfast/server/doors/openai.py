@@ -22,7 +22,7 @@ from holdfast.server.doors.openai_format import Chat, Completion, Format, ending
 from holdfast.server.doors.schema import documented
 from holdfast.server.doors.sessions import biases, turn_failure
 from holdfast.server.keys import Caller
-from holdfast.server.link import TurnFeed
+from holdfast.server.link import TurnFeed, spoken
 from holdfast.server.problems import Problem, bad_field
 from holdfast.server.prompts import ChatMessage, plain_messages
 from holdfast.server.service import Input, Service, TurnAsked, make_sampling
@@ -263,15 +263,7 @@ async def _start(
     if body.session_id is not None:
         record = service.table.find(caller.tenant, body.session_id)
         return [await service.start_turn(record, asked[0])]
-    feeds: list[TurnFeed] = []
-    try:
-        for each in asked:
-            feeds += await service.start_request(caller, each)
-    except BaseException:
-        for feed in feeds:
-            service.leave(feed, keeps=False)
-        raise
-    return feeds
+    return await service.start_requests(caller, asked)
 
 
 def _answer(
@@ -308,44 +300,22 @@ async def _whole(feeds: list[TurnFeed], form: Format, choices: int, request_id: 
 
 async def _chunks(feeds: list[TurnFeed], form: Format, usage: bool, choices: int) -> AsyncIterator[bytes]:
     """All choices as one stream, each delta as it comes."""
-    news: asyncio.Queue[bytes | Problem | None] = asyncio.Queue()
-
-    async def follow(index: int, feed: TurnFeed) -> None:
-        try:
-            async for delta in feed.deltas():
-                if delta.text or delta.logprobs:
-                    await news.put(event(form.chunk(index, delta.text, delta.logprobs)))
-            assert feed.end is not None
-            if feed.end.outcome == "failed":
-                await news.put(turn_failure(feed.end))
-            else:
-                await news.put(event(form.last(index, ending(feed.end))))
-        except Problem as problem:
-            await news.put(problem)
-        finally:
-            await news.put(None)
-
-    tasks = [asyncio.create_task(follow(index, feed)) for index, feed in enumerate(feeds)]
-    try:
-        for index in range(len(feeds)):
-            for opening in form.first(index):
-                yield event(opening)
-        open_choices = len(tasks)
-        while open_choices:
-            piece = await news.get()
-            if piece is None:
-                open_choices -= 1
-            elif isinstance(piece, Problem):
-                raise piece
-            else:
-                yield piece
-        if usage:
-            ends = [feed.end for feed in feeds if feed.end is not None]
-            yield event(form.totals(form.usage(ends, choices)))
-        yield b"data: [DONE]\n\n"
-    finally:
-        for task in tasks:
-            task.cancel()
+    for index in range(len(feeds)):
+        for opening in form.first(index):
+            yield event(opening)
+    async for index, delta in spoken(feeds):
+        if delta is None:
+            end = feeds[index].end
+            assert end is not None
+            if end.outcome == "failed":
+                raise turn_failure(end)
+            yield event(form.last(index, ending(end)))
+        elif delta.text or delta.logprobs:
+            yield event(form.chunk(index, delta.text, delta.logprobs))
+    if usage:
+        ends = [feed.end for feed in feeds if feed.end is not None]
+        yield event(form.totals(form.usage(ends, choices)))
+    yield b"data: [DONE]\n\n"
 
 
 class TokenizeBody(msgspec.Struct):
