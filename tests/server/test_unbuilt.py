@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.server.unbuilt import BYTES_MAX, FIELDS, MESSAGE_FIELDS
+from holdfast.server.unbuilt import FIELDS, MESSAGE_FIELDS
 from tests.server.bad_values import JSON, SECRET
 from tests.server.serving import Server
 from tests.server.talking import Talk
@@ -53,7 +53,7 @@ BUILT = {
     "tokenize": {"add_special_tokens"},
 }
 
-ASKING: list[Any] = [{"a": SECRET}, [SECRET], SECRET, True, 7, [{"type": "function"}], "x" * BYTES_MAX * 4]
+ASKING: list[Any] = [{"a": SECRET}, [SECRET], SECRET, True, 7, [{"type": "function"}], "x" * 100]
 """Values that ask for something, of every kind."""
 
 

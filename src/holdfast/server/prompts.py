@@ -25,7 +25,6 @@ __all__ = ["READ_MESSAGES", "ChatMessage", "ContentPart", "Prompts", "SessionMes
 
 T = TypeVar("T")
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MESSAGES_MAX = 8192
 THREADS = 2
 
@@ -44,6 +43,8 @@ class ChatMessage(msgspec.Struct):
     content: str | list[ContentPart] | None = None
     name: str | None = None
 
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 READ_MESSAGES = GenericAlias(list, (refusing(ChatMessage, MESSAGE_FIELDS),))
 """Such messages as they are read: with the fields that are refused by name."""

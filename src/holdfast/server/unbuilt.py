@@ -181,11 +181,6 @@ MESSAGE_FIELDS: dict[str, Values] = {
 }
 """Fields of a message, in the same way."""
 
-BYTES_MAX = max(len(msgspec.json.encode(value)) for values in FIELDS.values() for value in values) * 2
-"""JSON that is longer than this, spaces included, is none of the values that ask for nothing."""
-
-NULL = msgspec.Raw(b"null")
-
 _refused: dict[type[msgspec.Struct], dict[str, Values]] = {}
 """The refused fields of each kind of body that `refusing` has made."""
 
@@ -199,12 +194,12 @@ def refusing(
 ) -> type[T]:
     """The same kind of body, which also reads the fields of `table` that it does not declare itself.
 
-    They are kept as they were sent, for `refuse_unbuilt`: however long they are, nothing is made of them.
-    `nested` are types of fields that are bodies in turn; `allowed` are values that ask for nothing here.
+    They are there for `refuse_unbuilt` alone, and are not described as fields of the body. `nested` are types
+    of fields that are bodies in turn; `allowed` are values that ask for nothing here.
     """
     refused = {**table, **allowed}
     refused = {name: values for name, values in refused.items() if name not in kind.__struct_fields__}
-    fields: list[Any] = [(name, msgspec.Raw, NULL) for name in refused]
+    fields: list[Any] = [(name, Any, None) for name in refused]
     for field in msgspec.structs.fields(kind):
         if field.name in (nested or {}):
             assert field.default_factory is msgspec.NODEFAULT, (
@@ -220,13 +215,6 @@ def refusing(
 def refuse_unbuilt(body: msgspec.Struct, prefix: str = "") -> None:
     """Raise for the first field that asks for something that is not built; `prefix` is the body's place."""
     for name, values in _refused.get(type(body), {}).items():
-        given: msgspec.Raw = getattr(body, name)
-        if given is not NULL and not _asks_nothing(bytes(given), values):
+        given = getattr(body, name)
+        if given is not None and not any(type(given) is type(value) and given == value for value in values):
             raise bad_field(f"{prefix}{name}", "is not supported yet", "unsupported")
-
-
-def _asks_nothing(given: bytes, values: Values) -> bool:
-    if len(given) > BYTES_MAX:
-        return False
-    value = msgspec.json.decode(given)
-    return value is None or any(type(value) is type(each) and value == each for each in values)
