@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-__all__ = ["Problem", "bad_field", "engine_lost", "engine_unavailable", "from_refusal", "told_as"]
+__all__ = [
+    "Problem",
+    "bad_field",
+    "context_exceeded",
+    "engine_lost",
+    "engine_unavailable",
+    "from_refusal",
+    "told_as",
+]
 
 STATUS_OF_CODE = {
     "session_not_found": 404,
@@ -136,6 +144,27 @@ def from_refusal(code: str, message: str, param: str | None) -> Problem:
 def bad_field(param: str, problem: str, code: str = "invalid_value") -> Problem:
     """A field has a value that cannot be."""
     return Problem(400, code, f"{param}: {problem}", param)
+
+
+def context_exceeded(
+    limit: int, said: int, completion: int, *, history: int = 0, field: str = "input"
+) -> Problem:
+    """A turn that is longer than the context, in the words that clients look for.
+
+    `field` is what the client calls what it said. If that leaves no room for a token, it is the field at
+    fault, and `max_tokens` otherwise.
+    """
+    parts = [(history, "session"), (said, field), (completion, "completion")]
+    counted = ", ".join(f"{tokens} in the {part}" for tokens, part in parts if tokens)
+    message = (
+        f"This model's maximum context length is {limit} tokens. However, you requested "
+        f"{history + said + completion} tokens ({counted}). "
+        f"Please reduce the length of the {field} or completion"
+    )
+    if history:
+        message += ", rewind the session, or open another"
+    full = history + said >= limit
+    return Problem(400, "context_length_exceeded", f"{message}.", "input" if full else "max_tokens")
 
 
 def engine_unavailable() -> Problem:

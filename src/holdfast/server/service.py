@@ -24,7 +24,14 @@ from holdfast.server.keys import Caller
 from holdfast.server.link import EngineLink, TurnFeed
 from holdfast.server.metrics import Metrics
 from holdfast.server.options import ServerOptions
-from holdfast.server.problems import Problem, bad_field, engine_unavailable, from_refusal, told_as
+from holdfast.server.problems import (
+    Problem,
+    bad_field,
+    context_exceeded,
+    engine_unavailable,
+    from_refusal,
+    told_as,
+)
 from holdfast.server.prompts import Prompts
 from holdfast.server.seeds import Seeds
 from holdfast.server.sessions import (
@@ -339,8 +346,7 @@ class Service:
         _checked_timeout(asked.timeout)
         limit = asked.sampling.max_tokens
         if limit is not None and limit >= self.facts.context_length:
-            said = f"the context length is {self.facts.context_length} tokens, the input's among them"
-            raise bad_field("max_tokens", said, "context_length_exceeded").renamed(asked.fields)
+            raise context_exceeded(self.facts.context_length, 0, limit).renamed(asked.fields)
         try:
             asked.sampling.check_vocabulary(self.facts.vocabulary)
         except SamplingError as error:
@@ -374,7 +380,7 @@ class Service:
                 fingerprint=asked.fingerprint,
             )
             try:
-                return (await self._start([command]))[0]
+                return (await self._start([command], asked.fields))[0]
             except Problem as problem:
                 if problem.code != "history_changed" or attempt == REWRITES_MAX - 1:
                     raise self._explained(problem, record) from problem
@@ -392,7 +398,7 @@ class Service:
             commands: list[wire.StartTurn] = []
             for each, loan in zip(asked, loans, strict=True):
                 commands += await self._choices(caller, each, loan.sampling)
-            feeds = await self._start(commands)
+            feeds = await self._start(commands, asked[0].fields)
             for loan in loans:
                 loan.kept = True
         return feeds
@@ -416,11 +422,24 @@ class Service:
             for choice in range(asked.sampling.n)
         ]
 
-    async def _start(self, commands: Sequence[wire.StartTurn]) -> list[TurnFeed]:
+    async def _start(self, commands: Sequence[wire.StartTurn], fields: Mapping[str, str]) -> list[TurnFeed]:
+        """Start all turns or none; `fields` are the client's names of fields."""
         for command in commands:
             if not command.tokens and not command.goes_on:
                 raise Problem(400, "empty_turn", "the turn brings no tokens", "input")
-        return await self.link.start(commands)
+        try:
+            return await self.link.start(commands)
+        except Problem as problem:
+            if problem.code != "context_length_exceeded":
+                raise
+            longest = max(commands, key=_tokens_asked)
+            raise context_exceeded(
+                self.facts.context_length,
+                len(longest.tokens),
+                longest.sampling.max_tokens or 1,
+                history=longest.known or 0,
+                field=fields.get("input", "input"),
+            ) from problem
 
     async def write(self, said: Input, record: SessionRecord | None) -> list[int]:
         """The tokens of an input, for the history that it follows."""
@@ -495,6 +514,11 @@ def _checked_timeout(timeout: float | None) -> float | None:
     if timeout is not None and not 0 < timeout <= TIMEOUT_MAX:
         raise bad_field("timeout", f"must be more than 0 and at most {TIMEOUT_MAX:.0f} seconds")
     return timeout
+
+
+def _tokens_asked(command: wire.StartTurn) -> int:
+    """How much of the context a turn needs; without a limit, one token at least."""
+    return (command.known or 0) + len(command.tokens) + (command.sampling.max_tokens or 1)
 
 
 def _wire_sampling(sampling: Sampling) -> wire.SamplingFields:
