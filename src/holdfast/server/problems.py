@@ -45,6 +45,7 @@ STATUS_OF_CODE = {
     "bad_max_tokens": 400,
     "bad_text": 400,
     "history_changed": 409,
+    "history_repeated": 400,
     "journal_unavailable": 503,
 }
 
@@ -63,6 +64,8 @@ WORDS_OF_CODE = {
     "bad_offset": "the offset reaches past the start of the session",
     "already_computed": "the session has computed these tokens before",
     "bad_max_tokens": "must be at least 1",
+    "history_repeated": "the session has its history already: send only what is new, without messages of the "
+    "assistant and without a system message in front, or set append_history to append them all the same",
     "journal_unavailable": "the journal cannot be written; try again later",
 }
 """What is said of refusals whose own words, which are for the log, repeat names or values of the client's.

@@ -50,6 +50,7 @@ __all__ = ["Input", "Service", "TurnAsked", "make_sampling"]
 log = logging.getLogger("holdfast.server")
 
 REWRITES_MAX = 4
+SYSTEM_ROLES = ("system", "developer")
 TIMEOUT_MAX = 86_400.0
 TTL_MAX = 30 * 86_400.0
 METADATA_BYTES_MAX = 64 << 10
@@ -88,6 +89,8 @@ class TurnAsked:
     goes_on: bool = False
     computes_from: int | None = None
     fingerprint: str | None = None
+    appends: bool = False
+    """Whether messages are appended to a session even if they are a conversation from its start."""
     fields: Mapping[str, str] = field(default_factory=dict)
     """What its client calls fields that have other names here."""
 
@@ -363,7 +366,12 @@ class Service:
         """Start a turn on a session; written again if the history changed while it was being written."""
         for attempt in range(REWRITES_MAX):
             view = record.view
-            tokens = await self.write(asked.input, record)
+            messages = asked.input.messages or []
+            opens = not asked.appends and _opens_history(messages)
+            if opens and not view.known and record.system is not None and _is_system(messages):
+                raise from_refusal("history_repeated", "", "messages")
+            # The engine may know this very turn, and answers it again then; otherwise it refuses it.
+            tokens = [] if opens and view.known else await self.write(asked.input, record)
             command = wire.StartTurn(
                 self.link.number(),
                 asked.name,
@@ -378,6 +386,7 @@ class Service:
                 cut=asked.cut,
                 computes_from=view.known if asked.sampling.prompt_logprobs is not None else None,
                 fingerprint=asked.fingerprint,
+                opens=opens,
             )
             try:
                 return (await self._start([command], asked.fields))[0]
@@ -425,7 +434,7 @@ class Service:
     async def _start(self, commands: Sequence[wire.StartTurn], fields: Mapping[str, str]) -> list[TurnFeed]:
         """Start all turns or none; `fields` are the client's names of fields."""
         for command in commands:
-            if not command.tokens and not command.goes_on:
+            if not command.tokens and not command.goes_on and not command.opens:
                 raise Problem(400, "empty_turn", "the turn brings no tokens", "input")
         try:
             return await self.link.start(commands)
@@ -514,6 +523,21 @@ def _checked_timeout(timeout: float | None) -> float | None:
     if timeout is not None and not 0 < timeout <= TIMEOUT_MAX:
         raise bad_field("timeout", f"must be more than 0 and at most {TIMEOUT_MAX:.0f} seconds")
     return timeout
+
+
+def _opens_history(messages: list[dict[str, Any]]) -> bool:
+    """Whether messages are a conversation from its start, rather than what is new in one.
+
+    They are if the assistant is among those who speak, or if a system message comes before others.
+    """
+    return any(message["role"] == "assistant" for message in messages) or (
+        _is_system(messages) and not all(message["role"] in SYSTEM_ROLES for message in messages)
+    )
+
+
+def _is_system(messages: list[dict[str, Any]]) -> bool:
+    """Whether messages begin with one of the system's."""
+    return bool(messages) and messages[0]["role"] in SYSTEM_ROLES
 
 
 def _tokens_asked(command: wire.StartTurn) -> int:

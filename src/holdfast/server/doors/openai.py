@@ -108,6 +108,7 @@ class ChatBody(CommonBody, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    append_history: bool | None = None
 
 
 class CompletionBody(CommonBody, kw_only=True):
@@ -184,6 +185,7 @@ async def chat(request: Request) -> Response:
         new_name("chatcmpl"),
         keeps=body.on_abort == "keep",
         timeout=body.timeout,
+        appends=bool(body.append_history),
         fields=names,
     )
     feeds = await _start(service, caller, body, [asked])
