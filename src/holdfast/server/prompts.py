@@ -21,7 +21,17 @@ from holdfast.server import wire
 from holdfast.server.problems import Problem, bad_field
 from holdfast.server.unbuilt import MESSAGE_FIELDS, refuse_unbuilt, refusing
 
-__all__ = ["READ_MESSAGES", "ChatMessage", "ContentPart", "Prompts", "SessionMessage", "plain_messages"]
+__all__ = [
+    "READ_MESSAGES",
+    "ROLES",
+    "ChatMessage",
+    "ContentPart",
+    "Prompts",
+    "SessionMessage",
+    "begins_with_system",
+    "opens_history",
+    "plain_messages",
+]
 
 T = TypeVar("T")
 
@@ -45,6 +55,7 @@ class ChatMessage(msgspec.Struct):
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+SYSTEM_ROLES = ("system", "developer")
 
 READ_MESSAGES = GenericAlias(list, (refusing(ChatMessage, MESSAGE_FIELDS),))
 """Such messages as they are read: with the fields that are refused by name."""
@@ -95,6 +106,21 @@ def plain_messages(
             entry["name"] = message.name
         plain.append(entry)
     return plain
+
+
+def opens_history(messages: Sequence[dict[str, Any]]) -> bool:
+    """Whether messages are a conversation from its start, rather than what is new in one.
+
+    They are if the assistant is among those who speak, or if a system message comes before others.
+    """
+    return any(message["role"] == "assistant" for message in messages) or (
+        begins_with_system(messages) and any(message["role"] not in SYSTEM_ROLES for message in messages)
+    )
+
+
+def begins_with_system(messages: Sequence[dict[str, Any]]) -> bool:
+    """Whether the first message is the system's."""
+    return bool(messages) and messages[0]["role"] in SYSTEM_ROLES
 
 
 class Prompts:

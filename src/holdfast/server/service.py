@@ -32,7 +32,7 @@ from holdfast.server.problems import (
     from_refusal,
     told_as,
 )
-from holdfast.server.prompts import Prompts
+from holdfast.server.prompts import Prompts, begins_with_system, opens_history
 from holdfast.server.seeds import Seeds
 from holdfast.server.sessions import (
     SessionRecord,
@@ -50,7 +50,6 @@ __all__ = ["Input", "Service", "TurnAsked", "make_sampling"]
 log = logging.getLogger("holdfast.server")
 
 REWRITES_MAX = 4
-SYSTEM_ROLES = ("system", "developer")
 TIMEOUT_MAX = 86_400.0
 TTL_MAX = 30 * 86_400.0
 METADATA_BYTES_MAX = 64 << 10
@@ -367,8 +366,8 @@ class Service:
         for attempt in range(REWRITES_MAX):
             view = record.view
             messages = asked.input.messages or []
-            opens = not asked.appends and _opens_history(messages)
-            if opens and not view.known and record.system is not None and _is_system(messages):
+            opens = not asked.appends and opens_history(messages)
+            if opens and not view.known and record.system is not None and begins_with_system(messages):
                 raise from_refusal("history_repeated", "", "messages")
             # The engine may know this very turn, and answers it again then; otherwise it refuses it.
             tokens = [] if opens and view.known else await self.write(asked.input, record)
@@ -523,21 +522,6 @@ def _checked_timeout(timeout: float | None) -> float | None:
     if timeout is not None and not 0 < timeout <= TIMEOUT_MAX:
         raise bad_field("timeout", f"must be more than 0 and at most {TIMEOUT_MAX:.0f} seconds")
     return timeout
-
-
-def _opens_history(messages: list[dict[str, Any]]) -> bool:
-    """Whether messages are a conversation from its start, rather than what is new in one.
-
-    They are if the assistant is among those who speak, or if a system message comes before others.
-    """
-    return any(message["role"] == "assistant" for message in messages) or (
-        _is_system(messages) and not all(message["role"] in SYSTEM_ROLES for message in messages)
-    )
-
-
-def _is_system(messages: list[dict[str, Any]]) -> bool:
-    """Whether messages begin with one of the system's."""
-    return bool(messages) and messages[0]["role"] in SYSTEM_ROLES
 
 
 def _tokens_asked(command: wire.StartTurn) -> int:
