@@ -53,6 +53,41 @@ BUILT = {
     "tokenize": {"add_special_tokens"},
 }
 
+NAMED = [
+    "audio",
+    "best_of",
+    "chat_template",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "custom_logit_processor",
+    "ebnf",
+    "echo",
+    "function_call",
+    "functions",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "input_ids",
+    "json_schema",
+    "logits_processors",
+    "lora_path",
+    "modalities",
+    "prompt_logprobs",
+    "reasoning_effort",
+    "regex",
+    "response_format",
+    "session_params",
+    "stop_regex",
+    "structured_outputs",
+    "suffix",
+    "tool_choice",
+    "tools",
+    "truncate_prompt_tokens",
+    "use_beam_search",
+]
+"""Fields that clients are known to send, and that must not leave the table before they are built."""
+
 ASKING: list[Any] = [{"a": SECRET}, [SECRET], SECRET, True, 7, [{"type": "function"}], "x" * 100]
 """Values that ask for something, of every kind."""
 
@@ -62,6 +97,11 @@ def placed(body: Body, prefix: str, field: str, value: Any) -> Body:
         return {**body, field: value}
     inner = prefix.rstrip(".")
     return {**body, inner: {**body.get(inner, {}), field: value}}
+
+
+def test_fields_that_clients_are_known_to_send_are_in_the_table() -> None:
+    assert sorted(set(NAMED) - set(FIELDS)) == []
+    assert {"tool_calls", "function_call", "reasoning_content"} <= set(MESSAGE_FIELDS)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
