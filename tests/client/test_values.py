@@ -272,6 +272,8 @@ def test_calls_carry_ids_and_leave_open_what_was_not_said() -> None:
     assert turn.body is not None
     assert turn.body.pop("turn_id").startswith("t-")
     assert turn.body == {"input": "hi", "sampling": {}, "stream": True, "on_abort": "keep"}
+    turn = calls.start_turn("s", "hi", {}, turn_id=None, on_abort="keep", timeout=None, append_history=True)
+    assert turn.body is not None and turn.body["append_history"] is True
     opened = calls.open_session(None, None, None, None)
     assert opened.body is not None
     assert opened.body.keys() == {"id"}

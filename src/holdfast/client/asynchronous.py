@@ -56,10 +56,19 @@ class AsyncSession:
         turn_id: str | None = None,
         on_abort: Literal["rollback", "keep"] = "rollback",
         timeout: float | None = None,
+        append_history: bool = False,
         **sampling: Unpack[Sampling],
     ) -> AsyncTurn:
         """Say something and get a turn: iterate over it for text as it comes, or await its `wait()`."""
-        call = calls.start_turn(self.id, said, sampling, turn_id=turn_id, on_abort=on_abort, timeout=timeout)
+        call = calls.start_turn(
+            self.id,
+            said,
+            sampling,
+            turn_id=turn_id,
+            on_abort=on_abort,
+            timeout=timeout,
+            append_history=append_history,
+        )
         self._current = await AsyncTurn(self._transport, call).connect()
         return self._current
 

@@ -133,6 +133,7 @@ def start_turn(
     turn_id: str | None,
     on_abort: str,
     timeout: float | None,
+    append_history: bool = False,
 ) -> Call[None]:
     """A turn whose answer is a stream; its id is the client's own, so that it is carried out once."""
     body = {
@@ -142,6 +143,7 @@ def start_turn(
         "stream": True,
         "on_abort": on_abort,
         "timeout": timeout,
+        "append_history": True if append_history else None,
     }
     return Call("POST", _session(session_id, "turns"), _stated(body), _done)
 

@@ -55,10 +55,19 @@ class Session:
         turn_id: str | None = None,
         on_abort: Literal["rollback", "keep"] = "rollback",
         timeout: float | None = None,
+        append_history: bool = False,
         **sampling: Unpack[Sampling],
     ) -> Turn:
         """Say something and get a turn: iterate over it for text as it comes, or ask for its `text`."""
-        call = calls.start_turn(self.id, said, sampling, turn_id=turn_id, on_abort=on_abort, timeout=timeout)
+        call = calls.start_turn(
+            self.id,
+            said,
+            sampling,
+            turn_id=turn_id,
+            on_abort=on_abort,
+            timeout=timeout,
+            append_history=append_history,
+        )
         self._current = Turn(self._transport, call)
         return self._current
 

@@ -19,19 +19,17 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from holdfast.engine.chat_roles import ChatTemplateError, Message, MessagesRefused, ShownRoles
+
+__all__ = ["ChatTemplate", "ChatTemplateError", "Message"]
+
 TEMPLATE_CHARACTERS_MAX = 1 << 20
 OUTPUT_CHARACTERS_MAX = 1 << 24
 PRODUCT_MAX = 1 << 20
 """Largest string or list that a template may make by multiplication, and largest power."""
 
-Message = Mapping[str, Any]
-
 _MARK = "\ue000said\ue000"
 """Stands for what the assistant said; of private-use characters, which no template treats in its own way."""
-
-
-class ChatTemplateError(ValueError):
-    """A template cannot be used, or refuses the messages that it was given."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -95,6 +93,7 @@ class ChatTemplate:
         environment.globals.update(raise_exception=_refuse, strftime_now=_now)
         self.source = source
         self._tokens = dict(tokens)
+        self._roles = ShownRoles(self._rendered)
         try:
             self._template = environment.from_string(source)
         except jinja2.exceptions.TemplateError as error:
@@ -103,7 +102,19 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
-        """The text of a whole conversation; `variables` are handed to the template as they are."""
+        """The text of a whole conversation; `variables` are handed to the template as they are.
+
+        No message is left out: one that the template would not show is refused. Where it knows no role
+        `developer`, such messages are the system's.
+        """
+        return self._rendered(
+            self._roles.fitted(messages), add_generation_prompt=add_generation_prompt, **variables
+        )
+
+    def _rendered(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """What the template makes of messages, whatever it leaves out."""
         names = {**self._tokens, **variables}
         pieces: list[str] = []
         size = 0
@@ -126,7 +137,7 @@ class ChatTemplate:
             TypeError,
             ValueError,
         ) as error:
-            raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
+            raise MessagesRefused(f"the chat template refuses these messages: {error}") from error
         return "".join(pieces)
 
     def continuation(self, messages: Sequence[Message], *, said_end: str = "", **variables: Any) -> str:
@@ -140,7 +151,8 @@ class ChatTemplate:
             {"role": "user", "content": "..."},
             {"role": "assistant", "content": _MARK},
         ]
-        rendered = self.render([*before, *messages], **variables)
+        fitted = self._roles.fitted([*before, *messages], known=len(before))
+        rendered = self._rendered(fitted, **variables)
         _, mark, tail = rendered.partition(_MARK)
         if not mark or _MARK in tail:
             raise ChatTemplateError(

@@ -262,6 +262,12 @@ class Desk:
             known = session.sequence.known
             if self._replay(command, session):
                 return
+            if command.opens and known and session.turn is None:
+                repeated = wire.Declined(
+                    command.call, "history_repeated", "the session has a history", "messages", view(session)
+                )
+                self._reports.append(repeated)
+                return
             # A turn in flight has changed the history too; that the session is busy is said below.
             if command.known not in (None, known) and session.turn is None:
                 self._reports.append(

@@ -1,7 +1,7 @@
 """The API process's end of the wire: calls that are answered, and turns that speak.
 
     link.call(command)   -> the engine's `Done`, or the `Problem` that it declined with
-    link.start(command)  -> a `TurnFeed`: deltas as they come, then the one end
+    link.start(commands) -> a `TurnFeed` for each: deltas as they come, then the one end
 
 What a call must change here is done by its `heard` and its `over`, in the order in which the engine tells
 things: whoever waits for the call goes on later, when more may have been heard, or is gone itself.
@@ -17,7 +17,7 @@ import asyncio
 import itertools
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextvars import ContextVar
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from holdfast.core.turn import KEEP_ALL
 from holdfast.server import wire
 from holdfast.server.problems import Problem, engine_lost, engine_unavailable, from_refusal
 
-__all__ = ["EngineLink", "LoopTime", "TurnFeed", "traceparent"]
+__all__ = ["EngineLink", "LoopTime", "TurnFeed", "spoken", "traceparent"]
 
 log = logging.getLogger("holdfast.server")
 
@@ -71,6 +71,17 @@ class TurnFeed:
         """Whether nothing more will come from the engine."""
         return self.end is not None or self.lost is not None
 
+    def listen(self, news: asyncio.Event) -> None:
+        """Set `news` whenever something has come."""
+        self._news = news
+
+    def take(self) -> wire.Delta | None:
+        """All that was said and not taken yet, as one; None if nothing was."""
+        if not self._deltas:
+            return None
+        waiting, self._deltas = self._deltas, []
+        return join(waiting)
+
     def push(self, delta: wire.Delta) -> None:
         """More words."""
         self._deltas.append(delta)
@@ -95,17 +106,9 @@ class TurnFeed:
 
     async def deltas(self) -> AsyncIterator[wire.Delta]:
         """What the turn says, joined where the reader is slower than the engine; raises if it is lost."""
-        while True:
-            if self._deltas:
-                waiting, self._deltas = self._deltas, []
-                yield join(waiting)
-            elif self.lost is not None:
-                raise self.lost
-            elif self.end is not None:
-                return
-            else:
-                self._news.clear()
-                await self._news.wait()
+        async for _, delta in spoken([self]):
+            if delta is not None:
+                yield delta
 
     async def result(self) -> wire.End:
         """The end of the turn; raises if it is lost."""
@@ -113,6 +116,36 @@ class TurnFeed:
             pass
         assert self.end is not None
         return self.end
+
+
+async def spoken(feeds: Sequence[TurnFeed]) -> AsyncIterator[tuple[int, wire.Delta | None]]:
+    """What turns say, as it comes, each with its place; None for the end of one. Raises if one is lost.
+
+    Nothing is taken from a feed before the reader asks for more: what comes meanwhile waits in the feed, and
+    is joined. A feed has one reader at a time.
+    """
+    news = asyncio.Event()
+    for feed in feeds:
+        feed.listen(news)
+    speaking = list(range(len(feeds)))
+    while speaking:
+        news.clear()
+        silent = set()
+        for place in speaking:
+            feed = feeds[place]
+            delta = feed.take()
+            if delta is not None:
+                yield place, delta
+                news.set()  # More may have come, or its end, while this was read.
+            elif feed.lost is not None:
+                raise feed.lost
+            elif feed.end is not None:
+                silent.add(place)
+                yield place, None
+        if silent:
+            speaking = [place for place in speaking if place not in silent]
+        if speaking:
+            await news.wait()
 
 
 def join(deltas: list[wire.Delta]) -> wire.Delta:
@@ -207,20 +240,34 @@ class EngineLink:
         self._calls[number] = pending
         return await future
 
-    async def start(self, command: wire.StartTurn) -> TurnFeed:
-        """Start a turn; returns when the engine has accepted it."""
-        feed = TurnFeed(command, self.on_end)
-        self._feeds[command.call] = feed
+    async def start(self, commands: Sequence[wire.StartTurn]) -> list[TurnFeed]:
+        """Start all turns of a request, or none; returns when the engine has accepted them.
+
+        All commands are sent before the first answer is awaited, so that the engine can begin the turns in
+        one step. Where one is declined the others are ended, and the first refusal is raised.
+        """
+        feeds: list[TurnFeed] = []
         try:
-            self._send(command)
-            await feed.accepted
-        except BaseException:
-            self._feeds.pop(command.call, None)
-            # Whoever waited is gone: what was accepted meanwhile must not go on.
-            if self.send is not None:
-                self.send(wire.EndTurn(command.call, None, "the client went away"))
+            for command in commands:
+                feed = self._feeds[command.call] = TurnFeed(command, self.on_end)
+                feeds.append(feed)
+                self._send(command)
+            await asyncio.gather(*(feed.accepted for feed in feeds), return_exceptions=True)
+            for feed in feeds:
+                feed.accepted.result()
+        except BaseException as error:
+            refused = isinstance(error, Problem)
+            self._take_back(feeds, "another choice was refused" if refused else "the client went away")
             raise
-        return feed
+        return feeds
+
+    def _take_back(self, feeds: list[TurnFeed], reason: str) -> None:
+        """End turns that nobody will hear; what the engine accepts later must not go on either."""
+        for feed in feeds:
+            if feed.accepted.done() and not feed.accepted.cancelled() and feed.accepted.exception() is None:
+                self.end(feed, None, reason)
+            elif self._feeds.pop(feed.call, None) is not None and self.send is not None:
+                self.send(wire.EndTurn(feed.call, None, reason))
 
     def end(self, feed: TurnFeed, keep: int | None, reason: str) -> None:
         """Stop a turn; its end comes as for any other."""

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-__all__ = ["Problem", "bad_field", "engine_lost", "engine_unavailable", "from_refusal", "told_as"]
+__all__ = [
+    "Problem",
+    "bad_field",
+    "context_exceeded",
+    "engine_lost",
+    "engine_unavailable",
+    "from_refusal",
+    "told_as",
+]
 
 STATUS_OF_CODE = {
     "session_not_found": 404,
@@ -38,6 +46,7 @@ STATUS_OF_CODE = {
     "bad_max_tokens": 400,
     "bad_text": 400,
     "history_changed": 409,
+    "history_repeated": 400,
     "journal_unavailable": 503,
 }
 
@@ -57,6 +66,8 @@ WORDS_OF_CODE = {
     "bad_offset": "the offset reaches past the start of the session",
     "already_computed": "the session has computed these tokens before",
     "bad_max_tokens": "must be at least 1",
+    "history_repeated": "the session has its history already: send only what is new, without messages of the "
+    "assistant and without a system message in front, or set append_history to append them all the same",
     "journal_unavailable": "the journal cannot be written; try again later",
 }
 """What is said of refusals whose own words, which are for the log, repeat names or values of the client's.
@@ -140,6 +151,27 @@ def from_refusal(code: str, message: str, param: str | None) -> Problem:
 def bad_field(param: str, problem: str, code: str = "invalid_value") -> Problem:
     """A field has a value that cannot be."""
     return Problem(400, code, f"{param}: {problem}", param)
+
+
+def context_exceeded(
+    limit: int, said: int, completion: int, *, history: int = 0, field: str = "input"
+) -> Problem:
+    """A turn that is longer than the context, in the words that clients look for.
+
+    `field` is what the client calls what it said. If that leaves no room for a token, it is the field at
+    fault, and `max_tokens` otherwise.
+    """
+    parts = [(history, "session"), (said, field), (completion, "completion")]
+    counted = ", ".join(f"{tokens} in the {part}" for tokens, part in parts if tokens)
+    message = (
+        f"This model's maximum context length is {limit} tokens. However, you requested "
+        f"{history + said + completion} tokens ({counted}). "
+        f"Please reduce the length of the {field} or completion"
+    )
+    if history:
+        message += ", rewind the session, or open another"
+    full = history + said >= limit
+    return Problem(400, "context_length_exceeded", f"{message}.", "input" if full else "max_tokens")
 
 
 def engine_unavailable() -> Problem:

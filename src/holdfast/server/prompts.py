@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import GenericAlias
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,8 +19,19 @@ from holdfast.engine.chat_template import ChatTemplateError
 from holdfast.engine.tokenizer import Tokenizer, read_encoder
 from holdfast.server import wire
 from holdfast.server.problems import Problem, bad_field
+from holdfast.server.unbuilt import MESSAGE_FIELDS, refuse_unbuilt, refusing
 
-__all__ = ["ChatMessage", "ContentPart", "Prompts", "SessionMessage", "plain_messages"]
+__all__ = [
+    "READ_MESSAGES",
+    "ROLES",
+    "ChatMessage",
+    "ContentPart",
+    "Prompts",
+    "SessionMessage",
+    "begins_with_system",
+    "opens_history",
+    "plain_messages",
+]
 
 T = TypeVar("T")
 
@@ -40,7 +52,13 @@ class ChatMessage(msgspec.Struct):
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    reasoning_content: str | None = None
+
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+SYSTEM_ROLES = ("system", "developer")
+
+READ_MESSAGES = GenericAlias(list, (refusing(ChatMessage, MESSAGE_FIELDS),))
+"""Such messages as they are read: with the fields that are refused by name."""
 
 
 class SessionPart(ContentPart, forbid_unknown_fields=True):
@@ -59,26 +77,50 @@ class SessionMessage(msgspec.Struct, forbid_unknown_fields=True):
 def plain_messages(
     messages: Sequence[ChatMessage | SessionMessage], field: str = "messages"
 ) -> list[dict[str, Any]]:
-    """Messages as chat templates know them: a role and a text."""
+    """Messages as chat templates know them: a role from the list, and a text."""
     if not messages:
         raise bad_field(field, "must hold at least one message", "empty_turn")
     if len(messages) > MESSAGES_MAX:
         raise bad_field(field, f"may hold at most {MESSAGES_MAX} messages")
     plain: list[dict[str, Any]] = []
     for number, message in enumerate(messages):
+        place = f"{field}[{number}]"
+        if message.role not in ROLES:
+            raise bad_field(f"{place}.role", f"must be one of {', '.join(ROLES)}")
+        if isinstance(message, ChatMessage):
+            refuse_unbuilt(message, f"{place}.")
+        elif message.reasoning_content:
+            raise bad_field(f"{place}.reasoning_content", "is not supported yet", "unsupported")
         content = message.content
         if content is None:
-            raise bad_field(f"{field}[{number}].content", "this field is required")
+            if message.role != "assistant":
+                raise bad_field(f"{place}.content", "this field is required")
+            content = ""
         if not isinstance(content, str):
             for part in content:
                 if part.type not in ("text", "input_text") or part.text is None:
-                    raise bad_field(f"{field}[{number}].content", "only parts of type text are supported yet")
+                    raise bad_field(f"{place}.content", "only parts of type text are supported yet")
             content = "".join(part.text or "" for part in content)
         entry = {"role": message.role, "content": content}
         if message.name is not None:
             entry["name"] = message.name
         plain.append(entry)
     return plain
+
+
+def opens_history(messages: Sequence[dict[str, Any]]) -> bool:
+    """Whether messages are a conversation from its start, rather than what is new in one.
+
+    They are if the assistant is among those who speak, or if a system message comes before others.
+    """
+    return any(message["role"] == "assistant" for message in messages) or (
+        begins_with_system(messages) and any(message["role"] not in SYSTEM_ROLES for message in messages)
+    )
+
+
+def begins_with_system(messages: Sequence[dict[str, Any]]) -> bool:
+    """Whether the first message is the system's."""
+    return bool(messages) and messages[0]["role"] in SYSTEM_ROLES
 
 
 class Prompts:

@@ -10,7 +10,8 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +24,15 @@ from holdfast.server.keys import Caller
 from holdfast.server.link import EngineLink, TurnFeed
 from holdfast.server.metrics import Metrics
 from holdfast.server.options import ServerOptions
-from holdfast.server.problems import Problem, bad_field, engine_unavailable, from_refusal, told_as
-from holdfast.server.prompts import Prompts
+from holdfast.server.problems import (
+    Problem,
+    bad_field,
+    context_exceeded,
+    engine_unavailable,
+    from_refusal,
+    told_as,
+)
+from holdfast.server.prompts import Prompts, begins_with_system, opens_history
 from holdfast.server.seeds import Seeds
 from holdfast.server.sessions import (
     SessionRecord,
@@ -80,6 +88,8 @@ class TurnAsked:
     goes_on: bool = False
     computes_from: int | None = None
     fingerprint: str | None = None
+    appends: bool = False
+    """Whether messages are appended to a session even if they are a conversation from its start."""
     fields: Mapping[str, str] = field(default_factory=dict)
     """What its client calls fields that have other names here."""
 
@@ -339,8 +349,7 @@ class Service:
         _checked_timeout(asked.timeout)
         limit = asked.sampling.max_tokens
         if limit is not None and limit >= self.facts.context_length:
-            said = f"the context length is {self.facts.context_length} tokens, the input's among them"
-            raise bad_field("max_tokens", said, "context_length_exceeded").renamed(asked.fields)
+            raise context_exceeded(self.facts.context_length, 0, limit).renamed(asked.fields)
         try:
             asked.sampling.check_vocabulary(self.facts.vocabulary)
         except SamplingError as error:
@@ -357,7 +366,12 @@ class Service:
         """Start a turn on a session; written again if the history changed while it was being written."""
         for attempt in range(REWRITES_MAX):
             view = record.view
-            tokens = await self.write(asked.input, record)
+            messages = asked.input.messages or []
+            opens = not asked.appends and opens_history(messages)
+            if opens and not view.known and record.system is not None and begins_with_system(messages):
+                raise from_refusal("history_repeated", "", "messages")
+            # The engine may know this very turn, and answers it again then; otherwise it refuses it.
+            tokens = [] if opens and view.known else await self.write(asked.input, record)
             command = wire.StartTurn(
                 self.link.number(),
                 asked.name,
@@ -372,9 +386,10 @@ class Service:
                 cut=asked.cut,
                 computes_from=view.known if asked.sampling.prompt_logprobs is not None else None,
                 fingerprint=asked.fingerprint,
+                opens=opens,
             )
             try:
-                return await self._start(command)
+                return (await self._start([command], asked.fields))[0]
             except Problem as problem:
                 if problem.code != "history_changed" or attempt == REWRITES_MAX - 1:
                     raise self._explained(problem, record) from problem
@@ -382,43 +397,58 @@ class Service:
 
     async def start_request(self, caller: Caller, asked: TurnAsked) -> list[TurnFeed]:
         """Start a request of its own, with as many choices as it asks for."""
+        return await self.start_requests(caller, [asked])
+
+    async def start_requests(self, caller: Caller, asked: Sequence[TurnAsked]) -> list[TurnFeed]:
+        """Start requests of their own with all their choices, or none; all are sent before any is awaited."""
         seeds = self.seeds.of_requests(caller.tenant)
-        with told_as(asked.fields), self.seeds.lend(asked.sampling, seeds) as loan:
-            feeds = await self._start_choices(caller, asked, loan.sampling)
-            loan.kept = True
+        with told_as(asked[0].fields), ExitStack() as stack:
+            loans = [stack.enter_context(self.seeds.lend(each.sampling, seeds)) for each in asked]
+            commands: list[wire.StartTurn] = []
+            for each, loan in zip(asked, loans, strict=True):
+                commands += await self._choices(caller, each, loan.sampling)
+            feeds = await self._start(commands, asked[0].fields)
+            for loan in loans:
+                loan.kept = True
         return feeds
 
-    async def _start_choices(self, caller: Caller, asked: TurnAsked, sampling: Sampling) -> list[TurnFeed]:
-        """Start all choices of a request, or none."""
+    async def _choices(self, caller: Caller, asked: TurnAsked, sampling: Sampling) -> list[wire.StartTurn]:
+        """The commands that start the choices of a request."""
         tokens = await self.write(asked.input, None)
-        feeds: list[TurnFeed] = []
-        try:
-            for choice in range(asked.sampling.n):
-                suffix = f".{choice}" if choice else ""
-                command = wire.StartTurn(
-                    self.link.number(),
-                    request_name(caller.tenant, asked.name + suffix),
-                    caller.tenant,
-                    tokens,
-                    _wire_sampling(sampling),
-                    timeout=_checked_timeout(asked.timeout),
-                    choice=choice,
-                    cut=asked.cut,
-                    computes_from=asked.computes_from
-                    if asked.computes_from is not None or asked.sampling.prompt_logprobs is None
-                    else 0,
-                )
-                feeds.append(await self._start(command))
-        except BaseException:
-            for feed in feeds:
-                self.link.end(feed, None, "another choice was refused")
-            raise
-        return feeds
+        whole = asked.computes_from is None and asked.sampling.prompt_logprobs is not None
+        return [
+            wire.StartTurn(
+                self.link.number(),
+                request_name(caller.tenant, f"{asked.name}.{choice}" if choice else asked.name),
+                caller.tenant,
+                tokens,
+                _wire_sampling(sampling),
+                timeout=_checked_timeout(asked.timeout),
+                choice=choice,
+                cut=asked.cut,
+                computes_from=0 if whole else asked.computes_from,
+            )
+            for choice in range(asked.sampling.n)
+        ]
 
-    async def _start(self, command: wire.StartTurn) -> TurnFeed:
-        if not command.tokens and not command.goes_on:
-            raise Problem(400, "empty_turn", "the turn brings no tokens", "input")
-        return await self.link.start(command)
+    async def _start(self, commands: Sequence[wire.StartTurn], fields: Mapping[str, str]) -> list[TurnFeed]:
+        """Start all turns or none; `fields` are the client's names of fields."""
+        for command in commands:
+            if not command.tokens and not command.goes_on and not command.opens:
+                raise Problem(400, "empty_turn", "the turn brings no tokens", "input")
+        try:
+            return await self.link.start(commands)
+        except Problem as problem:
+            if problem.code != "context_length_exceeded":
+                raise
+            longest = max(commands, key=_tokens_asked)
+            raise context_exceeded(
+                self.facts.context_length,
+                len(longest.tokens),
+                longest.sampling.max_tokens or 1,
+                history=longest.known or 0,
+                field=fields.get("input", "input"),
+            ) from problem
 
     async def write(self, said: Input, record: SessionRecord | None) -> list[int]:
         """The tokens of an input, for the history that it follows."""
@@ -493,6 +523,11 @@ def _checked_timeout(timeout: float | None) -> float | None:
     if timeout is not None and not 0 < timeout <= TIMEOUT_MAX:
         raise bad_field("timeout", f"must be more than 0 and at most {TIMEOUT_MAX:.0f} seconds")
     return timeout
+
+
+def _tokens_asked(command: wire.StartTurn) -> int:
+    """How much of the context a turn needs; without a limit, one token at least."""
+    return (command.known or 0) + len(command.tokens) + (command.sampling.max_tokens or 1)
 
 
 def _wire_sampling(sampling: Sampling) -> wire.SamplingFields:

@@ -63,7 +63,8 @@ class StartTurn(msgspec.Struct, tag="start", frozen=True):
     `known` is the length of the history that the input was written for: if it has changed meanwhile, the turn
     is refused with `history_changed`. `cut` shortens `max_tokens` to what fits instead of refusing the turn.
     `timeout` in seconds ends the turn by its own policy. A finished turn of the same `name` and `fingerprint`
-    is answered again instead of being run.
+    is answered again instead of being run. A turn that `opens` a history is refused with `history_repeated`
+    where there is one; it brings no tokens if that is known beforehand.
     """
 
     call: int
@@ -80,6 +81,7 @@ class StartTurn(msgspec.Struct, tag="start", frozen=True):
     cut: bool = False
     computes_from: int | None = None
     fingerprint: str | None = None
+    opens: bool = False
 
 
 class EndTurn(msgspec.Struct, tag="end", frozen=True):

@@ -19,7 +19,7 @@ from holdfast import __version__
 from holdfast.server.answers import StreamAnswer, TurnAnswer, event, json_answer
 from holdfast.server.doors.access import body_of, caller_of, service_of
 from holdfast.server.doors.native_call import DONE, Call
-from holdfast.server.doors.native_format import GenerateBody
+from holdfast.server.doors.native_format import READ_GENERATE, GenerateBody
 from holdfast.server.doors.native_sessions import Native, check_timeout
 from holdfast.server.doors.schema import documented
 from holdfast.server.problems import Problem
@@ -69,7 +69,7 @@ def native_of(request: Request) -> Native:
 
 @router.post("/generate", **documented(GenerateBody, "Go on with a text.", stream=True))
 async def generate(request: Request) -> Response:
-    body = await body_of(request, GenerateBody)
+    body = await body_of(request, READ_GENERATE)
     call = Call(native_of(request), caller_of(request), body)
     await call.start()
     if body.stream:

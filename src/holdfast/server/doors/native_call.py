@@ -146,12 +146,14 @@ class Call:
         )
 
     def _explained(self, problem: Problem) -> Problem:
-        """An input without room for one token more is refused in words that SGLang's clients look for."""
-        if problem.code not in ("context_length_exceeded", "insufficient_memory"):
+        """An input that no memory could hold is refused as one that is longer than the context."""
+        if problem.code != "insufficient_memory":
             return problem
         facts = self.service.facts
         limit = min(facts.context_length, facts.tokens_max)
-        message = f"the input leaves no room for a token in the context length of {limit} tokens"
+        message = (
+            f"This model's maximum context length is {limit} tokens. However, the input leaves no room in it."
+        )
         return Problem(400, "context_length_exceeded", message, _input_field(self.body))
 
     async def _tokens(self, asked: Asked, first: bool) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import GenericAlias
 from typing import Annotated, Any
 
 import msgspec
@@ -21,8 +22,9 @@ from holdfast.server.doors.sessions import biases
 from holdfast.server.problems import bad_field
 from holdfast.server.service import make_sampling
 from holdfast.server.sessions import new_name, require_name
+from holdfast.server.unbuilt import refuse_unbuilt, refusing
 
-__all__ = ["FIELDS", "Asked", "GenerateBody", "Said", "SessionParams", "asked_of"]
+__all__ = ["FIELDS", "READ_GENERATE", "Asked", "GenerateBody", "Said", "SessionParams", "asked_of"]
 
 BATCH_MAX = 1024
 """Prompts times choices of one call."""
@@ -66,11 +68,6 @@ class NativeSampling(msgspec.Struct):
     logit_bias: dict[str, Bias] | None = None
     sampling_seed: Seed | None = None
     n: Choices | None = None
-    json_schema: Any = None
-    regex: Any = None
-    ebnf: Any = None
-    structural_tag: Any = None
-    stop_regex: Any = None
 
     @property
     def choices(self) -> int:
@@ -84,9 +81,6 @@ class NativeSampling(msgspec.Struct):
 
     def made(self, logprobs: int | None, prompt_logprobs: int | None) -> Sampling:
         """The engine's sampling, which generates at least one token."""
-        for name in ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex"):
-            if getattr(self, name):
-                raise bad_field(f"sampling_params.{name}", "is not supported yet", "unsupported")
         most, least = self.max_new_tokens, self.min_new_tokens or 0
         if most is not None and least > most:
             raise bad_field("sampling_params.min_new_tokens", "must not be more than max_new_tokens")
@@ -149,20 +143,21 @@ class GenerateBody(msgspec.Struct):
     return_text_in_logprobs: bool = False
     session_params: SessionParams | None = None
     timeout: float | None = None
-    input_embeds: Any = None
-    image_data: Any = None
-    video_data: Any = None
-    audio_data: Any = None
-    token_ids_logprob: Any = None
-    return_hidden_states: Any = None
-    lora_path: Any = None
-    custom_logit_processor: Any = None
 
     @property
     def session(self) -> SessionParams | None:
         """The session that is meant, if one is."""
         named = self.session_params
         return named if named is not None and named.id is not None else None
+
+
+_READ_SAMPLING = refusing(NativeSampling)
+READ_GENERATE = refusing(
+    GenerateBody,
+    nested={"sampling_params": _READ_SAMPLING | GenericAlias(list, (_READ_SAMPLING,)) | None},
+    add_special_tokens=(True,),
+)
+"""Bodies as they are read: with the fields that are refused by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,25 +181,13 @@ class Asked:
         return not self.text and not self.tokens
 
 
-UNBUILT = (
-    "input_embeds",
-    "image_data",
-    "video_data",
-    "audio_data",
-    "token_ids_logprob",
-    "return_hidden_states",
-    "lora_path",
-    "custom_logit_processor",
-)
-
-
 def asked_of(body: GenerateBody) -> tuple[list[Asked], bool]:
     """The prompts of a body, and whether the answer is a list."""
-    for name in UNBUILT:
-        if getattr(body, name):
-            raise bad_field(name, "is not supported yet", "unsupported")
+    refuse_unbuilt(body)
     inputs, single = _inputs(body)
     params = _each(body.sampling_params, NativeSampling(), "sampling_params", len(inputs))
+    for each in params:
+        refuse_unbuilt(each, "sampling_params.")
     many = not single or params[0].choices > 1
     if len({each.choices for each in params}) > 1:
         raise bad_field("sampling_params.n", "must be the same for the whole batch")

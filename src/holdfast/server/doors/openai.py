@@ -1,7 +1,8 @@
 """OpenAI's interface: `/v1/models`, `/v1/completions`, `/v1/chat/completions`, and tokenising beside them.
 
-Fields that are not known are ignored: clients send extras. What is known and not built yet is refused in so
-many words. A request with `session_id` is a turn on that session, and its messages are only what is new.
+Fields that are not known are ignored: clients send extras. What is known and not built yet is refused by name
+(`server.unbuilt`). A request with `session_id` is a turn on that session, and its messages are only what is
+new.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from holdfast.server.doors.openai_format import Chat, Completion, Format, ending
 from holdfast.server.doors.schema import documented
 from holdfast.server.doors.sessions import biases, turn_failure
 from holdfast.server.keys import Caller
-from holdfast.server.link import TurnFeed
+from holdfast.server.link import TurnFeed, spoken
 from holdfast.server.problems import Problem, bad_field
-from holdfast.server.prompts import ChatMessage, plain_messages
+from holdfast.server.prompts import READ_MESSAGES, ChatMessage, plain_messages
 from holdfast.server.service import Input, Service, TurnAsked, make_sampling
 from holdfast.server.sessions import new_name
+from holdfast.server.unbuilt import refuse_unbuilt, refusing
 
 __all__ = ["router"]
 
@@ -67,17 +69,12 @@ class CommonBody(msgspec.Struct, kw_only=True):
     timeout: float | None = None
     session_id: str | None = None
     on_abort: Literal["rollback", "keep"] | None = None
-    tools: Any = None
-    response_format: Any = None
-    regex: Any = None
-    json_schema: Any = None
 
-    def refuse_unbuilt(self) -> None:
-        """Say so about what clients know and this server does not do yet."""
-        for name in ("tools", "response_format", "regex", "json_schema"):
-            asked = getattr(self, name)
-            if asked and asked != {"type": "text"}:
-                raise bad_field(name, "is not supported yet", "unsupported")
+    def check(self) -> None:
+        """Refuse what is not built yet."""
+        refuse_unbuilt(self)
+        if self.stream_options is not None:
+            refuse_unbuilt(self.stream_options, "stream_options.")
         if self.session_id is not None and (self.n or 1) > 1:
             raise bad_field("n", "more than one choice with a session is not supported yet", "unsupported")
 
@@ -111,6 +108,7 @@ class ChatBody(CommonBody, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    append_history: bool | None = None
 
 
 class CompletionBody(CommonBody, kw_only=True):
@@ -118,9 +116,12 @@ class CompletionBody(CommonBody, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
-    echo: bool | None = None
-    suffix: str | None = None
     best_of: int | None = None
+
+
+_STREAM = {"stream_options": refusing(StreamOptions) | None}
+READ_CHAT = refusing(ChatBody, nested={**_STREAM, "messages": READ_MESSAGES}, add_special_tokens=(False,))
+READ_COMPLETION = refusing(CompletionBody, nested=_STREAM, add_special_tokens=(True,))
 
 
 @router.get("/v1/models", **documented(None, "The model that is served."))
@@ -161,9 +162,9 @@ def _require_model(service: Service, name: str | None) -> None:
 @router.post("/v1/chat/completions", **documented(ChatBody, "Answer a conversation.", stream=True))
 async def chat(request: Request) -> Response:
     service, caller = service_of(request), caller_of(request)
-    body = await body_of(request, ChatBody)
+    body = await body_of(request, READ_CHAT)
     _require_model(service, body.model)
-    body.refuse_unbuilt()
+    body.check()
     if not service.prompts.chats:
         raise bad_field("messages", "this model has no chat template; use /v1/completions")
     fields = body.fields()
@@ -184,6 +185,7 @@ async def chat(request: Request) -> Response:
         new_name("chatcmpl"),
         keeps=body.on_abort == "keep",
         timeout=body.timeout,
+        appends=bool(body.append_history),
         fields=names,
     )
     feeds = await _start(service, caller, body, [asked])
@@ -194,12 +196,9 @@ async def chat(request: Request) -> Response:
 @router.post("/v1/completions", **documented(CompletionBody, "Go on with a text.", stream=True))
 async def completions(request: Request) -> Response:
     service, caller = service_of(request), caller_of(request)
-    body = await body_of(request, CompletionBody)
+    body = await body_of(request, READ_COMPLETION)
     _require_model(service, body.model)
-    body.refuse_unbuilt()
-    for name in ("suffix", "echo"):
-        if getattr(body, name):
-            raise bad_field(name, "is not supported yet", "unsupported")
+    body.check()
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad_field("best_of", "other than n is not supported yet", "unsupported")
     fields = body.fields()
@@ -263,15 +262,7 @@ async def _start(
     if body.session_id is not None:
         record = service.table.find(caller.tenant, body.session_id)
         return [await service.start_turn(record, asked[0])]
-    feeds: list[TurnFeed] = []
-    try:
-        for each in asked:
-            feeds += await service.start_request(caller, each)
-    except BaseException:
-        for feed in feeds:
-            service.leave(feed, keeps=False)
-        raise
-    return feeds
+    return await service.start_requests(caller, asked)
 
 
 def _answer(
@@ -308,44 +299,22 @@ async def _whole(feeds: list[TurnFeed], form: Format, choices: int, request_id: 
 
 async def _chunks(feeds: list[TurnFeed], form: Format, usage: bool, choices: int) -> AsyncIterator[bytes]:
     """All choices as one stream, each delta as it comes."""
-    news: asyncio.Queue[bytes | Problem | None] = asyncio.Queue()
-
-    async def follow(index: int, feed: TurnFeed) -> None:
-        try:
-            async for delta in feed.deltas():
-                if delta.text or delta.logprobs:
-                    await news.put(event(form.chunk(index, delta.text, delta.logprobs)))
-            assert feed.end is not None
-            if feed.end.outcome == "failed":
-                await news.put(turn_failure(feed.end))
-            else:
-                await news.put(event(form.last(index, ending(feed.end))))
-        except Problem as problem:
-            await news.put(problem)
-        finally:
-            await news.put(None)
-
-    tasks = [asyncio.create_task(follow(index, feed)) for index, feed in enumerate(feeds)]
-    try:
-        for index in range(len(feeds)):
-            for opening in form.first(index):
-                yield event(opening)
-        open_choices = len(tasks)
-        while open_choices:
-            piece = await news.get()
-            if piece is None:
-                open_choices -= 1
-            elif isinstance(piece, Problem):
-                raise piece
-            else:
-                yield piece
-        if usage:
-            ends = [feed.end for feed in feeds if feed.end is not None]
-            yield event(form.totals(form.usage(ends, choices)))
-        yield b"data: [DONE]\n\n"
-    finally:
-        for task in tasks:
-            task.cancel()
+    for index in range(len(feeds)):
+        for opening in form.first(index):
+            yield event(opening)
+    async for index, delta in spoken(feeds):
+        if delta is None:
+            end = feeds[index].end
+            assert end is not None
+            if end.outcome == "failed":
+                raise turn_failure(end)
+            yield event(form.last(index, ending(end)))
+        elif delta.text or delta.logprobs:
+            yield event(form.chunk(index, delta.text, delta.logprobs))
+    if usage:
+        ends = [feed.end for feed in feeds if feed.end is not None]
+        yield event(form.totals(form.usage(ends, choices)))
+    yield b"data: [DONE]\n\n"
 
 
 class TokenizeBody(msgspec.Struct):
@@ -357,6 +326,9 @@ class TokenizeBody(msgspec.Struct):
     add_special_tokens: bool = True
 
 
+READ_TOKENIZE = refusing(TokenizeBody, nested={"messages": READ_MESSAGES | None})
+
+
 class DetokenizeBody(msgspec.Struct):
     """Token ids to be read."""
 
@@ -366,7 +338,8 @@ class DetokenizeBody(msgspec.Struct):
 @router.post("/tokenize", **documented(TokenizeBody, "The tokens of a text."))
 async def tokenize(request: Request) -> Response:
     service = service_of(request)
-    body = await body_of(request, TokenizeBody)
+    body = await body_of(request, READ_TOKENIZE)
+    refuse_unbuilt(body)
     given = [value for value in (body.prompt, body.text, body.messages) if value is not None]
     if len(given) != 1:
         raise bad_field("prompt", "give one of prompt, text and messages")

@@ -27,6 +27,13 @@ from holdfast.server.bodies import decode_json
 from holdfast.server.doors.access import caller_of, service_of
 from holdfast.server.doors.realtime_channel import Channel, Channels, Job, encoded
 from holdfast.server.doors.realtime_outbox import Outbox
+from holdfast.server.doors.realtime_strangers import (
+    Misunderstood,
+    chosen_subprotocol,
+    comes_from_openai,
+    misunderstood,
+    wrong_protocol,
+)
 from holdfast.server.doors.sessions import (
     Count,
     SamplingBody,
@@ -46,7 +53,6 @@ log = logging.getLogger("holdfast.server")
 
 router = APIRouter()
 
-SUBPROTOCOL = "holdfast"
 CLOSE_SECONDS = 10.0
 
 Seq = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
@@ -126,9 +132,7 @@ def read_message(text: str) -> Said:
     try:
         return cast(Said, decode_json(text.encode("utf-8", "surrogatepass"), cast(Any, Said)))
     except Problem as problem:
-        if problem.param == "type":
-            raise bad_field("type", "there is no such message") from None
-        raise
+        raise misunderstood(text, problem) from None
 
 
 class PendingInput:
@@ -193,6 +197,8 @@ class Conversation:
 
     async def run(self) -> None:
         """Hear and speak until one side has gone."""
+        if comes_from_openai(self.websocket):
+            self._tell(Misunderstood(wrong_protocol()), {})
         writing = asyncio.create_task(self._write())
         reading = asyncio.create_task(self._read())
         try:
@@ -366,7 +372,7 @@ class Conversation:
 async def accept(websocket: WebSocket) -> None:
     """Let a connection in; the gate has refused pages of other sites."""
     offered = cast(list[str], websocket.scope.get("subprotocols", []))
-    await websocket.accept(subprotocol=SUBPROTOCOL if SUBPROTOCOL in offered else None)
+    await websocket.accept(subprotocol=chosen_subprotocol(offered))
 
 
 @router.websocket("/v1/realtime")

@@ -106,6 +106,7 @@ class TurnBody(msgspec.Struct, forbid_unknown_fields=True):
     stream: bool = False
     on_abort: Literal["rollback", "keep"] = "rollback"
     timeout: float | None = None
+    append_history: bool = False
 
 
 class InterruptBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -279,6 +280,7 @@ def ask_turn(body: TurnBody) -> TurnAsked:
         keeps=body.on_abort == "keep",
         timeout=body.timeout,
         fingerprint=None if body.turn_id is None else fingerprint_of((body.input, body.sampling)),
+        appends=body.append_history,
         fields=FIELDS,
     )
 

@@ -1,0 +1,220 @@
+"""Fields that other servers honour and this one does not: one table, for every dialect.
+
+A client that asks for a grammar, a tool or an adapter and gets an ordinary answer has been misled. So these
+fields are refused by name, unless their value asks for nothing (`null`, or one of those in the table). A body
+that declares a field of the table itself has it built, and checks it on its own. Fields that change neither
+the answer nor what is promised about it (`user`, `metadata`, `service_tier`, …) are not here: they are
+ignored like any unknown field. `/v1/sessions` and `/v1/realtime` need no table: they refuse every field that
+they do not know.
+
+The names are those of OpenAI, vLLM and SGLang. Used by the doors, when they read a body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from holdfast.server.problems import bad_field
+
+__all__ = ["FIELDS", "MESSAGE_FIELDS", "refuse_unbuilt", "refusing"]
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+Values = tuple[Any, ...]
+
+OFF: Values = (False, "", [], {})
+"""Values that ask for nothing wherever a field is off by default."""
+
+NEVER: Values = ()
+"""Whatever is given asks for something: 0 or false too."""
+
+CONSTRAINTS = {
+    "response_format": (*OFF, {"type": "text"}),
+    "structured_outputs": OFF,
+    "json_schema": OFF,
+    "regex": OFF,
+    "ebnf": OFF,
+    "grammar": OFF,
+    "structural_tag": OFF,
+    "stop_regex": OFF,
+    "guided_json": OFF,
+    "guided_json_object": OFF,
+    "guided_regex": OFF,
+    "guided_choice": OFF,
+    "guided_grammar": OFF,
+    "guided_decoding_backend": OFF,
+    "guided_whitespace_pattern": OFF,
+}
+TOOLS = {
+    "tools": OFF,
+    "tool_choice": (*OFF, "none", "auto"),
+    "functions": OFF,
+    "function_call": (*OFF, "none", "auto"),
+    "web_search_options": NEVER,
+}
+WRITING = {
+    "chat_template": OFF,
+    "chat_template_kwargs": OFF,
+    "add_generation_prompt": (True,),
+    "continue_final_message": OFF,
+    "add_special_tokens": NEVER,
+    "documents": OFF,
+    "echo": OFF,
+    "suffix": OFF,
+    "truncate_prompt_tokens": NEVER,
+    "truncation_side": NEVER,
+    "task": OFF,
+    "reasoning": OFF,
+    "reasoning_effort": NEVER,
+    "thinking": NEVER,
+    "enable_thinking": NEVER,
+    "thinking_budget": NEVER,
+    "thinking_token_budget": NEVER,
+    "max_thinking_tokens": NEVER,
+    "require_reasoning": OFF,
+    "include_reasoning": (True,),
+    "separate_reasoning": OFF,
+    "stream_reasoning": (True,),
+    "verbosity": ("medium",),
+    "moderation": OFF,
+}
+INPUTS = {
+    "input_ids": OFF,
+    "input_embeds": OFF,
+    "prompt_embeds": OFF,
+    "positional_embed_overrides": OFF,
+    "modalities": (*OFF, ["text"]),
+    "audio": OFF,
+    "image_data": OFF,
+    "video_data": OFF,
+    "audio_data": OFF,
+    "use_audio_in_video": OFF,
+    "images_config": OFF,
+    "video_config": OFF,
+    "media_io_kwargs": OFF,
+    "mm_processor_kwargs": OFF,
+    "multi_item_delimiter_indices": OFF,
+    "lora_path": OFF,
+    "lora_id": OFF,
+    "lora_name": OFF,
+    "lora": OFF,
+    "session_id": OFF,
+    "session_params": OFF,
+}
+SAMPLING = {
+    "prompt_logprobs": NEVER,
+    "logprob_token_ids": OFF,
+    "token_ids_logprob": OFF,
+    "allowed_token_ids": OFF,
+    "bad_words": OFF,
+    "bad_words_ids": OFF,
+    "logits_processors": OFF,
+    "custom_logit_processor": OFF,
+    "custom_params": OFF,
+    "vllm_xargs": OFF,
+    "repetition_detection": OFF,
+    "use_beam_search": OFF,
+    "best_of": (1,),
+    "early_stopping": OFF,
+    "length_penalty": (1, 1.0),
+    "include_stop_str_in_output": OFF,
+    "no_stop_trim": OFF,
+}
+SHOWN = {
+    "continuous_usage_stats": OFF,
+    "return_assistant_tokens_mask": OFF,
+    "return_bytes": OFF,
+    "return_cached_tokens_details": OFF,
+    "return_entropy": OFF,
+    "return_flat_raw_top_logprobs": OFF,
+    "return_hidden_states": OFF,
+    "return_indexer_topk": OFF,
+    "return_meta_info": OFF,
+    "return_prompt_text": OFF,
+    "return_prompt_token_ids": OFF,
+    "return_routed_experts": OFF,
+    "return_sampling_mask": OFF,
+    "return_spec_tokens_details": OFF,
+    "return_token_ids": OFF,
+    "return_token_offsets": OFF,
+    "return_token_strs": OFF,
+    "return_tokens_as_token_ids": OFF,
+}
+SERVING = {
+    "background": OFF,
+    "bootstrap_host": OFF,
+    "bootstrap_port": NEVER,
+    "bootstrap_room": NEVER,
+    "cache_salt": OFF,
+    "ec_transfer_params": OFF,
+    "extra_key": OFF,
+    "kv_transfer_params": OFF,
+    "priority": (0,),
+    "rid": OFF,
+}
+
+FIELDS: dict[str, Values] = {
+    **CONSTRAINTS,
+    **TOOLS,
+    **WRITING,
+    **INPUTS,
+    **SAMPLING,
+    **SHOWN,
+    **SERVING,
+}
+"""Fields of a body or of its sampling, with the values besides `null` that ask for nothing."""
+
+MESSAGE_FIELDS: dict[str, Values] = {
+    "tool_calls": OFF,
+    "function_call": OFF,
+    "tools": OFF,
+    "audio": OFF,
+    "refusal": OFF,
+    "reasoning": OFF,
+    "reasoning_content": OFF,
+    "thinking": OFF,
+    "prefix": OFF,
+    "partial": OFF,
+}
+"""Fields of a message, in the same way."""
+
+_refused: dict[type[msgspec.Struct], dict[str, Values]] = {}
+"""The refused fields of each kind of body that `refusing` has made."""
+
+
+def refusing(
+    kind: type[T],
+    table: Mapping[str, Values] = FIELDS,
+    /,
+    nested: Mapping[str, Any] | None = None,
+    **allowed: Values,
+) -> type[T]:
+    """The same kind of body, which also reads the fields of `table` that it does not declare itself.
+
+    They are there for `refuse_unbuilt` alone, and are not described as fields of the body. `nested` are types
+    of fields that are bodies in turn; `allowed` are values that ask for nothing here.
+    """
+    refused = {**table, **allowed}
+    refused = {name: values for name, values in refused.items() if name not in kind.__struct_fields__}
+    fields: list[Any] = [(name, Any, None) for name in refused]
+    for field in msgspec.structs.fields(kind):
+        if field.name in (nested or {}):
+            assert field.default_factory is msgspec.NODEFAULT, (
+                "a nested body is required, or left out as null"
+            )
+            default = () if field.required else (field.default,)
+            fields.append((field.name, (nested or {})[field.name], *default))
+    made = msgspec.defstruct(kind.__name__, fields, bases=(kind,), kw_only=True, module=kind.__module__)
+    _refused[made] = refused
+    return cast(type[T], made)
+
+
+def refuse_unbuilt(body: msgspec.Struct, prefix: str = "") -> None:
+    """Raise for the first field that asks for something that is not built; `prefix` is the body's place."""
+    for name, values in _refused.get(type(body), {}).items():
+        given = getattr(body, name)
+        if given is not None and not any(type(given) is type(value) and given == value for value in values):
+            raise bad_field(f"{prefix}{name}", "is not supported yet", "unsupported")
