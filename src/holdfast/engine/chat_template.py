@@ -119,6 +119,10 @@ class ChatTemplate:
                 pieces.append(piece)
         except ChatTemplateError:
             raise
+        except MemoryError:
+            raise ChatTemplateError("the chat template needs too much memory for these messages") from None
+        except RecursionError:
+            raise ChatTemplateError("the chat template calls itself too deeply for these messages") from None
         except (
             jinja2.exceptions.TemplateError,
             ArithmeticError,
