@@ -13,7 +13,8 @@ from holdfast.engine.tokenizer import Tokenizer
 START, END, CALL = "<|im_start|>", "<|im_end|>", "<tool_call>"
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.tools is defined %}<tool_call>{{ m.tools | tojson }}{% endif %}{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if m.tools is defined %}<tool_call>{{ m.tools | tojson }}{% endif %}"
+    "{{ m.content | trim }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 MARKS = [
