@@ -64,8 +64,8 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 @jinja2.pass_context
 def _as_it_is(_context: jinja2.runtime.Context, value: Any) -> Any:
-    """What a template writes. That it needs the context keeps Jinja from computing constants when a template is
-    compiled, where nothing bounds them."""
+    """What a template writes. Since it asks for the context, Jinja computes no constants when it compiles a
+    template, where nothing bounds them."""
     return value
 
 

@@ -97,7 +97,7 @@ class Spelled(msgspec.Struct, tag="spelled", frozen=True):
 
 
 class Read(msgspec.Struct, tag="read", frozen=True):
-    """A JSON text as MessagePack, which is read in a tenth of the time."""
+    """A JSON text as MessagePack: valid, of a known size, and without escapes, which take longest to read."""
 
     content: bytes
 
