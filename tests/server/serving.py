@@ -17,6 +17,14 @@ HELD = ("TURN", "SESSION", "CHECKPOINT", "RETIRING", "TRANSIT", "QUARANTINE")
 ADMIN_KEY = "the-admin-key-of-the-tests"
 
 
+def _command(process: int) -> str:
+    """What a process runs; nothing if it has ended."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 class Server:
     """`holdfast serve` in a process of its own."""
 
@@ -116,7 +124,7 @@ class Server:
     # --- the process ------------------------------------------------------------------------------
 
     def engine_pid(self) -> int:
-        """The engine's process: the server's one child."""
+        """The engine's process: the one child of the server's that runs the worker."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         found = [int(child) for child in children.split()]
         found += [
@@ -125,7 +133,8 @@ class Server:
             for child in (task / "children").read_text().split()
             if int(child) not in found
         ]
-        assert len(found) == 1, f"{len(found)} children"
+        found = [child for child in found if "holdfast.server.worker" in _command(child)]
+        assert len(found) == 1, f"{len(found)} engines"
         return found[0]
 
     def kill_engine(self, number: int = signal.SIGKILL) -> None:

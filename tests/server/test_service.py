@@ -261,20 +261,21 @@ def test_a_mark_that_only_the_tokenizer_knows_is_refused() -> None:
     async def story(engine: Engine) -> None:
         loop = open_echo("echo", make_options())
         facts = model_facts(loop, "echo")
+        vocabulary = facts.vocabulary
+        loop.tokenizer._encoder.add_special_tokens([AddedToken("<|image|>", special=True)])
         engine.service.supervisor.facts = facts
         engine.service.supervisor.on_ready(wire.Ready(facts, vocabulary_of(loop.tokenizer), []))
-        vocabulary = facts.vocabulary
-        engine.service.prompts.tokenizer._encoder.add_special_tokens([AddedToken("<|image|>", special=True)])
         assert await engine.service.prompts.text("<|image|>", first=False) == [vocabulary]
-        assert max(await engine.service.write(Input(text="a picture"), None)) < vocabulary
         for said in (
-            Input(text="a picture: <|image|>"),
-            Input(text="<|image|>", templated=False),
+            Input(text="a picture"),
+            Input(text="a picture: <|image|>"),  # In a message it is no mark.
             Input(messages=[{"role": "user", "content": "<|image|>"}]),
-            Input(tokens=[1, vocabulary]),
         ):
+            assert max(await engine.service.write(said, None, "ann")) < vocabulary
+        for said in (Input(text="<|image|>", templated=False), Input(tokens=[1, vocabulary])):
             with pytest.raises(Problem) as caught:
-                await engine.service.write(said, None)
+                await engine.service.write(said, None, "ann")
             assert caught.value.status == 400 and caught.value.param == "input"
+        engine.service.close()
 
     with_engine(story)

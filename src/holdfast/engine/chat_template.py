@@ -60,6 +60,13 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
+@jinja2.pass_context
+def _as_it_is(_context: jinja2.runtime.Context, value: Any) -> Any:
+    """What a template writes. Since it asks for the context, Jinja computes no constants when it compiles a
+    template, where nothing bounds them."""
+    return value
+
+
 def _refuse(message: str) -> NoReturn:
     raise jinja2.exceptions.TemplateError(message)
 
@@ -87,7 +94,11 @@ class ChatTemplate:
         if len(source) > TEMPLATE_CHARACTERS_MAX:
             raise ChatTemplateError(f"the chat template is longer than {TEMPLATE_CHARACTERS_MAX} characters")
         environment = _Sandbox(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, jinja2.ext.loopcontrols],
+            optimized=False,
+            finalize=_as_it_is,
         )
         environment.filters["tojson"] = _to_json
         environment.globals.update(raise_exception=_refuse, strftime_now=_now)
@@ -130,6 +141,10 @@ class ChatTemplate:
                 pieces.append(piece)
         except ChatTemplateError:
             raise
+        except MemoryError:
+            raise ChatTemplateError("the chat template needs too much memory for these messages") from None
+        except RecursionError:
+            raise ChatTemplateError("the chat template calls itself too deeply for these messages") from None
         except (
             jinja2.exceptions.TemplateError,
             ArithmeticError,

@@ -19,6 +19,7 @@ SEED_MAX = (1 << 63) - 1
 INTEGER_MAX = 1 << 31
 STOPS_MAX = 64
 STOP_CHARACTERS_MAX = 4096
+STOP_TOKENS_MAX = 4096
 BIASED_TOKENS_MAX = 4096
 CHOICES_MAX = 128
 LOGPROBS_MAX = 100
@@ -101,6 +102,8 @@ class Sampling:
         for text in stops:
             if not isinstance(text, str) or not 1 <= len(text) <= STOP_CHARACTERS_MAX:
                 raise SamplingError("stop", f"needs strings of 1 to {STOP_CHARACTERS_MAX} characters")
+        if len(self.stop_token_ids) > STOP_TOKENS_MAX:
+            raise SamplingError("stop_token_ids", f"may name at most {STOP_TOKENS_MAX} tokens")
         for token in self.stop_token_ids:
             _whole("stop_token_ids", token, 0)
         if len(self.logit_bias) > BIASED_TOKENS_MAX:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +26,7 @@ from holdfast.engine.chat_template import (
     ChatTemplateError,
     Message,
 )
+from holdfast.engine.control_tokens import ControlTokens, Disguise
 from holdfast.engine.gguf_vocabulary import build_tokenizer
 from holdfast.models.fields import ConfigurationError, Fields, reading, require_size
 
@@ -34,6 +37,23 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _TOKENIZER_BYTES_MAX = 256 << 20
 _HELD_TOKENS_MAX = 5
 """Tokens at which a stream without a byte table gives up on a whole character: one has at most four bytes."""
+
+PROBED_BYTES_PER_TOKEN = 8
+"""A text of more bytes for each token that it may have is counted in portions before it is encoded whole."""
+PORTION_CHARACTERS = 1 << 16
+PORTION_SLACK = 2
+"""How many times too long the portions of a text must be together for the whole to be refused: a cut changes
+the tokens of the word around it, which no vocabulary in use bridges with half of its tokens."""
+COMPOSING_FACTOR = 3
+"""By how much a normalizer that composes characters may shorten a text, in bytes."""
+
+
+class TooManyTokens(ValueError):
+    """A text has more tokens than it may have: at least `tokens`, where they were counted."""
+
+    def __init__(self, tokens: int | None, most: int) -> None:
+        super().__init__(f"the text has more than {most} tokens")
+        self.tokens = tokens
 
 
 def _byte_of_character() -> dict[str, int]:
@@ -64,10 +84,18 @@ class Tokenizer:
     """A vocabulary with its rules, its special tokens and its chat template."""
 
     def __init__(
-        self, encoder: Encoder, *, template: str | None, names: Mapping[str, str], eos_tokens: tuple[int, ...]
+        self,
+        encoder: Encoder,
+        *,
+        template: str | None,
+        names: Mapping[str, str],
+        eos_tokens: tuple[int, ...],
+        guard: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`names` are special tokens by role, such as bos_token; `eos_tokens` end a turn."""
+        """`names` are special tokens by role, such as bos_token; `eos_tokens` end a turn. Templates are
+        rendered inside of `guard`."""
         self._encoder = encoder
+        self._guard = guard
         self._bytes: dict[int, bytes] = {}
         self._byte_level = isinstance(encoder.decoder, decoders.ByteLevel)
         self._special = frozenset(
@@ -110,10 +138,46 @@ class Tokenizer:
         """The number of a token by its exact text."""
         return self._encoder.token_to_id(text)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of a text; special tokens written out in it are recognised."""
+    @cached_property
+    def bytes_per_token(self) -> int:
+        """A text of more bytes than this times n has more than n tokens."""
+        space = "\u2581"
+        texts = self._encoder.get_vocab(with_added_tokens=True)
+        if self._byte_level:
+            longest = max(map(len, texts), default=1)
+            marks = self._encoder.get_added_tokens_decoder().values()
+            longest = max(longest, *(len(mark.content.encode()) for mark in marks), 1)
+        else:
+            longest = max((len(text.replace(space, " ").encode()) for text in texts), default=1)
+        return longest * (COMPOSING_FACTOR if _composes(self._encoder) else 1)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
+        """The tokens of a text; special tokens written out in it are recognised.
+
+        Raises `TooManyTokens` for more than `most`, without work that grows with a text that is far too long.
+        """
+        if most is not None:
+            self._require_fits(text, most)
         ids: list[int] = self._encoder.encode(text, add_special_tokens=add_special_tokens).ids
+        if most is not None and len(ids) > most:
+            raise TooManyTokens(len(ids), most)
         return ids
+
+    def _require_fits(self, text: str, most: int) -> None:
+        """Raise for a text that is certainly too long, before it is encoded whole."""
+        if len(text) > most * self.bytes_per_token:
+            raise TooManyTokens(None, most)
+        if (
+            4 * len(text) <= most * PROBED_BYTES_PER_TOKEN
+            or len(text.encode()) <= most * PROBED_BYTES_PER_TOKEN
+        ):
+            return
+        count = 0
+        for start in range(0, len(text), PORTION_CHARACTERS):
+            portion = text[start : start + PORTION_CHARACTERS]
+            count += len(self._encoder.encode(portion, add_special_tokens=False).ids)
+            if count > PORTION_SLACK * most:
+                raise TooManyTokens(None, most)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._encoder.decode(list(tokens), skip_special_tokens=skip_special_tokens)
@@ -139,19 +203,50 @@ class Tokenizer:
         skipped = self._special if skip_special_tokens else frozenset()
         return _ByteStream(self, skipped) if self._byte_level else _WindowStream(self._encoder, skipped)
 
-    def encode_chat(self, messages: Sequence[Message], **variables: Any) -> list[int]:
-        """The tokens of a conversation, ready for the assistant's answer."""
-        return self.encode(self._needed_template().render(messages, **variables), add_special_tokens=False)
+    def encode_chat(
+        self, messages: Sequence[Message], *, most: int | None = None, **variables: Any
+    ) -> list[int]:
+        """The tokens of a conversation, ready for the assistant's answer.
+
+        Control tokens come from the template alone: their names in a message are ordinary text.
+        """
+        template = self._needed_template()
+        disguise = self._controls.disguise(messages)
+        with self._guard():
+            rendered = template.render(disguise.messages, **variables)
+        return self._encode_rendered(rendered, disguise, most)
 
     def encode_continuation(
-        self, messages: Sequence[Message], *, last_token: int | None, **variables: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        last_token: int | None,
+        most: int | None = None,
+        **variables: Any,
     ) -> list[int]:
         """The tokens that follow what the assistant said, whose last token was `last_token`."""
         said_end = ""
         if last_token is not None and last_token in self.eos_tokens:
             said_end = self._encoder.id_to_token(last_token) or ""
-        text = self._needed_template().continuation(messages, said_end=said_end, **variables)
-        return self.encode(text, add_special_tokens=False)
+        template = self._needed_template()
+        disguise = self._controls.disguise(messages)
+        with self._guard():
+            text = template.continuation(disguise.messages, said_end=said_end, **variables)
+        return self._encode_rendered(text, disguise, most)
+
+    def _encode_rendered(self, text: str, disguise: Disguise, most: int | None) -> list[int]:
+        if disguise.empty:
+            return self.encode(text, add_special_tokens=False, most=most)
+        if most is not None:
+            self._require_fits(text, most)
+        tokens = self._controls.encode(text, disguise)
+        if most is not None and len(tokens) > most:
+            raise TooManyTokens(len(tokens), most)
+        return tokens
+
+    @cached_property
+    def _controls(self) -> ControlTokens:
+        return ControlTokens(self._encoder, "" if self.template is None else self.template.source)
 
     def _needed_template(self) -> ChatTemplate:
         if self.template is None:
@@ -208,6 +303,21 @@ class _WindowStream:
         before = self._encoder.decode(self._context, skip_special_tokens=False)
         both = self._encoder.decode(self._context + self._new, skip_special_tokens=False)
         return both[len(before) :]
+
+
+def _composes(encoder: Encoder) -> bool:
+    """Whether a text may become shorter before it is encoded."""
+    steps = [] if encoder.normalizer is None else [json.loads(encoder.normalizer.__getstate__())]
+    while steps:
+        step = steps.pop()
+        if step["type"] == "Replace":
+            pattern = step["pattern"].get("String")
+            if pattern is None or len(step["content"].encode()) < len(pattern.encode()):
+                return True
+        elif step["type"] not in ("Prepend", "Sequence", "ByteLevel"):
+            return True
+        steps += step.get("normalizers", [])
+    return False
 
 
 def read_encoder(written: str) -> Encoder:

@@ -1,24 +1,24 @@
 """From what clients say to tokens: chat messages, plain text, token ids.
 
 A conversation's first turn is rendered whole by the model's chat template; a later one renders only what is
-new, so that the history is never written again. Tokenising runs in threads, off the event loop: the
-tokenizer lets other threads run meanwhile.
+new, so that the history is never written again. Rendering and tokenising run in processes of their own (see
+`text_lanes`): the tokenizer would stop the event loop.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from types import GenericAlias
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from holdfast.engine.chat_template import ChatTemplateError
-from holdfast.engine.tokenizer import Tokenizer, read_encoder
+from holdfast.server import text_jobs as jobs
 from holdfast.server import wire
+from holdfast.server.limits import MESSAGES_MAX, Room, too_long, values_max
 from holdfast.server.problems import Problem, bad_field
+from holdfast.server.text_lanes import Lane, TextProcess
+from holdfast.server.text_process import tokenizer_of
 from holdfast.server.unbuilt import MESSAGE_FIELDS, refuse_unbuilt, refusing
 
 __all__ = [
@@ -33,10 +33,15 @@ __all__ = [
     "plain_messages",
 ]
 
-T = TypeVar("T")
+SMALL_CHARACTERS = 1 << 14
+"""Inputs up to this size are tokenised in a few milliseconds."""
+MEMORY_BYTES = 2 << 30
+"""How much memory a text process may take for a job."""
+RENDER_SECONDS = 10.0
+LARGE_NICE = 5
 
-MESSAGES_MAX = 8192
-THREADS = 2
+PARAM_OF_CODE = {"chat_template": "messages", "tokenizer": "input"}
+"""The field that a refusal is about."""
 
 
 class ContentPart(msgspec.Struct):
@@ -124,57 +129,99 @@ def begins_with_system(messages: Sequence[dict[str, Any]]) -> bool:
 
 
 class Prompts:
-    """Writes prompts for one model."""
+    """Writes prompts for one model.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenizer")
-        bos = tokenizer.names.get("bos_token")
-        self.bos = None if bos is None else tokenizer.token_of(bos)
+    What is longer than the context could hold is refused at once, from its size. Everything else is done by
+    text processes: small inputs have one of their own, so that large ones do not keep them waiting.
+    """
 
-    @classmethod
-    def of(cls, vocabulary: wire.Vocabulary) -> Prompts:
-        """Prompts for the model that an engine serves."""
-        return cls(
-            Tokenizer(
-                read_encoder(vocabulary.encoder),
-                template=vocabulary.template,
-                names=vocabulary.names,
-                eos_tokens=tuple(vocabulary.eos_tokens),
-            )
-        )
+    def __init__(self, vocabulary: wire.Vocabulary, context_length: int) -> None:
+        self.tokenizer = tokenizer_of(vocabulary)
+        self.room = Room(context_length, context_length * self.tokenizer.bytes_per_token)
+        bos = self.tokenizer.names.get("bos_token")
+        self.bos = None if bos is None else self.tokenizer.token_of(bos)
+        small = jobs.Setup(vocabulary, context_length, MEMORY_BYTES, RENDER_SECONDS)
+        large = msgspec.structs.replace(small, nice=LARGE_NICE)
+        self._small = Lane(lambda: TextProcess.start(small))
+        self._large = Lane(lambda: TextProcess.start(large))
+
+    def warm_up(self) -> None:
+        """Start the process for small inputs before the first of them."""
+        self._small.warm_up()
 
     def close(self) -> None:
-        """End the threads."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """End the processes."""
+        self._small.close()
+        self._large.close()
 
-    async def text(self, text: str, *, first: bool) -> list[int]:
+    async def text(self, text: str, *, first: bool, tenant: str = "") -> list[int]:
         """Plain text; at the start of a history with the marks that belong there."""
-        return await self._off_loop(lambda: self.tokenizer.encode(text, add_special_tokens=first))
+        self._require_length(len(text))
+        return await self._tokens(jobs.Text(text, first), len(text), tenant)
 
     async def chat(
-        self, messages: Sequence[dict[str, Any]], *, last_token: int | None, first: bool
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        last_token: int | None,
+        first: bool,
+        tenant: str = "",
     ) -> list[int]:
         """Messages: a whole conversation, or what follows one whose last token was `last_token`."""
-        if first:
-            return await self._off_loop(lambda: self.tokenizer.encode_chat(messages))
-        return await self._off_loop(
-            lambda: self.tokenizer.encode_continuation(messages, last_token=last_token)
-        )
+        size = sum(_characters(message) for message in messages)
+        self._require_length(size)
+        return await self._tokens(jobs.Chat(list(messages), last_token, first), size, tenant)
 
     @property
     def chats(self) -> bool:
         """Whether the model has a chat template."""
         return self.tokenizer.template is not None
 
-    async def decode(self, tokens: list[int]) -> str:
+    async def decode(self, tokens: list[int], tenant: str = "") -> str:
         """The text of tokens."""
-        return await self._off_loop(lambda: self.tokenizer.decode(tokens, skip_special_tokens=False))
+        answer = await self._ask(jobs.Spell(tokens), len(tokens), tenant)
+        assert isinstance(answer, jobs.Spelled)
+        return answer.text
 
-    async def _off_loop(self, work: Callable[[], T]) -> T:
+    async def read_body(self, content: bytes, tenant: str = "") -> bytes:
+        """A large JSON body as MessagePack; raises the problem with it."""
+        answer = await self._ask(jobs.Body(content, values_max(self.room)), len(content), tenant)
+        assert isinstance(answer, jobs.Read)
+        return answer.content
+
+    def too_long(self, tokens: int | None = None) -> Problem:
+        """An input that does not fit the context; `tokens` is how many it has, where they were counted."""
+        return too_long(self.room, "input", tokens)
+
+    def _require_length(self, characters: int) -> None:
+        """Raise for a text that cannot fit the context, whatever it says."""
+        if characters > self.room.text_bytes:
+            raise self.too_long()
+
+    async def _tokens(self, job: jobs.Job, size: int, tenant: str) -> list[int]:
+        answer = await self._ask(job, size, tenant)
+        assert isinstance(answer, jobs.Tokens)
+        return answer.tokens
+
+    async def _ask(self, job: jobs.Job, size: int, tenant: str) -> jobs.Answer:
+        lane = self._small if size <= SMALL_CHARACTERS else self._large
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        except ChatTemplateError as error:
-            raise Problem(400, "chat_template", str(error), "messages") from error
-        except (TypeError, ValueError, OverflowError, UnicodeError) as error:
-            raise Problem(400, "tokenizer", "the input cannot be tokenised", "input") from error
+            answer = await lane.ask(job, tenant)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise Problem(400, "tokenizer", "input: cannot be tokenised", "input") from error
+        if isinstance(answer, jobs.Refused):
+            if answer.code == "context_length_exceeded":
+                raise self.too_long(answer.tokens)
+            param = answer.param or PARAM_OF_CODE.get(answer.code)
+            message = answer.message if param is None else f"{param}: {answer.message}"
+            raise Problem(400, answer.code, message, param)
+        return answer
+
+
+def _characters(value: Any) -> int:
+    """How much text a message holds."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(_characters(key) + _characters(inner) for key, inner in value.items())
+    return sum(map(_characters, value)) if isinstance(value, list) else 0

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,9 @@ import msgspec
 from holdfast.core.turn import KEEP_ALL
 from holdfast.engine.sampling import Sampling, SamplingError
 from holdfast.server import wire
+from holdfast.server.bodies import Reading
 from holdfast.server.keys import Caller
+from holdfast.server.limits import TIMEOUT_MAX, TTL_MAX
 from holdfast.server.link import EngineLink, TurnFeed
 from holdfast.server.metrics import Metrics
 from holdfast.server.options import ServerOptions
@@ -50,10 +52,8 @@ __all__ = ["Input", "Service", "TurnAsked", "make_sampling"]
 log = logging.getLogger("holdfast.server")
 
 REWRITES_MAX = 4
-TIMEOUT_MAX = 86_400.0
-TTL_MAX = 30 * 86_400.0
-METADATA_BYTES_MAX = 64 << 10
-METADATA_DEPTH_MAX = 64
+SYSTEM_SHARE = 7 / 8
+"""How much of the context a session's system text may take."""
 
 
 def make_sampling(names: Mapping[str, str] | None = None, /, **fields: Any) -> Sampling:
@@ -139,6 +139,15 @@ class Service:
             raise engine_unavailable()
         return self._prompts
 
+    def reading(self, caller: Caller) -> Reading:
+        """How bodies of a caller are read; before there is a model, those that need no text process."""
+
+        async def read_large(content: bytes) -> bytes:
+            return await self.prompts.read_body(content, caller.tenant)
+
+        room = None if self._prompts is None else self._prompts.room
+        return Reading(self.options.body_limit, room, read_large)
+
     def close(self) -> None:
         """End what this service started."""
         self.traces.close()
@@ -148,7 +157,8 @@ class Service:
     def _engine_ready(self, ready: wire.Ready) -> None:
         """An engine serves; sessions that it does not know are lost."""
         if self._prompts is None:
-            self._prompts = Prompts.of(ready.vocabulary)
+            self._prompts = Prompts(ready.vocabulary, ready.facts.context_length)
+            self._prompts.warm_up()
         for stored in ready.sessions:
             name = stored.view.name.partition("/")[2]
             known = self.table.get(stored.tenant, name)
@@ -208,10 +218,9 @@ class Service:
         given, name = name, require_name(name, "id") if name is not None else new_name("s")
         if ttl is not None and not 0 < ttl <= TTL_MAX:
             raise bad_field("ttl", f"must be more than 0 and at most {TTL_MAX:.0f} seconds")
+        if system is not None:
+            await self._require_system(system, caller.tenant)
         self.require_room(caller.tenant)
-        if system is not None and not self.prompts.chats:
-            raise bad_field("system", "this model has no chat template")
-        _require_metadata(metadata)
         self._require_free(caller.tenant, name)
         key = engine_name(caller.tenant, name)
         number = self.link.number()
@@ -224,6 +233,17 @@ class Service:
 
         await self.link.call(command, number, opened, self.table.opening(caller.tenant, name))
         return self.table.find(caller.tenant, name)
+
+    async def _require_system(self, system: str, tenant: str) -> None:
+        """Raise unless a conversation fits the context after this text."""
+        if not self.prompts.chats:
+            raise bad_field("system", "this model has no chat template")
+        most = int(SYSTEM_SHARE * self.facts.context_length)
+        with told_as({"input": "system"}):
+            tokens = await self.prompts.text(system, first=False, tenant=tenant)
+        if len(tokens) > most:
+            said = f"may have at most {most} tokens of the context's {self.facts.context_length}"
+            raise bad_field("system", said, "context_length_exceeded")
 
     def _require_free(self, tenant: str, name: str) -> None:
         if self.is_taken(tenant, name):
@@ -371,7 +391,7 @@ class Service:
             if opens and not view.known and record.system is not None and begins_with_system(messages):
                 raise from_refusal("history_repeated", "", "messages")
             # The engine may know this very turn, and answers it again then; otherwise it refuses it.
-            tokens = [] if opens and view.known else await self.write(asked.input, record)
+            tokens = [] if opens and view.known else await self.write(asked.input, record, record.tenant)
             command = wire.StartTurn(
                 self.link.number(),
                 asked.name,
@@ -414,7 +434,7 @@ class Service:
 
     async def _choices(self, caller: Caller, asked: TurnAsked, sampling: Sampling) -> list[wire.StartTurn]:
         """The commands that start the choices of a request."""
-        tokens = await self.write(asked.input, None)
+        tokens = await self.write(asked.input, None, caller.tenant)
         whole = asked.computes_from is None and asked.sampling.prompt_logprobs is not None
         return [
             wire.StartTurn(
@@ -450,18 +470,18 @@ class Service:
                 field=fields.get("input", "input"),
             ) from problem
 
-    async def write(self, said: Input, record: SessionRecord | None) -> list[int]:
-        """The tokens of an input, for the history that it follows."""
+    async def write(self, said: Input, record: SessionRecord | None, tenant: str) -> list[int]:
+        """The tokens of a tenant's input, for the history that it follows."""
         if said.tokens is not None:
             self._check_tokens(said.tokens)
             return said.tokens
-        tokens = await self._written(said, record)
+        tokens = await self._written(said, record, tenant)
         if tokens and max(tokens) >= self.facts.vocabulary:
             # Tokenizers may know marks that the model's table has no rows for.
             raise bad_field("input", "has a mark that the model does not know")
         return tokens
 
-    async def _written(self, said: Input, record: SessionRecord | None) -> list[int]:
+    async def _written(self, said: Input, record: SessionRecord | None, tenant: str) -> list[int]:
         """The tokens of a text or of messages, whatever they are."""
         first = record is None or record.view.known == 0
         messages = said.messages
@@ -471,18 +491,13 @@ class Service:
             if first and record is not None and record.system is not None:
                 messages = [{"role": "system", "content": record.system}, *messages]
             last = None if record is None else record.view.last_token
-            return await self.prompts.chat(messages, last_token=last, first=first)
-        return await self.prompts.text(said.text, first=first) if said.text else []
+            return await self.prompts.chat(messages, last_token=last, first=first, tenant=tenant)
+        return await self.prompts.text(said.text, first=first, tenant=tenant) if said.text else []
 
     def _check_tokens(self, tokens: list[int]) -> None:
         vocabulary = self.facts.vocabulary
         if len(tokens) > self.facts.context_length:
-            raise Problem(
-                400,
-                "context_length_exceeded",
-                f"the input has {len(tokens)} tokens; the context length is {self.facts.context_length}",
-                "input",
-            )
+            raise self.prompts.too_long(len(tokens))
         if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
             raise bad_field("input", f"token ids must be from 0 to {vocabulary - 1}")
 
@@ -495,28 +510,6 @@ class Service:
         deadline = time.monotonic() + seconds
         while self.link.turns and self.supervisor.up and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-
-
-def _require_metadata(metadata: dict[str, Any] | None) -> None:
-    """Raise unless a client's own notes can be kept."""
-    level: list[Any] = [metadata]
-    for _ in range(METADATA_DEPTH_MAX + 1):
-        level = [inner for value in level for inner in _within(value)]
-    if level:
-        raise bad_field("metadata", f"may be nested at most {METADATA_DEPTH_MAX} deep")
-    try:
-        size = len(msgspec.msgpack.encode(metadata))
-    except OverflowError:
-        raise bad_field("metadata", "holds a number of more than 64 bits") from None
-    if size > METADATA_BYTES_MAX:
-        raise bad_field("metadata", f"may take at most {METADATA_BYTES_MAX} bytes")
-
-
-def _within(value: Any) -> Iterable[Any]:
-    """The values that a value holds."""
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 def _checked_timeout(timeout: float | None) -> float | None:

@@ -6,11 +6,11 @@ from typing import TypeVar
 
 from starlette.requests import HTTPConnection, Request
 
-from holdfast.server.bodies import read_json
+from holdfast.server.bodies import Reading, read_json
 from holdfast.server.keys import Caller
 from holdfast.server.service import Service
 
-__all__ = ["body_of", "caller_of", "request_id_of", "service_of"]
+__all__ = ["body_of", "caller_of", "reading_of", "request_id_of", "service_of"]
 
 T = TypeVar("T")
 
@@ -36,4 +36,9 @@ def request_id_of(connection: HTTPConnection) -> str:
 
 async def body_of(request: Request, kind: type[T]) -> T:
     """The request's body as a value of `kind`."""
-    return await read_json(request, kind, service_of(request).options.body_limit)
+    return await read_json(request, kind, reading_of(request))
+
+
+def reading_of(connection: HTTPConnection) -> Reading:
+    """How what this caller sends is read."""
+    return service_of(connection).reading(caller_of(connection))

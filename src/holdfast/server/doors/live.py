@@ -21,7 +21,7 @@ from fastapi import APIRouter
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from holdfast.core.ledger import Kind
-from holdfast.server.bodies import decode_json
+from holdfast.server.bodies import decode_large
 from holdfast.server.doors.access import caller_of
 from holdfast.server.doors.house import memory_of, tenant_memory
 from holdfast.server.doors.realtime import accept
@@ -78,7 +78,9 @@ class Viewer:
     async def _watch(self) -> None:
         while (message := await self.websocket.receive())["type"] != "websocket.disconnect":
             try:
-                self.session = decode_json((message.get("text") or "").encode(), LookMessage).session
+                content = (message.get("text") or "").encode("utf-8", "surrogatepass")
+                reading = self.live.service.reading(self.caller)
+                self.session = (await decode_large(content, LookMessage, reading)).session
                 await self._show_leased()
             except Problem as problem:
                 await self._say("error", problem.body())

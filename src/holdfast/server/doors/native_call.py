@@ -160,7 +160,12 @@ class Call:
         """The tokens of a prompt. Only the first of a history begins with the mark of a beginning."""
         prompts = self.service.prompts
         if asked.tokens is None:
-            return await prompts.text(asked.text or "", first=first) if asked.text else []
+            if not asked.text:
+                return []
+            try:
+                return await prompts.text(asked.text, first=first, tenant=self.caller.tenant)
+            except Problem as problem:
+                raise self._explained(problem).renamed({"input": "text"}) from problem
         vocabulary = self.service.facts.vocabulary
         if asked.tokens and max(asked.tokens) >= vocabulary:
             raise bad_field("input_ids", f"token ids must be from 0 to {vocabulary - 1}")

@@ -19,15 +19,13 @@ from holdfast.engine.sampling import CHOICES_MAX, LOGPROBS_MAX, Sampling
 from holdfast.engine.tokenizer import Tokenizer
 from holdfast.server import wire
 from holdfast.server.doors.sessions import biases
+from holdfast.server.limits import PROMPTS_MAX
 from holdfast.server.problems import bad_field
 from holdfast.server.service import make_sampling
 from holdfast.server.sessions import new_name, require_name
 from holdfast.server.unbuilt import refuse_unbuilt, refusing
 
 __all__ = ["FIELDS", "READ_GENERATE", "Asked", "GenerateBody", "Said", "SessionParams", "asked_of"]
-
-BATCH_MAX = 1024
-"""Prompts times choices of one call."""
 
 GREEDY_BELOW = 1e-6
 """A temperature below this is none."""
@@ -191,9 +189,9 @@ def asked_of(body: GenerateBody) -> tuple[list[Asked], bool]:
     many = not single or params[0].choices > 1
     if len({each.choices for each in params}) > 1:
         raise bad_field("sampling_params.n", "must be the same for the whole batch")
-    if len(inputs) * params[0].choices > BATCH_MAX:
+    if len(inputs) * params[0].choices > PROMPTS_MAX:
         raise bad_field(
-            "input_ids" if body.text is None else "text", f"may ask for at most {BATCH_MAX} answers"
+            "input_ids" if body.text is None else "text", f"may ask for at most {PROMPTS_MAX} answers"
         )
     if many and body.session is not None:
         raise bad_field("session_params", "with several answers is not supported yet", "unsupported")

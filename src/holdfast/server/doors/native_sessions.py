@@ -18,9 +18,10 @@ from holdfast.core.errors import Refused
 from holdfast.engine.options import make_options
 from holdfast.server.doors.native_format import Asked, Said, SessionParams
 from holdfast.server.keys import Caller
+from holdfast.server.limits import TTL_MAX
 from holdfast.server.link import TurnFeed
 from holdfast.server.problems import Problem, bad_field, from_refusal
-from holdfast.server.service import TTL_MAX, Service
+from holdfast.server.service import Service
 from holdfast.server.sessions import GONE, SessionRecord, new_name, require_name
 
 __all__ = ["Branches", "Choice", "Native", "Record", "check_timeout"]

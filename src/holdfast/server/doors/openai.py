@@ -23,8 +23,9 @@ from holdfast.server.doors.openai_format import Chat, Completion, Format, ending
 from holdfast.server.doors.schema import documented
 from holdfast.server.doors.sessions import biases, turn_failure
 from holdfast.server.keys import Caller
+from holdfast.server.limits import PROMPTS_MAX, TOP_LOGPROBS_MAX
 from holdfast.server.link import TurnFeed, spoken
-from holdfast.server.problems import Problem, bad_field
+from holdfast.server.problems import Problem, bad_field, told_as
 from holdfast.server.prompts import READ_MESSAGES, ChatMessage, plain_messages
 from holdfast.server.service import Input, Service, TurnAsked, make_sampling
 from holdfast.server.sessions import new_name
@@ -33,9 +34,6 @@ from holdfast.server.unbuilt import refuse_unbuilt, refusing
 __all__ = ["router"]
 
 router = APIRouter(tags=["openai"])
-
-PROMPTS_MAX = 1024
-TOP_LOGPROBS_MAX = 20
 
 
 class StreamOptions(msgspec.Struct):
@@ -343,11 +341,15 @@ async def tokenize(request: Request) -> Response:
     given = [value for value in (body.prompt, body.text, body.messages) if value is not None]
     if len(given) != 1:
         raise bad_field("prompt", "give one of prompt, text and messages")
+    tenant = caller_of(request).tenant
     if body.messages is not None:
-        tokens = await service.prompts.chat(plain_messages(body.messages), last_token=None, first=True)
+        with told_as({"input": "messages"}):
+            plain = plain_messages(body.messages)
+            tokens = await service.prompts.chat(plain, last_token=None, first=True, tenant=tenant)
     else:
         text = body.prompt if body.prompt is not None else body.text or ""
-        tokens = await service.prompts.text(text, first=body.add_special_tokens)
+        with told_as({"input": "text" if body.prompt is None else "prompt"}):
+            tokens = await service.prompts.text(text, first=body.add_special_tokens, tenant=tenant)
     return json_answer(
         {"tokens": tokens, "count": len(tokens), "max_model_len": service.facts.context_length}
     )
@@ -360,5 +362,5 @@ async def detokenize(request: Request) -> Response:
     vocabulary = service.facts.vocabulary
     if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < vocabulary:
         raise bad_field("tokens", f"token ids must be from 0 to {vocabulary - 1}")
-    text = await service.prompts.decode(body.tokens)
+    text = await service.prompts.decode(body.tokens, caller_of(request).tenant)
     return json_answer({"prompt": text, "text": text})

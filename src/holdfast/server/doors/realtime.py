@@ -23,7 +23,7 @@ import msgspec
 from fastapi import APIRouter
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from holdfast.server.bodies import decode_json
+from holdfast.server.bodies import Reading, decode_large
 from holdfast.server.doors.access import caller_of, service_of
 from holdfast.server.doors.realtime_channel import Channel, Channels, Job, encoded
 from holdfast.server.doors.realtime_outbox import Outbox
@@ -127,10 +127,11 @@ Said = (
 )
 
 
-def read_message(text: str) -> Said:
+async def read_message(text: str, reading: Reading) -> Said:
     """A client's message; what is wrong with it is a problem that names the field."""
     try:
-        return cast(Said, decode_json(text.encode("utf-8", "surrogatepass"), cast(Any, Said)))
+        content = text.encode("utf-8", "surrogatepass")
+        return cast(Said, await decode_large(content, cast(Any, Said), reading))
     except Problem as problem:
         raise misunderstood(text, problem) from None
 
@@ -243,7 +244,8 @@ class Conversation:
                 text = message.get("text")
                 if text is None:
                     raise Problem(400, "invalid_message", "messages are JSON text, not binary")
-                await self._hear(read_message(text), labels)
+                message_said = await read_message(text, self.service.reading(self.caller))
+                await self._hear(message_said, labels)
             except Problem as problem:
                 self._tell(problem, labels)
 
@@ -320,7 +322,9 @@ class Conversation:
             record = await self._new_session(message)
         shown = await service.describe(record)
         self.pending = PendingInput(
-            service.options.body_limit, service.facts.context_length, service.facts.vocabulary
+            min(service.options.body_limit, service.prompts.room.text_bytes),
+            service.facts.context_length,
+            service.facts.vocabulary,
         )
         self.channel = self.channels.of(record)
         self.channel.attach(self.outbox, shown, message.resume_after_seq)

@@ -1,0 +1,167 @@
+"""Control tokens come from a chat template, never from the text of a message.
+
+A message may contain the name of a control token, such as `<|im_end|>`. Before a conversation is rendered,
+`disguise` puts a placeholder of private-use characters, drawn anew each time, where such a name stands; after
+it, `encode` writes the name again, as ordinary tokens. A conversation without such names is rendered and
+encoded as it is. Control tokens are the tokenizer's special tokens, and the added tokens that the template
+itself writes (`<tool_response>`); the latter stay tokens in the assistant's messages, since models write
+them. Used by `tokenizer`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Encoder
+
+__all__ = ["ControlTokens", "Disguise"]
+
+PRIVATE_FIRST, PRIVATE_COUNT = 0xE100, 0x1000
+"""Characters that placeholders are made of: private use, without case, never trimmed, quoted or escaped."""
+NONCE_CHARACTERS = 10
+
+_NOTHING = re.compile(r"(?!)")
+
+
+@dataclass(slots=True)
+class Disguise:
+    """Messages that name no control token, and what stands in them instead: placeholders and names."""
+
+    messages: Sequence[Mapping[str, Any]]
+    names: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the messages are as they were given."""
+        return not self.names
+
+    def restored(self, text: str) -> str:
+        """A text with the names in their places again."""
+        for placeholder, name in self.names.items():
+            text = text.replace(placeholder, name)
+        return text
+
+
+class ControlTokens:
+    """The control tokens of one tokenizer with one template."""
+
+    def __init__(self, encoder: Encoder, template: str) -> None:
+        self._encoder = encoder
+        added = encoder.get_added_tokens_decoder()
+        special = {token.content for token in added.values() if token.special and token.content}
+        written = {token.content for token in added.values() if token.content and token.content in template}
+        self._numbers = frozenset(
+            number for number, token in added.items() if token.content in special | written
+        )
+        self._marks = {token.content: token for token in added.values() if token.content}
+        self._special = _any_of(special)
+        self._all = _any_of(special | written)
+
+    def disguise(self, messages: Sequence[Mapping[str, Any]]) -> Disguise:
+        """The messages with placeholders in place of the names of control tokens."""
+        placeholders: dict[str, str] = {}
+        nonce = ""
+
+        def placeholder(found: re.Match[str]) -> str:
+            nonlocal nonce
+            nonce = nonce or "".join(
+                _private(secrets.randbelow(PRIVATE_COUNT)) for _ in range(NONCE_CHARACTERS)
+            )
+            name = found[0]
+            if name not in placeholders:
+                placeholders[name] = nonce + _private(len(placeholders)) + nonce
+            return placeholders[name]
+
+        def replaced(value: Any, pattern: re.Pattern[str]) -> Any:
+            if isinstance(value, str):
+                return pattern.sub(placeholder, value)
+            if isinstance(value, Mapping):
+                return {replaced(key, pattern): replaced(inner, pattern) for key, inner in value.items()}
+            return [replaced(inner, pattern) for inner in value] if isinstance(value, list | tuple) else value
+
+        shown = [
+            replaced(message, self._special if message.get("role") == "assistant" else self._all)
+            for message in messages
+        ]
+        names = {placed: name for name, placed in placeholders.items()}
+        return Disguise(shown if names else messages, names)
+
+    def encode(self, text: str, disguise: Disguise) -> list[int]:
+        """The tokens of a rendered text: those of the whole, with the disguised names as ordinary text.
+
+        The encoder cuts a text at its added tokens and encodes what lies between on its own; so a stretch
+        between two of them that holds a placeholder can be encoded by itself.
+        """
+        hidden = re.compile("|".join(map(re.escape, disguise.names)))
+        marks = list(_any_of(self._marks).finditer(text))
+        borders = [(0, ""), *((mark.end(), mark[0]) for mark in marks)]
+        ends = [*((mark.start(), mark[0]) for mark in marks), (len(text), "")]
+        tokens: list[int] = []
+        done = 0
+        for (start, before), (end, after) in zip(borders, ends, strict=True):
+            if hidden.search(text, start, end) is None:
+                continue
+            tokens += self._encoder.encode(text[done:start], add_special_tokens=False).ids
+            stretch = text[start:end]
+            if before and self._marks[before].rstrip:
+                stretch = stretch.lstrip()
+            if after and self._marks[after].lstrip:
+                stretch = stretch.rstrip()
+            tokens += self._plain_tokens(stretch, disguise, hidden, first=not before)
+            done = end
+        return tokens + self._encoder.encode(text[done:], add_special_tokens=False).ids
+
+    def _plain_tokens(
+        self, stretch: str, disguise: Disguise, hidden: re.Pattern[str], *, first: bool
+    ) -> list[int]:
+        """The tokens of a stretch of text without any added token in it."""
+        tokens = self._plain_encoded(disguise.restored(stretch), first)
+        if self._numbers.isdisjoint(tokens):
+            return tokens
+        # The model's own vocabulary has the name as a word: it is spelled, character by character.
+        tokens, done = [], 0
+        for found in hidden.finditer(stretch):
+            tokens += self._plain_encoded(stretch[done : found.start()], first and not tokens)
+            for character in disguise.names[found[0]]:
+                tokens += self._plain_encoded(character, False)
+            done = found.end()
+        tokens += self._plain_encoded(stretch[done:], first and not tokens)
+        if not self._numbers.isdisjoint(tokens):
+            raise ValueError("a control token cannot be written as text")
+        return tokens
+
+    def _plain_encoded(self, text: str, first: bool) -> list[int]:
+        """The tokens of a text without added tokens; vocabularies may treat the first text differently."""
+        encoder, mark = self._plain
+        if not text:
+            return []
+        if first:
+            return list(encoder.encode(text, add_special_tokens=False).ids)
+        return list(encoder.encode(mark + text, add_special_tokens=False).ids[1:])
+
+    @cached_property
+    def _plain(self) -> tuple[Encoder, str]:
+        """The same vocabulary and rules with a single added token, and that token: nobody can write it."""
+        written = json.loads(self._encoder.to_str())
+        encoder = Encoder.from_str(json.dumps({**written, "added_tokens": []}))
+        mark = "".join(_private(secrets.randbelow(PRIVATE_COUNT)) for _ in range(2 * NONCE_CHARACTERS))
+        encoder.add_special_tokens([AddedToken(mark, special=True, normalized=False)])
+        return encoder, mark
+
+
+def _private(number: int) -> str:
+    return chr(PRIVATE_FIRST + number)
+
+
+def _any_of(texts: set[str] | Mapping[str, Any]) -> re.Pattern[str]:
+    """Finds any of some texts; the longest where several begin at one place."""
+    if not texts:
+        return _NOTHING
+    return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)))

@@ -1,0 +1,296 @@
+"""Every bound of what a client may send, in one table.
+
+`LIMITS` has a row for each field that can be long, large or many: the field (`Struct.field`, or `*.field` for
+the structs that have no row of their own), its bound, and the words of the documentation. `check` applies it
+to a decoded value, whatever door it came through; a test walks over every field of every request type and
+finds none without a row. Bounds that follow from the model (its context) come with a `Room`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from holdfast.core.tokens import TOKEN_MAX
+from holdfast.engine.sampling import (
+    BIASED_TOKENS_MAX,
+    CHOICES_MAX,
+    INTEGER_MAX,
+    LOGPROBS_MAX,
+    SEED_MAX,
+    STOP_CHARACTERS_MAX,
+    STOP_TOKENS_MAX,
+    STOPS_MAX,
+)
+from holdfast.server.problems import Problem, bad_field
+
+__all__ = ["LIMITS", "Bound", "Limit", "Room", "check", "find_limit", "values_max"]
+
+MESSAGES_MAX = 8192
+PARTS_MAX = 1024
+PROMPTS_MAX = 1024
+TOP_LOGPROBS_MAX = 20
+TIMEOUT_MAX = 86_400.0
+TTL_MAX = 30 * 86_400.0
+METADATA_BYTES_MAX = 64 << 10
+METADATA_DEPTH_MAX = 64
+SYSTEM_BYTES_MAX = 1 << 20
+NAME_CHARACTERS_MAX = 128
+WORD_CHARACTERS_MAX = 1024
+VALUES_MAX = 1 << 18
+"""Values in one body, where the context is not longer: numbers, texts, keys, lists and objects."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the model's context holds: tokens, and the bytes of the longest text that could be so many."""
+
+    tokens: int
+    text_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """How large a field may be; each part applies to the values that it fits.
+
+    `characters` is for a text and each text of a list, `entries` for lists and objects, `low` and `high` for
+    numbers and those in lists and objects. With `context`, a text and a list of token ids must fit the
+    model's context. `size` is for an object of any content, in bytes, nested at most `depth` deep.
+    """
+
+    characters: int | None = None
+    entries: int | None = None
+    low: float | None = None
+    high: float | None = None
+    context: bool = False
+    size: int | None = None
+    depth: int | None = None
+    code: str = "invalid_value"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One row: the field, its bound, and what the documentation says of it."""
+
+    field: str
+    bound: Bound
+    words: str
+
+
+def _numbers(field: str, low: float, high: float, words: str = "") -> Limit:
+    return Limit(field, Bound(low=low, high=high), words or f"{low:,} to {high:,}")
+
+
+def _name(field: str) -> Limit:
+    bound = Bound(characters=NAME_CHARACTERS_MAX, entries=PROMPTS_MAX, code="bad_name")
+    return Limit(field, bound, f"{NAME_CHARACTERS_MAX} of A-Z a-z 0-9 _ . -")
+
+
+_TEXT = Bound(characters=None, context=True)
+_FITS = "the context: at most as many bytes as its tokens could have, then counted"
+
+LIMITS: tuple[Limit, ...] = (
+    # Names.
+    *map(_name, ("*.id", "*.turn_id", "*.request_id", "*.session_id", "*.rid")),
+    Limit("*.session", Bound(characters=4 * NAME_CHARACTERS_MAX), "a session's name"),
+    Limit("*.model", Bound(characters=4 * WORD_CHARACTERS_MAX), "4,096 characters"),
+    # What is said.
+    Limit("*.input", Bound(entries=MESSAGES_MAX, context=True), _FITS),
+    Limit("*.prompt", Bound(entries=PROMPTS_MAX, context=True), _FITS),
+    Limit("*.text", Bound(entries=PROMPTS_MAX, context=True), _FITS),
+    Limit("*.input_ids", Bound(entries=PROMPTS_MAX, low=0, high=TOKEN_MAX, context=True), _FITS),
+    Limit("*.token_ids", Bound(low=0, high=TOKEN_MAX, context=True), _FITS),
+    Limit("*.tokens", Bound(low=0, high=TOKEN_MAX, context=True), _FITS),
+    Limit("*.system", Bound(characters=SYSTEM_BYTES_MAX, context=True), "1 MiB, and 7/8 of the context"),
+    Limit("*.messages", Bound(entries=MESSAGES_MAX), "8,192 messages"),
+    Limit("*.content", Bound(entries=PARTS_MAX, context=True), f"{_FITS}; 1,024 parts"),
+    Limit("*.reasoning_content", _TEXT, _FITS),
+    Limit("*.role", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
+    Limit("*.name", Bound(characters=WORD_CHARACTERS_MAX), "1,024 characters"),
+    Limit("*.type", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
+    Limit("*.suffix", _TEXT, "not supported"),
+    # What is kept beside it.
+    Limit("*.metadata", Bound(size=METADATA_BYTES_MAX, depth=METADATA_DEPTH_MAX), "64 KiB, nested 64 deep"),
+    _numbers("*.ttl", 0, TTL_MAX, "30 days"),
+    _numbers("*.timeout", 0, TIMEOUT_MAX, "a day"),
+    _numbers("OpenSessionBody.timeout", 0, TTL_MAX, "30 days"),
+    # How it is generated.
+    _numbers("*.max_tokens", 1, INTEGER_MAX),
+    _numbers("*.max_completion_tokens", 1, INTEGER_MAX),
+    _numbers("*.max_new_tokens", 0, INTEGER_MAX),
+    _numbers("*.min_tokens", 0, INTEGER_MAX),
+    _numbers("*.min_new_tokens", 0, INTEGER_MAX),
+    _numbers("*.temperature", 0, 100),
+    _numbers("*.top_p", 0, 1),
+    _numbers("*.top_k", -1, INTEGER_MAX),
+    _numbers("*.min_p", 0, 1),
+    _numbers("*.repetition_penalty", 0.01, 100),
+    _numbers("*.frequency_penalty", -2, 2),
+    _numbers("*.presence_penalty", -2, 2),
+    _numbers("*.seed", -SEED_MAX - 1, SEED_MAX, "64 bits"),
+    _numbers("*.sampling_seed", -SEED_MAX - 1, SEED_MAX, "64 bits"),
+    _numbers("*.n", 1, CHOICES_MAX),
+    _numbers("*.best_of", 1, CHOICES_MAX),
+    _numbers("*.logprobs", 0, LOGPROBS_MAX),
+    _numbers("CompletionBody.logprobs", 0, TOP_LOGPROBS_MAX),
+    _numbers("*.top_logprobs", 0, TOP_LOGPROBS_MAX),
+    Limit("*.top_logprobs_num", Bound(entries=PROMPTS_MAX, low=0, high=LOGPROBS_MAX), "0 to 100"),
+    Limit("*.logprob_start_len", Bound(entries=PROMPTS_MAX, low=-1, high=INTEGER_MAX), "-1 to 2^31"),
+    Limit("*.return_logprob", Bound(entries=PROMPTS_MAX), "one for each prompt"),
+    Limit("*.sampling_params", Bound(entries=PROMPTS_MAX), "one for each prompt"),
+    Limit(
+        "*.stop",
+        Bound(characters=STOP_CHARACTERS_MAX, entries=STOPS_MAX),
+        f"{STOPS_MAX} of {STOP_CHARACTERS_MAX:,} characters",
+    ),
+    Limit("*.stop_token_ids", Bound(entries=STOP_TOKENS_MAX, low=0, high=TOKEN_MAX), f"{STOP_TOKENS_MAX:,}"),
+    Limit(
+        "*.logit_bias",
+        Bound(characters=11, entries=BIASED_TOKENS_MAX, low=-100, high=100),
+        f"{BIASED_TOKENS_MAX:,} tokens, -100 to 100",
+    ),
+    # Places in a session.
+    _numbers("*.keep_tokens", 0, INTEGER_MAX),
+    _numbers("*.to_turn", 0, INTEGER_MAX),
+    _numbers("*.at_turn", 0, INTEGER_MAX),
+    _numbers("*.offset", -INTEGER_MAX, INTEGER_MAX),
+    _numbers("*.resume_after_seq", 0, 1 << 53),
+    _numbers("*.capacity_of_str_len", 0, 1 << 53),
+    _numbers("StormBody.sessions", 1, 1000),
+    _numbers("StormBody.seconds", 0, 600),
+    _numbers("StormBody.seed", 0, INTEGER_MAX),
+)
+
+_ROWS = {limit.field: limit for limit in LIMITS}
+assert len(_ROWS) == len(LIMITS), "one row for each field"
+
+
+def find_limit(struct: str, field: str) -> Limit | None:
+    """The row of a field: its struct's own, or that of all structs."""
+    return _ROWS.get(f"{struct}.{field}") or _ROWS.get(f"*.{field}")
+
+
+def values_max(room: Room) -> int:
+    """How many values a body may hold."""
+    return max(VALUES_MAX, 2 * room.tokens)
+
+
+def check(value: msgspec.Struct, room: Room | None) -> None:
+    """Raise the problem with the first field that is over its bound; without a `room`, context is not looked
+    at."""
+    _check_struct(value, "", room)
+
+
+@cache
+def _fields_of(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, Bound | None], ...]:
+    """The fields of a struct: as an attribute, as clients write it, and its bound."""
+    found = []
+    for name, written in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
+        limit = find_limit(kind.__name__, name)
+        found.append((name, written, None if limit is None else limit.bound))
+    return tuple(found)
+
+
+def _check_struct(value: msgspec.Struct, path: str, room: Room | None) -> None:
+    for name, written, bound in _fields_of(type(value)):
+        inner = getattr(value, name)
+        if inner is None or inner is True or inner is False:
+            continue
+        place = f"{path}.{written}" if path else written
+        if bound is not None:
+            _check(inner, bound, place, room)
+        if isinstance(inner, msgspec.Struct):
+            _check_struct(inner, place, room)
+        elif isinstance(inner, list) and inner and isinstance(inner[0], msgspec.Struct):
+            for number, entry in enumerate(inner):
+                if isinstance(entry, msgspec.Struct):  # A mixture is refused by its door.
+                    _check_struct(entry, f"{place}[{number}]", room)
+
+
+def _check(value: Any, bound: Bound, place: str, room: Room | None) -> None:
+    if isinstance(value, str):
+        _check_text(value, bound, place, room)
+    elif isinstance(value, int | float):
+        if bound.low is not None and bound.high is not None and not bound.low <= value <= bound.high:
+            raise Problem(400, bound.code, _between(place, bound), place)
+    elif isinstance(value, dict) and bound.size is not None:
+        _check_size(value, bound, place)
+    elif isinstance(value, dict):
+        _check_count(len(value), bound.entries, bound, place)
+        for key, inner in value.items():
+            _check_text(key, bound, place, room)
+            _check(inner, bound, place, room)
+    elif isinstance(value, list):
+        _check_list(value, bound, place, room)
+
+
+def _between(place: str, bound: Bound) -> str:
+    return f"{place} must be between {bound.low} and {bound.high}"
+
+
+def _check_list(values: list[Any], bound: Bound, place: str, room: Room | None) -> None:
+    """A list of token ids is bounded by the context, any other by its number of entries."""
+    if bound.context and values and isinstance(values[0], int):
+        if room is not None and len(values) > room.tokens:
+            raise too_long(room, place, len(values))
+    else:
+        _check_count(len(values), bound.entries, bound, place)
+    if not values or isinstance(values[0], msgspec.Struct):
+        return
+    if isinstance(values[0], int):
+        numbers = [value for value in values if isinstance(value, int)]
+        if bound.low is not None and bound.high is not None:
+            for edge in (min(numbers), max(numbers)):
+                _check(edge, bound, place, room)
+        return
+    for value in values:
+        _check(value, bound, place, room)
+
+
+def _check_count(count: int, most: int | None, bound: Bound, place: str) -> None:
+    if most is not None and count > most:
+        raise bad_field(place, f"may hold at most {most} entries", bound.code)
+
+
+def _check_text(text: str, bound: Bound, place: str, room: Room | None) -> None:
+    if bound.characters is not None and len(text) > bound.characters:
+        raise bad_field(place, f"may have at most {bound.characters} characters", bound.code)
+    if bound.context and room is not None and len(text) > room.text_bytes:
+        raise too_long(room, place)
+
+
+def too_long(room: Room, place: str, tokens: int | None = None) -> Problem:
+    """An input that does not fit the context; `tokens` is how many it has, where they were counted."""
+    counted = "more than that" if tokens is None else f"{tokens} tokens"
+    said = f"This model's maximum context length is {room.tokens} tokens. However, {place} has {counted}."
+    return Problem(400, "context_length_exceeded", f"{said} Please shorten it.", place)
+
+
+def _check_size(value: dict[str, Any], bound: Bound, place: str) -> None:
+    """Raise unless a client's own notes can be kept."""
+    try:
+        size = len(msgspec.msgpack.encode(value))
+    except OverflowError:
+        raise bad_field(place, "holds a number of more than 64 bits") from None
+    except RecursionError:
+        size = 0  # The depth says it.
+    if bound.size is not None and size > bound.size:
+        raise bad_field(place, f"may take at most {bound.size} bytes")
+    if bound.depth is None:
+        return
+    level: list[Any] = [value]
+    for _ in range(bound.depth + 1):
+        level = [inner for outer in level for inner in _within(outer)]
+    if level:
+        raise bad_field(place, f"may be nested at most {bound.depth} deep")
+
+
+def _within(value: Any) -> Iterable[Any]:
+    """The values that a value holds."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()

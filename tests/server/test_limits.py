@@ -1,0 +1,292 @@
+"""Every field that a client can send has a row in the table of limits, and the decoder applies it."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from msgspec import inspect
+
+from holdfast.server import app, bodies, limits
+from holdfast.server.bodies import Reading, decode_json, decode_large
+from holdfast.server.doors import live, realtime, schema
+from holdfast.server.limits import LIMITS, Bound, Room, find_limit
+from holdfast.server.problems import Problem
+from tests.server.serving import Server
+
+ROOM = Room(tokens=64, text_bytes=512)
+KINDS: list[type[msgspec.Struct]] = [
+    *schema._described,
+    *get_args(realtime.Said),
+    live.LookMessage,
+]
+SCALARS = (inspect.StrType, inspect.IntType, inspect.FloatType, inspect.ListType, inspect.DictType)
+
+
+def alternatives(kind: inspect.Type) -> Iterator[inspect.Type]:
+    if isinstance(kind, inspect.UnionType):
+        for inner in kind.types:
+            yield from alternatives(inner)
+    else:
+        yield kind
+
+
+def structs_of(kind: inspect.Type) -> Iterator[inspect.StructType]:
+    """The structs inside of a type."""
+    for each in alternatives(kind):
+        if isinstance(each, inspect.StructType):
+            yield each
+        elif isinstance(each, inspect.ListType):
+            yield from structs_of(each.item_type)
+
+
+def walk(kind: inspect.StructType, path: tuple[str, ...] = ()) -> Iterator[tuple[str, tuple[str, ...], Any]]:
+    """Every field of a struct and of those inside: its struct's name, its path, its type."""
+    for field in kind.fields:
+        place = (*path, field.encode_name)
+        yield kind.cls.__name__, place, field.type
+        for inner in structs_of(field.type):
+            yield from walk(inner, place)
+
+
+def described(kind: type[msgspec.Struct]) -> inspect.StructType:
+    found = inspect.type_info(kind)
+    assert isinstance(found, inspect.StructType)
+    return found
+
+
+FIELDS = [
+    (kind, struct, path, types)
+    for kind in dict.fromkeys(KINDS)
+    for struct, path, types in walk(described(kind))
+    if any(isinstance(each, SCALARS) for each in alternatives(types))
+]
+
+
+def is_bounded(kind: inspect.Type, bound: Bound) -> bool:
+    """Whether a bound covers values of a type, and those inside."""
+    match kind:
+        case inspect.StrType():
+            return bound.characters is not None or bound.context
+        case inspect.IntType() | inspect.FloatType():
+            return bound.low is not None or bound.context
+        case inspect.ListType():
+            counted = bound.entries is not None or bound.context
+            inner = [each for each in alternatives(kind.item_type) if isinstance(each, SCALARS)]
+            return counted and all(is_bounded(each, bound) for each in inner)
+        case inspect.DictType():
+            if bound.size is not None:
+                return True
+            inner = [kind.key_type, *alternatives(kind.value_type)]
+            return bound.entries is not None and all(is_bounded(each, bound) for each in inner)
+    return True
+
+
+def unbounded(kind: type[msgspec.Struct]) -> list[str]:
+    """Fields of a request without a bound in the table."""
+    found = []
+    for struct, path, types in walk(described(kind)):
+        scalars = [each for each in alternatives(types) if isinstance(each, SCALARS)]
+        limit = find_limit(struct, path[-1])
+        if scalars and (limit is None or not all(is_bounded(each, limit.bound) for each in scalars)):
+            found.append(f"{struct}.{path[-1]}")
+    return found
+
+
+def test_every_request_type_is_walked() -> None:
+    assert app.DOORS and len(KINDS) >= 20 and len(FIELDS) >= 100
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(KINDS), ids=lambda kind: kind.__name__)
+def test_every_field_has_a_row(kind: type[msgspec.Struct]) -> None:
+    assert unbounded(kind) == []
+
+
+def test_a_field_without_a_row_is_found() -> None:
+    class Inner(msgspec.Struct):
+        fresh: list[str] = []
+
+    class NewBody(msgspec.Struct):
+        anything: dict[str, int] | None = None
+        inner: list[Inner] = []
+        n: str | None = None
+        top_p: float = 0.0
+
+    assert unbounded(NewBody) == ["NewBody.anything", "NewBody.inner", "Inner.fresh", "NewBody.n"]
+
+
+def test_every_row_is_for_a_field() -> None:
+    """No row is left over from a field that is gone, and each says what it is."""
+    named = {(struct, path[-1]) for _, struct, path, _ in FIELDS}
+    for limit in LIMITS:
+        struct, _, field = limit.field.partition(".")
+        assert any(field == name and struct in ("*", owner) for owner, name in named), limit.field
+        assert limit.words
+
+
+def over(kind: inspect.Type, bound: Bound) -> Iterator[Any]:
+    """Values just over a bound, of a type."""
+    match kind:
+        case inspect.StrType():
+            most = ROOM.text_bytes if bound.context else bound.characters
+            assert most is not None
+            yield "x" * (most + 1)
+        case inspect.IntType() | inspect.FloatType():
+            if bound.low is not None and bound.high is not None:
+                yield int(bound.high) + 1
+                yield int(bound.low) - 1
+        case inspect.ListType():
+            items = list(alternatives(kind.item_type))
+            if any(isinstance(each, inspect.IntType) for each in items) and bound.context:
+                yield [1] * (ROOM.tokens + 1)
+            elif bound.entries is not None and any(isinstance(each, SCALARS) for each in items):
+                filler = "x" if isinstance(items[0], inspect.StrType) else [1] if bound.context else 1
+                yield [filler] * (bound.entries + 1)
+        case inspect.DictType():
+            if bound.size is not None:
+                yield {"x": "y" * bound.size}
+                yield nested(bound.depth or 0)
+            else:
+                assert bound.entries is not None
+                yield {str(number): 1 for number in range(bound.entries + 1)}
+
+
+def nested(depth: int) -> Any:
+    value: Any = {}
+    for _ in range(depth + 1):
+        value = {"x": value}
+    return value
+
+
+def filled(kind: inspect.StructType, path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """A body with the fields that it needs, and a value at a path."""
+    body: dict[str, Any] = {}
+    if kind.tag_field is not None:
+        body[kind.tag_field] = kind.tag
+    for field in kind.fields:
+        if field.encode_name == path[0]:
+            if len(path) == 1:
+                body[path[0]] = value
+                continue
+            inner = next(
+                each for each in structs_of(field.type) if path[1] in {f.encode_name for f in each.fields}
+            )
+            made = filled(inner, path[1:], value)
+            plain = any(isinstance(each, inspect.StructType) for each in alternatives(field.type))
+            body[path[0]] = made if plain else [made]
+        elif field.required:
+            body[field.encode_name] = sample(field.type)
+    return body
+
+
+def sample(kind: inspect.Type) -> Any:
+    first = next(alternatives(kind))
+    match first:
+        case inspect.StrType():
+            return "x"
+        case inspect.IntType():
+            return 1
+        case inspect.ListType():
+            return []
+    raise AssertionError(first)
+
+
+CASES = [
+    (kind, path, value)
+    for kind, struct, path, types in FIELDS
+    if (limit := find_limit(struct, path[-1])) is not None
+    for each in alternatives(types)
+    for value in over(each, limit.bound)
+]
+
+
+def test_there_are_cases() -> None:
+    assert len(CASES) > 150
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    CASES,
+    ids=[f"{kind.__name__}.{'.'.join(path)}-{number}" for number, (kind, path, _) in enumerate(CASES)],
+)
+def test_a_value_just_over_its_bound_is_refused_by_name(
+    kind: type[msgspec.Struct], path: tuple[str, ...], value: Any
+) -> None:
+    body = json.dumps(filled(described(kind), path, value)).encode()
+    with pytest.raises(Problem) as caught:
+        decode_json(body, kind, ROOM)
+    assert caught.value.status == 400
+    named = (caught.value.param or "").replace("[0]", "").replace("[...]", "")
+    assert named == ".".join(path), caught.value.message
+
+
+# --- large bodies ---------------------------------------------------------------------------------
+
+
+async def never(_: bytes) -> bytes:
+    raise AssertionError("a small body is read at once")
+
+
+async def packed(content: bytes) -> bytes:
+    return msgspec.msgpack.encode(msgspec.json.decode(content))
+
+
+def test_bodies_over_a_size_are_read_elsewhere_and_checked_here() -> None:
+    kind = next(each for each in KINDS if each.__name__ == "TokenizeBody")
+
+    def problem_with(body: dict[str, Any], read: Callable[[bytes], Awaitable[bytes]]) -> Problem:
+        with pytest.raises(Problem) as caught:
+            asyncio.run(decode_large(json.dumps(body).encode(), kind, Reading(1 << 20, ROOM, read)))
+        return caught.value
+
+    long = "x" * (bodies.LARGE_BYTES + 1)
+    assert problem_with({"prompt": "x" * 600}, never).param == "prompt"
+    with pytest.raises(AssertionError, match="read at once"):
+        problem_with({"prompt": long}, never)
+    assert problem_with({"prompt": long}, packed).code == "context_length_exceeded"
+    wrong = problem_with({"prompt": 1, "text": long}, packed)
+    assert (wrong.code, wrong.param) == ("invalid_value", "prompt")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "code"),
+    [
+        ("/v1/completions", {"prompt": [1] * 600_000}, "prompt", "too_many_values"),
+        ("/v1/completions", {"prompt": [1] * 9000}, "prompt", "context_length_exceeded"),
+        ("/generate", {"input_ids": [1] * 9000}, "input_ids", "context_length_exceeded"),
+        ("/generate", {"text": "x" * 9000}, "text", "context_length_exceeded"),
+        ("/generate", {"text": "x" * 200_000}, "text", "context_length_exceeded"),
+        ("/detokenize", {"tokens": [1] * 9000}, "tokens", "context_length_exceeded"),
+        ("/tokenize", {"text": "x" * 9000}, "text", "context_length_exceeded"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x" * 9000}]}, "messages", None),
+        ("/v1/sessions", {"system": "x" * 200_000}, "system", "context_length_exceeded"),
+        ("/v1/sessions", {"system": "x" * 8000}, "system", "context_length_exceeded"),
+        ("/v1/sessions", {"metadata": {"x": list(range(400_000))}}, "metadata", "too_many_values"),
+        ("/v1/completions", {"prompt": "x", "stop_token_ids": [1] * 5000}, "stop_token_ids", None),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_server_refuses_what_is_too_long(
+    echo: Server, path: str, body: dict[str, Any], param: str, code: str | None
+) -> None:
+    answer = echo.post(path, body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param and len(answer.text) < 1000
+    assert code is None or error["code"] == code
+
+
+def test_a_large_body_that_fits_is_served(echo: Server) -> None:
+    """Prompts of more than a body that is read at once, each of which fits."""
+    prompts = ["abc " * 1000] * 20
+    answer = echo.post("/v1/completions", {"prompt": prompts, "max_tokens": 1})
+    assert answer.status_code == 200 and len(answer.json()["choices"]) == len(prompts)
+    tokens = echo.post("/tokenize", {"prompt": "é" * 4000}).json()
+    assert tokens["count"] == 8000
+    assert echo.post("/detokenize", {"tokens": tokens["tokens"]}).json()["text"] == "é" * 4000
+
+
+def test_values_have_room_for_a_whole_context() -> None:
+    assert limits.values_max(Room(1 << 20, 1 << 24)) >= 1 << 20

@@ -1,0 +1,301 @@
+"""Text processes: turns for tenants, replacements for those that die, bounds for templates that explode."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from holdfast.engine.echo import echo_tokenizer
+from holdfast.server import text_jobs as jobs
+from holdfast.server import text_lanes, text_process, wire
+from holdfast.server.problems import Problem
+from holdfast.server.prompts import SMALL_CHARACTERS, Prompts
+from holdfast.server.text_lanes import Lane, TextProcess, TextProcessLost
+from holdfast.server.worker import vocabulary_of
+
+
+class Worker:
+    """Stands for a process: answers each job with its own text, or does what it was told to."""
+
+    def __init__(self, done: list[str], act: Callable[[], Awaitable[None]] | None = None) -> None:
+        self.done = done
+        self.act = act
+        self.killed = False
+
+    async def ask(self, content: bytes) -> jobs.Answer:
+        job = jobs.decode_job(content[jobs.HEADER :])
+        assert isinstance(job, jobs.Text)
+        if self.act is not None:
+            await self.act()
+        self.done.append(job.text)
+        await asyncio.sleep(0)
+        return jobs.Spelled(job.text)
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+class Hall:
+    """A lane with workers that are started as they are needed."""
+
+    def __init__(self, *acts: Callable[[], Awaitable[None]] | None, seconds: float = 60.0) -> None:
+        self.done: list[str] = []
+        self.workers: list[Worker] = []
+        self.acts = list(acts)
+        self.lane = Lane(self.start, seconds)
+
+    async def start(self) -> Worker:
+        self.workers.append(Worker(self.done, self.acts.pop(0) if self.acts else None))
+        return self.workers[-1]
+
+    def ask(self, text: str, tenant: str = "ann") -> "asyncio.Task[jobs.Answer]":
+        return asyncio.create_task(self.lane.ask(jobs.Text(text, False), tenant))
+
+
+async def lost() -> None:
+    raise TextProcessLost("it died")
+
+
+async def hang() -> None:
+    await asyncio.Event().wait()
+
+
+def test_tenants_take_turns() -> None:
+    async def story() -> list[str]:
+        hall = Hall()
+        many = [hall.ask(f"a{number}") for number in range(4)]
+        await asyncio.gather(*many, hall.ask("b0", "bob"), hall.ask("b1", "bob"), hall.ask("c0", "cat"))
+        return hall.done
+
+    assert asyncio.run(story()) == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
+
+
+def test_a_process_that_dies_is_replaced_and_its_job_tried_once_more() -> None:
+    async def story() -> Hall:
+        hall = Hall(lost)
+        assert await hall.ask("x") == jobs.Spelled("x")
+        assert await hall.ask("y") == jobs.Spelled("y")
+        return hall
+
+    hall = asyncio.run(story())
+    assert [worker.killed for worker in hall.workers] == [True, False]
+
+
+def test_a_job_that_kills_processes_is_refused_and_the_next_is_done() -> None:
+    async def story() -> Hall:
+        hall = Hall(lost, lost)
+        with pytest.raises(Problem) as caught:
+            await hall.ask("x")
+        assert (caught.value.status, caught.value.code) == (400, "tokenizer")
+        assert await hall.ask("y") == jobs.Spelled("y")
+        return hall
+
+    assert len(asyncio.run(story()).workers) == 3
+
+
+def test_a_job_that_takes_too_long_is_refused_and_its_process_killed() -> None:
+    async def story() -> Hall:
+        hall = Hall(hang, seconds=0.01)
+        with pytest.raises(Problem) as caught:
+            await hall.ask("x")
+        assert (caught.value.status, caught.value.code) == (400, "tokenizer")
+        assert await hall.ask("y") == jobs.Spelled("y")
+        return hall
+
+    assert [worker.killed for worker in asyncio.run(story()).workers] == [True, False]
+
+
+def test_a_process_that_cannot_be_started_is_a_503() -> None:
+    async def story() -> None:
+        async def start() -> Worker:
+            raise TextProcessLost("no memory")
+
+        lane = Lane(start)
+        for _ in range(2):
+            with pytest.raises(Problem) as caught:
+                await lane.ask(jobs.Text("x", False), "ann")
+            assert caught.value.status == 503
+
+    asyncio.run(story())
+
+
+def test_what_waits_for_one_tenant_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_lanes, "WAITING_BYTES_MAX", 100)
+
+    async def story() -> None:
+        hall = Hall()
+        first = hall.ask("x" * 60)
+        await asyncio.sleep(0)
+        with pytest.raises(Problem) as caught:
+            await hall.lane.ask(jobs.Text("x" * 60, False), "ann")
+        assert caught.value.status == 429
+        await asyncio.gather(first, hall.ask("y" * 60, "bob"))
+        await hall.ask("z" * 60)
+
+    asyncio.run(story())
+
+
+def test_a_job_whose_client_has_gone_is_not_done() -> None:
+    async def story() -> list[str]:
+        hall = Hall()
+        first, second, third = hall.ask("1"), hall.ask("2"), hall.ask("3")
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.gather(first, third)
+        return hall.done
+
+    assert asyncio.run(story()) == ["1", "3"]
+
+
+def test_the_end_of_a_lane_is_told() -> None:
+    async def story() -> None:
+        hall = Hall(hang)
+        tasks = [hall.ask("1"), hall.ask("2", "bob")]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        hall.lane.close()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(result, Problem) and result.status == 503
+        with pytest.raises(Problem):
+            await hall.ask("3")
+        assert hall.workers[0].killed
+
+    asyncio.run(story())
+
+
+# --- prompts --------------------------------------------------------------------------------------
+
+
+def vocabulary(template: str | None = None) -> wire.Vocabulary:
+    made = vocabulary_of(echo_tokenizer())
+    return made if template is None else wire.Vocabulary(made.encoder, template, made.names, made.eos_tokens)
+
+
+def test_nothing_is_tokenised_in_the_server_and_small_inputs_have_a_lane(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    async def story() -> None:
+        prompts = Prompts(vocabulary(), 1 << 16)
+        lanes = {id(prompts._small): "small", id(prompts._large): "large"}
+
+        async def ask(lane: Lane, job: jobs.Job, tenant: str) -> jobs.Answer:
+            asked.append((lanes[id(lane)], len(jobs.frame(job)) // 1000))
+            assert tenant == "ann"
+            return jobs.Tokens([1])
+
+        monkeypatch.setattr(Lane, "ask", ask)
+        monkeypatch.setattr(prompts.tokenizer, "encode", None)
+        monkeypatch.setattr(prompts.tokenizer, "encode_chat", None)
+        await prompts.text("x" * SMALL_CHARACTERS, first=True, tenant="ann")
+        await prompts.text("x" * (SMALL_CHARACTERS + 1), first=True, tenant="ann")
+        said = [{"role": "user", "content": "x" * 20_000}]
+        await prompts.chat(said, last_token=None, first=True, tenant="ann")
+        for attempt in (
+            prompts.text("x" * (prompts.room.text_bytes + 1), first=True, tenant="ann"),
+            prompts.chat([said[0]] * 40, last_token=None, first=True, tenant="ann"),
+        ):
+            with pytest.raises(Problem) as caught:
+                await attempt
+            assert caught.value.code == "context_length_exceeded"
+
+    asyncio.run(story())
+    assert asked == [("small", 16), ("large", 16), ("large", 20)]
+
+
+EXPLODING = {
+    "a wide text": "{{ 'x'.ljust(4000000000) }}",
+    "a wide number": "{{ '%4000000000d' % 1 }}",
+    "a wide format": "{{ '{:>4000000000}'.format(1) }}",
+    "doubling": (
+        "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+    ),
+    "doubling of what is said": (
+        "{% set ns = namespace(x=messages[0].content) %}"
+        "{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}"
+    ),
+    "loops in loops": (
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+        "{% endfor %}{% endfor %}{% endfor %}"
+    ),
+    "endless output": (
+        "{% for a in range(99999) %}{% for b in range(99999) %}xxxxxxxxxxxxxxxx{% endfor %}{% endfor %}"
+    ),
+    "a wide filter": "{{ 'x' | center(4000000000) }}",
+    "recursion": "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+    "a wide list": "{{ (range(99999) | list) * 10000 }}",
+}
+
+
+def test_templates_that_explode_are_refused_and_their_process_lives_on() -> None:
+    cases = [
+        f"{{% if messages[0].content == '{case}' %}}{exploding}{{% endif %}}"
+        for case, exploding in EXPLODING.items()
+    ]
+
+    async def story() -> None:
+        setup = jobs.Setup(vocabulary("".join(cases) + "calm"), 1000, 256 << 20, 0.5)
+        process = await TextProcess.start(setup)
+        try:
+            for said in (*EXPLODING, "calm"):
+                chat = jobs.Chat([{"role": "user", "content": said}], None, True)
+                answer = await process.ask(jobs.frame(chat))
+                if said in EXPLODING:
+                    assert isinstance(answer, jobs.Refused) and answer.code == "chat_template", said
+                else:
+                    assert answer == jobs.Tokens(echo_tokenizer().encode("calm"))
+        finally:
+            process.kill()
+
+    asyncio.run(story())
+
+
+def test_a_process_says_what_its_tokenizer_says() -> None:
+    made = echo_tokenizer()
+    messages = [{"role": "user", "content": "what <|end|> is"}]
+
+    async def story() -> list[jobs.Answer]:
+        process = await TextProcess.start(jobs.Setup(vocabulary(), 40, 256 << 20, 5.0))
+        try:
+            asked = (
+                jobs.Text("hé <|end|>", True),
+                jobs.Chat(messages, None, True),
+                jobs.Chat(messages, made.eos_tokens[0], False),
+                jobs.Spell([1, 2, 256]),
+                jobs.Text("x" * 41, True),
+                jobs.Text("x" * 1_000_000, True),
+                jobs.Body(b'{"x": [1, 2.0, "y", null]}', 100),
+                jobs.Body(b'{"y": 1, "x": [' + b"1," * 200 + b"1]}", 100),
+                jobs.Body(b'{"x": ' + b"[" * 50_000, 100),
+                jobs.Body(b'{"x": 1' + b"0" * 30 + b"}", 100),
+                jobs.Body(b'"\xff"', 100),
+            )
+            return [await process.ask(jobs.frame(job)) for job in asked]
+        finally:
+            process.kill()
+
+    answers = asyncio.run(story())
+    assert answers[:4] == [
+        jobs.Tokens(made.encode("hé <|end|>")),
+        jobs.Tokens(made.encode_chat(messages)),
+        jobs.Tokens(made.encode_continuation(messages, last_token=made.eos_tokens[0])),
+        jobs.Spelled(made.decode([1, 2, 256], skip_special_tokens=False)),
+    ]
+    codes = [
+        (answer.code, answer.tokens, answer.param) for answer in answers if isinstance(answer, jobs.Refused)
+    ]
+    assert codes == [
+        ("context_length_exceeded", 41, None),
+        ("context_length_exceeded", None, None),
+        ("too_many_values", None, "x"),
+        ("invalid_json", None, None),
+        ("invalid_json", None, None),
+        ("invalid_json", None, None),
+    ]
+    assert isinstance(answers[6], jobs.Read)
+
+
+def test_values_are_counted_no_further_than_needed() -> None:
+    assert text_process.count_values({"a": [1, {"b": None}]}, 100) == 7
+    assert text_process.count_values([[1] * 50] * 50, 10) > 10
