@@ -157,6 +157,28 @@ def lock_a_window_for_ever(world):
     leased_node(world, "rest").window_leases.add(record)
 
 
+def keep_a_window_that_is_given_up(world):
+    record = chat_named(world, "rest").sequence.lease.record
+    assert record in record.node.window_leases and record.window_first < record.pages
+    record.window_first = record.pages
+
+
+def unlock_a_window(world):
+    record = chat_named(world, "rest").sequence.lease.record
+    record.node.window_leases.remove(record)
+
+
+def lock_a_state_past_the_end(world):
+    """What shortening a lease must not leave behind; every count agrees."""
+    lease = world.tree.lease(world.tree.match("tenant", pack(PROMPT), 40), "spare")
+    chat_named(world, "spare").sequence.lease = lease
+    node = lease.record.node
+    lease.shorten(0)
+    assert node.state is not None and lease.record.state_node is None
+    lease.record.state_node = node
+    node.state_leases += 1
+
+
 def unlock_what_is_leased(world):
     leased_node(world, "rest").leases -= 1
 
@@ -209,6 +231,13 @@ FAULTS = {
     "a tail lock too many": Planted("lock without a lessee", "rest", "recounted", lock_a_tail_once_more),
     "a window lock of a lease that is gone": Planted(
         "lock without a lessee", "rest", "recounted", lock_a_window_for_ever
+    ),
+    "a window lock that was given up": Planted(
+        "lock without a lessee", "rest", "recounted", keep_a_window_that_is_given_up
+    ),
+    "a window lock too few": Planted("lock without a lessee", "rest", "recounted", unlock_a_window),
+    "a state lock past the lease's end": Planted(
+        "lock without a lessee", "spare", "unlocked", lock_a_state_past_the_end
     ),
     "a lock too few": Planted("lock without a lessee", "rest", "recounted", unlock_what_is_leased),
     "books that do not add up": Planted(

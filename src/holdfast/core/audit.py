@@ -272,7 +272,13 @@ class Audit:
             finding.healed = "unlocked"
             found.append(finding)
             tree.release(record, self.ledger.step)
-        locks = Locks(tree.leases.values())
+        for record in [record for record in tree.leases.values() if record.astray]:
+            detail = f"the lease of {record.length} tokens, taken at {record.taken_at}, locks a state past it"
+            finding = Finding("lock without a lessee", detail, "tree", [], record.name, self.ledger.step)
+            finding.healed = "unlocked"
+            found.append(finding)
+            tree.unlock_state(record, self.ledger.step)
+        locks = Locks(tree.leases.values(), self.ledger.layout)
         nodes = list(tree.nodes())
         there: set[Node | Tail] = set(nodes)
         for node in nodes:
@@ -296,7 +302,7 @@ class Audit:
         finding = Finding("lock without a lessee", detail, "tree", [], holder, self.ledger.step)
         finding.healed = "recounted"
         node.leases, node.state_leases = paths, states
-        node.window_leases &= locks.live
+        node.window_leases = locks.windows.get(node, set())
         for tail in node.tails.values():
             tail.leases = locks.tails.get(tail, 0)
         return finding

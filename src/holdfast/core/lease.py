@@ -83,6 +83,11 @@ class LeaseRecord:
         self.pages = length // self.tree.layout.page_size
 
     @property
+    def astray(self) -> bool:
+        """Whether it locks a state past its end, which its lessee can never read."""
+        return self.state_node is not None and self.state_node.end > self.length
+
+    @property
     def taken_at(self) -> str:
         """File and line where the lease was taken."""
         code, line = self.site
