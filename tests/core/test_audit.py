@@ -179,6 +179,17 @@ def lock_a_state_past_the_end(world):
     node.state_leases += 1
 
 
+def forget_to_queue(world):
+    """A tail that nobody leases."""
+    tail = next(tail for node in world.tree.nodes() for tail in node.tails.values())
+    assert not tail.leases
+    tail.queued = 0
+
+
+def forget_to_queue_a_node(world):
+    leased_node(world, "rest").queued = 0
+
+
 def unlock_what_is_leased(world):
     leased_node(world, "rest").leases -= 1
 
@@ -239,6 +250,8 @@ FAULTS = {
     "a state lock past the lease's end": Planted(
         "lock without a lessee", "spare", "unlocked", lock_a_state_past_the_end
     ),
+    "a tail that is not queued": Planted("not queued", "TREE tenant", "queued", forget_to_queue),
+    "a node that is not queued": Planted("not queued", "TREE tenant", "queued", forget_to_queue_a_node),
     "a lock too few": Planted("lock without a lessee", "rest", "recounted", unlock_what_is_leased),
     "books that do not add up": Planted(
         "books", "SESSION rest", "its memory is to be dropped", add_a_page, drop_rest
@@ -327,6 +340,16 @@ def test_a_lease_of_a_tail_that_was_evicted_is_found() -> None:
     match.tail.leases += 1
     kinds = {(finding.kind, finding.holder) for finding in world.census()}
     assert ("claimed while free", "spare") in kinds
+
+
+def test_a_wrong_count_of_states_in_the_tree_is_set_right() -> None:
+    world = busy_world()
+    counted = world.tree.states
+    world.tree.states += 2
+    (finding,) = world.census()
+    assert (finding.kind, finding.healed, world.tree.states) == ("counter", "recounted", counted)
+    assert f"{counted + 2} states counted in the tree, {counted} there" in finding.detail
+    world.check()
 
 
 def test_a_finding_carries_units_and_the_last_transitions_of_its_holder() -> None:

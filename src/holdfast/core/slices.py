@@ -184,14 +184,18 @@ class Round:
         return False
 
     def _doubt_node(self, node: Node) -> bool:
-        """Whether a node's locks are not what leases account for, or its Holds are not its own."""
+        """Whether a node's locks are not those of leases, its Holds not its own, or it is never evicted."""
         if not self._locks.agree(node):
             # Leases have come and gone since they were counted: count those that are there now.
             self._locks = Locks(self._tree.leases.values(), self._ledger.layout)
             if not self._locks.agree(node):
                 return True
+        if self._tree.lacks(node):
+            return True
         claims = [hold.grant for hold in (node.full, node.window, node.state) if hold is not None]
         for tail in node.tails.values():
+            if self._tree.lacks(tail):
+                return True
             claims += [hold.grant for hold in tail.holds()]
         return self._doubt_claims(claims)
 
