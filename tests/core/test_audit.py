@@ -179,6 +179,16 @@ def lock_a_state_past_the_end(world):
     node.state_leases += 1
 
 
+def lock_a_tail_past_the_end(world):
+    lease = world.tree.lease(world.tree.match("tenant", pack([*PROMPT, 1]), 42), "spare")
+    chat_named(world, "spare").sequence.lease = lease
+    tail = lease.record.tail
+    lease.shorten(0)
+    assert tail is not None and lease.record.tail is None
+    lease.record.tail = tail
+    tail.leases += 1
+
+
 def forget_to_queue(world):
     """A tail that nobody leases."""
     tail = next(tail for node in world.tree.nodes() for tail in node.tails.values())
@@ -249,6 +259,9 @@ FAULTS = {
     "a window lock too few": Planted("lock without a lessee", "rest", "recounted", unlock_a_window),
     "a state lock past the lease's end": Planted(
         "lock without a lessee", "spare", "unlocked", lock_a_state_past_the_end
+    ),
+    "a tail lock past the lease's end": Planted(
+        "lock without a lessee", "spare", "unlocked", lock_a_tail_past_the_end
     ),
     "a tail that is not queued": Planted("not queued", "TREE tenant", "queued", forget_to_queue),
     "a node that is not queued": Planted("not queued", "TREE tenant", "queued", forget_to_queue_a_node),
