@@ -119,8 +119,6 @@ class PrefixTree:
         """Lock what `match` found. The tree must not have changed since."""
         if match.version != self.version:
             raise ValueError("the tree has changed since this match; match again")
-        if self.dropped:
-            self.reclaim_dropped()
         node = match.node
         if node is None:
             node = self._root(match.root_key)
