@@ -41,7 +41,7 @@ def main() -> int:
             sys.stderr.flush()
 
     ladder = JUDGES[: JUDGES.index(options.until) + 1]
-    Removal(chosen, options.jobs, ladder, told, said).run()
+    Removal(chosen, options.jobs, options.tests, ladder, told, said).run()
     said("\n")
     _report(survivors, judged, options.json)
     return int(bool(survivors))
@@ -54,6 +54,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--sample", type=int, help="so many statements, drawn at random")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--tests", type=int, default=sys.maxsize, help="tests of a folder for each, at most")
     parser.add_argument("--until", choices=JUDGES[2:], default=JUDGES[-1], help="the last judge to ask")
     parser.add_argument("--results", type=Path, help="verdicts, a JSON object a line; skips what is there")
     parser.add_argument("--again", action="store_true", help="judge survivors among the results again")

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from importlib import import_module
+from itertools import zip_longest
 from pathlib import Path
 
 import coverage
@@ -64,10 +65,14 @@ class Verdict:
 
 @dataclass
 class Removal:
-    """A run over some statements. `told` hears each verdict, `said` how far the run is."""
+    """A run over some statements. `told` hears each verdict, `said` how far the run is.
+
+    At most `tests_max` tests of a folder are asked about a statement.
+    """
 
     statements: list[Statement]
     jobs: int = 1
+    tests_max: int = sys.maxsize
     ladder: tuple[str, ...] = JUDGES
     told: Callable[[Verdict], None] = lambda _verdict: None
     said: Callable[[str], None] = lambda _text: None
@@ -129,9 +134,20 @@ class Removal:
                 items = tests.get(name, [])
                 if left and items and name not in runs:
                     runs[name] = self._touched(session, name, items)
-                judge = partial(_collected, name=name, session=session, items=items, runs=runs.get(name, {}))
-                left = self._ask(name, left, judge)
+                asked = partial(self._tests_of, items=items, runs=runs.get(name, {}))
+                left = self._ask(name, left, partial(_collected, name=name, session=session, tests=asked))
             self._survived(left)
+
+    def _tests_of(
+        self, statement: Statement, items: list[pytest.Item], runs: dict[str, list[int]]
+    ) -> list[pytest.Item]:
+        """The tests that run a statement: of each function one, the quickest first, then another one."""
+        functions: dict[str, list[pytest.Item]] = {}
+        for line in range(statement.line, statement.end_line + 1):
+            for number in runs.get(f"{statement.file}:{line}", []):
+                functions.setdefault(items[number].nodeid.partition("[")[0], []).append(items[number])
+        rounds = zip_longest(*(dict.fromkeys(several) for several in functions.values()))
+        return [item for each in rounds for item in each if item is not None][: self.tests_max]
 
     def _touched(self, session: pytest.Session, name: str, items: list[pytest.Item]) -> dict[str, list[int]]:
         """Which lines of the core each of some tests runs: positions in `items` by file and line."""
@@ -185,8 +201,7 @@ def _collected(
     statement: Statement,
     name: str,
     session: pytest.Session,
-    items: list[pytest.Item],
-    runs: dict[str, list[int]],
+    tests: Callable[[Statement], list[pytest.Item]],
 ) -> str | None:
     """One judge on a statement of a function, in a fork of the process that collected the tests."""
     assert exchange(statement), "not a statement of a function"
@@ -194,9 +209,7 @@ def _collected(
         return judges.short_simulation()
     if name == "long simulation":
         return judges.long_simulation()
-    lines = range(statement.line, statement.end_line + 1)
-    touching = [number for line in lines for number in runs.get(f"{statement.file}:{line}", [])]
-    return judges.passing(session, [items[number] for number in dict.fromkeys(touching)])
+    return judges.passing(session, tests(statement))
 
 
 def _record(session: pytest.Session, items: Iterable[pytest.Item], at: Path) -> str | None:
