@@ -113,9 +113,10 @@ def test_every_lie_is_found(words: str, tell: Callable[[World], object]) -> None
 
 def test_a_turn_that_waits_for_a_session_that_does_not_is_found() -> None:
     world = busy_world()
-    queue = world.scheduler.registry.queue
-    queue[999] = next(iter(queue.values()))
-    with pytest.raises(Found, match="whose session does not"):
+    turn = session(world, "runs").turn
+    assert turn is not None
+    world.scheduler.registry.queue[999] = turn
+    with pytest.raises(Found, match="whose session is running"):
         world.lists.check()
 
 

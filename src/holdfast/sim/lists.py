@@ -37,7 +37,9 @@ class Lists:
     def _require(self, session: Session, agrees: bool, what: str) -> None:
         if not agrees:
             where = f"{session.id}, {session.life.value} and {session.place.value}"
-            raise Found("registry", f"{where}: wrong {what}", session.id)
+            turn = session.turn
+            whose = f"{turn.request.turn_id} of {session.id}" if turn is not None else session.id
+            raise Found("registry", f"{where}: wrong {what}", whose)
 
     def _in_flight(self) -> tuple[Counter[int], Counter[int]]:
         """Rows in flight by session, and those that sample by turn; checks the fences of what they name."""
@@ -92,8 +94,11 @@ class Lists:
                 self._require(session, session in open_ones, "list: it is closed")
         if registry.tenants != Counter(session.tenant for session in open_ones):
             raise Found("registry", f"sessions of tenants are miscounted: {registry.tenants}", "registry")
-        if len(registry.queue) != sum(session.life is Life.QUEUED for session in open_ones):
-            raise Found("registry", "a turn waits whose session does not", "registry")
+        for turn in registry.queue.values():
+            session = registry.sessions[turn.session_id]
+            if session.turn is not turn or session.life is not Life.QUEUED:
+                whose = f"{turn.request.turn_id} of {session.id}"
+                raise Found("registry", f"a turn waits whose session is {session.life.value}", whose)
         for number in self.scheduler.planner._matches:
             if number not in registry.queue:
                 raise Found("registry", f"a match of turn {number} is kept, which waits no more", "registry")

@@ -69,12 +69,13 @@ def leased_leaf_is_evicted(patcher: Patcher) -> None:
     def may_go(member: Node | Tail) -> bool:
         if isinstance(member, Tail):
             return not member.leases and member.full is not None
-        return not (member.children or member.tails or member.parent is None or member.full is None)
+        may = not (member.children or member.tails or member.parent is None or member.full is None)
+        if may and member.leases:
+            patcher.reach()
+        return may
 
     def remove(self: PrefixTree, node: Node) -> Node:
         leases, node.leases = node.leases, 0
-        if leases:
-            patcher.reach()
         parent = original_remove(self, node)
         node.leases = leases
         return parent

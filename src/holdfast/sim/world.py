@@ -193,6 +193,7 @@ class World:
         self.inspection.quotas()
         if self.workload.strict or self.step % STEPS_PER_INSPECTION_OF_A_CROWD == 0:
             self.lists.check()
+            self.inspection.fences()
         if (
             self.step % (STEPS_PER_INSPECTION if self.workload.strict else STEPS_PER_INSPECTION_OF_A_CROWD)
             == 0
