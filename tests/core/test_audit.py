@@ -189,6 +189,12 @@ def lock_a_tail_past_the_end(world):
     tail.leases += 1
 
 
+def begin_the_window_past_the_end(world):
+    record = chat_named(world, "rest").sequence.lease.record
+    record.node.window_leases.remove(record)
+    record.window_first = record.pages + 1
+
+
 def forget_to_queue(world):
     """A tail that nobody leases."""
     tail = next(tail for node in world.tree.nodes() for tail in node.tails.values())
@@ -262,6 +268,9 @@ FAULTS = {
     ),
     "a tail lock past the lease's end": Planted(
         "lock without a lessee", "spare", "unlocked", lock_a_tail_past_the_end
+    ),
+    "a window that begins past the lease's end": Planted(
+        "lock without a lessee", "rest", "unlocked", begin_the_window_past_the_end
     ),
     "a tail that is not queued": Planted("not queued", "TREE tenant", "queued", forget_to_queue),
     "a node that is not queued": Planted("not queued", "TREE tenant", "queued", forget_to_queue_a_node),

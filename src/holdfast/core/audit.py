@@ -275,13 +275,14 @@ class Audit:
             tree.release(record, self.ledger.step)
         for record in [record for record in tree.leases.values() if record.astray]:
             detail = (
-                f"the lease of {record.length} tokens, taken at {record.taken_at}, locks what lies past it"
+                f"the lease of {record.length} tokens, taken at {record.taken_at}, names what lies past it"
             )
             finding = Finding("lock without a lessee", detail, "tree", [], record.name, self.ledger.step)
             finding.healed = "unlocked"
             found.append(finding)
             tree.unlock_state(record, self.ledger.step)
             tree.unlock_tail(record, self.ledger.step)
+            record.window_first = min(record.window_first, record.pages)
         locks = Locks(tree.leases.values(), self.ledger.layout)
         nodes = list(tree.nodes())
         there: set[Node | Tail] = set(nodes)

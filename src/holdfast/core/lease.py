@@ -91,8 +91,8 @@ class LeaseRecord:
 
     @property
     def astray(self) -> bool:
-        """Whether it locks a state or a tail past its end, which its lessee can never read."""
-        if self.tail is not None and self.tail.node is not self.node:
+        """Whether it names window pages, a state or a tail past its end, which its lessee can never read."""
+        if self.window_first > self.pages or (self.tail is not None and self.tail.node is not self.node):
             return True
         return self.state_node is not None and self.state_node.end > self.length
 

@@ -410,7 +410,6 @@ class PrefixTree:
             hold.fence(node.fence)
         node.full = node.window = None
         node.leases = 0
-        node.window_leases.clear()
         parent.leases += 1
         record.reach(parent, parent.end)
         record.window_first = min(record.window_first, record.pages)
