@@ -266,3 +266,13 @@ def test_a_lease_of_a_tree_that_is_gone_can_still_be_given_up() -> None:
     state.tree.queues.clear()
     lease.release()
     assert not state.tree.leases
+
+
+def test_the_window_of_a_lease_whose_path_is_withdrawn_begins_inside_it() -> None:
+    grove = Grove("window")
+    lease = grove.insert(A)
+    lease.raise_window(1)
+    for hold in grove.tree.withdraw(lease).holds():
+        hold.release()
+    assert (lease.pages, lease.window_first) == (0, 0)
+    grove.finish()

@@ -347,7 +347,6 @@ class PrefixTree:
         passed = node
         while passed is not before:
             passed.rank = max(passed.rank, rank)
-            self._offer(Component.WINDOW, passed)
             assert passed.parent is not None, "a lease only moves down its own path"
             passed = passed.parent
         before.leases -= 1
