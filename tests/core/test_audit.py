@@ -157,6 +157,55 @@ def lock_a_window_for_ever(world):
     leased_node(world, "rest").window_leases.add(record)
 
 
+def keep_a_window_that_is_given_up(world):
+    record = chat_named(world, "rest").sequence.lease.record
+    assert record in record.node.window_leases and record.window_first < record.pages
+    record.window_first = record.pages
+
+
+def unlock_a_window(world):
+    record = chat_named(world, "rest").sequence.lease.record
+    record.node.window_leases.remove(record)
+
+
+def lock_a_state_past_the_end(world):
+    """What shortening a lease must not leave behind; every count agrees."""
+    lease = world.tree.lease(world.tree.match("tenant", pack(PROMPT), 40), "spare")
+    chat_named(world, "spare").sequence.lease = lease
+    node = lease.record.node
+    lease.shorten(0)
+    assert node.state is not None and lease.record.state_node is None
+    lease.record.state_node = node
+    node.state_leases += 1
+
+
+def lock_a_tail_past_the_end(world):
+    lease = world.tree.lease(world.tree.match("tenant", pack([*PROMPT, 1]), 42), "spare")
+    chat_named(world, "spare").sequence.lease = lease
+    tail = lease.record.tail
+    lease.shorten(0)
+    assert tail is not None and lease.record.tail is None
+    lease.record.tail = tail
+    tail.leases += 1
+
+
+def begin_the_window_past_the_end(world):
+    record = chat_named(world, "rest").sequence.lease.record
+    record.node.window_leases.remove(record)
+    record.window_first = record.pages + 1
+
+
+def forget_to_queue(world):
+    """A tail that nobody leases."""
+    tail = next(tail for node in world.tree.nodes() for tail in node.tails.values())
+    assert not tail.leases
+    tail.queued = 0
+
+
+def forget_to_queue_a_node(world):
+    leased_node(world, "rest").queued = 0
+
+
 def unlock_what_is_leased(world):
     leased_node(world, "rest").leases -= 1
 
@@ -210,6 +259,21 @@ FAULTS = {
     "a window lock of a lease that is gone": Planted(
         "lock without a lessee", "rest", "recounted", lock_a_window_for_ever
     ),
+    "a window lock that was given up": Planted(
+        "lock without a lessee", "rest", "recounted", keep_a_window_that_is_given_up
+    ),
+    "a window lock too few": Planted("lock without a lessee", "rest", "recounted", unlock_a_window),
+    "a state lock past the lease's end": Planted(
+        "lock without a lessee", "spare", "unlocked", lock_a_state_past_the_end
+    ),
+    "a tail lock past the lease's end": Planted(
+        "lock without a lessee", "spare", "unlocked", lock_a_tail_past_the_end
+    ),
+    "a window that begins past the lease's end": Planted(
+        "lock without a lessee", "rest", "unlocked", begin_the_window_past_the_end
+    ),
+    "a tail that is not queued": Planted("not queued", "TREE tenant", "queued", forget_to_queue),
+    "a node that is not queued": Planted("not queued", "TREE tenant", "queued", forget_to_queue_a_node),
     "a lock too few": Planted("lock without a lessee", "rest", "recounted", unlock_what_is_leased),
     "books that do not add up": Planted(
         "books", "SESSION rest", "its memory is to be dropped", add_a_page, drop_rest
@@ -298,6 +362,16 @@ def test_a_lease_of_a_tail_that_was_evicted_is_found() -> None:
     match.tail.leases += 1
     kinds = {(finding.kind, finding.holder) for finding in world.census()}
     assert ("claimed while free", "spare") in kinds
+
+
+def test_a_wrong_count_of_states_in_the_tree_is_set_right() -> None:
+    world = busy_world()
+    counted = world.tree.states
+    world.tree.states += 2
+    (finding,) = world.census()
+    assert (finding.kind, finding.healed, world.tree.states) == ("counter", "recounted", counted)
+    assert f"{counted + 2} states counted in the tree, {counted} there" in finding.detail
+    world.check()
 
 
 def test_a_finding_carries_units_and_the_last_transitions_of_its_holder() -> None:

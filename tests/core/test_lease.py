@@ -217,11 +217,24 @@ def test_a_lease_that_is_dropped_alive_is_reported_and_its_locks_are_taken_back(
     lease = grove.tree.lease(grove.tree.match("root", pack(A + B), 8), "forgetful")
     del lease
     assert len(grove.tree.leases) == 1, "the finaliser itself changes nothing"
-    grove.lease(A + B)
+    grove.tree.reclaim_dropped()
     (leak,) = grove.tree.leaks
     assert (leak.name, leak.length, leak.step) == ("forgetful", 8, 0)
     assert leak.taken_at.startswith("test_lease.py:")
-    assert len(grove.tree.leases) == 1
+    assert not grove.tree.leases
+    grove.tree.leaks = []
+    grove.finish()
+
+
+def test_a_dropped_lease_does_not_take_the_tree_away_from_under_a_match() -> None:
+    grove = Grove("dense")
+    forgetful = grove.tree.lease_root("root", "forgetful")
+    match = grove.tree.match("root", pack(A), 4)
+    del forgetful
+    lease = grove.tree.lease(match, "reader")
+    assert grove.tree.roots["root"] is lease.record.node
+    lease.release()
+    grove.tree.reclaim_dropped()
     grove.tree.leaks = []
     grove.finish()
 
@@ -257,3 +270,13 @@ def test_a_lease_of_a_tree_that_is_gone_can_still_be_given_up() -> None:
     state.tree.queues.clear()
     lease.release()
     assert not state.tree.leases
+
+
+def test_the_window_of_a_lease_whose_path_is_withdrawn_begins_inside_it() -> None:
+    grove = Grove("window")
+    lease = grove.insert(A)
+    lease.raise_window(1)
+    for hold in grove.tree.withdraw(lease).holds():
+        hold.release()
+    assert (lease.pages, lease.window_first) == (0, 0)
+    grove.finish()

@@ -69,6 +69,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.audit = Audit(self.ledger, self.tree, lambda: self.readers)
         self.writer = self.ledger.holder(Kind.TURN, "writer")
         self.model = Forest(self.layout)
+        self.seen = -1, set(), {}, self.model
 
     def take(self, component: Component, count: int) -> Hold:
         return self.ledger.take(self.ledger.pool(component), count, self.writer)
@@ -281,6 +282,16 @@ class TreeMachine(RuleBasedStateMachine):
                 kept = prefixes[lease.window_first :]
                 units = [self.model.units[reader.root, prefix, "window"] for prefix in kept]
                 assert lease.window_units(lease.window_first) == units
+
+    @invariant()
+    def the_version_changes_with_the_tree(self) -> None:
+        """A match, and what is remembered of one, is good for as long as the version stays."""
+        nodes = {node: node.start for node in self.tree.nodes() if node.parent is not None}
+        roots, forest = set(self.tree.roots.values()), Forest.of(self.tree)
+        if self.seen[0] == self.tree.version:
+            assert self.seen[1] <= roots, "a root that a match may have found is gone"
+            assert self.seen[2] == nodes and self.seen[3].same(forest)
+        self.seen = self.tree.version, roots, nodes, forest
 
     @invariant()
     def nothing_is_found(self) -> None:

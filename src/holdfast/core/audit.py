@@ -2,8 +2,9 @@
 
 Three ways to find what is wrong. A Hold or Lease that is dropped alive reports itself. The census asks
 every owner what it holds and compares that with the ledger: a Hold that nobody claims or two owners
-claim, a unit in two places or in none, a lock without a lessee, a counter that drifted, a sequence
-whose books do not add up. The flight recorder says what happened to it last.
+claim, a unit in two places or in none, a lock without a lessee, a counter that drifted, a part of the
+tree that could be evicted and never would be, a sequence whose books do not add up. The flight recorder
+says what happened to it last.
 
 A finding is healed on the spot: parked units are reclaimed, doubtful ones barred from use, locks and
 counters set right. It names who is touched, so that the scheduler can fail those sequences and go on.
@@ -272,7 +273,17 @@ class Audit:
             finding.healed = "unlocked"
             found.append(finding)
             tree.release(record, self.ledger.step)
-        locks = Locks(tree.leases.values())
+        for record in [record for record in tree.leases.values() if record.astray]:
+            detail = (
+                f"the lease of {record.length} tokens, taken at {record.taken_at}, names what lies past it"
+            )
+            finding = Finding("lock without a lessee", detail, "tree", [], record.name, self.ledger.step)
+            finding.healed = "unlocked"
+            found.append(finding)
+            tree.unlock_state(record, self.ledger.step)
+            tree.unlock_tail(record, self.ledger.step)
+            record.window_first = min(record.window_first, record.pages)
+        locks = Locks(tree.leases.values(), self.ledger.layout)
         nodes = list(tree.nodes())
         there: set[Node | Tail] = set(nodes)
         for node in nodes:
@@ -280,12 +291,30 @@ class Audit:
                 there.update(node.tails.values())
             if not locks.agree(node):
                 found.append(self._lock_drift(node, locks))
+        self._member_findings(there, found)
         if not there.issuperset(locks.paths) or not there.issuperset(locks.tails):
             found += [
                 self._leased_but_gone(record, owners)
                 for record in tree.leases.values()
                 if record.node not in there or (record.tail is not None and record.tail not in there)
             ]
+
+    def _member_findings(self, members: set[Node | Tail], found: list[Finding]) -> None:
+        """Members that could be evicted but never come up, and states that are miscounted."""
+        tree = self.tree
+        for member in [member for member in members if tree.lacks(member)]:
+            detail = f"what ends at {member.end} could be evicted, but is not queued"
+            finding = Finding("not queued", detail, "tree", [], f"TREE {member.root_key}", self.ledger.step)
+            finding.healed = "queued"
+            found.append(finding)
+            tree.offer(member)
+        states = sum(member.state is not None for member in members)
+        if states != tree.states:
+            detail = f"{tree.states} states counted in the tree, {states} there"
+            finding = Finding("counter", detail, "tree", [], "tree", self.ledger.step)
+            finding.healed = "recounted"
+            found.append(finding)
+            tree.states = states
 
     def _lock_drift(self, node: Node, locks: Locks) -> Finding:
         """Set a node's locks to what its leases account for."""
@@ -296,9 +325,11 @@ class Audit:
         finding = Finding("lock without a lessee", detail, "tree", [], holder, self.ledger.step)
         finding.healed = "recounted"
         node.leases, node.state_leases = paths, states
-        node.window_leases &= locks.live
+        node.window_leases = locks.windows.get(node, set())
+        self.tree.offer(node)
         for tail in node.tails.values():
             tail.leases = locks.tails.get(tail, 0)
+            self.tree.offer(tail)
         return finding
 
     def _leased_but_gone(self, record: LeaseRecord, owners: list[Owner]) -> Finding:

@@ -122,34 +122,6 @@ class UnknownBoundary(Refused):
     param = "to_turn"
 
 
-class UnknownRequest(Refused):
-    """The request that another one, or an event, names is not in the session, or is over."""
-
-    code = "request_not_found"
-    param = "session_params.rid"
-
-
-class RequestRunning(Refused):
-    """A request can be appended to one that has finished, unless it replaces it."""
-
-    code = "request_not_finished"
-    param = "session_params.rid"
-
-
-class BadOffset(Refused):
-    """There are not as many tokens before the end as are to be cut off."""
-
-    code = "bad_offset"
-    param = "session_params.offset"
-
-
-class SessionFull(Refused):
-    """A branching session holds as many tokens as it may."""
-
-    code = "session_full"
-    param = "session_params.id"
-
-
 class AlreadyComputed(Refused):
     """A turn asks for what only computing shows, of tokens that its session has computed before."""
 

@@ -45,9 +45,13 @@ class EvictionQueue(Generic[T]):
         self._entries_max = ENTRIES_MIN
         self._serial = 0
 
+    def lacks(self, member: T) -> bool:
+        """Whether a member may go right now, but is not queued."""
+        return not member.queued & self._bit and self._evictable(member)
+
     def offer(self, member: T) -> None:
         """Queue a member that has become a candidate; no effect on one that is queued or cannot go."""
-        if not member.queued & self._bit and self._evictable(member):
+        if self.lacks(member):
             self._push(member)
 
     def pop(self) -> T | None:

@@ -82,6 +82,20 @@ class LeaseRecord:
         self.length = length
         self.pages = length // self.tree.layout.page_size
 
+    def is_alone_in(self, node: Node) -> bool:
+        """Whether a node on its path, below which nobody else leans, is there for this lease alone."""
+        last = node is self.node
+        others = node.leases - last + len(node.children) - (not last) + len(node.tails)
+        states = node.state_leases - (self.state_node is node)
+        return not (others or states or node.window_leases - {self})
+
+    @property
+    def astray(self) -> bool:
+        """Whether it names window pages, a state or a tail past its end, which its lessee can never read."""
+        if self.window_first > self.pages or (self.tail is not None and self.tail.node is not self.node):
+            return True
+        return self.state_node is not None and self.state_node.end > self.length
+
     @property
     def taken_at(self) -> str:
         """File and line where the lease was taken."""

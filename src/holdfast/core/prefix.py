@@ -119,8 +119,6 @@ class PrefixTree:
         """Lock what `match` found. The tree must not have changed since."""
         if match.version != self.version:
             raise ValueError("the tree has changed since this match; match again")
-        if self.dropped:
-            self.reclaim_dropped()
         node = match.node
         if node is None:
             node = self._root(match.root_key)
@@ -183,7 +181,7 @@ class PrefixTree:
             record.tail = None
             tail.leases -= 1
             tail.fence = max(tail.fence, fence)
-            self._offer_tail(tail)
+            self.offer(tail)
 
     def raise_window(self, record: LeaseRecord, first_page: int, fence: int) -> None:
         """For `Lease.raise_window`: unlock the window pages of nodes that end at or below the page."""
@@ -349,7 +347,6 @@ class PrefixTree:
         passed = node
         while passed is not before:
             passed.rank = max(passed.rank, rank)
-            self._offer(Component.WINDOW, passed)
             assert passed.parent is not None, "a lease only moves down its own path"
             passed = passed.parent
         before.leases -= 1
@@ -382,7 +379,7 @@ class PrefixTree:
         self.states += state is not None
         self.version += 1
         node.tails[key] = tail
-        self._offer_tail(tail)
+        self.offer(tail)
 
     def _make_room_for_state(self, root_key: str) -> bool:
         """Whether one more state may stay; a tenant's own give way before another's."""
@@ -395,7 +392,7 @@ class PrefixTree:
     def alone_from(self, lease: Lease) -> int:
         """From which length on a path serves its lessee alone: nothing else leases it or hangs below it."""
         record, node = lease.record, lease.record.node
-        while node.parent is not None and record.tail is None and _serves_alone(node, record):
+        while node.parent is not None and record.tail is None and record.is_alone_in(node):
             node = node.parent
         return node.end
 
@@ -403,7 +400,7 @@ class PrefixTree:
         """Take the last run of a path, which serves its lessee alone, out of the tree, and give it to it."""
         record = lease.record
         node, parent = record.node, record.node.parent
-        assert parent is not None and _serves_alone(node, record), "somebody else needs that run"
+        assert parent is not None and record.is_alone_in(node), "somebody else needs that run"
         taken = Withdrawn(node.full, node.window, node.window_first)
         if record.state_node is node:
             taken.state, node.state, record.state_node = node.state, None, None
@@ -412,7 +409,6 @@ class PrefixTree:
             hold.fence(node.fence)
         node.full = node.window = None
         node.leases = 0
-        node.window_leases.clear()
         parent.leases += 1
         record.reach(parent, parent.end)
         record.window_first = min(record.window_first, record.pages)
@@ -514,9 +510,15 @@ class PrefixTree:
         self._offer(Component.FULL, node)
         self._prune(node)
 
-    def _offer_tail(self, tail: Tail) -> None:
+    def lacks(self, member: Node | Tail) -> bool:
+        """Whether a member could be evicted, but would never come up: for the census."""
+        queues = self.queues.get(member.root_key, {})
+        return any(queue.lacks(member) for queue in queues.values())
+
+    def offer(self, member: Node | Tail) -> None:
+        """Queue a member for each component that it may be evicted for."""
         for component in self.layout.components:
-            self._offer(component, tail)
+            self._offer(component, member)
 
     def _offer(self, component: Component, member: Node | Tail) -> None:
         """Queue a member that may have become a candidate for eviction, among those of its tenant."""
@@ -590,11 +592,3 @@ class PrefixTree:
             if record.serial in self.leases:
                 self.leaks.append(LockLeak(record, self.ledger.step))
                 self.release(record, self.ledger.step)
-
-
-def _serves_alone(node: Node, record: LeaseRecord) -> bool:
-    """Whether a node on a lease's path, below which nobody else leans, is there for that lease alone."""
-    last = node is record.node
-    others = node.leases - last + len(node.children) - (not last) + len(node.tails)
-    states = node.state_leases - (record.state_node is node)
-    return not (others or states or node.window_leases - {record})

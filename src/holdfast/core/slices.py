@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Collection
 from typing import Protocol
 
+from holdfast.core.layout import MemoryLayout
 from holdfast.core.lease import Lease, LeaseRecord
 from holdfast.core.ledger import Grant, Holder, Ledger, Pool
 from holdfast.core.node import Node, Tail, WindowLock
@@ -21,6 +22,8 @@ OWNER_COST = 96
 NODE_COST = 48
 HOLD_COST = 24
 LEASE_COST = 4
+
+NOBODY: frozenset[WindowLock] = frozenset()
 
 
 class Owner(Protocol):
@@ -37,15 +40,15 @@ class Owner(Protocol):
 
 
 class Locks:
-    """How often each node, state and tail is locked by the leases that there are."""
+    """The locks of some leases: how many on each node, state and tail, and which on a node's window pages."""
 
-    __slots__ = ("live", "paths", "states", "tails")
+    __slots__ = ("paths", "states", "tails", "windows")
 
-    def __init__(self, records: Collection[LeaseRecord]) -> None:
-        self.live: set[WindowLock] = set(records)
+    def __init__(self, records: Collection[LeaseRecord], layout: MemoryLayout) -> None:
         self.paths: dict[Node, int] = {}
         self.states: dict[Node, int] = {}
         self.tails: dict[Tail, int] = {}
+        self.windows: dict[Node, set[WindowLock]] = {}
         for record in records:
             node, state_node, tail = record.node, record.state_node, record.tail
             self.paths[node] = self.paths.get(node, 0) + 1
@@ -53,12 +56,20 @@ class Locks:
                 self.states[state_node] = self.states.get(state_node, 0) + 1
             if tail is not None:
                 self.tails[tail] = self.tails.get(tail, 0) + 1
+            if layout.window:
+                self._add_windows(record, layout.page_size)
+
+    def _add_windows(self, record: LeaseRecord, page_size: int) -> None:
+        node, first = record.node, record.window_first * page_size
+        while node.parent is not None and node.end > first:
+            self.windows.setdefault(node, set()).add(record)
+            node = node.parent
 
     def agree(self, node: Node) -> bool:
-        """Whether a node and its tails have the same locks, and none of a lease that is gone."""
+        """Whether a node and its tails have just these locks."""
         if node.leases != self.paths.get(node, 0) or node.state_leases != self.states.get(node, 0):
             return False
-        if not node.window_leases <= self.live:
+        if node.window_leases != self.windows.get(node, NOBODY):
             return False
         return not node.tails or all(tail.leases == self.tails.get(tail, 0) for tail in node.tails.values())
 
@@ -107,7 +118,7 @@ class Round:
         self._ledger = ledger
         self._tree = tree
         self._leases = set(tree.leases.values())
-        self._locks = Locks(self._leases)
+        self._locks = Locks(self._leases, ledger.layout)
         self._nodes = list(tree.roots.values())
         self._owners = owners
         self._grants = list(ledger.live.values())
@@ -173,22 +184,28 @@ class Round:
         return False
 
     def _doubt_node(self, node: Node) -> bool:
-        """Whether a node's locks are not what leases account for, or its Holds are not its own."""
+        """Whether a node's locks are not those of leases, its Holds not its own, or it is never evicted."""
         if not self._locks.agree(node):
             # Leases have come and gone since they were counted: count those that are there now.
-            self._locks = Locks(self._tree.leases.values())
+            self._locks = Locks(self._tree.leases.values(), self._ledger.layout)
             if not self._locks.agree(node):
                 return True
+        if self._tree.lacks(node):
+            return True
         claims = [hold.grant for hold in (node.full, node.window, node.state) if hold is not None]
         for tail in node.tails.values():
+            if self._tree.lacks(tail):
+                return True
             claims += [hold.grant for hold in tail.holds()]
         return self._doubt_claims(claims)
 
     def _doubt_owner(self, owner: Owner) -> bool:
-        """Whether an owner's books are wrong, or its Holds are not its own."""
+        """Whether an owner's books or its lease are wrong, or its Holds are not its own."""
         if owner.faults():
             return True
         if owner.lease is not None:
+            if owner.lease.record.astray:
+                return True
             self._leases.discard(owner.lease.record)
         return self._doubt_claims(claims_of(owner))
 

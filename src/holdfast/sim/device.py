@@ -9,7 +9,7 @@ not be handed to somebody else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from holdfast.core.layout import Component, MemoryLayout, Tier
 from holdfast.core.plan import Row, RowResult, TierMove
@@ -78,6 +78,7 @@ class SimDevice:
             self._change_tables(self._planned, row)
             self._name_row(row, named, fresh)
         for copy, owner in zip(plan.copies, plan.copied, strict=True):
+            named[copy.component, Tier.DEVICE].setdefault(copy.source, owner.number)
             fresh.append(((copy.component, Tier.DEVICE), copy.destination, owner.number))
         for move in plan.moves:
             session = transits.get(move.number) if transits is not None else None
@@ -142,6 +143,12 @@ class SimDevice:
         for row in plan.rows:
             self._change_tables(self._tables, row)
             self._write(row, [NOTHING] * row.count)
+
+    def in_flight(self) -> Iterator[tuple[int, Pool, dict[int, int]]]:
+        """The units that each plan in flight names, by pool, and the number of the sequence that it names."""
+        for step, named in self._flights.items():
+            for pool, units in named.items():
+                yield step, pool, units
 
     def settled(self, plan: Plan) -> None:
         """A plan is over: it names nothing any more."""

@@ -51,6 +51,24 @@ class Inspection:
                     what = f"{held} units of {pool.name} are held, at most {limit} may be"
                     raise Found("quota", what, f"tenant {account.name}")
 
+    def fences(self) -> None:
+        """What a plan in flight may still read or write must not be free."""
+        pools = self.registry.ledger.pools
+        free = {key: set(pool.free) for key, pool in pools.items()}
+        for step, key, units in self.device.in_flight():
+            for unit in free.get(key, set()) & units.keys():
+                what = f"{pools[key].name} unit {unit} is free while step {step} still names it"
+                raise Found("fence", what, self._whose(units[unit]))
+
+    def _whose(self, number: int) -> str:
+        """The turn whose row is in flight for a sequence of this number, or its session."""
+        for plan in self.registry.flights:
+            for row in plan.rows:
+                if row.number == number:
+                    return f"{row.turn.request.turn_id} of {row.turn.session_id}"
+        sessions = self.registry.sessions.values()
+        return next((session.id for session in sessions if session.number == number), "nobody")
+
     def _unit(
         self, pool: tuple[Component, Tier], unit: int, expected: list[int], whose: Callable[[], str]
     ) -> None:

@@ -69,12 +69,13 @@ def leased_leaf_is_evicted(patcher: Patcher) -> None:
     def may_go(member: Node | Tail) -> bool:
         if isinstance(member, Tail):
             return not member.leases and member.full is not None
-        return not (member.children or member.tails or member.parent is None or member.full is None)
+        may = not (member.children or member.tails or member.parent is None or member.full is None)
+        if may and member.leases:
+            patcher.reach()
+        return may
 
     def remove(self: PrefixTree, node: Node) -> Node:
         leases, node.leases = node.leases, 0
-        if leases:
-            patcher.reach()
         parent = original_remove(self, node)
         node.leases = leases
         return parent
@@ -124,16 +125,16 @@ def release_keeps_window_locks(patcher: Patcher) -> None:
 
 def a_spill_takes_what_others_lease(patcher: Patcher) -> None:
     """A session that leaves takes the end of its path along, although others lease it too."""
-    original = prefix._serves_alone
+    original = LeaseRecord.is_alone_in
 
-    def faulty(node: Node, record: LeaseRecord) -> bool:
-        leases, node.leases = node.leases, 1 if node is record.node else 0
-        alone, node.leases = original(node, record), leases
-        if alone and leases > (node is record.node):
+    def faulty(self: LeaseRecord, node: Node) -> bool:
+        leases, node.leases = node.leases, 1 if node is self.node else 0
+        alone, node.leases = original(self, node), leases
+        if alone and leases > (node is self.node):
             patcher.reach()
         return alone
 
-    patcher.replace(prefix, "_serves_alone", faulty)
+    patcher.replace(LeaseRecord, "is_alone_in", faulty)
 
 
 def match_crosses_tenants(patcher: Patcher) -> None:

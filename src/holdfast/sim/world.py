@@ -22,6 +22,7 @@ from holdfast.sim.device import SimDevice, WrongContent
 from holdfast.sim.faults import Faults
 from holdfast.sim.found import Found, assertions_of_the_core, found_by
 from holdfast.sim.inspection import Inspection
+from holdfast.sim.lists import Lists
 from holdfast.sim.restart import come_back
 from holdfast.sim.workloads import WORKLOADS, Workload
 
@@ -82,6 +83,7 @@ class World:
         )
         self.device = SimDevice(self.layout, VOCABULARY, self._log)
         self.inspection = Inspection(self.scheduler, self.device)
+        self.lists = Lists(self.scheduler)
         self.numbers: dict[int, str] = {}
         self.late: dict[int, tuple[int, list[TierMove]]] = {}
         self.launched = True
@@ -189,6 +191,9 @@ class World:
         if self.workload.strict and self.ledger.settled == counted:
             self._census()
         self.inspection.quotas()
+        if self.workload.strict or self.step % STEPS_PER_INSPECTION_OF_A_CROWD == 0:
+            self.lists.check()
+            self.inspection.fences()
         if (
             self.step % (STEPS_PER_INSPECTION if self.workload.strict else STEPS_PER_INSPECTION_OF_A_CROWD)
             == 0

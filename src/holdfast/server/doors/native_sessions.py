@@ -1,6 +1,6 @@
 """What the native door keeps: requests in flight by their names, and ordinary sessions.
 
-An ordinary session is a tree of requests (see `core.branching`) and holds no memory of the engine's: each of
+An ordinary session is a tree of requests (native_branches.py) and holds no memory of the engine's: each of
 its requests is one of its own, through the prefix tree, with the tokens of what it follows in front. It lives
 in this process, counts its idle time from the end of its last request, and is bounded in number and in
 tokens. Streaming sessions are the engine's and are not kept here. Everything runs on the event loop.
@@ -13,9 +13,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from holdfast.core.branching import BranchingSession, RequestLog
 from holdfast.core.errors import Refused
 from holdfast.engine.options import make_options
+from holdfast.server.doors.native_branches import BranchingSession, RequestLog
 from holdfast.server.doors.native_format import Asked, Said, SessionParams
 from holdfast.server.keys import Caller
 from holdfast.server.limits import TTL_MAX

@@ -11,16 +11,43 @@ A request that names no parent starts a branch of its own. One that does gets th
 less the output if that is to be dropped, cut at `offset` (a negative one counts from the end, 0 cuts
 nothing), followed by its own tokens. With `replace` everything that grew out of the parent is forgotten
 first, and the parent itself, if it still runs, ends with what it has said so far; without a parent all is
-forgotten. Tokens are copied between logs, so nothing that is forgotten can be missed. For the server's
-SGLang-native door.
+forgotten. Tokens are copied between logs, so nothing that is forgotten can be missed. For native_sessions.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast.core import errors
+from holdfast.core.errors import Refused, TurnExists
 from holdfast.core.tokens import TokenLog
+
+
+class UnknownRequest(Refused):
+    """The request that another one, or an event, names is not in the session, or is over."""
+
+    code = "request_not_found"
+    param = "session_params.rid"
+
+
+class RequestRunning(Refused):
+    """A request can be appended to one that has finished, unless it replaces it."""
+
+    code = "request_not_finished"
+    param = "session_params.rid"
+
+
+class BadOffset(Refused):
+    """There are not as many tokens before the end as are to be cut off."""
+
+    code = "bad_offset"
+    param = "session_params.offset"
+
+
+class SessionFull(Refused):
+    """A branching session holds as many tokens as it may."""
+
+    code = "session_full"
+    param = "session_params.id"
 
 
 class RequestLog:
@@ -63,17 +90,17 @@ class BranchingSession:
             kept -= sum(len(self.logs[rid].tokens) for rid in self._replaced(parent))
         if kept + len(prompt) > self.capacity:
             brought = f"the session holds {kept} tokens, the request brings {len(prompt)}"
-            raise errors.SessionFull(f"{brought}; {self.capacity} may be held")
+            raise SessionFull(f"{brought}; {self.capacity} may be held")
         return prompt
 
     def _history(self, parent: str, offset: int, replace: bool, drop_previous_output: bool) -> list[int]:
         """What a request inherits from its parent."""
         log = self._find(parent)
         if not log.finished and not replace:
-            raise errors.RequestRunning(f"request {parent} has not finished")
+            raise RequestRunning(f"request {parent} has not finished")
         length = log.output_start if drop_previous_output else len(log.tokens)
         if offset < -length:
-            raise errors.BadOffset(f"offset {offset} reaches past the start of {length} tokens")
+            raise BadOffset(f"offset {offset} reaches past the start of {length} tokens")
         if offset:
             length = length + offset if offset < 0 else min(length, offset)
         return log.tokens.slice(0, length)
@@ -81,7 +108,7 @@ class BranchingSession:
     def begin(self, rid: str, parent: str | None, prompt: list[int], replace: bool = False) -> list[str]:
         """Enter a composed request; returns which requests are to be stopped because it replaces them."""
         if rid in self.logs:
-            raise errors.TurnExists(f"a request {rid} is in the session already")
+            raise TurnExists(f"a request {rid} is in the session already")
         stopped: list[str] = []
         if parent is not None:
             log = self._find(parent)
@@ -100,7 +127,7 @@ class BranchingSession:
         """More output of a request, the last of it if `finished`; refused once it is over or forgotten."""
         log = self._find(rid)
         if log.finished:
-            raise errors.UnknownRequest(f"request {rid} is over")
+            raise UnknownRequest(f"request {rid} is over")
         before = len(log.tokens)
         log.tokens.extend(output)
         log.finished = finished
@@ -109,7 +136,7 @@ class BranchingSession:
     def _find(self, rid: str) -> RequestLog:
         log = self.logs.get(rid)
         if log is None:
-            raise errors.UnknownRequest(f"no request {rid} in this session")
+            raise UnknownRequest(f"no request {rid} in this session")
         return log
 
     def _replaced(self, parent: str | None) -> list[str]:

@@ -2,8 +2,15 @@
 
 import pytest
 
-from holdfast.core import errors
-from holdfast.core.branching import BranchingSession
+from holdfast.core.errors import TurnExists
+from holdfast.server.doors.native_branches import (
+    BadOffset,
+    BranchingSession,
+    RequestRunning,
+    SessionFull,
+    UnknownRequest,
+)
+from holdfast.server.problems import STATUS_OF_CODE
 
 
 @pytest.fixture
@@ -88,9 +95,9 @@ def test_replacing_forgets_what_grew_out_of_the_parent(session) -> None:
     assert set(session.logs) == {"root", "other", "d"}
     assert session.logs["root"].children == ["d"]
     assert session.held == 5 + 1 + 6
-    with pytest.raises(errors.UnknownRequest):
+    with pytest.raises(UnknownRequest):
         session.compose("a", [1])
-    with pytest.raises(errors.UnknownRequest, match="no request b"):
+    with pytest.raises(UnknownRequest, match="no request b"):
         session.record("b", [1])
 
 
@@ -107,7 +114,7 @@ def test_replacing_a_running_parent_ends_it_with_what_it_has_said(session) -> No
     assert prompt == [1, 2, 3, 4, 5, 6, 7, 9]
     assert session.begin("next", "live", prompt, replace=True) == ["live"]
     before = picture(session)
-    with pytest.raises(errors.UnknownRequest, match="live is over"):
+    with pytest.raises(UnknownRequest, match="live is over"):
         session.record("live", [1], finished=False)
     assert picture(session) == before
     assert session.compose("live", []) == [1, 2, 3, 4, 5, 6, 7, 8]
@@ -117,15 +124,15 @@ def test_refusals_change_nothing(session) -> None:
     session.begin("live", "root", session.compose("root", [6]))
     before = picture(session)
     for refusal, call in (
-        (errors.UnknownRequest, lambda: session.compose("nobody", [1])),
-        (errors.UnknownRequest, lambda: session.compose("nobody", [1], replace=True)),
-        (errors.UnknownRequest, lambda: session.begin("x", "nobody", [1])),
-        (errors.UnknownRequest, lambda: session.record("nobody", [1])),
-        (errors.RequestRunning, lambda: session.compose("live", [1])),
-        (errors.BadOffset, lambda: session.compose("root", [1], offset=-6)),
-        (errors.BadOffset, lambda: session.compose("root", [1], offset=-4, drop_previous_output=True)),
-        (errors.SessionFull, lambda: session.compose("root", [1] * 85)),
-        (errors.TurnExists, lambda: session.begin("live", None, [1])),
+        (UnknownRequest, lambda: session.compose("nobody", [1])),
+        (UnknownRequest, lambda: session.compose("nobody", [1], replace=True)),
+        (UnknownRequest, lambda: session.begin("x", "nobody", [1])),
+        (UnknownRequest, lambda: session.record("nobody", [1])),
+        (RequestRunning, lambda: session.compose("live", [1])),
+        (BadOffset, lambda: session.compose("root", [1], offset=-6)),
+        (BadOffset, lambda: session.compose("root", [1], offset=-4, drop_previous_output=True)),
+        (SessionFull, lambda: session.compose("root", [1] * 85)),
+        (TurnExists, lambda: session.begin("live", None, [1])),
     ):
         with pytest.raises(refusal) as caught:
             call()
@@ -137,8 +144,23 @@ def test_capacity_counts_what_a_replacement_leaves(session) -> None:
     session.begin("big", None, session.compose(None, [0] * 95))
     session.record("big", [1, 2, 3])  # What a running request says is never cut.
     assert session.held == 103
-    with pytest.raises(errors.SessionFull, match="holds 103 tokens, the request brings 1; 100"):
+    with pytest.raises(SessionFull, match="holds 103 tokens, the request brings 1; 100"):
         session.compose(None, [1])
     assert session.compose(None, [1] * 100, replace=True) == [1] * 100
-    with pytest.raises(errors.SessionFull, match="holds 0 tokens"):
+    with pytest.raises(SessionFull, match="holds 0 tokens"):
         session.compose(None, [1] * 101, replace=True)
+
+
+def test_codes_and_fields_are_stable() -> None:
+    found = [(kind.code, kind.param) for kind in (UnknownRequest, RequestRunning, BadOffset, SessionFull)]
+    assert found == [
+        ("request_not_found", "session_params.rid"),
+        ("request_not_finished", "session_params.rid"),
+        ("bad_offset", "session_params.offset"),
+        ("session_full", "session_params.id"),
+    ]
+
+
+def test_every_refusal_has_a_status() -> None:
+    for kind in (UnknownRequest, RequestRunning, BadOffset, SessionFull):
+        assert kind.code in STATUS_OF_CODE

@@ -1,0 +1,104 @@
+"""Whether the scheduler's lists say what its sessions say.
+
+Who runs, waits, rests, is sealed, moves or has rows in flight is written down twice: in the session, and in
+the lists that plans are made from. A session that is in a list too many or too few is served wrongly much
+later, or never. `check` compares both sides; what differs is `Found`. Called by the world after every step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from holdfast.core.ledger import Kind
+from holdfast.core.scheduler import Scheduler
+from holdfast.core.session import Life, Place, Session
+from holdfast.sim.found import Found
+
+
+class Lists:
+    """The lists of one scheduler."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.registry = scheduler.registry
+
+    def check(self) -> None:
+        """Raise `Found` for the first session that is not where it must be."""
+        rows, sampled = self._in_flight()
+        for session in self.registry.sessions.values():
+            self._check_lists(session)
+            self._check_memory(session)
+            self._require(session, session.unsettled == rows[session.number], "rows in flight")
+            turn = session.turn
+            awaiting = sampled[turn.number] if turn is not None and session.unsettled else 0
+            self._require(session, turn is None or turn.awaiting == awaiting, "tokens that are awaited")
+        self._check_names()
+
+    def _require(self, session: Session, agrees: bool, what: str) -> None:
+        if not agrees:
+            where = f"{session.id}, {session.life.value} and {session.place.value}"
+            turn = session.turn
+            whose = f"{turn.request.turn_id} of {session.id}" if turn is not None else session.id
+            raise Found("registry", f"{where}: wrong {what}", whose)
+
+    def _in_flight(self) -> tuple[Counter[int], Counter[int]]:
+        """Rows in flight by session, and those that sample by turn; checks the fences of what they name."""
+        rows: Counter[int] = Counter()
+        sampled: Counter[int] = Counter()
+        sessions = self.registry.sessions
+        for plan in self.registry.flights:
+            for row in plan.rows:
+                session = sessions.get(row.turn.session_id)
+                if session is not None and session.number == row.number:
+                    self._require(session, session.sequence.fence >= plan.step, "fence of a row")
+                    if not plan.void:
+                        rows[row.number] += 1
+                        sampled[row.turn.number] += row.sample
+            for owner in plan.copied:
+                self._require(owner, owner.sequence.fence >= plan.step, "fence of a copy")
+        return rows, sampled
+
+    def _check_lists(self, session: Session) -> None:
+        registry, turn, life = self.registry, session.turn, session.life
+        waits = turn is not None and registry.queue.get(turn.number) is turn
+        self._require(session, waits == (life is Life.QUEUED), "place in the queue")
+        runs = life is Life.RUNNING or (life is Life.CLOSING and turn is not None)
+        self._require(session, registry.running.count(session) == runs, "place among those that run")
+        self._require(
+            session, (turn is None) == (life in (Life.IDLE, Life.SEALING)) or life is Life.CLOSING, "turn"
+        )
+        sealed = life is Life.SEALING and not session.unsettled
+        self._require(session, (session in registry.seals) == sealed, "place among the seals")
+        rests = session.at_rest and session.sequence.lease is not None
+        self._require(session, (session in registry.resting) == rests, "place among those that rest")
+        moves = session.place in (Place.LEAVING, Place.RETURNING)
+        transit = session.parcel.transit if session.parcel is not None else 0
+        self._require(session, (registry.transits.get(transit) is session) == moves, "place among the moves")
+
+    def _check_memory(self, session: Session) -> None:
+        sequence, registry = session.sequence, self.registry
+        self._require(session, (session.parcel is None) == (session.place is Place.HOME), "parcel")
+        mine = session.holder if sequence.mark is None else session.turn and session.turn.holder
+        self._require(session, sequence.holder is mine, "holder")
+        loose = any(not p.pinned and p.holder.kind is Kind.CHECKPOINT for p in sequence.points)
+        if session.at_rest and loose:
+            self._require(session, session in registry.checkpointed, "place among those with checkpoints")
+
+    def _check_names(self) -> None:
+        """Lists name open sessions and waiting turns alone."""
+        registry = self.registry
+        open_ones = set(registry.sessions.values())
+        tables = (registry.running, registry.resting, registry.checkpointed, registry.seals, registry.tainted)
+        for table in (*tables, registry.transits.values(), registry.uncopied):
+            for session in table:
+                self._require(session, session in open_ones, "list: it is closed")
+        if registry.tenants != Counter(session.tenant for session in open_ones):
+            raise Found("registry", f"sessions of tenants are miscounted: {registry.tenants}", "registry")
+        for turn in registry.queue.values():
+            session = registry.sessions[turn.session_id]
+            if session.turn is not turn or session.life is not Life.QUEUED:
+                whose = f"{turn.request.turn_id} of {session.id}"
+                raise Found("registry", f"a turn waits whose session is {session.life.value}", whose)
+        for number in self.scheduler.planner._matches:
+            if number not in registry.queue:
+                raise Found("registry", f"a match of turn {number} is kept, which waits no more", "registry")

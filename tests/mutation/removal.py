@@ -1,0 +1,244 @@
+"""Remove one statement of the core at a time, and see who notices.
+
+The tests are collected once. For each statement a fork of that process exchanges the code of one function and
+asks a judge; what survives one judge is shown to the next. Tests are asked only if they run the statement.
+What is not inside a function needs a process that has not imported the core: those forks come first.
+
+    static            what the linter or the type checker reports (static.py)
+    import            the core can be imported
+    short simulation  a world of each layout, faults, strict audit
+    core tests        tests/core
+    property tests    tests/property
+    long simulation   three seeds
+"""
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from importlib import import_module
+from itertools import zip_longest
+from pathlib import Path
+
+import coverage
+import pytest
+from hypothesis import Phase, settings
+
+from tests.mutation import judges
+from tests.mutation.forks import in_forks
+from tests.mutation.statements import CORE, ROOT, FreshModule, Statement, exchange
+from tests.mutation.static import undefined
+
+CPU_SECONDS = {"import": 10, "short simulation": 5, "core tests": 90, "property tests": 90}
+CPU_SECONDS_LONG = 240
+CPU_SECONDS_ALL = 1800
+CACHE = ROOT / ".pytest_cache"
+TESTS = {"core tests": "tests/core", "property tests": "tests/property"}
+JUDGES = ("static", "import", "short simulation", "core tests", "property tests", "long simulation")
+
+
+@dataclass
+class Verdict:
+    """Which judge noticed that a statement is gone, and how; nobody, if it survived."""
+
+    statement: Statement
+    noticed_by: str | None
+    how: str = ""
+
+    def as_json(self) -> dict[str, object]:
+        """A line of results."""
+        file, function, text, occurrence = self.statement.key
+        return {
+            "file": file,
+            "line": self.statement.line,
+            "function": function,
+            "statement": text,
+            "occurrence": occurrence,
+            "noticed_by": self.noticed_by,
+            "how": self.how,
+        }
+
+
+@dataclass
+class Removal:
+    """A run over some statements. `told` hears each verdict, `said` how far the run is.
+
+    At most `tests_max` tests of a folder are asked about a statement.
+    """
+
+    statements: list[Statement]
+    jobs: int = 1
+    tests_max: int = sys.maxsize
+    ladder: tuple[str, ...] = JUDGES
+    told: Callable[[Verdict], None] = lambda _verdict: None
+    said: Callable[[str], None] = lambda _text: None
+
+    def run(self) -> None:
+        """Judge them all: first those that need an import of their own, then the others."""
+        left = self._static()
+        fresh = [s for s in left if not s.in_function or "super()" in s.text]
+        assert not any(name.startswith("holdfast.core") for name in sys.modules), "the core is imported"
+        for name in self.ladder[1:]:
+            fresh = self._ask(name, fresh, partial(_freshly, name=name))
+        self._survived(fresh)
+        rest = [s for s in left if s.in_function and "super()" not in s.text]
+        if rest:
+            collected = _Collected(self, rest)
+            pytest.main(["-m", "not soak", *judges.QUIET, *TESTS.values()], plugins=[collected])
+            assert collected.ran, "the tests could not be collected"
+
+    def _static(self) -> list[Statement]:
+        left: list[Statement] = []
+        for statement in self.statements:
+            how = undefined(statement)
+            if how is None:
+                left.append(statement)
+            else:
+                self.told(Verdict(statement, "static", how))
+        return left
+
+    def _survived(self, statements: list[Statement]) -> None:
+        for statement in statements:
+            self.told(Verdict(statement, None))
+
+    def _ask(
+        self, name: str, statements: list[Statement], judge: Callable[[Statement], str | None]
+    ) -> list[Statement]:
+        """Show statements to one judge; returns what it did not notice the loss of."""
+        left: list[Statement] = []
+        works = [(statement, partial(judge, statement)) for statement in statements]
+        limit = CPU_SECONDS.get(name, CPU_SECONDS_LONG)
+        for number, (statement, how) in enumerate(in_forks(works, self.jobs, limit), 1):
+            if how is None:
+                left.append(statement)
+            else:
+                self.told(Verdict(statement, name, how))
+            self.said(f"{statement.file}, {name}: {number} of {len(statements)}, {len(left)} unnoticed")
+        return sorted(left, key=lambda statement: (statement.file, statement.line))
+
+    def judge_collected(self, session: pytest.Session, statements: list[Statement]) -> None:
+        """Judge statements of functions, in a process that has imported the core and collected the tests."""
+        tests = {name: [i for i in session.items if i.nodeid.startswith(at)] for name, at in TESTS.items()}
+        judges.importing()
+        import_module("holdfast.sim.runner")
+        gc.collect()
+        gc.freeze()
+        runs: dict[str, dict[str, list[int]]] = {}
+        for file in dict.fromkeys(statement.file for statement in statements):
+            left = [statement for statement in statements if statement.file == file]
+            for name in self.ladder[2:]:
+                items = tests.get(name, [])
+                if left and items and name not in runs:
+                    runs[name] = self._touched(session, name, items)
+                asked = partial(self._tests_of, items=items, runs=runs.get(name, {}))
+                left = self._ask(name, left, partial(_collected, name=name, session=session, tests=asked))
+            self._survived(left)
+
+    def _tests_of(
+        self, statement: Statement, items: list[pytest.Item], runs: dict[str, list[int]]
+    ) -> list[pytest.Item]:
+        """The tests that run a statement: of each function one, the quickest first, then another one."""
+        functions: dict[str, list[pytest.Item]] = {}
+        for line in range(statement.line, statement.end_line + 1):
+            for number in runs.get(f"{statement.file}:{line}", []):
+                functions.setdefault(items[number].nodeid.partition("[")[0], []).append(items[number])
+        rounds = zip_longest(*(dict.fromkeys(several) for several in functions.values()))
+        return [item for each in rounds for item in each if item is not None][: self.tests_max]
+
+    def _touched(self, session: pytest.Session, name: str, items: list[pytest.Item]) -> dict[str, list[int]]:
+        """Which lines of the core each of some tests runs: positions in `items` by file and line."""
+        at = CACHE / f"{name.replace(' ', '-')}-{_digest()}.json"
+        if not at.exists():
+            self.said(f"{name}: which lines does each of {len(items)} run?")
+            at.parent.mkdir(exist_ok=True)
+            work = [("lines", partial(_record, session, items, at))]
+            for _, failed in in_forks(work, 1, CPU_SECONDS_ALL):
+                assert failed is None, f"{name} fail with every statement in place: {failed}"
+        lines: dict[str, list[int]] = json.loads(at.read_text())
+        return lines
+
+
+class _Collected:
+    """A plugin of pytest: once tests are collected, statements are judged instead of tests run."""
+
+    def __init__(self, removal: Removal, statements: list[Statement]) -> None:
+        self.removal = removal
+        self.statements = statements
+        self.ran = False
+
+    def pytest_collection(self) -> None:
+        """Failing examples need not be made small."""
+        settings.register_profile(
+            "removal", settings.get_profile("repeatable"), phases=(Phase.explicit, Phase.generate)
+        )
+        settings.load_profile("removal")
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """In place of running the tests."""
+        self.removal.judge_collected(session, self.statements)
+        self.ran = True
+        return True
+
+
+def _freshly(statement: Statement, name: str) -> str | None:
+    """One judge on a statement, in a process that has not imported the core."""
+    sys.meta_path.insert(0, FreshModule(statement))
+    if name in TESTS:
+        return judges.freshly_passing(TESTS[name], statement.path.stem)
+    simple = {
+        "import": judges.importing,
+        "short simulation": judges.short_simulation,
+        "long simulation": judges.long_simulation,
+    }
+    return simple[name]()
+
+
+def _collected(
+    statement: Statement,
+    name: str,
+    session: pytest.Session,
+    tests: Callable[[Statement], list[pytest.Item]],
+) -> str | None:
+    """One judge on a statement of a function, in a fork of the process that collected the tests."""
+    assert exchange(statement), "not a statement of a function"
+    if name == "short simulation":
+        return judges.short_simulation()
+    if name == "long simulation":
+        return judges.long_simulation()
+    return judges.passing(session, tests(statement))
+
+
+def _record(session: pytest.Session, items: Iterable[pytest.Item], at: Path) -> str | None:
+    """Run tests one by one, the quickest first in what is written down, and note the lines that each runs."""
+    tracer = coverage.Coverage(data_file=None, source_pkgs=["holdfast.core"], branch=False, config_file=False)
+    seconds: list[float] = []
+    tracer.start()
+    for number, item in enumerate(items):
+        tracer.switch_context(str(number))
+        began = time.process_time()
+        failed = judges.passing(session, [item])
+        seconds.append(time.process_time() - began)
+        if failed is not None:
+            return failed
+    tracer.stop()
+    lines: dict[str, list[int]] = {}
+    recorded = tracer.get_data()
+    for file in recorded.measured_files():
+        for line, contexts in recorded.contexts_by_lineno(file).items():
+            numbers = [int(context) for context in contexts if context]
+            lines[f"{Path(file).name}:{line}"] = sorted(numbers, key=lambda number: seconds[number])
+    at.write_text(json.dumps(lines))
+    return None
+
+
+def _digest() -> str:
+    """What the lines that tests run depend on."""
+    digest = sha256()
+    for folder in (CORE, *(ROOT / folder for folder in TESTS.values())):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
