@@ -1,8 +1,8 @@
 """Clients that mind their own business while somebody else attacks, and the watch that is kept over a server.
 
 A neighbour takes a turn on a session of its own, rewinds, and takes it again: every answer must be token by
-token the one that it got before the attack. `Watch` starts neighbours, runs an attack, and sees that all of them
-get tokens meanwhile; afterwards it looks at the engine's process, memory, descriptors and the log.
+token the one that it got before the attack. `Watch` starts neighbours, runs an attack, and sees that all of
+them get tokens meanwhile; afterwards it looks at the engine's process, memory, descriptors and the log.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every field of every request, filled with far too much; the server's OpenAPI document says which there are.
 
-A field is refused with a 4xx, or it is one of the few that are ignored; whatever it is, nothing large is kept,
-no engine is lost and neighbours go on.
+A field is refused with a 4xx, or it is one of the few that are ignored; whatever it is, nothing large is
+kept, no engine is lost and neighbours go on.
 """
 
 import json
