@@ -20,6 +20,9 @@ MEBIBYTE = 1 << 20
 GROWTH_BYTES = 160 * MEBIBYTE
 """What all processes of a server may grow by in an attack, together."""
 
+BODIES_GROWTH_BYTES = 400 * MEBIBYTE
+"""The same, where it receives bodies of 600 MB that nobody finishes."""
+
 DESCRIPTORS_SLACK = 8
 """How many descriptors more than before may be open after an attack: pools of connections that are kept."""
 

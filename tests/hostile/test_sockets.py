@@ -133,7 +133,7 @@ def test_unfinished_bodies_hold_little_memory(echo: Server) -> None:
             except OSError:
                 continue  # It is not read to its end: refused, closed, or left waiting.
 
-    with Watch(echo) as watch:
+    with Watch(echo, growth_bytes=demands.BODIES_GROWTH_BYTES) as watch:
         connections = [connect(echo) for _ in range(40)]
         try:
             watch.during(lambda: attack(connections))
