@@ -61,7 +61,7 @@ class Target:
         content = b"" if body is None else json.dumps(body, separators=(",", ":")).encode()
         size = f"Content-Length: {len(content)}"
         key = f"Authorization: Bearer {self.key}"
-        return head(self, method, path, JSON, key, size, *headers) + content  # type: ignore[arg-type]
+        return head(self, method, path, JSON, key, size, *headers) + content
 
 
 # --- attacks: each is called again and again until its time is over -------------------------------
@@ -78,7 +78,7 @@ def asking(*requests: Callable[[Target], bytes], connections: int = 1) -> Attack
         opened: list[socket.socket] = []
         while True:
             while len(opened) < connections:
-                opened.append(connect(target, STANDSTILL_SECONDS))  # type: ignore[arg-type]
+                opened.append(connect(target, STANDSTILL_SECONDS))
             for number, each in enumerate(list(opened)):
                 try:
                     each.sendall(sent[number % len(sent)])
@@ -122,7 +122,7 @@ def frames(first: bytes, repeated: bytes) -> Attack:
     def attack(target: Target) -> Iterator[None]:
         piece = repeated * (16_384 // len(repeated))
         while True:
-            with suppress(OSError, AssertionError), open_socket(target, "/v1/realtime") as connection:  # type: ignore[arg-type]
+            with suppress(OSError, AssertionError), open_socket(target, "/v1/realtime") as connection:
                 connection.sendall(first)
                 while True:
                     connection.sendall(piece)
@@ -134,11 +134,11 @@ def frames(first: bytes, repeated: bytes) -> Attack:
 
 def unfinished(target: Target, size: int, count: int) -> Iterator[None]:
     """Requests whose end never comes."""
-    begun = head(target, "POST", "/v1/sessions", JSON, "Content-Length: 16000000")  # type: ignore[arg-type]
+    begun = head(target, "POST", "/v1/sessions", JSON, "Content-Length: 16000000")
     held: list[socket.socket] = []
     while True:
         with suppress(OSError):
-            held.append(connect(target, 5.0))  # type: ignore[arg-type]
+            held.append(connect(target, 5.0))
             held[-1].sendall(begun + b" " * size)
         if len(held) > count:
             held.pop(0).close()
@@ -150,7 +150,7 @@ def leaving(target: Target) -> Iterator[None]:
     body = {"prompt": "abc" * 100, "max_tokens": 1000, "ignore_eos": True, "stream": True}
     sent = target.request("POST", "/v1/completions", body)
     while True:
-        with suppress(OSError), connect(target, 5.0) as connection:  # type: ignore[arg-type]
+        with suppress(OSError), connect(target, 5.0) as connection:
             connection.sendall(sent)
         yield
 
@@ -300,7 +300,7 @@ class Stream:
 
     async def run(self, target: Target) -> None:
         """Stream one turn after another on a session, each as long as may be."""
-        reader, writer = await asyncio.open_connection(*address_of(target))  # type: ignore[arg-type]
+        reader, writer = await asyncio.open_connection(*address_of(target))
         writer.write(target.request("POST", "/v1/sessions", {"id": self.name}))
         await reader.readuntil(b"}}")
         while True:

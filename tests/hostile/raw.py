@@ -7,14 +7,22 @@ import socket
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from tests.hostile.demands import ANSWER_SECONDS
-from tests.server.serving import Server
 
 TEXT, BINARY, CLOSE, PING, PONG, CONTINUATION = 0x1, 0x2, 0x8, 0x9, 0xA, 0x0
 
 GONE = (ConnectionError, TimeoutError, http.client.HTTPException)
 """What a connection raises that the server has closed, or never answers."""
+
+
+class Listening(Protocol):
+    """Whoever has an address."""
+
+    @property
+    def url(self) -> str:
+        """Where it listens, such as http://127.0.0.1:8000."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +37,18 @@ class Answer:
 NOTHING = Answer(0, {}, "")
 
 
-def address_of(server: Server) -> tuple[str, int]:
+def address_of(server: Listening) -> tuple[str, int]:
     """Where a server listens."""
     host, _, port = server.url.removeprefix("http://").rpartition(":")
     return host, int(port)
 
 
-def connect(server: Server, timeout: float = ANSWER_SECONDS) -> socket.socket:
+def connect(server: Listening, timeout: float = ANSWER_SECONDS) -> socket.socket:
     """A connection to the server."""
     return socket.create_connection(address_of(server), timeout=timeout)
 
 
-def head(server: Server, method: str, path: str, *headers: str, host: str | None = None) -> bytes:
+def head(server: Listening, method: str, path: str, *headers: str, host: str | None = None) -> bytes:
     """The head of a request, with the right Host unless told otherwise ("" for none)."""
     named = ":".join(map(str, address_of(server))) if host is None else host
     lines = [f"{method} {path} HTTP/1.1", *([f"Host: {named}"] if named else []), *headers]
@@ -59,7 +67,7 @@ def answer_of(connection: socket.socket) -> Answer:
     return Answer(response.status, headers, body.decode("utf-8", "replace"))
 
 
-def ask(server: Server, sent: bytes, timeout: float = ANSWER_SECONDS) -> Answer:
+def ask(server: Listening, sent: bytes, timeout: float = ANSWER_SECONDS) -> Answer:
     """Send bytes on a connection of their own, and hear what is answered."""
     with connect(server, timeout) as connection:
         try:
@@ -85,7 +93,7 @@ def closed_by_server(connection: socket.socket) -> bool:
 # --- WebSockets ---------------------------------------------------------------------------------------
 
 
-def handshake(server: Server, path: str, *headers: str, host: str | None = None) -> bytes:
+def handshake(server: Listening, path: str, *headers: str, host: str | None = None) -> bytes:
     """The request that opens a WebSocket."""
     return head(
         server,
@@ -100,7 +108,7 @@ def handshake(server: Server, path: str, *headers: str, host: str | None = None)
     )
 
 
-def open_socket(server: Server, path: str) -> socket.socket:
+def open_socket(server: Listening, path: str) -> socket.socket:
     """A WebSocket whose frames are written by hand."""
     connection = connect(server)
     connection.sendall(handshake(server, path))
