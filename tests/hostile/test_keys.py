@@ -15,6 +15,8 @@ from tests.hostile.neighbours import Watch
 from tests.hostile.raw import ask, handshake, head
 from tests.server.serving import ADMIN_KEY, Server
 
+pytestmark = pytest.mark.soak
+
 ANN = {"authorization": "Bearer key-of-ann"}
 BOB = {"authorization": "Bearer key-of-bob"}
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
@@ -138,7 +140,6 @@ def test_without_a_key_nothing_is_open(keyed: Keyed) -> None:
         assert server.http.request(method, path, headers=ANN).status_code == 403
 
 
-@pytest.mark.soak
 def test_strangers_do_not_hold_up_those_who_have_keys(keyed: Keyed) -> None:
     """A hundred thousand keys, and requests with none of them."""
     lines = "".join(f"tenant-{number % 1000}:key-{number}\n" for number in range(99_998))
