@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.hostile import demands
+from tests.hostile.neighbours import check_clean
 from tests.models.small import write_small_model
 from tests.server.serving import Server
 
@@ -81,7 +82,7 @@ def echo(idle_servers: list[Server], request: pytest.FixtureRequest) -> Iterator
     if FAILED in request.node.stash:
         end(server)
         return
-    server.check_clean()
+    check_clean(server)
     assert server.complaints() == []
     idle_servers.append(server)
 
