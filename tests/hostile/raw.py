@@ -13,6 +13,9 @@ from tests.hostile.demands import ANSWER_SECONDS
 
 TEXT, BINARY, CLOSE, PING, PONG, CONTINUATION = 0x1, 0x2, 0x8, 0x9, 0xA, 0x0
 
+STILL_OPEN = 0
+"""In place of a close code: the connection is as it was."""
+
 GONE = (ConnectionError, TimeoutError, http.client.HTTPException)
 """What a connection raises that the server has closed, or never answers."""
 
@@ -135,7 +138,10 @@ def frame(opcode: int, payload: bytes = b"", *, last: bool = True) -> bytes:
 
 
 def close_code(connection: socket.socket) -> int | None:
-    """The code that the server closed a WebSocket with; None if the connection broke without one."""
+    """The code that the server closed a WebSocket with; None if the connection broke without one.
+
+    `STILL_OPEN` if nothing of that happens.
+    """
     said = bytearray()
     try:
         while piece := connection.recv(1 << 20):
@@ -143,6 +149,8 @@ def close_code(connection: socket.socket) -> int | None:
             code = _close_in(said)
             if code is not None:
                 return code
+    except TimeoutError:
+        return STILL_OPEN
     except OSError:
         return None
     return _close_in(said)
