@@ -1,5 +1,6 @@
 """Connections that never finish what they began, bodies that nobody asked for, and bytes that are no HTTP."""
 
+import contextlib
 import json
 import random
 import resource
@@ -86,28 +87,37 @@ def test_others_are_served_while_connections_do_nothing(echo: Server) -> None:
 def test_running_short_of_descriptors_is_said_and_survived(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With 256 descriptors for a process: strangers take all of them and give them back."""
+    """With 256 descriptors for a process: strangers leave room for others, and regulars are warned of."""
     limited = tmp_path / "python"
     limited.write_text(f'#!/bin/sh\nulimit -n 256\nexec {sys.executable} "$@"\n')
     limited.chmod(0o755)
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", str(limited))
         server = serve("echo", *ROOM)
-    with Watch(server) as watch:
-        strangers = [socket.socket() for _ in range(400)]
-        try:
-            for stranger in strangers:
-                stranger.setblocking(False)
-                stranger.connect_ex((server.http.base_url.host, server.http.base_url.port or 80))
-            for _ in range(20):
-                watch.go_on()
-            warned = [line for line in server.lines if "WARNING" in line and "descriptor" in line.lower()]
-            assert warned, "nothing in the log says that descriptors run short"
-            assert len(server.lines) < 200, "the log is flooded"
-        finally:
-            for stranger in strangers:
-                stranger.close()
-        assert ask(server, head(server, "GET", "/health")).status == 200
+    with Watch(server) as watch, contextlib.ExitStack() as held:
+        for _ in range(400):
+            held.enter_context(connect(server))
+        watch.go_on()
+        assert ask(server, head(server, "GET", "/v1/models")).status == 200
+        watch.during(lambda: [stay(server, held) for _ in range(400)])
+        watch.go_on()
+        warned = [line for line in server.lines if "WARNING" in line and "descriptor" in line.lower()]
+        assert warned, "nothing in the log says that descriptors run short"
+        assert len(server.lines) < 200, "the log is flooded"
+        held.close()
+        deadline = time.monotonic() + demands.ANSWER_SECONDS
+        while ask(server, head(server, "GET", "/v1/models")).status != 200:
+            assert time.monotonic() < deadline, "descriptors did not come back"
+
+
+def stay(server: Server, held: contextlib.ExitStack) -> None:
+    """Ask something on a connection, and keep it."""
+    connection = held.enter_context(connect(server, demands.STANDSTILL_SECONDS))
+    try:
+        connection.sendall(head(server, "GET", "/v1/models"))
+    except OSError:
+        return  # It is not let in.
+    answer_of(connection)
 
 
 def test_the_server_takes_all_descriptors_that_it_may_have(serve: Serve) -> None:
