@@ -1,0 +1,180 @@
+"""Directories that are no models, and chat templates that explode."""
+
+import json
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.hostile import demands
+from tests.hostile.conftest import Serve
+from tests.hostile.neighbours import Watch
+
+pytestmark = pytest.mark.soak
+
+
+def _cut(name: str) -> Callable[[Path], None]:
+    def cut(directory: Path) -> None:
+        path = next(directory.glob(name))
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    return cut
+
+
+def _write(name: str, content: bytes) -> Callable[[Path], None]:
+    def write(directory: Path) -> None:
+        next(directory.glob(name)).write_bytes(content)
+
+    return write
+
+
+def _change(name: str, **fields: object) -> Callable[[Path], None]:
+    def change(directory: Path) -> None:
+        path = directory / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+    return change
+
+
+NESTED = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
+SHARD = "model-00001-*.safetensors"
+
+UNREADABLE: dict[str, Callable[[Path], None]] = {
+    "half a tokenizer": _cut("tokenizer.json"),
+    "an empty tokenizer": _write("tokenizer.json", b""),
+    "a nested tokenizer": _write("tokenizer.json", NESTED),
+    "a tokenizer of another kind": _write("tokenizer.json", b"[1, 2, 3]"),
+    "a tokenizer that is no text": _write("tokenizer.json", b"\xff\xfe\x00" * 100),
+    "half a tokenizer's description": _cut("tokenizer_config.json"),
+    "a template with an open tag": _change("tokenizer_config.json", chat_template="{% for message in"),
+    "a template of unknown tags": _change("tokenizer_config.json", chat_template="{% explode %}"),
+    "a template that is a number": _change("tokenizer_config.json", chat_template=7),
+    "a nested template": _change(
+        "tokenizer_config.json", chat_template="{{ " + "(" * 5000 + ")" * 5000 + " }}"
+    ),
+    "half a configuration": _cut("config.json"),
+    "a nested configuration": _write("config.json", NESTED),
+    "absurd sizes": _change("config.json", hidden_size=1 << 60, vocab_size=1 << 60),
+    "negative sizes": _change("config.json", num_hidden_layers=-1),
+    "sizes of another kind": _change("config.json", hidden_size="large"),
+    "no layers": _change("config.json", num_hidden_layers=0),
+    "an absurd header": _write(SHARD, struct.pack("<Q", (1 << 63) - 1) + b"{}"),
+    "a nested header": _write(SHARD, struct.pack("<Q", len(NESTED)) + NESTED),
+    "half the weights": _cut(SHARD),
+    "no weights": _write(SHARD, b""),
+    "half an index": _cut("model.safetensors.index.json"),
+    "a nested index": _write("model.safetensors.index.json", NESTED),
+}
+
+
+@pytest.mark.parametrize("damage", UNREADABLE)
+def test_a_model_that_cannot_be_read_is_one_line(small_llama: Path, tmp_path: Path, damage: str) -> None:
+    """One line that says what is wrong, one start of the engine, an exit status that is not 0."""
+    model = tmp_path / "model"
+    shutil.copytree(small_llama, model)
+    UNREADABLE[damage](model)
+    ended = subprocess.run(
+        [sys.executable, "-m", "holdfast.cli", "serve", str(model), "--port", "0", "--kv-tokens", "4096"],
+        capture_output=True, text=True, check=False, timeout=2 * demands.ANSWER_SECONDS,
+    )  # fmt: skip
+    said = ended.stdout + ended.stderr
+    assert ended.returncode in demands.ENDS_WITH, said[-2000:]
+    assert "Traceback" not in said, said[-2000:]
+    assert "starting it again" not in said, said[-2000:]
+    lines = [line for line in said.splitlines() if "holdfast serve: " in line]
+    assert len(lines) == 1, said[-2000:]
+    assert len(lines[0]) < 600, "a line that can be read"
+
+
+BOMBS = {
+    "padding": "{{ 'x'.ljust(1000000000) }}",
+    "centering": "{{ 'x'.center(1000000000) }}",
+    "a filter": "{{ 'x' | center(1000000000) }}",
+    "zeros": "{{ '7'.zfill(1000000000) }}",
+    "a format": "{{ '%1000000000d' % 7 }}",
+    "a format by name": "{{ '{:1000000000}'.format(7) }}",
+    "a product": "{{ 'x' * 1000000000 }}",
+    "tabs": "{{ ('\t' * 100000).expandtabs(10000) }}",
+    "replacing": "{{ ('x' * 30000).replace('x', 'x' * 30000) }}",
+    "joining": "{{ ('x' * 30000).join(['x'] * 30000) }}",
+    "doubling": "{% set n = namespace(s='xx') %}{% for i in range(30) %}{% set n.s = n.s ~ n.s %}{% endfor %}"
+    "{{ n.s }}",
+    "doubling lists": "{% set n = namespace(s=[1, 2]) %}{% for i in range(30) %}{% set n.s = n.s + n.s %}"
+    "{% endfor %}{{ n.s | length }}",
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "output of loops": "{% for a in range(9999) %}{% for b in range(99999) %}xxxxxxx{% endfor %}{% endfor %}",
+    "recursion": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "a power": "{{ 7 ** 77777777 }}",
+    "a power of powers": "{{ (9 ** 9) ** (9 ** 7) }}",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_template_that_explodes_harms_one_request(
+    serve: Serve, small_llama: Path, tmp_path: Path, bomb: str
+) -> None:
+    """It explodes for one message alone; neighbours of the same model say token ids and go on."""
+    model = tmp_path / "model"
+    shutil.copytree(small_llama, model)
+    described = json.loads((model / "tokenizer_config.json").read_text())
+    described["chat_template"] = (
+        "{% if messages[-1]['content'] == 'boom' %}"
+        + BOMBS[bomb]
+        + "{% endif %}"
+        + described["chat_template"]
+    )
+    (model / "tokenizer_config.json").write_text(json.dumps(described))
+    server = serve(model, "--kv-tokens", "16384")
+    boom = {"messages": [{"role": "user", "content": "boom"}], "max_tokens": 2}
+
+    def attack() -> list[int]:
+        with httpx.Client(base_url=server.url, timeout=demands.ANSWER_SECONDS) as http:
+            return [http.post("/v1/chat/completions", json=boom).status_code for _ in range(3)]
+
+    with Watch(server, growth_bytes=4 * demands.GROWTH_BYTES) as watch:
+        statuses = watch.during(attack)
+        assert all(demands.refused(status) for status in statuses), statuses
+        calm = {"messages": [{"role": "user", "content": "bak"}], "max_tokens": 2}
+        assert server.post("/v1/chat/completions", calm).status_code == 200, "others use the template"
+
+
+def test_many_exploding_requests_leave_room_for_others(
+    serve: Serve, small_llama: Path, tmp_path: Path
+) -> None:
+    """Whatever renders templates is not taken for ever by those that explode."""
+    model = tmp_path / "model"
+    shutil.copytree(small_llama, model)
+    described = json.loads((model / "tokenizer_config.json").read_text())
+    described["chat_template"] = (
+        "{% if messages[-1]['content'] == 'boom' %}"
+        + BOMBS["loops"]
+        + "{% endif %}"
+        + described["chat_template"]
+    )
+    (model / "tokenizer_config.json").write_text(json.dumps(described))
+    server = serve(model, "--kv-tokens", "16384")
+    boom = json.dumps({"messages": [{"role": "user", "content": "boom"}], "max_tokens": 2})
+    with Watch(server, growth_bytes=4 * demands.GROWTH_BYTES) as watch:
+
+        def attack() -> float:
+            clients = [httpx.Client(base_url=server.url, timeout=0.5) for _ in range(12)]
+            for http in clients:
+                try:
+                    http.post(
+                        "/v1/chat/completions", content=boom, headers={"content-type": "application/json"}
+                    )
+                except httpx.TimeoutException:
+                    continue  # It was sent, and nobody waits for it.
+                finally:
+                    http.close()
+            return time.monotonic()
+
+        watch.during(attack)
+        calm = {"messages": [{"role": "user", "content": "bak"}], "max_tokens": 2}
+        assert server.post("/v1/chat/completions", calm, timeout=demands.ANSWER_SECONDS).status_code == 200
