@@ -36,8 +36,6 @@ def unreadable(path: Path, problem: str) -> ConfigurationError:
     try:
         with path.open("rb") as file:
             beginning = file.read(len(_LFS_POINTER))
-    except IsADirectoryError:
-        beginning = b""
     except OSError as error:
         return ConfigurationError(f"cannot read {path}: {error.strerror}")
     if beginning == _LFS_POINTER:
@@ -66,7 +64,10 @@ def reading(path: Path) -> Iterator[None]:
         raise unreadable(path, "cannot be read: that would take more memory than there is") from error
     except BaseException as error:
         reason = " ".join(str(error).split())[:_REASON_CHARACTERS_MAX]
-        raise unreadable(path, f"cannot be read: {reason or type(error).__name__}") from error
+        problem = f"cannot be read: {reason or type(error).__name__}"
+        raise (
+            ConfigurationError(f"{path} {problem}") if path.is_dir() else unreadable(path, problem)
+        ) from error
 
 
 def require_size(path: Path, most: int) -> None:
