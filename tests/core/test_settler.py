@@ -354,9 +354,10 @@ def lose_moves(driver: Driver, how: str) -> None:
 
 
 def test_a_move_of_a_cancelled_spill_completes_nothing() -> None:
-    driver = Driver("hybrid", 3, host=100)
+    driver = Driver("dense", 3, host=100)
     session = driver.open("a")
     driver.turn("a", 7, 3)
+    driver.turn("a", 2, 2)
     driver.scheduler.spill("a", driver.now)
     driver.plan()
     driver.scheduler.rewind("a", 1, driver.now)

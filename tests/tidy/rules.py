@@ -63,7 +63,7 @@ CALLS_WITHOUT_EFFECT = {
     *("bit_length", "count", "endswith", "index", "isdisjoint", "issubset", "items", "keys", "startswith"),
     *("dim", "element_size", "is_contiguous", "is_floating_point", "numel", "size", "stride", "values"),
     # Of this project, and of a tokenizer.
-    *("_serves_alone", "queue_lines", "tile_tokens", "token_to_id"),
+    *("is_alone_in", "queue_lines", "tile_tokens", "token_to_id"),
 }
 
 # Written with brackets, so that this file does not break the rule that it states.
