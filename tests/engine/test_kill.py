@@ -16,11 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.tokens import pack
+from holdfast.core.tokens import TokenLog
 from holdfast.engine.engine import Engine
 from holdfast.engine.journal_reading import read_sessions
 from holdfast.engine.records import StoredSession
-from holdfast.engine.spill_files import digest
 from tests.engine.tiny import greedy, tiny_engine, word
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +28,7 @@ POINTS = ("before append", "mid-record", "after write", "after fsync", "after th
 
 def picture(stored: StoredSession) -> dict[str, object]:
     tokens = [token for turn in stored.turns for token in (*turn.input, *turn.output)]
-    return {"tokens": digest(pack(tokens)), "turns": len(stored.turns)}
+    return {"tokens": TokenLog(tokens).digest(len(tokens)), "turns": len(stored.turns)}
 
 
 class Graveyard:
@@ -138,7 +137,7 @@ def stored_without(stored: StoredSession, turn_id: str) -> dict[str, object]:
     if turns and turns[-1].turn_id == turn_id:
         turns = turns[:-1]
     tokens = [token for turn in turns for token in (*turn.input, *turn.output)]
-    return {"tokens": digest(pack(tokens)), "turns": len(turns)}
+    return {"tokens": TokenLog(tokens).digest(len(tokens)), "turns": len(turns)}
 
 
 def revive(graveyard: Graveyard) -> None:

@@ -22,7 +22,6 @@ from holdfast.core.layout import Tier
 from holdfast.core.registry import Event
 from holdfast.core.turn import KEEP_ALL, TurnRequest
 from holdfast.engine.engine import Engine
-from holdfast.engine.spill_files import digest
 from tests.engine.tiny import WORDS, greedy, tiny_engine, word
 
 SESSIONS = 6
@@ -51,7 +50,7 @@ class Victim:
         if session is None:
             return {"gone": True}
         tokens = session.sequence.tokens
-        return {"tokens": digest(tokens.packed(0, len(tokens))), "turns": len(session.boundaries)}
+        return {"tokens": tokens.digest(len(tokens)), "turns": len(session.boundaries)}
 
     def confirm(self, name: str, act: str, **more: object) -> None:
         self.busy.discard(name)
