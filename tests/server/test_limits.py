@@ -3,16 +3,19 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 import pytest
 from msgspec import inspect
 
+from holdfast.engine.options import EngineOptions
 from holdfast.server import app, bodies, limits
 from holdfast.server.bodies import Reading, decode_json, decode_large
 from holdfast.server.doors import live, realtime, schema
 from holdfast.server.limits import LIMITS, Bound, Room, find_limit
+from holdfast.server.options import ServerOptions
 from holdfast.server.problems import Problem
 from tests.server.serving import Server
 
@@ -290,3 +293,46 @@ def test_a_large_body_that_fits_is_served(echo: Server) -> None:
 
 def test_values_have_room_for_a_whole_context() -> None:
     assert limits.values_max(Room(1 << 20, 1 << 24)) >= 1 << 20
+
+
+# --- the documentation --------------------------------------------------------------------------------
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
+BEGIN, END = "<!-- limits:begin -->", "<!-- limits:end -->"
+CALLS = {"OpenSessionBody": "/open_session", "CompletionBody": "/v1/completions", "StormBody": "/v1/storm"}
+
+
+def drawn() -> str:
+    """The table of limits as the documentation shows it: fields of the same limit in one row."""
+    rows: dict[str, list[str]] = {}
+    for limit in LIMITS:
+        struct, _, name = limit.field.partition(".")
+        rows.setdefault(limit.words, []).append(
+            f"`{name}`" if struct == "*" else f"`{name}` of `{CALLS[struct]}`"
+        )
+    lines = ["| field | limit |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| {', '.join(names)} | {words} |" for words, names in rows.items())])
+
+
+def test_the_documentation_shows_the_table() -> None:
+    shown = DOCUMENT.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+    assert shown == drawn(), "paste this between the marks:\n" + drawn()
+
+
+@pytest.mark.parametrize(
+    ("option", "shown"),
+    [
+        ("body_limit", f"{ServerOptions().body_limit >> 20} MiB"),
+        ("bodies_limit", f"{ServerOptions().bodies_limit >> 20} MiB"),
+        ("message_limit", f"{ServerOptions().message_limit >> 20} MiB"),
+        ("header_seconds", f"{ServerOptions().header_seconds:.0f} s"),
+        ("body_seconds", f"{ServerOptions().body_seconds:.0f} s"),
+        ("max_sessions", f"{EngineOptions().max_sessions:,}"),
+        ("max_queue", f"{EngineOptions().max_queue:,}"),
+        ("max_running", f"{EngineOptions().max_running:,}"),
+    ],
+)
+def test_the_documentation_shows_the_defaults_of_options(option: str, shown: str) -> None:
+    flag = "`--" + option.replace("_", "-") + "`"
+    row = next(line for line in DOCUMENT.read_text().splitlines() if line.endswith(f"| {flag} |"))
+    assert shown in row

@@ -82,7 +82,8 @@ class Limit:
 
 
 def _numbers(field: str, low: float, high: float, words: str = "") -> Limit:
-    return Limit(field, Bound(low=low, high=high), words or f"{low:,} to {high:,}")
+    most = "2^31" if high == INTEGER_MAX else f"{high:,}"
+    return Limit(field, Bound(low=low, high=high), words or f"{low:,} to {most}")
 
 
 def _name(field: str) -> Limit:
@@ -91,7 +92,7 @@ def _name(field: str) -> Limit:
 
 
 _TEXT = Bound(characters=None, context=True)
-_FITS = "the context: at most as many bytes as its tokens could have, then counted"
+_FITS = "the context length; far longer texts are refused before they are tokenised"
 
 LIMITS: tuple[Limit, ...] = (
     # Names.
@@ -112,7 +113,6 @@ LIMITS: tuple[Limit, ...] = (
     Limit("*.role", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
     Limit("*.name", Bound(characters=WORD_CHARACTERS_MAX), "1,024 characters"),
     Limit("*.type", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
-    Limit("*.suffix", _TEXT, "not supported"),
     # What is kept beside it.
     Limit("*.metadata", Bound(size=METADATA_BYTES_MAX, depth=METADATA_DEPTH_MAX), "64 KiB, nested 64 deep"),
     _numbers("*.ttl", 0, TTL_MAX, "30 days"),
@@ -157,9 +157,9 @@ LIMITS: tuple[Limit, ...] = (
     _numbers("*.keep_tokens", 0, INTEGER_MAX),
     _numbers("*.to_turn", 0, INTEGER_MAX),
     _numbers("*.at_turn", 0, INTEGER_MAX),
-    _numbers("*.offset", -INTEGER_MAX, INTEGER_MAX),
-    _numbers("*.resume_after_seq", 0, 1 << 53),
-    _numbers("*.capacity_of_str_len", 0, 1 << 53),
+    _numbers("*.offset", -INTEGER_MAX, INTEGER_MAX, "-2^31 to 2^31"),
+    _numbers("*.resume_after_seq", 0, 1 << 53, "0 to 2^53"),
+    _numbers("*.capacity_of_str_len", 0, 1 << 53, "0 to 2^53"),
     _numbers("StormBody.sessions", 1, 1000),
     _numbers("StormBody.seconds", 0, 600),
     _numbers("StormBody.seed", 0, INTEGER_MAX),
