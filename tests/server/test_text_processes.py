@@ -235,7 +235,7 @@ def test_templates_that_explode_are_refused_and_their_process_lives_on() -> None
     ]
 
     async def story() -> None:
-        setup = jobs.Setup(vocabulary("".join(cases) + "calm"), 1000, 256 << 20, 0.5)
+        setup = jobs.Setup(vocabulary("".join(cases) + "{{ messages[0].content }}"), 1000, 256 << 20, 0.5, 60.0)
         process = await TextProcess.start(setup)
         try:
             for said in (*EXPLODING, "calm"):
@@ -251,12 +251,28 @@ def test_templates_that_explode_are_refused_and_their_process_lives_on() -> None
     asyncio.run(story())
 
 
+def test_a_job_that_nobody_ends_is_ended_by_the_system() -> None:
+    """As when the API process was killed while a template renders."""
+
+    async def story() -> None:
+        setup = jobs.Setup(vocabulary(EXPLODING["loops in loops"]), 1000, 256 << 20, 600.0, 1.0)
+        process = await TextProcess.start(setup)
+        try:
+            chat = jobs.Chat([{"role": "user", "content": "x"}], None, True)
+            with pytest.raises(TextProcessLost):
+                await process.ask(jobs.frame(chat))
+        finally:
+            process.kill()
+
+    asyncio.run(story())
+
+
 def test_a_process_says_what_its_tokenizer_says() -> None:
     made = echo_tokenizer()
     messages = [{"role": "user", "content": "what <|end|> is"}]
 
     async def story() -> list[jobs.Answer]:
-        process = await TextProcess.start(jobs.Setup(vocabulary(), 40, 256 << 20, 5.0))
+        process = await TextProcess.start(jobs.Setup(vocabulary(), 40, 256 << 20, 5.0, 60.0))
         try:
             asked = (
                 jobs.Text("hé <|end|>", True),

@@ -17,7 +17,7 @@ from holdfast.server import text_jobs as jobs
 from holdfast.server import wire
 from holdfast.server.limits import MESSAGES_MAX, Room, too_long, values_max
 from holdfast.server.problems import Problem, bad_field
-from holdfast.server.text_lanes import Lane, TextProcess
+from holdfast.server.text_lanes import JOB_SECONDS, Lane, TextProcess
 from holdfast.server.text_process import tokenizer_of
 from holdfast.server.unbuilt import MESSAGE_FIELDS, refuse_unbuilt, refusing
 
@@ -35,8 +35,9 @@ __all__ = [
 
 SMALL_CHARACTERS = 1 << 14
 """Inputs up to this size are tokenised in a few milliseconds."""
-MEMORY_BYTES = 2 << 30
-"""How much memory a text process may take for a job."""
+MEMORY_BYTES = 512 << 20
+"""How much memory a text process may take for a job, beside what each token of the context may take."""
+TOKEN_BYTES = 1 << 10
 RENDER_SECONDS = 10.0
 LARGE_NICE = 5
 
@@ -140,7 +141,8 @@ class Prompts:
         self.room = Room(context_length, context_length * self.tokenizer.bytes_per_token)
         bos = self.tokenizer.names.get("bos_token")
         self.bos = None if bos is None else self.tokenizer.token_of(bos)
-        small = jobs.Setup(vocabulary, context_length, MEMORY_BYTES, RENDER_SECONDS)
+        memory = MEMORY_BYTES + TOKEN_BYTES * context_length
+        small = jobs.Setup(vocabulary, context_length, memory, RENDER_SECONDS, JOB_SECONDS)
         large = msgspec.structs.replace(small, nice=LARGE_NICE)
         self._small = Lane(lambda: TextProcess.start(small))
         self._large = Lane(lambda: TextProcess.start(large))

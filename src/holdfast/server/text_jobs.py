@@ -39,13 +39,14 @@ class Setup(msgspec.Struct, tag="setup", frozen=True):
     """The first message: the vocabulary, and what a job may take.
 
     A job may make at most `tokens_max` tokens, take `memory_bytes` more than the process has at its start,
-    and render for `render_seconds`.
+    render for `render_seconds` and compute for `job_seconds`.
     """
 
     vocabulary: wire.Vocabulary
     tokens_max: int
     memory_bytes: int
     render_seconds: float
+    job_seconds: float
     nice: int = 0
 
 

@@ -2,12 +2,14 @@
 
 Tokenising and reading JSON hold the interpreter's lock for as long as they take, and a template is a program;
 so they run in a process of their own. Its memory is limited by the system (RLIMIT_AS), rendering by an alarm,
-and a job as a whole by the API process, which kills it when it takes too long. It ends when its input does.
+and a job as a whole by the API process, which kills it when it takes too long; RLIMIT_CPU ends one whose API
+process is gone. It ends when its input does.
 Run as `python -m holdfast.server.text_process` by `text_lanes`.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import signal
@@ -156,6 +158,16 @@ def _limit_memory(more: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
 
+def _limit_time(more: float) -> None:
+    """Let the process compute for `more` seconds from now on; the system kills it after that."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    most = math.ceil(used.ru_utime + used.ru_stime + more)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(resource.RLIMIT_CPU, (most, hard))
+
+
 def _next(source: BinaryIO) -> jobs.Job | None:
     header = source.read(jobs.HEADER)
     if len(header) < jobs.HEADER:
@@ -185,11 +197,8 @@ def main() -> None:
     worker = TextWorker(setup)
     _limit_memory(setup.memory_bytes)
     say(jobs.Started())
-    _serve(worker, sys.stdin.buffer, say)
-
-
-def _serve(worker: TextWorker, source: BinaryIO, say: Callable[[jobs.Answer], None]) -> None:
-    while (job := _next(source)) is not None:
+    while (job := _next(sys.stdin.buffer)) is not None:
+        _limit_time(setup.job_seconds)
         say(worker.answer(job))
 
 
