@@ -380,11 +380,14 @@ def test_a_disk_that_says_that_it_is_full_is_asked_less_and_less(
 def test_a_history_is_hashed_once_however_often_it_is_a_candidate(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make(**options(tmp_path, snapshot_seconds=0.0))
+    engine = make(**options(tmp_path))
     session = engine.session(id="s")
     talk(session, range(3))
     run(engine)
-    disk, tokens = disk_of(engine), engine.loop.scheduler.registry.sessions["s"].sequence.tokens
+    begin_writing(engine, "s")
+    run(engine)
+    found = engine.loop.scheduler.registry.sessions["s"]
+    disk, tokens = disk_of(engine), found.sequence.tokens
     hashed: list[int] = []
     digest = type(tokens).digest
 
@@ -394,14 +397,16 @@ def test_a_history_is_hashed_once_however_often_it_is_a_candidate(
         return digest(log, length)
 
     monkeypatch.setattr(TokenLog, "digest", counted)
-    found = engine.loop.scheduler.registry.sessions["s"]
     for _ in range(50):
         assert disk.current(found)
     assert len(hashed) == 50 and sum(hashed) == 0
     before = len(tokens)
     talk(session, range(3, 4))
     run(engine)
-    assert sum(hashed) <= len(tokens) - before + 1, "what is new, once"
+    assert disk._write(found) is not None
+    run(engine)
+    assert disk.current(found)
+    assert 0 < sum(hashed) <= len(tokens) - before + 1, "what is new, once"
 
 
 def test_no_file_goes_for_one_that_would_not_fit_even_so(make: Make, tmp_path: Path) -> None:

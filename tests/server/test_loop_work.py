@@ -241,7 +241,7 @@ def test_a_flood_of_commands_is_taken_in_rounds_and_delays_no_interruption() -> 
     ended = None
     while len(desk.loop.scheduler.registry.sessions) < 1001:
         before = len(desk.loop.scheduler.registry.sessions)
-        worker._read(wait=False)
+        worker._read(0.0)
         worker._carry_out(worker._budget())
         desk.loop.step()
         counts.append(len(desk.loop.scheduler.registry.sessions) - before)

@@ -106,7 +106,8 @@ class House:
             fields = wire.SamplingFields(max_tokens=max_tokens, ignore_eos=True)
             name = self.name if session else None
             turn = f"t-{call}" if session else f"ann#r-{call}"
-            feed = await self.link.start(wire.StartTurn(call, turn, "ann", tokens, fields, session=name))
+            command = wire.StartTurn(call, turn, "ann", tokens, fields, session=name)
+            (feed,) = await self.link.start([command])
             self.feeds.append(feed)
             return await feed.result()
 

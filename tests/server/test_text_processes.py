@@ -235,7 +235,8 @@ def test_templates_that_explode_are_refused_and_their_process_lives_on() -> None
     ]
 
     async def story() -> None:
-        setup = jobs.Setup(vocabulary("".join(cases) + "{{ messages[0].content }}"), 1000, 256 << 20, 0.5, 60.0)
+        template = "".join(cases) + "{{ messages[0].content }}"
+        setup = jobs.Setup(vocabulary(template), 1000, 256 << 20, 0.5, 60.0)
         process = await TextProcess.start(setup)
         try:
             for said in (*EXPLODING, "calm"):

@@ -65,12 +65,17 @@ async def read_json(request: Request, kind: type[T], reading: Reading) -> T:
 
 
 async def decode_large(body: bytes, kind: type[T], reading: Reading) -> T:
-    """A JSON text of any size as a value of `kind`."""
+    """A JSON text of any size as a value of `kind`, within the limits."""
+    return _bounded(await parse_large(body, kind, reading), reading.room)
+
+
+async def parse_large(body: bytes, kind: type[T], reading: Reading) -> T:
+    """A JSON text of any size as a value of `kind`; the caller applies the limits."""
     if len(body) <= LARGE_BYTES:
-        return decode_json(body, kind, reading.room)
+        return _parsed(body, kind)
     content = await reading.read_large(body)
     try:
-        return _bounded(msgspec.msgpack.decode(content, type=kind), reading.room)
+        return msgspec.msgpack.decode(content, type=kind)
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error), kind) from None
 
@@ -93,12 +98,17 @@ def _bounded(value: T, room: Room | None) -> T:
 
 
 def decode_json(body: bytes, kind: type[T], room: Room | None) -> T:
+    """A JSON text as a value of `kind`, within the limits."""
+    return _bounded(_parsed(body, kind), room)
+
+
+def _parsed(body: bytes, kind: type[T]) -> T:
     """A JSON text as a value of `kind`; every fault is a `Problem` that names the field."""
     if not body.strip():
         raise Problem(400, "invalid_json", "the body is empty")
     try:
         body.decode("utf-8")
-        return _bounded(msgspec.json.decode(body, type=kind), room)
+        return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error), kind) from None
     except UnicodeDecodeError:

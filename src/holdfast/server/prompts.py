@@ -215,7 +215,8 @@ class Prompts:
             if answer.code == "context_length_exceeded":
                 raise self.too_long(answer.tokens)
             param = answer.param or PARAM_OF_CODE.get(answer.code)
-            message = answer.message if param is None else f"{param}: {answer.message}"
+            named = param is None or answer.message.startswith(param)
+            message = answer.message if named else f"{param}: {answer.message}"
             raise Problem(400, answer.code, message, param)
         return answer
 

@@ -39,6 +39,7 @@ class SimDevice:
 
     __slots__ = (
         "_blank",
+        "_copied",
         "_flights",
         "_histories",
         "_planned",
@@ -62,6 +63,7 @@ class SimDevice:
         self._tables: Tables = {}
         self._planned: Tables = {}
         self._flights: dict[int, Names] = {}
+        self._copied: dict[int, Names] = {}
         self._sampled: dict[int, int] = {}
         self._histories: dict[int, History] = {}
 
@@ -77,8 +79,10 @@ class SimDevice:
         for row in plan.rows:
             self._change_tables(self._planned, row)
             self._name_row(row, named, fresh)
+        # The source of a copy is another's page, who may go on writing behind what is copied.
+        copied: Names = {pool: {} for pool in self.memory}
         for copy, owner in zip(plan.copies, plan.copied, strict=True):
-            named[copy.component, Tier.DEVICE].setdefault(copy.source, owner.number)
+            copied[copy.component, Tier.DEVICE][copy.source] = owner.number
             fresh.append(((copy.component, Tier.DEVICE), copy.destination, owner.number))
         for move in plan.moves:
             session = transits.get(move.number) if transits is not None else None
@@ -99,6 +103,7 @@ class SimDevice:
                     raise WrongContent(number, what)
             named[pool][unit] = number
         self._flights[plan.step] = named
+        self._copied[plan.step] = copied
 
     def _name_row(self, row: Row[Turn], named: Names, fresh: list[tuple[Pool, int, int]]) -> None:
         """Note the units that a row reads, and those that it writes."""
@@ -146,13 +151,14 @@ class SimDevice:
 
     def in_flight(self) -> Iterator[tuple[int, Pool, dict[int, int]]]:
         """The units that each plan in flight names, by pool, and the number of the sequence that it names."""
-        for step, named in self._flights.items():
-            for pool, units in named.items():
-                yield step, pool, units
+        for flights in (self._flights, self._copied):
+            for step, named in flights.items():
+                for pool, units in named.items():
+                    yield step, pool, units
 
     def settled(self, plan: Plan) -> None:
         """A plan is over: it names nothing any more."""
-        del self._flights[plan.step]
+        del self._flights[plan.step], self._copied[plan.step]
         for number in plan.forgotten:
             for table in (self._tables, self._planned, self._sampled, self._histories):
                 table.pop(number, None)

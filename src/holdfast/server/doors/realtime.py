@@ -23,7 +23,8 @@ import msgspec
 from fastapi import APIRouter
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from holdfast.server.bodies import Reading, decode_large
+from holdfast.server import limits
+from holdfast.server.bodies import Reading, parse_large
 from holdfast.server.doors.access import caller_of, service_of
 from holdfast.server.doors.realtime_channel import Channel, Channels, Job, encoded
 from holdfast.server.doors.realtime_outbox import Outbox
@@ -131,7 +132,7 @@ async def read_message(text: str, reading: Reading) -> Said:
     """A client's message; what is wrong with it is a problem that names the field."""
     try:
         content = text.encode("utf-8", "surrogatepass")
-        return cast(Said, await decode_large(content, cast(Any, Said), reading))
+        return cast(Said, await parse_large(content, cast(Any, Said), reading))
     except Problem as problem:
         raise misunderstood(text, problem) from None
 
@@ -244,8 +245,8 @@ class Conversation:
                 text = message.get("text")
                 if text is None:
                     raise Problem(400, "invalid_message", "messages are JSON text, not binary")
-                message_said = await read_message(text, self.service.reading(self.caller))
-                await self._hear(message_said, labels)
+                reading = self.service.reading(self.caller)
+                await self._hear(await read_message(text, reading), labels, reading.room)
             except Problem as problem:
                 self._tell(problem, labels)
 
@@ -260,7 +261,7 @@ class Conversation:
         else:
             self.outbox.put(encoded("error", None, {**labels, **problem.body()}))
 
-    async def _hear(self, message: Said, labels: dict[str, Any]) -> None:
+    async def _hear(self, message: Said, labels: dict[str, Any], room: limits.Room | None) -> None:
         """Carry a message out, or see to it that it will be; nothing here waits for a turn."""
         if isinstance(message, CommitMessage) and self.pending is not None:
             self.pending.refused = True  # Until it is accepted.
@@ -268,6 +269,7 @@ class Conversation:
             labels["turn_id"] = require_name(message.turn_id, "turn_id")
         elif isinstance(message, RewindMessage | ForkMessage) and message.request_id is not None:
             labels["request_id"] = require_name(message.request_id, "request_id")
+        limits.check(message, room)
         if isinstance(message, OpenMessage):
             with told_as({"session_id": "id"}):
                 await self._open(message)
