@@ -123,19 +123,19 @@ class Server:
 
     # --- the process ------------------------------------------------------------------------------
 
-    def engine_pid(self) -> int:
-        """The engine's process: the one child of the server's that runs the worker."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        found = [int(child) for child in children.split()]
-        found += [
+    def children(self, module: str) -> list[int]:
+        """The server's own processes that run a module."""
+        found = {
             int(child)
             for task in Path(f"/proc/{self.process.pid}/task").iterdir()
             for child in (task / "children").read_text().split()
-            if int(child) not in found
-        ]
-        found = [child for child in found if "holdfast.server.worker" in _command(child)]
-        assert len(found) == 1, f"{len(found)} engines"
-        return found[0]
+        }
+        return sorted(child for child in found if module in _command(child))
+
+    def engine_pid(self) -> int:
+        """The engine's process."""
+        (engine,) = self.children("holdfast.server.worker")
+        return engine
 
     def kill_engine(self, number: int = signal.SIGKILL) -> None:
         """Kill the engine's process, and wait until the server has noticed."""

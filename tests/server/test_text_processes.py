@@ -1,6 +1,9 @@
 """Text processes: turns for tenants, replacements for those that die, bounds for templates that explode."""
 
 import asyncio
+import os
+import signal
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -12,6 +15,7 @@ from holdfast.server.problems import Problem
 from holdfast.server.prompts import SMALL_CHARACTERS, Prompts
 from holdfast.server.text_lanes import Lane, TextProcess, TextProcessLost
 from holdfast.server.worker import vocabulary_of
+from tests.server.conftest import Serve
 
 
 class Worker:
@@ -250,6 +254,33 @@ def test_templates_that_explode_are_refused_and_their_process_lives_on() -> None
             process.kill()
 
     asyncio.run(story())
+
+
+def test_a_job_that_fails_unexpectedly_is_answered_and_so_is_the_next() -> None:
+    async def broken() -> None:
+        raise RuntimeError("nobody expected that")
+
+    async def story() -> None:
+        hall = Hall(broken)
+        with pytest.raises(Problem) as caught:
+            await hall.ask("x")
+        assert (caught.value.status, caught.value.code) == (503, "tokenizer_unavailable")
+        assert await hall.ask("y") == jobs.Spelled("y")
+
+    asyncio.run(story())
+
+
+def test_a_process_that_was_killed_between_two_jobs_is_replaced(serve: Serve) -> None:
+    server = serve("echo")
+    body = {"model": "echo", "messages": [{"role": "user", "content": "again"}]}
+    for _ in range(3):
+        answer = server.post("/v1/chat/completions", body)
+        assert answer.json()["choices"][0]["message"]["content"] == "again"
+        before = server.children("holdfast.server.text_process")
+        assert len(before) == 1
+        os.kill(before[0], signal.SIGKILL)
+        while before[0] in server.children("holdfast.server.text_process"):
+            time.sleep(0.01)
 
 
 def test_a_job_that_nobody_ends_is_ended_by_the_system() -> None:

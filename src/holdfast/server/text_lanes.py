@@ -89,6 +89,8 @@ class TextProcess:
     async def ask(self, content: bytes) -> jobs.Answer:
         """The answer to a job; raises `TextProcessLost`."""
         source, sink = self._source, self._sink
+        if sink.is_closing():
+            raise TextProcessLost("a text process ended")
         try:
             view = memoryview(content)
             for start in range(0, len(content), PORTION_BYTES):
@@ -192,7 +194,16 @@ class Lane:
                 return
 
     async def _answer(self, entry: _Waiting) -> None:
-        """Do one job, twice if its process dies."""
+        """Do one job, twice if its process dies. Whatever goes wrong, the job has one answer."""
+        try:
+            await self._attempt(entry)
+        except Exception as error:
+            log.error("a job of a text process failed", exc_info=error)
+            self._drop()
+        finally:
+            _tell(entry, _unavailable())
+
+    async def _attempt(self, entry: _Waiting) -> None:
         for _ in range(ATTEMPTS):
             try:
                 if self._worker is None:
@@ -207,9 +218,6 @@ class Lane:
             except TextProcessLost as error:
                 log.warning("%s; its job is tried again", error)
                 self._drop()
-            except asyncio.CancelledError:
-                _tell(entry, _unavailable())
-                raise
             else:
                 if not entry.answer.done():
                     entry.answer.set_result(answer)
