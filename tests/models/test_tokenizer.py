@@ -192,15 +192,21 @@ def test_continuation_adds_only_what_is_new(pair: tuple[Tokenizer, PreTrainedTok
 def test_several_named_templates_and_a_template_file(tmp_path: Path) -> None:
     train("bytes").save(str(tmp_path / "tokenizer.json"))
     write_llama_config(tmp_path, 400)
-    config = {"chat_template": [{"name": "tool", "template": "T"}, {"name": "default", "template": "D"}]}
+    shows_all = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    config = {
+        "chat_template": [
+            {"name": "tool", "template": f"T {shows_all}"},
+            {"name": "default", "template": f"D {shows_all}"},
+        ]
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     opened = open_tokenizer(open_checkpoint(tmp_path))
     assert opened.template is not None
-    assert opened.template.render(CHAT) == "D"
-    (tmp_path / "chat_template.jinja").write_text("F")
+    assert opened.template.render(CHAT).startswith("D ")
+    (tmp_path / "chat_template.jinja").write_text(f"F {shows_all}")
     opened = open_tokenizer(open_checkpoint(tmp_path))
     assert opened.template is not None
-    assert opened.template.render(CHAT) == "F"
+    assert opened.template.render(CHAT).startswith("F ")
 
 
 def test_missing_parts_are_named(tmp_path: Path) -> None:
@@ -253,8 +259,10 @@ def test_templates_have_what_they_expect() -> None:
         "{% for m in messages %}{% generation %}{{ m | tojson }}{% endgeneration %}{% break %}{% endfor %}"
         "{{ bos_token }}{{ strftime_now('%Y') | length }}{{ 3 * 4 }}{{ '-' * 3 }}{{ extra }}"
     )
-    rendered = ChatTemplate(source, {"bos_token": "<s>"}).render([{"c": "<é>"}], extra="!")
-    assert rendered == '{"c": "<é>"}<s>412---!'
+    rendered = ChatTemplate(source, {"bos_token": "<s>"}).render(
+        [{"role": "user", "content": "<é>"}], extra="!"
+    )
+    assert rendered == '{"role": "user", "content": "<é>"}<s>412---!'
 
 
 def gguf_metadata(**changes: object) -> Fields:

@@ -90,7 +90,7 @@ class DiskTier:
         self.snapshots: dict[str, Snapshot] = {}
         self.outcomes: dict[int, dict[int, bool | None]] = {}
         self._writing: dict[str, Job] = {}
-        self._unwritten: list[int] = []
+        self._unwritten: list[Job] = []
         self._serial = 0
         self._fault_until = 0.0
         self._full_until = 0.0
@@ -186,7 +186,8 @@ class DiskTier:
     def collect(self) -> None:
         """Take what the thread has done. What waits for a journal that is at fault stays where it is."""
         if self.book.fault is not None:
-            self._arrive(self._unwritten, False)
+            for job in self._unwritten:
+                self._arrive(job, False)
             self._unwritten = []
         for job in self._thread.take():
             if job.writes:
@@ -298,21 +299,19 @@ class DiskTier:
     def _written(self, job: Job) -> None:
         """A file is there, synced: its row comes next, and then the units may be given up."""
         superseded = self._writing.get(job.session) is not job
-        if not superseded:
-            del self._writing[job.session]
         if job.error is not None:
             log.warning("session %s could not be written to disk: %s", job.session, job.error)
             self._failed(job.full)
-            self._arrive(job.numbers, False)
+            self._arrive(job, False)
             return
         self._faults = 0
         if superseded or not self._of_use(job):
             self.files.remove(job.file)
-            self._arrive(job.numbers, False)
+            self._arrive(job, False)
             return
         snapshot = Snapshot(job.file, job.header.length, job.header.tokens, job.bytes)
         self.book.write(Snapped(job.session, job.file, snapshot.length, job.bytes))
-        self._unwritten += job.numbers
+        self._unwritten.append(job)
 
         def durable() -> None:
             of_use = self._of_use(job)
@@ -322,8 +321,8 @@ class DiskTier:
             else:
                 self.files.remove(job.file)
                 self._restate(job.session)
-            self._arrive(job.numbers, of_use)
-            self._unwritten = [number for number in self._unwritten if number not in job.numbers]
+            self._arrive(job, of_use)
+            self._unwritten = [other for other in self._unwritten if other is not job]
 
         self.book.when_durable(durable)
 
@@ -340,7 +339,11 @@ class DiskTier:
             return False
         return length <= sequence.known and sequence.tokens.digest(length) == job.header.tokens
 
-    def _arrive(self, numbers: list[int], arrived: bool) -> None:
+    def _arrive(self, job: Job, arrived: bool) -> None:
+        """A job is over: moves that waited for its file hear of it, and later ones need another."""
+        if self._writing.get(job.session) is job:
+            del self._writing[job.session]
+        numbers, job.numbers = job.numbers, []
         for number in numbers:
             self.scheduler.arrive(number, arrived, self.clock())
 
