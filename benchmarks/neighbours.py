@@ -226,7 +226,7 @@ def serve_in_steps(step_ms: float, arguments: list[str]) -> None:
         python = Path(directory) / "python"
         engine = f'exec {sys.executable} {Path(__file__).resolve()} --engine {step_ms} "$3" "$4"'
         python.write_text(
-            f'#!/bin/sh\nif [ "$2" = holdfast.server.worker ]; then {engine}; fi\n'
+            f'#!/bin/sh\nif [ "$2" = holdfast.server.link.worker ]; then {engine}; fi\n'
             f'exec {sys.executable} "$@"\n'
         )
         python.chmod(0o700)
@@ -245,8 +245,8 @@ def engine_in_steps(step_ms: float, arguments: list[str]) -> None:
         return plain(self, flight)
 
     executor.finish = finish
-    sys.argv = ["holdfast.server.worker", *arguments]
-    runpy.run_module("holdfast.server.worker", run_name="__main__", alter_sys=True)
+    sys.argv = ["holdfast.server.link.worker", *arguments]
+    runpy.run_module("holdfast.server.link.worker", run_name="__main__", alter_sys=True)
 
 
 @contextmanager

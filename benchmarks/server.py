@@ -25,8 +25,8 @@ from typing import Any
 
 from holdfast.engine.echo import open_echo
 from holdfast.engine.options import make_options
-from holdfast.server import wire
-from holdfast.server.desk import Desk
+from holdfast.server.link import wire
+from holdfast.server.link.commands import Desk
 
 
 class Server:

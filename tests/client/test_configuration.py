@@ -23,7 +23,7 @@ from holdfast.cli.options import (
 )
 from holdfast.cli.serve import make_server_options
 from holdfast.engine.options import EngineOptions, OptionError
-from holdfast.server.keys import Keys
+from holdfast.server.http.keys import Keys
 from holdfast.server.options import ServerOptions
 
 Seen = list[tuple[str, dict[str, object], dict[str, object]]]

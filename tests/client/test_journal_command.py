@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import Engine, Sampling
 from holdfast.client import Client
-from holdfast.engine.records import SCHEMA
+from holdfast.engine.durable.records import SCHEMA
 from tests.client.serving import serving
 from tests.client.test_commands import command
 

@@ -264,7 +264,7 @@ def _engine_process() -> int:
         with contextlib.suppress(OSError):
             number, _, rest = path.read_text().partition(" (")
             parents[int(number)] = int(rest.rpartition(")")[2].split()[1])
-            if b"holdfast.server.worker" in path.with_name("cmdline").read_bytes():
+            if b"holdfast.server.link.worker" in path.with_name("cmdline").read_bytes():
                 engines.add(int(number))
     servers = [number for number, parent in parents.items() if parent == os.getpid()]
     return max(number for number in engines if parents[number] == max(servers))

@@ -30,7 +30,7 @@ from holdfast.client.dialogue import Dialogue, RealtimeEvent
 from holdfast.client.errors import error_from_body, error_from_response
 from holdfast.client.retry import Attempts
 from holdfast.client.stream import Event, EventDecoder, TurnReader
-from holdfast.server.problems import TYPE_OF_STATUS
+from holdfast.server.http.problems import TYPE_OF_STATUS
 from tests.client.scripted import delta, done, result
 
 AT_ONCE = Retries(attempts=4, first_seconds=0.0, longest_seconds=0.0)

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from holdfast.engine.carrier import Load, Mark, copy_at_once
 from holdfast.engine.engine import Engine
+from holdfast.engine.tiers.host import Load, Mark, copy_at_once
 
 
 class SlowCopy:

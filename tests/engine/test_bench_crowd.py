@@ -7,7 +7,7 @@ import pytest
 from holdfast.cli.compare import crowd, measurements
 from holdfast.cli.compare.crowd import Sizes
 from holdfast.cli.compare.random_model import VOCABULARY, write_random_bamba
-from holdfast.engine.tokenizer import open_tokenizer
+from holdfast.engine.text.tokenizer import open_tokenizer
 from holdfast.models.checkpoint import open_checkpoint
 from tests.engine.tiny import BYTE_FIRST
 from tests.engine.tiny import VOCABULARY as TINY_VOCABULARY

@@ -7,9 +7,9 @@ from concurrent.futures import Future
 import pytest
 
 from holdfast.core.layout import Tier
-from holdfast.engine import carrier
-from holdfast.engine.carrier import Carrier, Errand, Load, Mark
 from holdfast.engine.engine import Engine, Session
+from holdfast.engine.tiers import host as carrier
+from holdfast.engine.tiers.host import Carrier, Errand, Load, Mark
 from tests.engine.conftest import Make
 from tests.engine.slow import SlowWay, slow_down
 from tests.engine.tiny import WORDS, greedy, word

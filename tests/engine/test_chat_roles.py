@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from holdfast.engine.chat_roles import SHAPE_MESSAGES_MAX, SHAPES_KEPT, Message, ShownRoles
-from holdfast.engine.chat_template import ChatTemplate, ChatTemplateError
+from holdfast.engine.text.chat_roles import SHAPE_MESSAGES_MAX, SHAPES_KEPT, Message, ShownRoles
+from holdfast.engine.text.chat_template import ChatTemplate, ChatTemplateError
 
 EVERY = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 """Shows every role."""

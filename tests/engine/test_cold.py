@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from holdfast.engine.sampler import COLDEST, BatchSampler
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.step.sampler import COLDEST, BatchSampler
 from holdfast.models.generation import GenerationDefaults
 
 WIDTH = 500

@@ -11,13 +11,14 @@ import pytest
 
 from holdfast.core.layout import Tier
 from holdfast.core.session import Place
-from holdfast.engine import spill, spill_files
+from holdfast.engine.durable.journal import Journal
+from holdfast.engine.durable.records import StoredSession
 from holdfast.engine.engine import Engine, Session
-from holdfast.engine.journal import Journal
 from holdfast.engine.options import OptionError
-from holdfast.engine.records import StoredSession
-from holdfast.engine.spill import FAULT_SECONDS
-from holdfast.engine.spill_files import Files
+from holdfast.engine.tiers import disk as spill
+from holdfast.engine.tiers import files as spill_files
+from holdfast.engine.tiers.disk import FAULT_SECONDS
+from holdfast.engine.tiers.files import Files
 from tests.engine.conftest import Make
 from tests.engine.tiny import WORDS, greedy, word
 
@@ -520,7 +521,7 @@ def test_a_directory_is_one_engines_alone(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second engine would sweep the first one's files away. It lets go of its own journal, too."""
-    monkeypatch.setattr("holdfast.engine.revival.WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast.engine.durable.recovery.WAIT_SECONDS", 0.1)
     first = make(**options(tmp_path))
     session = first.session(id="s")
     talk(session, range(2))
@@ -540,7 +541,7 @@ def test_a_directory_is_one_engines_alone(
 def test_a_journal_that_cannot_be_read_lets_go_of_the_directory(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.revival.WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast.engine.durable.recovery.WAIT_SECONDS", 0.1)
     with monkeypatch.context() as broken:
         broken.setattr(Journal, "load", failing_load)
         with pytest.raises(OptionError) as caught:

@@ -15,11 +15,11 @@ import torch
 from holdfast.core.layout import Tier
 from holdfast.core.session import Session as CoreSession
 from holdfast.core.tokens import TokenLog
-from holdfast.engine import spill
 from holdfast.engine.engine import Engine, Session
-from holdfast.engine.spill import DiskTier
-from holdfast.engine.spill_files import Files, Header
-from holdfast.engine.spill_thread import DiskThread, Job
+from holdfast.engine.tiers import disk as spill
+from holdfast.engine.tiers.disk import DiskTier
+from holdfast.engine.tiers.files import Files, Header
+from holdfast.engine.tiers.thread import DiskThread, Job
 from tests.engine.conftest import Make
 from tests.engine.test_disk import (
     costs_only_itself,

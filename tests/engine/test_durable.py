@@ -9,8 +9,8 @@ import pytest
 from holdfast.core import errors
 from holdfast.core.registry import Event
 from holdfast.core.turn import TurnRequest
+from holdfast.engine.durable.journal_reading import read_sessions
 from holdfast.engine.engine import Engine, Session
-from holdfast.engine.journal_reading import read_sessions
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import OptionError
 from tests.engine.conftest import Make
@@ -425,7 +425,7 @@ def test_a_journal_in_use_is_an_error_of_the_option(
     make: Make, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(journal=path)
-    monkeypatch.setattr("holdfast.engine.revival.WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast.engine.durable.recovery.WAIT_SECONDS", 0.1)
     with pytest.raises(OptionError, match="in use by another process") as caught:
         make(journal=path)
     assert caught.value.option == "journal"

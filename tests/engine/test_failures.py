@@ -11,9 +11,9 @@ from holdfast import kernels
 from holdfast.core.registry import Plan
 from holdfast.core.turn import TurnRequest
 from holdfast.engine.engine import Engine, Turn, TurnFailed
-from holdfast.engine.executor import DeviceLost, Flight
-from holdfast.engine.inputs import Sample
-from holdfast.engine.tokenizer import Detokenizer
+from holdfast.engine.step.executor import DeviceLost, Flight
+from holdfast.engine.step.inputs import Sample
+from holdfast.engine.text.tokenizer import Detokenizer
 from holdfast.kernels import Batch
 from holdfast.models.memory import Memory
 from holdfast.models.model import Model

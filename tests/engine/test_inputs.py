@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from holdfast.core.plan import Row
-from holdfast.engine.inputs import Nobody, Parameters, Sample, Shape, pack, views
-from holdfast.engine.staging import Staging
+from holdfast.engine.step.inputs import Nobody, Parameters, Sample, Shape, pack, views
+from holdfast.engine.step.staging import Staging
 
 NOBODY = Nobody(state=99, sampler_row=8, note=55)
 PARAMETERS = Parameters(

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engine import journal as journal_module
-from holdfast.engine import journal_tables, lock
-from holdfast.engine.journal import Journal, JournalError
-from holdfast.engine.journal_reading import load, open_for_reading, read_log, read_sessions
-from holdfast.engine.records import (
+from holdfast.engine import lock
+from holdfast.engine.durable import journal as journal_module
+from holdfast.engine.durable import journal_tables
+from holdfast.engine.durable.journal import Journal, JournalError
+from holdfast.engine.durable.journal_reading import load, open_for_reading, read_log, read_sessions
+from holdfast.engine.durable.records import (
     TURNS_KEPT,
     Closed,
     CutBack,

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engine import journal_batches
-from holdfast.engine.journal import Durability, Journal, JournalError
-from holdfast.engine.journal_batches import beside, read_list
-from holdfast.engine.journal_reading import read_sessions
+from holdfast.engine.durable import journal_batches
+from holdfast.engine.durable.journal import Durability, Journal, JournalError
+from holdfast.engine.durable.journal_batches import beside, read_list
+from holdfast.engine.durable.journal_reading import read_sessions
+from holdfast.engine.durable.records import Closed, Record, Requested
 from holdfast.engine.options import OptionError
-from holdfast.engine.records import Closed, Record, Requested
 from tests.engine.conftest import Make
 from tests.engine.test_journal import crash, ended, opened, write
 from tests.engine.tiny import greedy, word

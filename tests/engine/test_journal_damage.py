@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engine import journal
-from holdfast.engine.engine import Engine
-from holdfast.engine.journal import Journal, JournalError
-from holdfast.engine.journal_reading import read_sessions
-from holdfast.engine.options import OptionError
-from holdfast.engine.records import (
+from holdfast.engine.durable import journal
+from holdfast.engine.durable.journal import Journal, JournalError
+from holdfast.engine.durable.journal_reading import read_sessions
+from holdfast.engine.durable.records import (
     SCHEMA,
     Closed,
     CutBack,
@@ -23,6 +21,8 @@ from holdfast.engine.records import (
     Snapped,
     StoredSession,
 )
+from holdfast.engine.engine import Engine
+from holdfast.engine.options import OptionError
 from tests.engine.conftest import Make
 from tests.engine.test_journal import as_version_1, change, ended, opened, rows, write
 from tests.engine.tiny import greedy, word

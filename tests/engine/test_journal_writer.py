@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engine import journal as journal_module
-from holdfast.engine import journal_compaction
-from holdfast.engine.journal import Journal
-from holdfast.engine.journal_reading import read_sessions
-from holdfast.engine.journal_writer import JournalWriter
-from holdfast.engine.records import Closed, CutBack, Forked, Record
+from holdfast.engine.durable import journal as journal_module
+from holdfast.engine.durable import journal_compaction
+from holdfast.engine.durable.journal import Journal
+from holdfast.engine.durable.journal_reading import read_sessions
+from holdfast.engine.durable.journal_writer import JournalWriter
+from holdfast.engine.durable.records import Closed, CutBack, Forked, Record
 from tests.engine.test_journal import ended, opened, rows, write
 
 WAIT_SECONDS = 30.0

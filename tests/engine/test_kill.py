@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.tokens import TokenLog
+from holdfast.engine.durable.journal_reading import read_sessions
+from holdfast.engine.durable.records import StoredSession
 from holdfast.engine.engine import Engine
-from holdfast.engine.journal_reading import read_sessions
-from holdfast.engine.records import StoredSession
 from tests.engine.tiny import greedy, tiny_engine, word
 
 ROOT = Path(__file__).parents[2]

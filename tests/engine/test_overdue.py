@@ -12,9 +12,9 @@ import pytest
 
 from holdfast.core.errors import JournalUnavailable, SessionExpired
 from holdfast.core.turn import KEEP_ALL, TurnRequest
+from holdfast.engine.durable.journal_reading import read_sessions
 from holdfast.engine.echo import open_echo
 from holdfast.engine.engine import Engine
-from holdfast.engine.journal_reading import read_sessions
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import make_options
 from holdfast.engine.sampling import Sampling

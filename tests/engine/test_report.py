@@ -10,8 +10,8 @@ from holdfast.core.turn import TurnRequest
 from holdfast.engine.coarse import COARSE_PARTS, coarse
 from holdfast.engine.echo import open_echo
 from holdfast.engine.loop import EngineLoop
+from holdfast.engine.memory_map import MemoryPicture
 from holdfast.engine.options import make_options
-from holdfast.engine.picture import MemoryPicture
 from holdfast.engine.report import TOP_HOLDERS, finish, memory_report, memory_reports
 from holdfast.engine.sampling import Sampling
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.engine import sharing
 from holdfast.engine.engine import Engine
-from holdfast.engine.graphs import largest_of, shapes
-from holdfast.engine.inputs import Limits, Lists, Shape, views
-from holdfast.engine.sharing import QUEUED_ROWS, Sharing, sharing_for
+from holdfast.engine.step import split_keys as sharing
+from holdfast.engine.step.graphs import largest_of, shapes
+from holdfast.engine.step.inputs import Limits, Lists, Shape, views
+from holdfast.engine.step.split_keys import QUEUED_ROWS, Sharing, sharing_for
 from holdfast.kernels import PieceQueue, build_queue
 from holdfast.kernels.cuda import attention
 from holdfast.kernels.cuda.driver import Machine

@@ -11,7 +11,7 @@ from holdfast.core.turn import Turn
 from holdfast.engine.engine import Engine
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.sampling import Sampling
-from holdfast.engine.speculation import LENGTH_FIRST, LENGTH_MAX, PAUSE_MAX, Speculator, Trace
+from holdfast.engine.step.speculation import LENGTH_FIRST, LENGTH_MAX, PAUSE_MAX, Speculator, Trace
 from tests.engine.tiny import greedy, tiny_engine, write_model
 
 FAMILIES = ["llama", "bamba", "mistral", "olmo3"]

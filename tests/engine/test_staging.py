@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.engine.staging import Staging
+from holdfast.engine.step.staging import Staging
 from holdfast.models.layout import MemoryShape, PageShape, StateShape
 from holdfast.models.memory import Memory, UnitCounts
 

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.engine.sampling import STOP_CHARACTERS_MAX
-from holdfast.engine.stops import Emitted, StopMatcher
+from holdfast.engine.text.stops import Emitted, StopMatcher
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -1,7 +1,7 @@
 """What a turn says: end tokens, stop strings across tokens, whole characters, and where a cut falls."""
 
 from holdfast.engine.sampling import Sampling
-from holdfast.engine.stream import TurnStream
+from holdfast.engine.text.stream import TurnStream
 from tests.engine.tiny import END, byte_tokens, tokenizer, word
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from holdfast.core.plan import TableChange
-from holdfast.engine.tables import NOBODY, BlockTables
+from holdfast.engine.step.tables import NOBODY, BlockTables
 
 
 def tables(window: bool = False) -> BlockTables:

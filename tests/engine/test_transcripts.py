@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.layout import Tier
+from holdfast.engine.durable.journal_reading import read_sessions
 from holdfast.engine.engine import Engine, Session, Turn
-from holdfast.engine.journal_reading import read_sessions
 from holdfast.engine.sampling import Sampling
 from tests.engine.slow import slow_down
 from tests.models.small import (

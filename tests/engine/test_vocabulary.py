@@ -11,14 +11,14 @@ from tokenizers import Tokenizer as Encoder
 
 from holdfast.core import errors
 from holdfast.core.turn import TurnRequest
+from holdfast.engine.durable.journal import Journal
+from holdfast.engine.durable.journal_reading import read_sessions
+from holdfast.engine.durable.records import Ended, FinishedTurn, Opened, Record
+from holdfast.engine.durable.recovery import sample_of
 from holdfast.engine.engine import Engine
-from holdfast.engine.journal import Journal
-from holdfast.engine.journal_reading import read_sessions
 from holdfast.engine.options import OptionError
-from holdfast.engine.records import Ended, FinishedTurn, Opened, Record
-from holdfast.engine.revival import sample_of
 from holdfast.engine.sampling import Sampling, SamplingError
-from holdfast.engine.tokenizer import Tokenizer
+from holdfast.engine.text.tokenizer import Tokenizer
 from tests.engine.conftest import Make
 from tests.engine.test_durable import history
 from tests.engine.tiny import VOCABULARY, encoder, greedy, tokenizer, word

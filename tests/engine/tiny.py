@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Encoder
 from holdfast.engine.engine import Engine, open_loop
 from holdfast.engine.options import make_options
 from holdfast.engine.sampling import Sampling
-from holdfast.engine.tokenizer import Tokenizer
+from holdfast.engine.text.tokenizer import Tokenizer
 
 MARKS = ("<|end|>", "<|start|>", "<|pad|>")
 END = 0

@@ -209,7 +209,7 @@ def check_clean(server: Server) -> None:
 
 def engine_pid(server: Server) -> int:
     """The engine's process, among those that the server started."""
-    found = [pid for pid in family_of(server.process.pid) if "holdfast.server.worker" in _command(pid)]
+    found = [pid for pid in family_of(server.process.pid) if "holdfast.server.link.worker" in _command(pid)]
     assert len(found) == 1, f"{len(found)} engines"
     return found[0]
 

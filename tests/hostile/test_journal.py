@@ -15,7 +15,7 @@ import pytest
 import transformers
 from tokenizers import AddedToken
 
-from holdfast.engine.journal_tables import row_sum, turn_sum
+from holdfast.engine.durable.journal_tables import row_sum, turn_sum
 from tests.hostile import demands
 from tests.hostile.conftest import ROOM, Serve, started
 from tests.hostile.neighbours import engine_pid

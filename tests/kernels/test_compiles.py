@@ -145,7 +145,7 @@ print("compiled")
 
 
 STEPS = """
-from holdfast.engine.inputs import Limits, Lists, Shape, StepBuffers, views
+from holdfast.engine.step.inputs import Limits, Lists, Shape, StepBuffers, views
 from holdfast.kernels import StepTables
 from holdfast.kernels.triton import prepare_step
 from holdfast.kernels.triton.step import _prepare

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from holdfast import kernels
-from holdfast.engine import executor, graphs
 from holdfast.engine.engine import Engine
 from holdfast.engine.sampling import Sampling
-from holdfast.engine.sharing import Sharing
+from holdfast.engine.step import executor, graphs
+from holdfast.engine.step.split_keys import Sharing
 from holdfast.kernels import triton as device
 from holdfast.models.config import AttentionConfig
 from tests.engine.test_graphs import Replayed

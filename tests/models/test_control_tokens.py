@@ -7,8 +7,8 @@ import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Encoder
 
-from holdfast.engine.control_tokens import ControlTokens
-from holdfast.engine.tokenizer import Tokenizer
+from holdfast.engine.text.control_tokens import ControlTokens
+from holdfast.engine.text.tokenizer import Tokenizer
 
 START, END, CALL = "<|im_start|>", "<|im_end|>", "<tool_call>"
 TEMPLATE = (

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Kind
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from holdfast.engine.engine import Engine
-from holdfast.engine.tokenizer import open_tokenizer
+from holdfast.engine.text.tokenizer import open_tokenizer
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.fields import ConfigurationError, reading
 from tests.models.damage import DAMAGES, Change, damaged_file

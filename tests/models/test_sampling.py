@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 import torch
 
-from holdfast.engine.sampler import BatchSampler, token_logprobs
 from holdfast.engine.sampling import Sampling, SamplingError
+from holdfast.engine.step.sampler import BatchSampler, token_logprobs
 from holdfast.models.generation import GenerationDefaults
 
 VOCABULARY = 50

@@ -10,7 +10,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
+from holdfast.engine.text.tokenizer import Tokenizer, open_tokenizer
 from holdfast.models.checkpoint import load_model, open_checkpoint
 from holdfast.models.model import Model
 from holdfast.models.weights import Placement

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Encoder
 
-from holdfast.engine.tokenizer import PORTION_CHARACTERS, Tokenizer, TooManyTokens
+from holdfast.engine.text.tokenizer import PORTION_CHARACTERS, Tokenizer, TooManyTokens
 
 LONG = "Ġ" * 64
 

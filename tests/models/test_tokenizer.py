@@ -11,9 +11,9 @@ from tokenizers import Tokenizer as Encoder
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from holdfast.engine import chat_template, gguf_vocabulary
-from holdfast.engine.chat_template import ChatTemplate, ChatTemplateError
-from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
+from holdfast.engine.text import chat_template, gguf_vocabulary
+from holdfast.engine.text.chat_template import ChatTemplate, ChatTemplateError
+from holdfast.engine.text.tokenizer import Tokenizer, open_tokenizer
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.fields import ConfigurationError, Fields
 

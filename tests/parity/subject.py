@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 from holdfast.engine.engine import Engine, Session, Turn
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import make_options
-from holdfast.engine.sampler import Sampled
 from holdfast.engine.sampling import Sampling
-from holdfast.engine.tokenizer import Tokenizer
+from holdfast.engine.step.sampler import Sampled
+from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.models.generation import GenerationDefaults
 from holdfast.models.model import Model
 from tests.models.reference import VOCABULARY, Reference

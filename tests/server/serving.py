@@ -134,7 +134,7 @@ class Server:
 
     def engine_pid(self) -> int:
         """The engine's process."""
-        (engine,) = self.children("holdfast.server.worker")
+        (engine,) = self.children("holdfast.server.link.worker")
         return engine
 
     def kill_engine(self, number: int = signal.SIGKILL) -> None:

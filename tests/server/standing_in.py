@@ -2,8 +2,8 @@
 
 from holdfast.engine.echo import open_echo
 from holdfast.engine.options import make_options
-from holdfast.server import wire
-from holdfast.server.worker import model_facts, vocabulary_of
+from holdfast.server.link import wire
+from holdfast.server.link.worker import model_facts, vocabulary_of
 from tests.server.test_service import ANN, Engine
 
 __all__ = ["ANN", "EchoEngine"]

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 from starlette.responses import Response
 
-from holdfast.server.answers import StreamAnswer, TurnAnswer, json_answer
-from holdfast.server.problems import Problem
+from holdfast.server.http.answers import StreamAnswer, TurnAnswer, json_answer
+from holdfast.server.http.problems import Problem
 
 
 class Client:

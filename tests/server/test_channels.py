@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.server import wire
-from holdfast.server.doors import realtime_channel
-from holdfast.server.doors.realtime_channel import Channel, Channels
-from holdfast.server.doors.realtime_outbox import BYTES_LOW, Outbox
+from holdfast.server.link import wire
+from holdfast.server.routes import realtime_channel
+from holdfast.server.routes.realtime_channel import Channel, Channels
+from holdfast.server.routes.realtime_outbox import BYTES_LOW, Outbox
 from holdfast.server.seeds import Seeds
 from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord

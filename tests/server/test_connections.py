@@ -11,9 +11,9 @@ import sys
 import httpx
 import pytest
 
-from holdfast.server.connections import DESCRIPTORS_RESERVED, Connections, HttpConnection
-from holdfast.server.intake import Intake
-from holdfast.server.problems import Problem
+from holdfast.server.http.connections import DESCRIPTORS_RESERVED, Connections, HttpConnection
+from holdfast.server.http.intake import Intake
+from holdfast.server.http.problems import Problem
 from tests.server.conftest import Serve
 from tests.server.raw import connected, rest, status
 from tests.server.talking import Talk
@@ -176,7 +176,7 @@ def test_a_server_without_descriptors_says_so_and_lives(serve: Serve) -> None:
 def test_the_soft_limit_of_descriptors_is_raised() -> None:
     """In a process of its own: the limit is the whole process's."""
     code = (
-        "import resource; from holdfast.server.connections import raise_descriptor_limit as up\n"
+        "import resource; from holdfast.server.http.connections import raise_descriptor_limit as up\n"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))\n"
         "print(up() > 300, resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard)"

@@ -9,8 +9,8 @@ from holdfast.core.session import Place
 from holdfast.core.turn import KEEP_ALL
 from holdfast.engine.echo import open_echo
 from holdfast.engine.options import make_options
-from holdfast.server import wire
-from holdfast.server.desk import Desk
+from holdfast.server.link import wire
+from holdfast.server.link.commands import Desk
 from tests.engine.tiny import tiny_engine, write_model
 
 SESSION = "ann/talk"

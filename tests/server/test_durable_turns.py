@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import zmq
 
+from holdfast.engine.durable.journal_reading import read_sessions
 from holdfast.engine.echo import open_echo
-from holdfast.engine.journal_reading import read_sessions
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import make_options
-from holdfast.server import wire, worker
-from holdfast.server.desk import Desk
-from holdfast.server.worker import Worker
+from holdfast.server.link import wire, worker
+from holdfast.server.link.commands import Desk
+from holdfast.server.link.worker import Worker
 from tests.server.test_desk import SESSION, ends, gone, of_call, reports, until_quiet
 
 WAIT_SECONDS = 60.0

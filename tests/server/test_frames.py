@@ -10,8 +10,8 @@ from unittest.mock import Mock
 import pytest
 from websockets.frames import Frame, Opcode
 
-from holdfast.server import sockets
-from holdfast.server.sockets import FRAGMENT_BYTES, FRAMES_SAVED_MAX, Budget, FrameScanner
+from holdfast.server.http import websockets as sockets
+from holdfast.server.http.websockets import FRAGMENT_BYTES, FRAMES_SAVED_MAX, Budget, FrameScanner
 from tests.server.raw import CLOSE, CONTINUATION, PING, TEXT, frame, frames_of, opened_socket, rest
 from tests.server.serving import Server
 from tests.server.talking import Talk

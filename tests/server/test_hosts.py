@@ -9,10 +9,10 @@ from websockets.sync.client import connect
 
 from holdfast.engine.options import OptionError
 from holdfast.server.app import all_routes
-from holdfast.server.gate import GET_WITH_EFFECTS
-from holdfast.server.hosts import Hosts, foreign_page
+from holdfast.server.http.gate import GET_WITH_EFFECTS
+from holdfast.server.http.hosts import Hosts, foreign_page
+from holdfast.server.http.problems import Problem
 from holdfast.server.options import ServerOptions
-from holdfast.server.problems import Problem
 from tests.server.conftest import Serve
 from tests.server.raw import exchange, status, upgrade
 from tests.server.serving import Server

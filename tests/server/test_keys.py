@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.engine.options import OptionError
-from holdfast.server.keys import ANONYMOUS, Caller, Keys, warn_if_readable
+from holdfast.server.http.keys import ANONYMOUS, Caller, Keys, warn_if_readable
 from holdfast.server.options import ServerOptions
 from tests.server.conftest import Serve
 

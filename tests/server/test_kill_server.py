@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.engine.journal_reading import read_sessions
-from holdfast.engine.records import StoredSession
+from holdfast.engine.durable.journal_reading import read_sessions
+from holdfast.engine.durable.records import StoredSession
 from tests.server.conftest import Serve
 from tests.server.serving import Server
 from tests.server.test_sessions import events_of

@@ -11,12 +11,13 @@ import pytest
 from msgspec import inspect
 
 from holdfast.engine.options import EngineOptions
-from holdfast.server import app, bodies, limits
-from holdfast.server.bodies import Reading, decode_json, decode_large
-from holdfast.server.doors import live, realtime, schema
+from holdfast.server import app, limits
+from holdfast.server.http import bodies
+from holdfast.server.http.bodies import Reading, decode_json, decode_large
+from holdfast.server.http.problems import Problem
 from holdfast.server.limits import LIMITS, Bound, Room, find_limit
 from holdfast.server.options import ServerOptions
-from holdfast.server.problems import Problem
+from holdfast.server.routes import live, realtime, schema
 from tests.server.serving import Server
 
 ROOM = Room(tokens=64, text_bytes=512)

@@ -13,9 +13,9 @@ from prometheus_client import Histogram
 from websockets.sync.client import connect
 
 from holdfast.core.ledger import Kind
-from holdfast.server.figures import buckets_of, quantile
-from holdfast.server.keys import Caller
-from holdfast.server.live import OTHERS, Picture, difference, seen_by, shown_holders
+from holdfast.server.http.keys import Caller
+from holdfast.server.telemetry.figures import buckets_of, quantile
+from holdfast.server.telemetry.live import OTHERS, Picture, difference, seen_by, shown_holders
 from tests.server.conftest import Serve
 from tests.server.serving import Server
 

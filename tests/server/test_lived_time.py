@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from holdfast.server.lived_time import LivedTime, wait_lived
+from holdfast.server.link.lived_time import LivedTime, wait_lived
 from tests.server.conftest import Serve
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.server.logs import JsonFormatter, TextFormatter
+from holdfast.server.telemetry.logs import JsonFormatter, TextFormatter
 from tests.server.conftest import Serve
 
 NASTY = "/x\n12:00:00 ERROR   forged\r\x1b[31m\x7f\x9b\u2028\u202e\ud800 end"

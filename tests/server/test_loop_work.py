@@ -15,13 +15,13 @@ import zmq
 
 from holdfast.engine.echo import open_echo
 from holdfast.engine.options import make_options
-from holdfast.server import wire
-from holdfast.server.desk import Desk
-from holdfast.server.lines import ATTEMPTS_MAX
-from holdfast.server.rounds import READ_MAX
+from holdfast.server.link import wire
+from holdfast.server.link.commands import Desk
+from holdfast.server.link.rounds import READ_MAX
+from holdfast.server.link.session_queues import ATTEMPTS_MAX
+from holdfast.server.link.worker import Worker
 from holdfast.server.seeds import Seeds
 from holdfast.server.sessions import SessionRecord, SessionTable, engine_name
-from holdfast.server.worker import Worker
 
 FEW, MANY = 10, 10_000
 SPEAKING = 300

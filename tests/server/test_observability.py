@@ -12,9 +12,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from holdfast.server import wire
-from holdfast.server.link import TurnFeed, traceparent
-from holdfast.server.tracing import NoTraces, TurnTraces, open_traces
+from holdfast.server.link import wire
+from holdfast.server.link.engine_client import TurnFeed, traceparent
+from holdfast.server.telemetry.tracing import NoTraces, TurnTraces, open_traces
 from tests.server.conftest import Serve
 from tests.server.serving import Server
 from tests.server.test_sessions import long_turn, wait_known

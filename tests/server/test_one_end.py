@@ -16,10 +16,10 @@ from holdfast.core.session import Life, Place, Session
 from holdfast.core.turn import Ending
 from holdfast.engine.echo import open_echo
 from holdfast.engine.options import make_options
-from holdfast.server import wire
-from holdfast.server.desk import Desk
-from holdfast.server.link import EngineLink, TurnFeed
-from holdfast.server.problems import Problem
+from holdfast.server.http.problems import Problem
+from holdfast.server.link import wire
+from holdfast.server.link.commands import Desk
+from holdfast.server.link.engine_client import EngineLink, TurnFeed
 
 ROUNDS_MAX = 400
 

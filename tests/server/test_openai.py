@@ -7,7 +7,7 @@ import msgspec
 import openai
 import pytest
 
-from holdfast.server.doors.openai import ChatBody, CommonBody, CompletionBody
+from holdfast.server.routes.openai import ChatBody, CommonBody, CompletionBody
 from tests.server.serving import Server
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from holdfast.server import wire
+from holdfast.server.link import wire
 from holdfast.server.seeds import Seeds
 from holdfast.server.sessions import SessionRecord, SessionTable, engine_name
 from tests.server.conftest import Serve

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from holdfast.engine.options import OptionError
-from holdfast.server.keys import Keys
+from holdfast.server.http.keys import Keys
 from holdfast.server.options import ServerOptions
 from tests.server.conftest import Serve
 from tests.server.serving import ADMIN_KEY, Server

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from holdfast.server.doors.realtime_outbox import Outbox
+from holdfast.server.routes.realtime_outbox import Outbox
 from tests.server.conftest import Serve
 from tests.server.serving import Server
 from tests.server.talking import LONG, Talk, spoken

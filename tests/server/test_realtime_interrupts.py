@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.engine.journal_reading import read_sessions
+from holdfast.engine.durable.journal_reading import read_sessions
+from holdfast.engine.durable.records import StoredTurn
 from holdfast.engine.pull import PullError, pull
-from holdfast.engine.records import StoredTurn
 from tests.server.serving import Server
 from tests.server.talking import Body, Talk
 

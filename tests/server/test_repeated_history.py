@@ -7,8 +7,8 @@ import pytest
 
 from holdfast.engine.echo import open_echo
 from holdfast.engine.options import make_options
-from holdfast.server import wire
-from holdfast.server.desk import Desk
+from holdfast.server.link import wire
+from holdfast.server.link.commands import Desk
 from tests.server.serving import Server
 
 Message = dict[str, str]

@@ -42,5 +42,5 @@ def test_no_request_of_the_schema_breaks_the_server(echo: Server) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/sessions/{session_id}/turns", "/v1/chat/completions", "/generate"])
-def test_the_schema_names_the_doors(echo: Server, path: str) -> None:
+def test_the_schema_names_the_routes(echo: Server, path: str) -> None:
     assert path in echo.get("/openapi.json").json()["paths"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.server.scratch import LOCK, PREFIX, Scratch, remove_abandoned
+from holdfast.server.link.scratch import LOCK, PREFIX, Scratch, remove_abandoned
 from tests.server.conftest import Serve
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.engine.journal_reading import read_sessions
-from holdfast.engine.spill_files import SUFFIX
+from holdfast.engine.durable.journal_reading import read_sessions
+from holdfast.engine.tiers.files import SUFFIX
 from tests.server.conftest import Serve
 from tests.server.serving import Server
 

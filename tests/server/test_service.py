@@ -10,19 +10,19 @@ from tokenizers import AddedToken
 
 from holdfast.engine.echo import open_echo
 from holdfast.engine.options import make_options
-from holdfast.server import wire
-from holdfast.server.doors.native_call import Call
-from holdfast.server.doors.native_format import GenerateBody
-from holdfast.server.doors.native_sessions import Native
-from holdfast.server.keys import Caller
-from holdfast.server.link import EngineLink
-from holdfast.server.metrics import Metrics
+from holdfast.server.http.keys import Caller
+from holdfast.server.http.problems import Problem
+from holdfast.server.link import wire
+from holdfast.server.link.engine_client import EngineLink
+from holdfast.server.link.supervisor import Supervisor
+from holdfast.server.link.worker import model_facts, vocabulary_of
 from holdfast.server.options import ServerOptions
-from holdfast.server.problems import Problem
+from holdfast.server.routes.sglang_call import Call
+from holdfast.server.routes.sglang_format import GenerateBody
+from holdfast.server.routes.sglang_sessions import Native
 from holdfast.server.service import Input, Service
 from holdfast.server.sessions import SessionRecord
-from holdfast.server.supervisor import Supervisor
-from holdfast.server.worker import model_facts, vocabulary_of
+from holdfast.server.telemetry.metrics import Metrics
 
 ANN = Caller("ann", admin=False)
 VIEW = wire.SessionView("ann/s", 0, None, 0)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.errors import Refused
-from holdfast.server.problems import STATUS_OF_CODE, from_refusal
+from holdfast.server.http.problems import STATUS_OF_CODE, from_refusal
 from tests.server.bad_values import JSON, SECRET
 from tests.server.serving import Server
 from tests.server.talking import LONG, Talk

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.server import wire
-from holdfast.server.doors.native_call import Call
-from holdfast.server.doors.native_format import GenerateBody
-from holdfast.server.doors.native_sessions import Native
-from holdfast.server.link import TurnFeed
-from holdfast.server.problems import Problem
+from holdfast.server.http.problems import Problem
+from holdfast.server.link import wire
+from holdfast.server.link.engine_client import TurnFeed
+from holdfast.server.routes.sglang_call import Call
+from holdfast.server.routes.sglang_format import GenerateBody
+from holdfast.server.routes.sglang_sessions import Native
 from holdfast.server.service import Input, TurnAsked, make_sampling
 from tests.server.standing_in import ANN, EchoEngine
 

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from holdfast.server.doors.house import tenant_memory
-from holdfast.server.keys import Caller
+from holdfast.server.http.keys import Caller
+from holdfast.server.routes.status import tenant_memory
 from tests.server.conftest import Serve
 from tests.server.serving import ADMIN_KEY, Server
 

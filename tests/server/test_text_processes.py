@@ -9,12 +9,14 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from holdfast.engine.echo import echo_tokenizer
-from holdfast.server import text_jobs as jobs
-from holdfast.server import text_lanes, text_process, wire
-from holdfast.server.problems import Problem
+from holdfast.server.http.problems import Problem
+from holdfast.server.link import wire
+from holdfast.server.link.worker import vocabulary_of
 from holdfast.server.prompts import SMALL_CHARACTERS, Prompts
-from holdfast.server.text_lanes import Lane, TextProcess, TextProcessLost
-from holdfast.server.worker import vocabulary_of
+from holdfast.server.text import jobs
+from holdfast.server.text import lanes as text_lanes
+from holdfast.server.text import process as text_process
+from holdfast.server.text.lanes import Lane, TextProcess, TextProcessLost
 from tests.server.conftest import Serve
 
 
@@ -276,10 +278,10 @@ def test_a_process_that_was_killed_between_two_jobs_is_replaced(serve: Serve) ->
     for _ in range(3):
         answer = server.post("/v1/chat/completions", body)
         assert answer.json()["choices"][0]["message"]["content"] == "again"
-        before = server.children("holdfast.server.text_process")
+        before = server.children("holdfast.server.text.process")
         assert len(before) == 1
         os.kill(before[0], signal.SIGKILL)
-        while before[0] in server.children("holdfast.server.text_process"):
+        while before[0] in server.children("holdfast.server.text.process"):
             time.sleep(0.01)
 
 

@@ -4,10 +4,10 @@ import asyncio
 import json
 
 from holdfast.engine.echo import echo_tokenizer
-from holdfast.server import wire
-from holdfast.server.doors.openai import _chunks
-from holdfast.server.doors.openai_format import Completion
-from holdfast.server.link import TurnFeed, spoken
+from holdfast.server.link import wire
+from holdfast.server.link.engine_client import TurnFeed, spoken
+from holdfast.server.routes.openai import _chunks
+from holdfast.server.routes.openai_format import Completion
 
 CHOICES, WORDS = 3, 200
 

@@ -5,7 +5,7 @@ from dataclasses import fields
 import msgspec
 
 from holdfast.engine.sampling import Sampling
-from holdfast.server import wire
+from holdfast.server.link import wire
 from holdfast.server.service import _wire_sampling
 
 

@@ -9,10 +9,10 @@ import zmq
 from holdfast.core.scheduler import Scheduler
 from holdfast.engine.echo import open_echo
 from holdfast.engine.options import make_options
-from holdfast.server import wire
-from holdfast.server import worker as worker_module
-from holdfast.server.desk import Desk
-from holdfast.server.worker import Worker
+from holdfast.server.link import wire
+from holdfast.server.link import worker as worker_module
+from holdfast.server.link.commands import Desk
+from holdfast.server.link.worker import Worker
 
 SESSION = "ann/talk"
 

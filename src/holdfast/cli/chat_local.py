@@ -8,10 +8,10 @@ from typing import Any
 from holdfast.cli.progress import StartProgress
 from holdfast.cli.terminal import Chat, Cost, Speech, Talk
 from holdfast.core.errors import Refused
-from holdfast.engine.chat_template import ChatTemplateError
 from holdfast.engine.engine import Engine, Session, Turn, TurnFailed
 from holdfast.engine.pull import PullError
 from holdfast.engine.sampling import Sampling, SamplingError
+from holdfast.engine.text.chat_template import ChatTemplateError
 from holdfast.models.fields import ConfigurationError
 from holdfast.models.generation import GenerationDefaults
 

@@ -65,7 +65,7 @@ def serve(
 def _run(model: str, engine: dict[str, Any], server: ServerOptions) -> int:
     """Serve until a signal comes; what hinders the start becomes one line."""
     serving = import_module("holdfast.server.serve")
-    unable = import_module("holdfast.server.supervisor").EngineUnable
+    unable = import_module("holdfast.server.link.supervisor").EngineUnable
     progress = LoadProgress(model)
     try:
         return int(serving.run(model, engine, server, progress))

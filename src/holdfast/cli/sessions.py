@@ -22,9 +22,9 @@ from rich.text import Text
 
 from holdfast.cli.refusals import refusal
 from holdfast.cli.terminal import printable
-from holdfast.engine.journal import Journal, JournalError, JournalInUse
-from holdfast.engine.journal_reading import read_log, read_sessions, read_vocabulary
-from holdfast.engine.records import Closed, StoredSession
+from holdfast.engine.durable.journal import Journal, JournalError, JournalInUse
+from holdfast.engine.durable.journal_reading import read_log, read_sessions, read_vocabulary
+from holdfast.engine.durable.records import Closed, StoredSession
 
 __all__ = ["app"]
 

@@ -19,12 +19,12 @@ from tokenizers.models import BPE
 from holdfast.core.plan import Row, RowResult, StepResult
 from holdfast.core.registry import Plan
 from holdfast.core.turn import Turn
-from holdfast.engine.carrier import Carrier
-from holdfast.engine.executor import Flight
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions
-from holdfast.engine.stream import TokenLogprob, TurnStream
-from holdfast.engine.tokenizer import Tokenizer
+from holdfast.engine.step.executor import Flight
+from holdfast.engine.text.stream import TokenLogprob, TurnStream
+from holdfast.engine.text.tokenizer import Tokenizer
+from holdfast.engine.tiers.host import Carrier
 from holdfast.models.config import ModelConfig
 from holdfast.models.families import family_of
 from holdfast.models.fields import Fields, Json

@@ -28,15 +28,15 @@ from holdfast.core.session import Place
 from holdfast.core.turn import KEEP_ALL, TurnRequest
 from holdfast.core.turn import Turn as CoreTurn
 from holdfast.engine.echo import open_echo
-from holdfast.engine.executor import Executor
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions, OptionError, check_context, make_options
 from holdfast.engine.pull import ECHO_MODELS, resolve_model
 from holdfast.engine.report import memory_report
 from holdfast.engine.sampling import Sampling
-from holdfast.engine.spill_files import weights_identity
-from holdfast.engine.stream import TokenLogprob, TurnStream
-from holdfast.engine.tokenizer import open_tokenizer
+from holdfast.engine.step.executor import Executor
+from holdfast.engine.text.stream import TokenLogprob, TurnStream
+from holdfast.engine.text.tokenizer import open_tokenizer
+from holdfast.engine.tiers.files import weights_identity
 from holdfast.engine.waiting import Length, Wait, end_of_turn, kept_of_turn, no_memory
 from holdfast.kernels.cpu.library import match_threads
 from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint

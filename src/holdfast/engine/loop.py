@@ -25,14 +25,9 @@ from holdfast.core.registry import Event, Plan
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Session
 from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
-from holdfast.engine.book import Act, Book, require_text
-from holdfast.engine.executor import Executor, Flight, PlanRunner, require_device
-from holdfast.engine.journal import Journal
-from holdfast.engine.loop_times import LoopTimes
-from holdfast.engine.memory_plan import MemoryPlan, disk_bytes, plan_memory
-from holdfast.engine.options import EngineOptions, OptionError, tenant_parts
-from holdfast.engine.records import FinishedTurn
-from holdfast.engine.revival import (
+from holdfast.engine.durable.journal import Journal
+from holdfast.engine.durable.records import FinishedTurn
+from holdfast.engine.durable.recovery import (
     UNKNOWN_TOKENS,
     bring_back,
     finished_turn,
@@ -40,12 +35,17 @@ from holdfast.engine.revival import (
     open_journal,
     read_journal,
 )
+from holdfast.engine.durable.session_log import Act, Book, require_text
+from holdfast.engine.loop_times import LoopTimes
+from holdfast.engine.memory_plan import MemoryPlan, disk_bytes, plan_memory
+from holdfast.engine.options import EngineOptions, OptionError, tenant_parts
 from holdfast.engine.sampling import Sampling
-from holdfast.engine.speculation import Speculator
-from holdfast.engine.spill import DiskTier, Hurry
-from holdfast.engine.step_size import step_tokens
-from holdfast.engine.stream import TurnStream
-from holdfast.engine.tokenizer import Tokenizer
+from holdfast.engine.step.executor import Executor, Flight, PlanRunner, require_device
+from holdfast.engine.step.speculation import Speculator
+from holdfast.engine.step.step_size import step_tokens
+from holdfast.engine.text.stream import TurnStream
+from holdfast.engine.text.tokenizer import Tokenizer
+from holdfast.engine.tiers.disk import DiskTier, Hurry
 from holdfast.models.generation import GenerationDefaults
 from holdfast.models.model import Model, ModelDescription
 

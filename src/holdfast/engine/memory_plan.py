@@ -15,7 +15,7 @@ import torch
 
 from holdfast.core.layout import Component, MemoryLayout, Tier
 from holdfast.engine.options import EngineOptions, OptionError
-from holdfast.engine.profiling import step_bytes
+from holdfast.engine.step.profiling import step_bytes
 from holdfast.models.available import available_bytes
 from holdfast.models.layout import MemoryShape
 from holdfast.models.memory import UnitCounts

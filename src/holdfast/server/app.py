@@ -17,17 +17,19 @@ from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 from holdfast import __version__
-from holdfast.server.answers import json_answer
-from holdfast.server.doors import house, live, native, openai, realtime, sessions, web
-from holdfast.server.doors.native_sessions import Native
-from holdfast.server.doors.realtime_channel import Channels
-from holdfast.server.doors.schema import components
-from holdfast.server.gate import Gate
-from holdfast.server.keys import Keys
-from holdfast.server.live import LiveMemory
-from holdfast.server.problems import Problem
+from holdfast.server.http.answers import json_answer
+from holdfast.server.http.gate import Gate
+from holdfast.server.http.keys import Keys
+from holdfast.server.http.problems import Problem
+from holdfast.server.routes import live, openai, realtime, sessions, web
+from holdfast.server.routes import sglang as native
+from holdfast.server.routes import status as house
+from holdfast.server.routes.realtime_channel import Channels
+from holdfast.server.routes.schema import components
+from holdfast.server.routes.sglang_sessions import Native
 from holdfast.server.service import Service
 from holdfast.server.storm import Storm
+from holdfast.server.telemetry.live import LiveMemory
 
 __all__ = ["all_routes", "build_app", "nowhere"]
 

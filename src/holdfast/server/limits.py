@@ -26,7 +26,7 @@ from holdfast.engine.sampling import (
     STOP_TOKENS_MAX,
     STOPS_MAX,
 )
-from holdfast.server.problems import Problem, bad_field
+from holdfast.server.http.problems import Problem, bad_field
 
 __all__ = ["LIMITS", "Bound", "Limit", "Room", "check", "find_limit", "values_max"]
 

@@ -2,7 +2,7 @@
 
 A conversation's first turn is rendered whole by the model's chat template; a later one renders only what is
 new, so that the history is never written again. Rendering and tokenising run in processes of their own (see
-`text_lanes`): the tokenizer would stop the event loop.
+`text/lanes.py`): the tokenizer would stop the event loop.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from holdfast.server import text_jobs as jobs
-from holdfast.server import wire
+from holdfast.server.http.problems import Problem, bad_field
 from holdfast.server.limits import MESSAGES_MAX, Room, too_long, values_max
-from holdfast.server.problems import Problem, bad_field
-from holdfast.server.text_lanes import JOB_SECONDS, Lane, TextProcess
-from holdfast.server.text_process import tokenizer_of
+from holdfast.server.link import wire
+from holdfast.server.text import jobs
+from holdfast.server.text.lanes import JOB_SECONDS, Lane, TextProcess
+from holdfast.server.text.process import tokenizer_of
 from holdfast.server.unbuilt import MESSAGE_FIELDS, refuse_unbuilt, refusing
 
 __all__ = [

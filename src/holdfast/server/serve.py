@@ -25,17 +25,17 @@ import uvloop
 
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pull import ECHO_MODELS, resolve_model
-from holdfast.server import wire
 from holdfast.server.app import build_app
-from holdfast.server.connections import Config, Connections, raise_descriptor_limit
-from holdfast.server.keys import Keys, warn_if_readable
-from holdfast.server.link import EngineLink
-from holdfast.server.logs import set_up_logging
-from holdfast.server.metrics import Metrics
+from holdfast.server.http.connections import Config, Connections, raise_descriptor_limit
+from holdfast.server.http.keys import Keys, warn_if_readable
+from holdfast.server.http.websockets import SocketConnection
+from holdfast.server.link import wire
+from holdfast.server.link.engine_client import EngineLink
+from holdfast.server.link.supervisor import Supervisor
 from holdfast.server.options import ServerOptions
 from holdfast.server.service import Service
-from holdfast.server.sockets import SocketConnection
-from holdfast.server.supervisor import Supervisor
+from holdfast.server.telemetry.logs import set_up_logging
+from holdfast.server.telemetry.metrics import Metrics
 
 __all__ = ["run"]
 

@@ -1,4 +1,4 @@
-"""What the doors have in common: sessions and turns for a caller, over the link to the engine.
+"""What all routes share: sessions and turns for a caller, over the link to the engine.
 
 A door turns a client's request into one of these calls, and what comes back into its own format. A call
 either does what it says or raises a `Problem` and has changed nothing.
@@ -19,14 +19,9 @@ import msgspec
 
 from holdfast.core.turn import KEEP_ALL
 from holdfast.engine.sampling import Sampling, SamplingError
-from holdfast.server import wire
-from holdfast.server.bodies import Reading
-from holdfast.server.keys import Caller
-from holdfast.server.limits import TIMEOUT_MAX, TTL_MAX
-from holdfast.server.link import EngineLink, TurnFeed
-from holdfast.server.metrics import Metrics
-from holdfast.server.options import ServerOptions
-from holdfast.server.problems import (
+from holdfast.server.http.bodies import Reading
+from holdfast.server.http.keys import Caller
+from holdfast.server.http.problems import (
     Problem,
     bad_field,
     context_exceeded,
@@ -34,6 +29,11 @@ from holdfast.server.problems import (
     from_refusal,
     told_as,
 )
+from holdfast.server.limits import TIMEOUT_MAX, TTL_MAX
+from holdfast.server.link import wire
+from holdfast.server.link.engine_client import EngineLink, TurnFeed
+from holdfast.server.link.supervisor import Supervisor
+from holdfast.server.options import ServerOptions
 from holdfast.server.prompts import Prompts, begins_with_system, opens_history
 from holdfast.server.seeds import Seeds
 from holdfast.server.sessions import (
@@ -44,8 +44,8 @@ from holdfast.server.sessions import (
     request_name,
     require_name,
 )
-from holdfast.server.supervisor import Supervisor
-from holdfast.server.tracing import open_traces
+from holdfast.server.telemetry.metrics import Metrics
+from holdfast.server.telemetry.tracing import open_traces
 
 __all__ = ["Input", "Service", "TurnAsked", "make_sampling"]
 

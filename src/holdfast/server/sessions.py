@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.server import wire
-from holdfast.server.problems import Problem, bad_field
+from holdfast.server.http.problems import Problem, bad_field
+from holdfast.server.link import wire
 from holdfast.server.seeds import SeedSequence
 
 __all__ = ["SessionRecord", "SessionTable", "engine_name", "request_name", "require_name"]
@@ -52,7 +52,7 @@ def request_name(tenant: str, rid: str) -> str:
 
 @dataclass(slots=True)
 class SessionRecord:
-    """One session, as far as the doors need to know it."""
+    """One session, as far as the routes need to know it."""
 
     tenant: str
     name: str

@@ -15,8 +15,8 @@ from typing import Any
 
 from holdfast.core.turn import KEEP_ALL
 from holdfast.engine.sampling import Sampling
-from holdfast.server.keys import Caller
-from holdfast.server.problems import Problem
+from holdfast.server.http.keys import Caller
+from holdfast.server.http.problems import Problem
 from holdfast.server.service import Input, Service, TurnAsked
 from holdfast.server.sessions import SessionRecord, new_name
 

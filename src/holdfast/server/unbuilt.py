@@ -7,7 +7,7 @@ the answer nor what is promised about it (`user`, `metadata`, `service_tier`, â€
 ignored like any unknown field. `/v1/sessions` and `/v1/realtime` need no table: they refuse every field that
 they do not know.
 
-The names are those of OpenAI, vLLM and SGLang. Used by the doors, when they read a body.
+The names are those of OpenAI, vLLM and SGLang. Used by the routes when they read a body.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from holdfast.server.problems import bad_field
+from holdfast.server.http.problems import bad_field
 
 __all__ = ["FIELDS", "MESSAGE_FIELDS", "refuse_unbuilt", "refusing"]
 

@@ -1,0 +1,1 @@
+"""What survives a crash: the journal, its records, and recovery from it."""

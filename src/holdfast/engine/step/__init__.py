@@ -1,0 +1,1 @@
+"""One step on the device: inputs, block tables, the executor, CUDA graphs, sampling, speculation."""

@@ -1,0 +1,455 @@
+"""From a plan to tensors to tokens.
+
+The executor keeps the model's storage, the block tables and the sampler, and runs plans in their order: table
+changes, unit copies, moves between tiers, then one forward pass over all rows as a ragged batch, then
+sampling. It decides nothing about memory. Nothing here works token by token in Python except what a turn
+says: its text and its stops.
+
+`start` launches a step and `finish` waits for its tokens, so that the next plan can be made in between; the
+token a row sampled is kept on the device for a row that was planned before it was known. A step is brought to
+the device in one copy; on a GPU a small one is then a single graph.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from holdfast import kernels
+from holdfast.core.layout import Component
+from holdfast.core.plan import Row, RowResult, StepResult
+from holdfast.core.registry import Plan
+from holdfast.core.turn import Turn
+from holdfast.engine.memory_plan import MemoryPlan
+from holdfast.engine.sampling import Sampling
+from holdfast.engine.step.graphs import (
+    TILES_ONLY,
+    Outcome,
+    Progress,
+    Recorder,
+    StepGraphs,
+    largest_of,
+    record_cuda,
+    run_step,
+    shapes,
+    small_step_of,
+)
+from holdfast.engine.step.inputs import (
+    Limits,
+    Lists,
+    Nobody,
+    Sample,
+    Shape,
+    StepBuffers,
+    Views,
+    Words,
+    pack,
+    views,
+)
+from holdfast.engine.step.sampler import BatchSampler, Sampled, token_logprobs
+from holdfast.engine.step.split_keys import sharing_for
+from holdfast.engine.step.staging import Arrival, Staging, fill
+from holdfast.engine.step.tables import NOBODY, BlockTables
+from holdfast.engine.text.stream import TokenLogprob, TurnStream
+from holdfast.engine.tiers.host import Carrier, SideStreams
+from holdfast.kernels import Batch
+from holdfast.models.memory import Memory, UnitCounts
+from holdfast.models.model import Model
+
+log = logging.getLogger("holdfast.executor")
+
+NUMERIC_ERROR = "numeric_error"
+
+PROMPT_ROWS = 128
+"""Tokens of a prompt whose logits are there at a time: a GPU may have no room for those of a long chunk."""
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step that was launched: what it sampled, on its way to the host."""
+
+    plan: Plan
+    sampled: Sampled | None
+    tokens: Arrival | None
+    places: list[tuple[int, int, int]]
+    """For each row that samples: its index in the plan, its first and its end place among the samples."""
+
+
+class DeviceLost(RuntimeError):
+    """A GPU answers this process no more, whatever it is asked: only another process can have it again."""
+
+
+def require_device(device: torch.device) -> None:
+    """Raise where no step can succeed any more, rather than fail every turn from now on.
+
+    After an error of a kernel a process's every call of the GPU fails. Whoever runs the loop ends; the
+    sessions come back from the journal, in another process.
+    """
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except Exception as error:
+        raise DeviceLost(f"{device} answers no more") from error
+
+
+class PlanRunner(Protocol):
+    """Who carries plans out, in their order; the `Executor` does it with a model's weights."""
+
+    carrier: Carrier
+
+    def start(self, plan: Plan) -> Flight:
+        """Launch a step."""
+
+    def finish(self, flight: Flight) -> StepResult:
+        """Wait for what came of it."""
+
+    def small_step(self, rows: int) -> int | None:
+        """Tokens of a step that answers of so many rows hardly notice; None where there is no such step."""
+
+    def release(self, turn: Turn) -> None:
+        """Forget a turn that is over."""
+
+
+class Executor:
+    """Runs plans on one device."""
+
+    def __init__(
+        self, model: Model, memory: MemoryPlan, rows_max: int, stream_of: Callable[[Turn], TurnStream]
+    ) -> None:
+        self.model = model
+        self.layout = memory.layout
+        # One unit more of each: what fills up a graph's batch writes there. The core does not know them.
+        counts = memory.device
+        self.memory = model.memory(
+            UnitCounts(counts.full + 1, counts.window + 1, counts.state + 1), memory.layout.page_size
+        )
+        self._reserved = counts
+        self.host = None
+        if memory.host.full or memory.host.window or memory.host.state:
+            self.host = Memory(
+                model.memory_shape, memory.host, memory.layout.page_size, model.dtype, torch.device("cpu")
+            )
+        self.tables = BlockTables(model.device, memory.layout.full, memory.layout.window > 0)
+        self.sampler = BatchSampler(rows_max, model.config.vocabulary, model.device)
+        self.stream_of = stream_of
+        self._rows_max = rows_max
+        self._staging = Staging(model.device)
+        self._staging.pin(self.host)
+        self.carrier = Carrier(self.memory, self.host)
+        if model.device.type == "cuda":
+            self.carrier.way = SideStreams(model.device)
+        self._nobody = Nobody(counts.state, self.sampler.nobody, NOBODY)
+        self._context_max = min(model.context_length, memory.tokens_max)
+        self._sharing = sharing_for(
+            model.config, largest_of(shapes(rows_max)), memory.layout.page_size, model.dtype, model.device
+        )
+        self._graphs: StepGraphs | None = None
+        self._sampler_rows: dict[int, tuple[int, int]] = {}
+        self._free_rows = list(range(rows_max - 1, -1, -1))
+        self.tokens_computed = 0
+
+    def run(self, plan: Plan) -> StepResult:
+        """Run a step to its end."""
+        return self.finish(self.start(plan))
+
+    # --- graphs -----------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def capture(self, progress: Progress | None = None, record: Recorder | None = None) -> None:
+        """Capture the graphs of small steps. Without them, and on a CPU, kernels are launched one by one."""
+        if record is None:
+            record = record_cuda()
+        wanted = shapes(self._rows_max)
+        largest = largest_of(wanted)
+        pages = self.layout.pages_for(self._context_max)
+        # The table of a whole session, of both kinds of pages, fits behind the largest step.
+        words = torch.zeros(largest.words + 4 * pages, dtype=torch.int32, device=self.model.device)
+        buffers = self._buffers(largest, pages)
+        graphs = StepGraphs(words, record, small_step_of(self.model))
+        for done, shape in enumerate(wanted):
+            given = graphs.views(shape)
+            singles = shape.rows if shape.decode else 0 if shape.rows <= TILES_ONLY else 1
+            limits = Limits(
+                1 if shape.decode else shape.tokens, self._context_max, singles, graphs.least(shape)
+            )
+            batch = self._batch(buffers, given, shape, limits)
+            self._bring(shape, [], [], [], self.tables.pack(), words)
+            self._prepare(given, batch)
+            graphs.capture(shape, batch, self._step_of(batch, given))
+            if progress is not None:
+                progress("capture", done + 1, len(wanted))
+        self._graphs = graphs
+
+    def small_step(self, rows: int) -> int | None:
+        """Tokens of a step that answers of so many rows hardly notice; None where there is no such step."""
+        return None if self._graphs is None else self._graphs.small_step(rows)
+
+    def _step_of(self, batch: Batch, given: Views) -> Callable[[], Outcome]:
+        return lambda: run_step(self.model, self.memory, batch, given, self.tables.sampled)
+
+    def _buffers(self, shape: Shape, width: int) -> StepBuffers:
+        components = (self.layout.full, self.layout.window > 0)
+        return StepBuffers(self.model.device, shape, width, components)
+
+    def _batch(self, buffers: StepBuffers, given: Views, shape: Shape, limits: Limits) -> Batch:
+        """The batch of a step; where it has rows of one token, its keys are shared out."""
+        lists = Lists()
+        if self._sharing is not None and limits.rows_of_one:
+            lists = self._sharing.lists(shape)
+        return buffers.batch(given, shape, self.layout.page_size, limits, lists)
+
+    # --- launching --------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def start(self, plan: Plan) -> Flight:
+        """Launch a step. Nothing here waits for the device."""
+        self.tables.forget(plan.forgotten)
+        self.tables.discard()
+        for row in plan.rows:
+            if row.table is not None:
+                self.tables.change(row.number, row.table)
+        self._copy(plan)
+        self.carrier.start(plan.moves)
+        flight = Flight(plan, None, None, [])
+        if plan.rows:
+            self._compute(plan, flight)
+        return flight
+
+    def _copy(self, plan: Plan) -> None:
+        by_component: dict[Component, tuple[list[int], list[int]]] = {}
+        for copy in plan.copies:
+            sources, destinations = by_component.setdefault(copy.component, ([], []))
+            sources.append(copy.source)
+            destinations.append(copy.destination)
+        for component, (sources, destinations) in by_component.items():
+            units = self._integers(sources), self._integers(destinations)
+            for storage in self.memory.storage(component.name.lower()):
+                kernels.copy_units(storage, *units)
+
+    def _compute(self, plan: Plan, flight: Flight) -> None:
+        rows = plan.rows
+        tables = [self.tables.row(row.number) for row in rows]
+        samples = self._samples(plan, tables, flight)
+        outcome = self._forward(rows, tables, samples)
+        self.tokens_computed += sum(row.count for row in rows)
+        end = 0
+        for row in rows:
+            end += row.count
+            self._note_prompt(row, outcome[0], end)
+        if not samples:
+            return
+        hidden, tokens, given = outcome
+        if tokens is None or not self._plain(samples):
+            chosen = hidden.index_select(0, given.sample_place[: len(samples)])
+            flight.sampled = self.sampler.sample(
+                self.model.logits(chosen).float(),
+                [sample.sampler_row for sample in samples],
+                [sample.position for sample in samples],
+            )
+            tokens = flight.sampled.tokens
+            # A row whose logits were not finite has no token; what is planned after it is lost, but must run.
+            kernels.note_sampled(self.tables.sampled, given.note[: len(samples)], tokens)
+        flight.tokens = self._staging.fetch(tokens[: len(samples)])
+
+    def _plain(self, samples: list[Sample]) -> bool:
+        return self.sampler.plain(
+            [sample.sampler_row for sample in samples], [sample.position for sample in samples]
+        )
+
+    def _samples(self, plan: Plan, tables: list[int], flight: Flight) -> list[Sample]:
+        """What a step samples: a row's next token, and before it one for each of its drafts."""
+        samples: list[Sample] = []
+        end = 0
+        for index, row in enumerate(plan.rows):
+            end += row.count
+            if not row.sample:
+                continue
+            first = len(samples)
+            for place in range(end - row.drafts - 1, end):
+                position = row.start + row.count - (end - place) + 1
+                note = tables[index] if place == end - 1 else NOBODY
+                samples.append(Sample(place, position, self._sampler_row(plan, row, position), note))
+            flight.places.append((index, first, len(samples)))
+        return samples
+
+    def _forward(
+        self, rows: list[Row[Turn]], tables: list[int], samples: list[Sample]
+    ) -> tuple[Tensor, Tensor | None, Views]:
+        """Hidden states, tokens where a graph drew them, and the step's inputs on the device."""
+        counts = [row.count for row in rows]
+        tokens, count_max = sum(counts), max(counts)
+        decode = count_max == 1 and len(samples) <= len(rows)
+        changes = self.tables.pack()
+        if self._graphs is not None:
+            shape = self._graphs.find(len(rows), tokens, len(samples), decode, changes.size)
+            if shape is not None:
+                self._bring(shape, rows, tables, samples, changes, self._graphs.words)
+                given = self._graphs.views(shape)
+                self._prepare(given, self._graphs.batch(shape))
+                outcome = self._graphs.replay(shape)
+                return outcome.hidden, outcome.tokens, given
+        shape = Shape(len(rows), tokens, len(samples), decode)
+        given = views(self._bring(shape, rows, tables, samples, changes, None), shape)
+        context_max = max(row.start + row.count for row in rows)
+        buffers = self._buffers(shape, self.layout.pages_for(context_max))
+        limits = Limits(count_max, context_max, counts.count(1))
+        batch = self._batch(buffers, given, shape, limits)
+        self._prepare(given, batch)
+        kernels.list_pieces(batch)
+        return self.model.forward(batch, self.memory), None, given
+
+    def _bring(
+        self,
+        shape: Shape,
+        rows: list[Row[Turn]],
+        tables: list[int],
+        samples: list[Sample],
+        changes: Words,
+        target: Tensor | None,
+    ) -> Tensor:
+        """A step's words on the device, where the tables have changed as it wants them."""
+        end = shape.words + changes.size
+        words = self._staging.words(end)
+        array = fill(words)
+        pack(array[: shape.words], shape, rows, tables, samples, self.sampler.parameters, self._nobody)
+        array[shape.words :] = changes
+        brought = self._staging.send(words, target)
+        self.tables.apply(brought[shape.words : end])
+        return brought
+
+    def _prepare(self, given: Views, batch: Batch) -> None:
+        tables = self.tables.step_tables(self._reserved.full, self._reserved.window)
+        kernels.prepare_step(given.tokens, given.row_table, tables, batch)
+
+    def _note_prompt(self, row: Row[Turn], hidden: Tensor, end: int) -> None:
+        """Log-probabilities of the prompt's own tokens, where a turn asks for them."""
+        if row.turn.over:
+            return
+        stream = self.stream_of(row.turn)
+        top = stream.sampling.prompt_logprobs
+        if top is None or row.start + 1 >= len(stream.prompt_tokens):
+            return
+        # What is computed again, after a retraction, has been noted before.
+        first = max(row.start, stream.input_first + len(stream.prompt_logprobs)) + 1
+        following = stream.prompt_tokens[first : row.start + row.count + 1]
+        if not following:
+            return
+        place = end - row.count + first - 1 - row.start
+        for begin in range(0, len(following), PROMPT_ROWS):
+            some = following[begin : begin + PROMPT_ROWS]
+            logits = self.model.logits(hidden[place + begin : place + begin + len(some)])
+            values, ids, tops = token_logprobs(logits, self._integers(some), top)
+            for token, value, best, best_values in zip(
+                some, values.tolist(), ids.tolist(), tops.tolist(), strict=True
+            ):
+                stream.prompt_logprobs.append(
+                    TokenLogprob(token, value, tuple(zip(best, best_values, strict=True)))
+                )
+
+    # --- sampling rows ----------------------------------------------------------------------------
+
+    def _sampler_row(self, plan: Plan, row: Row[Turn], position: int) -> int:
+        """The sampler row of a turn; taken anew where a lost step has counted tokens that were never said."""
+        turn = row.turn
+        held = self._sampler_rows.get(turn.number)
+        if held is not None and (held[1] < position or not self.sampler.counts(held[0])):
+            self._sampler_rows[turn.number] = (held[0], position)
+            return held[0]
+        self.release(turn)
+        if not self._free_rows:
+            self._free_rows.append(self._take_idle_row(plan))
+        stream = self.stream_of(turn)
+        # It is nobody's until it is set up, for which the device may have no room.
+        self.sampler.admit(
+            self._free_rows[-1],
+            stream.sampling,
+            prompt=stream.prompt_tokens if _reads_prompt(stream.sampling) else (),
+            generated=stream.tokens,
+            end_tokens=sorted(stream.ends),
+        )
+        place = self._free_rows.pop()
+        self._sampler_rows[turn.number] = (place, position)
+        return place
+
+    def _take_idle_row(self, plan: Plan) -> int:
+        """The sampler row of a turn that is not in this step: one that was retracted takes another later."""
+        active = {row.turn.number for row in plan.rows}
+        number = next(number for number in self._sampler_rows if number not in active)
+        place, _ = self._sampler_rows.pop(number)
+        self.sampler.release(place)
+        return place
+
+    def release(self, turn: Turn) -> None:
+        """A turn is over: its sampler row is free."""
+        held = self._sampler_rows.pop(turn.number, None)
+        if held is not None:
+            self.sampler.release(held[0])
+            self._free_rows.append(held[0])
+
+    # --- what came of it --------------------------------------------------------------------------
+
+    def finish(self, flight: Flight) -> StepResult:
+        """Wait for a step's tokens and say what came of each row."""
+        plan = flight.plan
+        results = [RowResult([]) for _ in plan.rows]
+        if flight.tokens is not None:
+            tokens = flight.tokens.wait()
+            logprobs = {} if flight.sampled is None else _logprobs(flight.sampled, tokens)
+            for index, first, stop in flight.places:
+                results[index] = self._result(plan.rows[index], tokens[first:stop], logprobs, first)
+        return StepResult(results, self.carrier.came(plan.moves))
+
+    def _result(
+        self, row: Row[Turn], sampled: list[int], logprobs: dict[int, TokenLogprob], first: int
+    ) -> RowResult:
+        """The drafts that the model agrees with, then its own next token, up to where the turn stops.
+
+        What one turn cannot say is its own failure: others have said their part of the step by then.
+        """
+        drafts = row.tokens[row.count - row.drafts :]
+        accepted = 0
+        while accepted < len(drafts) and sampled[accepted] == drafts[accepted]:
+            accepted += 1
+        said = sampled[: accepted + 1]
+        if min(said) < 0:
+            return RowResult([], error=NUMERIC_ERROR)
+        if row.turn.over:
+            return RowResult(said)
+        stream = self.stream_of(row.turn)
+        count = stream.sampling.logprobs
+        asked = None
+        if count is not None:
+            found = [logprobs[first + place] for place in range(len(said))]
+            asked = [replace(each, top=each.top[:count]) for each in found]
+        try:
+            taken = stream.push(said, asked)
+        except Exception as error:
+            log.exception("turn %s: its tokens cannot be made text", row.turn.request.turn_id)
+            return RowResult([], error=f"the tokenizer failed: {type(error).__name__}")
+        return RowResult(taken, stream.finish)
+
+    def _integers(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64).to(self.model.device, non_blocking=True)
+
+
+def _reads_prompt(sampling: Sampling) -> bool:
+    """Whether sampling depends on what came before the answer: by penalties, or by its length."""
+    penalised = sampling.repetition_penalty != 1.0 or sampling.frequency_penalty or sampling.presence_penalty
+    return bool(penalised or sampling.min_tokens)
+
+
+def _logprobs(sampled: Sampled, tokens: list[int]) -> dict[int, TokenLogprob]:
+    """Log-probabilities by the place of their sample."""
+    if sampled.logprobs is None or sampled.top_ids is None or sampled.top_logprobs is None:
+        return {}
+    values, ids, tops = sampled.logprobs.tolist(), sampled.top_ids.tolist(), sampled.top_logprobs.tolist()
+    return {
+        place: TokenLogprob(tokens[place], value, tuple(zip(best, best_values, strict=True)))
+        for place, value, best, best_values in zip(sampled.logprob_rows, values, ids, tops, strict=True)
+    }

@@ -1,0 +1,192 @@
+"""Steps as CUDA graphs: the forward pass and the sampling of a batch, launched at once.
+
+A graph is captured for each of a few shapes: decode steps by their number of rows, and small mixed steps (a
+turn's input beside others' decoding) by tokens and rows. A step takes the smallest shape that it fits; the
+rows that are left over belong to nobody and work in reserved units. A graph reads the step's words and what
+the device worked out from them, always in the same buffers, and leaves the hidden states and the sampled
+tokens. Used by the executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from holdfast import kernels
+from holdfast.engine.step.inputs import Shape, Views, views
+from holdfast.kernels import Batch
+from holdfast.models.memory import Memory
+from holdfast.models.model import Model
+
+MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512)
+MIXED_ROWS = (1, 4, 16, 64)
+SMALL_STEP, SMALL_STEP_OF_PRODUCTS, SMALL_STEP_OF_EXPERTS = 256, 192, 384
+"""Tokens up to which a mixed step takes little longer than a decode step: both read all weights once.
+
+Where products of few tokens have a kernel of their own, it is fast up to fewer tokens than the library is;
+each expert sees only some of a step's tokens. Sessions make most tokens so, as measured on an H200.
+"""
+
+TILES_ONLY = 4
+"""Rows up to which a mixed step treats rows of one token like all others, in one launch of attention."""
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step leaves on the device: hidden states of all tokens, and one token for each sample."""
+
+    hidden: Tensor
+    tokens: Tensor
+
+
+class Recorded(Protocol):
+    """A step that can be run again and again over the same buffers."""
+
+    def replay(self) -> None: ...
+
+
+Recorder = Callable[[Callable[[], Outcome]], tuple[Recorded, Outcome]]
+
+
+def decode_rows(rows_max: int) -> list[int]:
+    """The numbers of rows that decode steps are captured for: by fours, then four for each doubling."""
+    rows = [1, 2, 4]
+    while rows[-1] < rows_max:
+        power = 1 << (rows[-1].bit_length() - 1)
+        rows.append(rows[-1] + max(4, power // 4))
+    return [*(count for count in rows if count < rows_max), rows_max]
+
+
+def mixed_rows(rows_max: int) -> list[int]:
+    """The numbers of rows that mixed steps are captured for, up to all that may run."""
+    most = min(rows_max, MIXED_ROWS[-1])
+    return [rows for rows in MIXED_ROWS if rows < most] + [most]
+
+
+def shapes(rows_max: int) -> list[Shape]:
+    """All shapes that are captured, largest first, so that small ones reuse the memory of large ones."""
+    decode = [Shape(rows, rows, rows, True) for rows in decode_rows(rows_max)]
+    mixed = [
+        Shape(rows, tokens, rows, False)
+        for tokens in MIXED_TOKENS
+        for rows in mixed_rows(rows_max)
+        if rows <= tokens
+    ]
+    return sorted(decode + mixed, key=lambda shape: (shape.tokens, shape.rows), reverse=True)
+
+
+def small_step_of(model: Model) -> int:
+    """How many tokens a model's steps should have at most, so that they stay short."""
+    if model.has_experts:
+        return SMALL_STEP_OF_EXPERTS
+    if kernels.takes_products(model.dtype, model.device) and not model.in_eight_bits:
+        return SMALL_STEP_OF_PRODUCTS
+    return SMALL_STEP
+
+
+def largest_of(wanted: list[Shape]) -> Shape:
+    """A shape that has room for each of these."""
+    return Shape(
+        max(shape.rows for shape in wanted),
+        max(shape.tokens for shape in wanted),
+        max(shape.samples for shape in wanted),
+        decode=False,
+    )
+
+
+def record_cuda() -> Recorder:
+    """Records steps as CUDA graphs that share their memory."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def record(step: Callable[[], Outcome]) -> tuple[Recorded, Outcome]:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            step()  # Kernels are compiled, and libraries find their workspaces, before anything is captured.
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            outcome = step()
+        return graph, outcome
+
+    return record
+
+
+def run_step(model: Model, memory: Memory, batch: Batch, given: Views, sampled: Tensor) -> Outcome:
+    """The forward pass, the samples of plain rows, and their tokens noted for the next step."""
+    kernels.list_pieces(batch)
+    hidden = model.forward(batch, memory)
+    logits = model.logits(hidden.index_select(0, given.sample_place))
+    tokens = kernels.sample_tokens(
+        logits,
+        given.temperature,
+        given.top_k,
+        given.top_p,
+        given.min_p,
+        given.seeds,
+        given.sample_position,
+    )
+    kernels.note_sampled(sampled, given.note, tokens)
+    return Outcome(hidden, tokens)
+
+
+class StepGraphs:
+    """The captured shapes of one executor."""
+
+    def __init__(self, words: Tensor, record: Recorder, small_step: int) -> None:
+        """`words` is where every step's words are brought before its graph runs."""
+        self.words = words
+        self._small_step = small_step
+        self._record = record
+        self._decode: list[tuple[int, Shape]] = []
+        self._mixed: list[Shape] = []
+        self._recorded: dict[Shape, tuple[Recorded, Outcome, Batch]] = {}
+
+    def views(self, shape: Shape) -> Views:
+        """A shape's inputs in the words."""
+        return views(self.words, shape)
+
+    def capture(self, shape: Shape, batch: Batch, step: Callable[[], Outcome]) -> None:
+        """Record a shape; its words and buffers hold a step of nobody's rows."""
+        recorded, outcome = self._record(step)
+        self._recorded[shape] = (recorded, outcome, batch)
+        if shape.decode:
+            self._decode = sorted([*self._decode, (shape.rows, shape)])
+        else:
+            self._mixed = sorted([*self._mixed, shape], key=lambda known: (known.tokens, known.rows))
+
+    def least(self, shape: Shape) -> tuple[int, int]:
+        """The fewest tokens and rows of a step that takes a shape, smaller shapes being there for others."""
+        smaller = [tokens for tokens in MIXED_TOKENS if tokens < shape.tokens]
+        fewer = [rows for rows in MIXED_ROWS if rows < shape.rows]
+        return max(smaller, default=0) + 1, max(fewer, default=0) + 1
+
+    def find(self, rows: int, tokens: int, samples: int, decode: bool, more: int) -> Shape | None:
+        """The smallest captured shape that has room for a step, or None; `more` words come behind its own."""
+        if decode:
+            found = next((shape for count, shape in self._decode if count >= rows), None)
+        else:
+            room = max(rows, samples)
+            fitting = (shape for shape in self._mixed if shape.tokens >= tokens and shape.rows >= room)
+            found = next(fitting, None)
+        return found if found is not None and found.words + more <= self.words.numel() else None
+
+    def small_step(self, rows: int) -> int | None:
+        """How many tokens a step of so many rows should have at most, so that it stays a short one."""
+        return self._small_step if rows <= MIXED_ROWS[-1] else None
+
+    def batch(self, shape: Shape) -> Batch:
+        """The buffers of a captured shape."""
+        return self._recorded[shape][2]
+
+    def replay(self, shape: Shape) -> Outcome:
+        """Run a captured shape over what its words and buffers hold now."""
+        recorded, outcome, _ = self._recorded[shape]
+        recorded.replay()
+        return outcome

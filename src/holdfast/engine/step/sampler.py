@@ -1,0 +1,255 @@
+"""One token for each row of logits, for a whole batch at once.
+
+A `BatchSampler` keeps the parameters of every batch row: the executor admits a row when its turn begins,
+samples it in any steps and any company, and releases it. A row's token is a function of its own logits,
+history, seed and position alone. Nothing here waits for the device: tokens stay tensors, and a row whose
+logits are not finite gets -1. Rows that need no more than their parameters are drawn inside a graph, which
+reads them from the step's words; the others, with penalties, biases or log-probabilities, are sampled by
+`sample`. Called by the executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from holdfast.engine.sampling import Sampling
+from holdfast.engine.step.inputs import Parameters
+from holdfast.kernels import sample_tokens
+
+COLDEST = 1e-5
+"""Below this temperature a row takes the most likely token: logits over it would be lost in rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The tokens of a step's rows, int64 [rows], -1 where a row's logits were not finite.
+
+    `logprob_rows` are the places (in the step) of the rows that asked for log-probabilities; for those,
+    `logprobs` [rows asked] are of the sampled tokens, `top_ids` and `top_logprobs` [rows asked, most asked]
+    of the most likely ones, best first. All are of the model's own distribution.
+    """
+
+    tokens: Tensor
+    logprob_rows: tuple[int, ...]
+    logprobs: Tensor | None
+    top_ids: Tensor | None
+    top_logprobs: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What a row needs besides its place in the parameter tensors."""
+
+    sampling: Sampling
+    penalised: bool
+    end_tokens: Tensor | None
+    """Tokens that may not come before `free_position`."""
+    free_position: int
+    bias_tokens: Tensor | None
+    bias_values: Tensor | None
+
+    def special(self, position: int) -> bool:
+        """Whether a token at a position takes more than the row's parameters."""
+        return (
+            self.penalised
+            or self.bias_tokens is not None
+            or self.sampling.logprobs is not None
+            or (self.end_tokens is not None and position < self.free_position)
+        )
+
+
+class BatchSampler:
+    """The sampling state of `rows` batch rows over a vocabulary; row `nobody` is always there and greedy."""
+
+    def __init__(self, rows: int, vocabulary: int, device: torch.device) -> None:
+        self._vocabulary = vocabulary
+        self._device = device
+        self._rows: list[_Row | None] = [None] * rows
+        self.nobody = rows
+        self.parameters = Parameters(
+            np.zeros(rows + 1, dtype=np.int64),
+            np.zeros((3, rows + 1), dtype=np.float32),
+            np.zeros(rows + 1, dtype=np.int32),
+        )
+        self._penalties = np.zeros((3, rows + 1), dtype=np.float32)
+        self._generated_counts: Tensor | None = None
+        self._seen: Tensor | None = None
+
+    def admit(
+        self,
+        row: int,
+        sampling: Sampling,
+        *,
+        prompt: Sequence[int],
+        generated: Sequence[int] = (),
+        end_tokens: Sequence[int] = (),
+    ) -> None:
+        """Takes a row. `sampling` has its defaults filled in; `generated` is what the turn said so far.
+
+        `end_tokens` end the turn and are kept from coming before `min_tokens` tokens have been generated.
+        """
+        assert self._rows[row] is None, f"row {row} is taken"
+        assert sampling.top_p is not None
+        assert sampling.top_k is not None and sampling.min_p is not None
+        assert sampling.repetition_penalty is not None and sampling.seed is not None
+        self.parameters.seeds[row] = sampling.seed
+        self.parameters.floats[:, row] = _heat(sampling), sampling.top_p, sampling.min_p
+        # All of the vocabulary and more is as good as no limit.
+        self.parameters.top_k[row] = min(max(0, sampling.top_k), self._vocabulary)
+        self._penalties[:, row] = (
+            sampling.repetition_penalty,
+            sampling.frequency_penalty,
+            sampling.presence_penalty,
+        )
+        penalised = sampling.repetition_penalty != 1.0 or bool(
+            sampling.frequency_penalty or sampling.presence_penalty
+        )
+        if penalised:
+            self._remember(row, prompt, generated)
+        # A checkpoint may name ends that its model cannot say.
+        ends = [token for token in (*end_tokens, *sampling.stop_token_ids) if token < self._vocabulary]
+        bias = sampling.logit_bias
+        self._rows[row] = _Row(
+            sampling=sampling,
+            penalised=penalised,
+            end_tokens=self._integers(ends) if ends and sampling.min_tokens else None,
+            free_position=len(prompt) + sampling.min_tokens,
+            bias_tokens=self._integers(list(bias)) if bias else None,
+            bias_values=self._brought(np.array(list(bias.values()), np.float32)) if bias else None,
+        )
+
+    def release(self, row: int) -> None:
+        """Gives a row back; its parameters are those of nobody."""
+        assert self._rows[row] is not None, f"row {row} is not taken"
+        self._rows[row] = None
+
+    def plain(self, rows: Sequence[int], positions: Sequence[int]) -> bool:
+        """Whether all rows need no more than their parameters, so that a graph can draw their tokens."""
+        return not any(
+            self._state(row).special(position) for row, position in zip(rows, positions, strict=True)
+        )
+
+    def counts(self, row: int) -> bool:
+        """Whether a row keeps account of its tokens, so that one sampled in vain must be forgotten."""
+        return self._state(row).penalised
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, rows: Sequence[int], positions: Sequence[int]) -> Sampled:
+        """The next token of each row from float32 logits [rows, vocabulary].
+
+        `positions` are where in their sequences the tokens will stand, the prompt included. The logits may be
+        changed in place.
+        """
+        assert logits.shape == (len(rows), self._vocabulary)
+        states = [self._state(row) for row in rows]
+        asked = tuple(index for index, state in enumerate(states) if state.sampling.logprobs is not None)
+        # Lists of places are brought here: an index that torch makes of one waits for all that was launched.
+        places = self._integers(asked) if asked else None
+        plain = None if places is None else torch.log_softmax(logits.index_select(0, places), dim=-1)
+        self._adjust(logits, states, rows, positions)
+        heat, top_p, min_p = self._brought(self.parameters.floats[:, rows])
+        tokens = sample_tokens(
+            logits,
+            heat,
+            self._brought(self.parameters.top_k[rows]),
+            top_p,
+            min_p,
+            self._brought(self.parameters.seeds[rows]),
+            self._integers(positions),
+            greedy=not any(_heat(state.sampling) for state in states),
+        )
+        self._count(states, rows, tokens)
+        if places is None or plain is None:
+            return Sampled(tokens, (), None, None, None)
+        most = max(states[place].sampling.logprobs or 0 for place in asked)
+        chosen = tokens.index_select(0, places).clamp(min=0)
+        top = plain.topk(most, dim=-1)
+        return Sampled(tokens, asked, plain.gather(1, chosen[:, None]).squeeze(1), top.indices, top.values)
+
+    def _state(self, row: int) -> _Row:
+        state = self._rows[row]
+        assert state is not None, f"row {row} is not taken"
+        return state
+
+    def _adjust(
+        self,
+        logits: Tensor,
+        states: list[_Row],
+        rows: Sequence[int],
+        positions: Sequence[int],
+    ) -> None:
+        """Penalties, bias and the ban of early ends, in place, for the rows that have them."""
+        penalised = [place for place, state in enumerate(states) if state.penalised]
+        if penalised:
+            places, mine = self._integers(penalised), [rows[place] for place in penalised]
+            logits[places] = self._penalise(logits[places], mine)
+        for place, state in enumerate(states):
+            if state.bias_tokens is not None and state.bias_values is not None:
+                logits[place].index_add_(0, state.bias_tokens, state.bias_values)
+            if state.end_tokens is not None and positions[place] < state.free_position:
+                logits[place].index_fill_(0, state.end_tokens, -torch.inf)
+
+    def _penalise(self, logits: Tensor, rows: list[int]) -> Tensor:
+        """Repetition divides or multiplies what was seen, the others subtract for what was generated."""
+        assert self._seen is not None and self._generated_counts is not None
+        index = self._integers(rows)
+        repetition, frequency, presence = self._brought(self._penalties[:, rows]).unsqueeze(2).unbind()
+        factor = torch.where(self._seen[index], repetition, 1.0)
+        logits = torch.where(logits > 0, logits / factor, logits * factor)
+        counts = self._generated_counts[index]
+        logits = logits - frequency * counts
+        return logits - presence * (counts > 0)
+
+    def _remember(self, row: int, prompt: Sequence[int], generated: Sequence[int]) -> None:
+        """Counts what a penalised row has seen; the tables exist only once a row needs them."""
+        if self._generated_counts is None or self._seen is None:
+            size = (len(self._rows), self._vocabulary)
+            self._generated_counts = torch.zeros(size, dtype=torch.int32, device=self._device)
+            self._seen = torch.zeros(size, dtype=torch.bool, device=self._device)
+        said = self._integers(generated)
+        self._seen[row].zero_()
+        self._seen[row, self._integers(prompt)] = True
+        self._seen[row, said] = True
+        self._generated_counts[row].zero_().index_add_(0, said, torch.ones_like(said, dtype=torch.int32))
+
+    def _count(self, states: list[_Row], rows: Sequence[int], tokens: Tensor) -> None:
+        penalised = [place for place, state in enumerate(states) if state.penalised]
+        if not penalised:
+            return
+        assert self._seen is not None and self._generated_counts is not None
+        index = self._integers([rows[place] for place in penalised])
+        said = tokens[self._integers(penalised)].clamp(min=0)
+        self._seen[index, said] = True
+        ones = torch.ones_like(said, dtype=torch.int32)
+        self._generated_counts.index_put_((index, said), ones, accumulate=True)
+
+    def _brought(self, values: NDArray[Any]) -> Tensor:
+        """A copy of numbers of the host on the device, row by row: NumPy picks columns into columns."""
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device, non_blocking=True)
+
+    def _integers(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(list(values), dtype=torch.int64).to(self._device, non_blocking=True)
+
+
+@torch.inference_mode()
+def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of given tokens [rows] under logits [rows, vocabulary], and of the `top` best ones.
+
+    Answers (of the tokens, ids of the best, their values): what prompt log-probabilities are made of.
+    """
+    values = torch.log_softmax(logits.float(), dim=-1)
+    best = values.topk(top, dim=-1)
+    return values.gather(1, tokens[:, None]).squeeze(1), best.indices, best.values
+
+
+def _heat(sampling: Sampling) -> float:
+    """The temperature that a row is drawn with; 0: the most likely token."""
+    assert sampling.temperature is not None
+    return sampling.temperature if sampling.temperature >= COLDEST else 0.0

@@ -1,0 +1,401 @@
+"""Text to tokens and back: encoding, decoding, streaming detokenisation, chat templates.
+
+A `Tokenizer` comes from a Hugging Face directory (tokenizer.json) or from GGUF metadata and is read-only, so
+that threads may share it. A `Detokenizer` belongs to one stream of tokens: what it hands out is always whole
+characters, and the concatenation of what it hands out is what `decode` would say of all its tokens. Used by
+the engine and the server.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tokenizers import Tokenizer as Encoder
+from tokenizers import decoders
+
+from holdfast.engine.text.chat_template import (
+    TEMPLATE_CHARACTERS_MAX,
+    ChatTemplate,
+    ChatTemplateError,
+    Message,
+)
+from holdfast.engine.text.control_tokens import ControlTokens, Disguise
+from holdfast.engine.text.gguf_vocabulary import build_tokenizer
+from holdfast.models.fields import ConfigurationError, Fields, reading, require_size
+
+if TYPE_CHECKING:  # A process that only reads and writes text does without tensors.
+    from holdfast.models.checkpoint import Checkpoint
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_TOKENIZER_BYTES_MAX = 256 << 20
+_HELD_TOKENS_MAX = 5
+"""Tokens at which a stream without a byte table gives up on a whole character: one has at most four bytes."""
+
+PROBED_BYTES_PER_TOKEN = 8
+"""A text of more bytes for each token that it may have is counted in portions before it is encoded whole."""
+PORTION_CHARACTERS = 1 << 16
+PORTION_SLACK = 2
+"""How many times too long the portions of a text must be together for the whole to be refused: a cut changes
+the tokens of the word around it, which no vocabulary in use bridges with half of its tokens."""
+COMPOSING_FACTOR = 3
+"""By how much a normalizer that composes characters may shorten a text, in bytes."""
+
+
+class TooManyTokens(ValueError):
+    """A text has more tokens than it may have: at least `tokens`, where they were counted."""
+
+    def __init__(self, tokens: int | None, most: int) -> None:
+        super().__init__(f"the text has more than {most} tokens")
+        self.tokens = tokens
+
+
+def _byte_of_character() -> dict[str, int]:
+    """The printable characters that byte-level vocabularies write bytes as."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    table = {chr(byte): byte for byte in plain}
+    others = [byte for byte in range(256) if byte not in set(plain)]
+    table.update({chr(256 + index): byte for index, byte in enumerate(others)})
+    return table
+
+
+_BYTE_OF_CHARACTER = _byte_of_character()
+
+
+class Detokenizer(Protocol):
+    """Turns one stream of tokens into text, piece by piece."""
+
+    def add(self, tokens: Iterable[int]) -> str:
+        """The text that these tokens complete; empty while a character is unfinished."""
+        ...
+
+    def finish(self) -> str:
+        """What was held back, at the end of the stream."""
+        ...
+
+
+class Tokenizer:
+    """A vocabulary with its rules, its special tokens and its chat template."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        *,
+        template: str | None,
+        names: Mapping[str, str],
+        eos_tokens: tuple[int, ...],
+        guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """`names` are special tokens by role, such as bos_token; `eos_tokens` end a turn. Templates are
+        rendered inside of `guard`."""
+        self._encoder = encoder
+        self._guard = guard
+        self._bytes: dict[int, bytes] = {}
+        self._byte_level = isinstance(encoder.decoder, decoders.ByteLevel)
+        self._special = frozenset(
+            number for number, token in encoder.get_added_tokens_decoder().items() if token.special
+        )
+        self.names = dict(names)
+        self.eos_tokens = eos_tokens
+        self.template = None if template is None else ChatTemplate(template, names)
+
+    def written(self) -> str:
+        """The vocabulary and its rules as text, which `read_encoder` reads again."""
+        return self._encoder.to_str()
+
+    def identity(self) -> str:
+        """A digest of all that gives token ids their meaning: vocabulary, added tokens and merges.
+
+        The order in which a file lists them does not count, nor how it is laid out.
+        """
+        model = json.loads(self.written())["model"]
+        merges = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model.get("merges", ())]
+        added = {
+            number: (token.content, token.special)
+            for number, token in self._encoder.get_added_tokens_decoder().items()
+        }
+        found = hashlib.sha256()
+        for part in (sorted(self._encoder.get_vocab().items()), sorted(added.items()), merges):
+            found.update(json.dumps(part).encode())
+        return found.hexdigest()[:32]
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self._encoder.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def special_tokens(self) -> frozenset[int]:
+        """Tokens that are marks, not text: `decode` leaves them out unless told otherwise."""
+        return self._special
+
+    def token_of(self, text: str) -> int | None:
+        """The number of a token by its exact text."""
+        return self._encoder.token_to_id(text)
+
+    @cached_property
+    def bytes_per_token(self) -> int:
+        """A text of more bytes than this times n has more than n tokens."""
+        space = "\u2581"
+        texts = self._encoder.get_vocab(with_added_tokens=True)
+        if self._byte_level:
+            longest = max(map(len, texts), default=1)
+            marks = self._encoder.get_added_tokens_decoder().values()
+            longest = max(longest, *(len(mark.content.encode()) for mark in marks), 1)
+        else:
+            longest = max((len(text.replace(space, " ").encode()) for text in texts), default=1)
+        return longest * (COMPOSING_FACTOR if _composes(self._encoder) else 1)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
+        """The tokens of a text; special tokens written out in it are recognised.
+
+        Raises `TooManyTokens` for more than `most`, without work that grows with a text that is far too long.
+        """
+        if most is not None:
+            self._require_fits(text, most)
+        ids: list[int] = self._encoder.encode(text, add_special_tokens=add_special_tokens).ids
+        if most is not None and len(ids) > most:
+            raise TooManyTokens(len(ids), most)
+        return ids
+
+    def _require_fits(self, text: str, most: int) -> None:
+        """Raise for a text that is certainly too long, before it is encoded whole."""
+        if len(text) > most * self.bytes_per_token:
+            raise TooManyTokens(None, most)
+        if (
+            4 * len(text) <= most * PROBED_BYTES_PER_TOKEN
+            or len(text.encode()) <= most * PROBED_BYTES_PER_TOKEN
+        ):
+            return
+        count = 0
+        for start in range(0, len(text), PORTION_CHARACTERS):
+            portion = text[start : start + PORTION_CHARACTERS]
+            count += len(self._encoder.encode(portion, add_special_tokens=False).ids)
+            if count > PORTION_SLACK * most:
+                raise TooManyTokens(None, most)
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self._encoder.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token adds to the text, in bytes; numbers outside the vocabulary add nothing."""
+        found = self._bytes.get(token)
+        if found is None:
+            found = self._bytes[token] = self._spell(token)
+        return found
+
+    def _spell(self, token: int) -> bytes:
+        text = self._encoder.id_to_token(token)
+        if text is None:
+            return b""
+        if not self._byte_level:
+            return self._encoder.decode([token], skip_special_tokens=False).encode()
+        values = [_BYTE_OF_CHARACTER.get(character) for character in text]
+        return bytes(value for value in values if value is not None) if None not in values else text.encode()
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        """A fresh stream."""
+        skipped = self._special if skip_special_tokens else frozenset()
+        return _ByteStream(self, skipped) if self._byte_level else _WindowStream(self._encoder, skipped)
+
+    def encode_chat(
+        self, messages: Sequence[Message], *, most: int | None = None, **variables: Any
+    ) -> list[int]:
+        """The tokens of a conversation, ready for the assistant's answer.
+
+        Control tokens come from the template alone: their names in a message are ordinary text.
+        """
+        template = self._needed_template()
+        disguise = self._controls.disguise(messages)
+        with self._guard():
+            rendered = template.render(disguise.messages, **variables)
+        return self._encode_rendered(rendered, disguise, most)
+
+    def encode_continuation(
+        self,
+        messages: Sequence[Message],
+        *,
+        last_token: int | None,
+        most: int | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """The tokens that follow what the assistant said, whose last token was `last_token`."""
+        said_end = ""
+        if last_token is not None and last_token in self.eos_tokens:
+            said_end = self._encoder.id_to_token(last_token) or ""
+        template = self._needed_template()
+        disguise = self._controls.disguise(messages)
+        with self._guard():
+            text = template.continuation(disguise.messages, said_end=said_end, **variables)
+        return self._encode_rendered(text, disguise, most)
+
+    def _encode_rendered(self, text: str, disguise: Disguise, most: int | None) -> list[int]:
+        if disguise.empty:
+            return self.encode(text, add_special_tokens=False, most=most)
+        if most is not None:
+            self._require_fits(text, most)
+        tokens = self._controls.encode(text, disguise)
+        if most is not None and len(tokens) > most:
+            raise TooManyTokens(len(tokens), most)
+        return tokens
+
+    @cached_property
+    def _controls(self) -> ControlTokens:
+        return ControlTokens(self._encoder, "" if self.template is None else self.template.source)
+
+    def _needed_template(self) -> ChatTemplate:
+        if self.template is None:
+            raise ChatTemplateError("this model has no chat template; send text or token ids instead")
+        return self.template
+
+
+class _ByteStream:
+    """Bytes of each token through an incremental UTF-8 decoder: nothing is ever decoded twice."""
+
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = skipped
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def add(self, tokens: Iterable[int]) -> str:
+        spelled = [self._tokenizer.token_bytes(token) for token in tokens if token not in self._skipped]
+        return self._decoder.decode(b"".join(spelled))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class _WindowStream:
+    """For vocabularies whose tokens change with their neighbours: decodes the last few tokens again.
+
+    Text is handed out when the tokens since the last hand-out end in a whole character; the tokens before
+    stay as context, so that a space at the start of a word is kept.
+    """
+
+    def __init__(self, encoder: Encoder, skipped: frozenset[int]) -> None:
+        self._encoder = encoder
+        self._skipped = skipped
+        self._context: list[int] = []
+        self._new: list[int] = []
+
+    def add(self, tokens: Iterable[int]) -> str:
+        return "".join([self._add(token) for token in tokens if token not in self._skipped])
+
+    def _add(self, token: int) -> str:
+        self._new.append(token)
+        text = self._text()
+        if text.endswith(_REPLACEMENT) and len(self._new) < _HELD_TOKENS_MAX:
+            return ""
+        self._context, self._new = self._new, []
+        return text
+
+    def finish(self) -> str:
+        text = self._text()
+        self._context, self._new = [], []
+        return text
+
+    def _text(self) -> str:
+        before = self._encoder.decode(self._context, skip_special_tokens=False)
+        both = self._encoder.decode(self._context + self._new, skip_special_tokens=False)
+        return both[len(before) :]
+
+
+def _composes(encoder: Encoder) -> bool:
+    """Whether a text may become shorter before it is encoded."""
+    steps = [] if encoder.normalizer is None else [json.loads(encoder.normalizer.__getstate__())]
+    while steps:
+        step = steps.pop()
+        if step["type"] == "Replace":
+            pattern = step["pattern"].get("String")
+            if pattern is None or len(step["content"].encode()) < len(pattern.encode()):
+                return True
+        elif step["type"] not in ("Prepend", "Sequence", "ByteLevel"):
+            return True
+        steps += step.get("normalizers", [])
+    return False
+
+
+def read_encoder(written: str) -> Encoder:
+    """A vocabulary that was written as text."""
+    return Encoder.from_str(written)
+
+
+def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer that belongs to a model."""
+    with reading(checkpoint.path):
+        return _of(checkpoint)
+
+
+def _of(checkpoint: Checkpoint) -> Tokenizer:
+    if checkpoint.metadata is not None:
+        return _from_metadata(Fields(checkpoint.metadata, checkpoint.path.name), checkpoint)
+    return _from_directory(checkpoint.path, checkpoint.generation.eos_tokens)
+
+
+def _from_metadata(metadata: Fields, checkpoint: Checkpoint) -> Tokenizer:
+    tokens = metadata.texts("tokenizer.ggml.tokens")
+    names: dict[str, str] = {}
+    for role, key in (
+        ("bos_token", "bos"),
+        ("eos_token", "eos"),
+        ("unk_token", "unknown"),
+        ("pad_token", "padding"),
+    ):
+        number = metadata.optional_integer(f"tokenizer.ggml.{key}_token_id", least=0)
+        if number is not None and number < len(tokens):
+            names[role] = tokens[number]
+    template = metadata.text("tokenizer.chat_template") if metadata.has("tokenizer.chat_template") else None
+    return Tokenizer(
+        build_tokenizer(metadata), template=template, names=names, eos_tokens=checkpoint.generation.eos_tokens
+    )
+
+
+def _from_directory(directory: Path, eos_tokens: tuple[int, ...]) -> Tokenizer:
+    path = directory / "tokenizer.json"
+    if not path.exists():
+        raise ConfigurationError(
+            f"{directory} has no tokenizer.json; convert its tokenizer with transformers' AutoTokenizer and "
+            "save_pretrained, or send token ids"
+        )
+    with reading(path):
+        require_size(path, _TOKENIZER_BYTES_MAX)
+        encoder = Encoder.from_file(str(path))
+        encoder.no_padding()
+        encoder.no_truncation()
+    config = directory / "tokenizer_config.json"
+    fields = Fields.read(config) if config.exists() else Fields({}, config.name)
+    names = {role: text for role in _ROLES if (text := _token_text(fields, role)) is not None}
+    end = names.get("eos_token")
+    number = None if end is None else encoder.token_to_id(end)
+    ends = eos_tokens or ((number,) if number is not None else ())
+    jinja = directory / "chat_template.jinja"
+    with reading(jinja if jinja.exists() else config):
+        return Tokenizer(encoder, template=_template_of(jinja, fields), names=names, eos_tokens=ends)
+
+
+_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+def _token_text(fields: Fields, role: str) -> str | None:
+    """A special token's text: written plainly, or as an object with its content."""
+    value = fields.raw(role)
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _template_of(path: Path, fields: Fields) -> str | None:
+    """The chat template: a file of its own, or a key of the configuration (one, or several with names)."""
+    if path.exists():
+        require_size(path, TEMPLATE_CHARACTERS_MAX * 4)
+        return path.read_text(encoding="utf-8")
+    value = fields.raw("chat_template")
+    if isinstance(value, list):
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None

@@ -1,0 +1,172 @@
+"""Reading what clients send: sizes first, then JSON, then types. What is wrong is named, never repeated.
+
+A body is read no further than its limit. Decoding is strict: no NaN, no truth value for a number, no whole
+float for an integer, no lone surrogate, nothing after the end. Every field is held to its bound in `limits`.
+A body that would stop the event loop for long is read by a text process first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import inspect
+from starlette.requests import ClientDisconnect, Request
+
+from holdfast.server import limits
+from holdfast.server.http.problems import Problem
+from holdfast.server.limits import Room
+
+__all__ = ["Reading", "brings_body", "decode_json", "decode_large", "read_json"]
+
+T = TypeVar("T")
+
+LARGE_BYTES = 1 << 16
+"""A JSON text up to this size is decoded on the event loop, in a millisecond at most."""
+NAME_CHARACTERS_MAX = 64
+PATH_CHARACTERS_MAX = 256
+
+_PLACE = re.compile(r" - at `\$(?P<path>[^`]*)`$")
+_INDEX = re.compile(r"\[[^\]]*\]")
+_VALUE = re.compile(r"Invalid (enum )?value ")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
+_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What reading a body needs: the bytes that it may have, the model's room, and who reads a large one."""
+
+    limit: int
+    room: Room | None
+    read_large: Callable[[bytes], Awaitable[bytes]]
+
+
+async def read_json(request: Request, kind: type[T], reading: Reading) -> T:
+    """The body of a request as a value of `kind`."""
+    limit = reading.limit
+    # A page of another site can send a body without a type, and nothing else that this server reads.
+    default = "" if "origin" in request.headers else "application/json"
+    form = request.headers.get("content-type", default).partition(";")[0].strip().lower()
+    if form != "application/json" and not form.endswith("+json"):
+        raise Problem(415, "unsupported_media_type", "the body must be JSON, sent as application/json")
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limit:
+                raise too_large(limit)
+    except ClientDisconnect as error:
+        raise Problem(400, "client_disconnected", "the body was not sent to its end") from error
+    return await decode_large(bytes(body), kind, reading)
+
+
+async def decode_large(body: bytes, kind: type[T], reading: Reading) -> T:
+    """A JSON text of any size as a value of `kind`, within the limits."""
+    return _bounded(await parse_large(body, kind, reading), reading.room)
+
+
+async def parse_large(body: bytes, kind: type[T], reading: Reading) -> T:
+    """A JSON text of any size as a value of `kind`; the caller applies the limits."""
+    if len(body) <= LARGE_BYTES:
+        return _parsed(body, kind)
+    content = await reading.read_large(body)
+    try:
+        return msgspec.msgpack.decode(content, type=kind)
+    except msgspec.ValidationError as error:
+        raise _wrong_field(str(error), kind) from None
+
+
+def brings_body(request: Request) -> bool:
+    """Whether a body comes with a request, empty or not."""
+    headers = request.headers
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+
+def too_large(limit: int) -> Problem:
+    """A body that is longer than what is read."""
+    return Problem(413, "body_too_large", f"the body is longer than {limit} bytes")
+
+
+def _bounded(value: T, room: Room | None) -> T:
+    assert isinstance(value, msgspec.Struct), "bodies are structs"
+    limits.check(value, room)
+    return value
+
+
+def decode_json(body: bytes, kind: type[T], room: Room | None) -> T:
+    """A JSON text as a value of `kind`, within the limits."""
+    return _bounded(_parsed(body, kind), room)
+
+
+def _parsed(body: bytes, kind: type[T]) -> T:
+    """A JSON text as a value of `kind`; every fault is a `Problem` that names the field."""
+    if not body.strip():
+        raise Problem(400, "invalid_json", "the body is empty")
+    try:
+        body.decode("utf-8")
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _wrong_field(str(error), kind) from None
+    except UnicodeDecodeError:
+        raise Problem(400, "invalid_json", "the body is not valid UTF-8") from None
+    except RecursionError:
+        raise Problem(400, "invalid_json", "the body is nested too deeply") from None
+    except msgspec.DecodeError as error:
+        raise Problem(400, "invalid_json", f"the body is not valid JSON: {_reason(str(error))}") from None
+
+
+def _reason(text: str) -> str:
+    return text.removeprefix("JSON is malformed: ").lower()
+
+
+def _wrong_field(text: str, kind: Any) -> Problem:
+    """The fault that the decoder found, with the field's name as the client wrote it.
+
+    The decoder repeats values that are none of those allowed, and a value may read like anything: what the
+    decoder says is taken from the ends of its text only.
+    """
+    place = _PLACE.search(text)
+    path = place["path"].lstrip(".").replace("[...]", "")[:PATH_CHARACTERS_MAX] if place is not None else ""
+    problem = _PLACE.sub("", text)
+    for pattern, said in ((_UNKNOWN, "there is no such field"), (_MISSING, "this field is required")):
+        found = pattern.match(problem)
+        if found is not None:
+            inner = found["name"][:NAME_CHARACTERS_MAX]
+            path, problem = f"{path}.{inner}" if path else inner, said
+    if _VALUE.match(problem):
+        allowed = ", ".join(map(str, _allowed(kind, path)))
+        problem = f"must be one of {allowed}" if allowed else "this value is not allowed"
+    problem = problem.replace("`", "")
+    return Problem(
+        400, "invalid_value", f"{path or 'body'}: {problem[:1].lower()}{problem[1:]}", path or None
+    )
+
+
+def _allowed(kind: Any, path: str) -> list[object]:
+    """The values that a field may have, where it has a list of them."""
+    places: list[inspect.Type] = [inspect.type_info(kind)]
+    for name in _INDEX.sub("", path).split("."):
+        places = [
+            field.type
+            for place in _alternatives(places)
+            if isinstance(place, inspect.StructType)
+            for field in place.fields
+            if field.encode_name == name
+        ]
+    literals = (place for place in _alternatives(places) if isinstance(place, inspect.LiteralType))
+    return [value for literal in literals for value in literal.values]
+
+
+def _alternatives(places: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
+    """Every type that a value may have there, or an entry of it where it is a list."""
+    for place in places:
+        if isinstance(place, inspect.UnionType):
+            yield from _alternatives(place.types)
+        elif isinstance(place, inspect.ListType):
+            yield from _alternatives([place.item_type])
+        else:
+            yield place

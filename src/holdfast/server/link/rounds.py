@@ -1,0 +1,124 @@
+"""How much is done between two steps: the budget of a round, and the commands that wait for a later one.
+
+A round has `BUDGET_SECONDS` for commands, for what waits and for portions of reports; each of the three gets
+on by at least one, however little is left. What does not fit waits for the next round. Commands are carried
+out in the order in which they came, with one exception: those that end something (a turn, a session) pass
+commands of other sessions, so that nobody's flood of requests delays another's interruption. They never pass
+a command of their own session, and where both kinds wait they alternate, so that neither starves. While no
+turn runs there are no tokens to delay, and a round takes longer. Used by the engine process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+
+from holdfast.server.link import wire
+
+__all__ = [
+    "BUDGET_SECONDS",
+    "READ_BYTES_MAX",
+    "READ_MAX",
+    "UNHURRIED_SECONDS",
+    "Backlog",
+    "Budget",
+    "Spent",
+    "never",
+]
+
+BUDGET_SECONDS = 0.001
+UNHURRIED_SECONDS = 0.01
+"""The budget of a round while no turn runs."""
+
+READ_MAX = 128
+READ_BYTES_MAX = 128 << 10
+"""How many frames one round reads, and how many bytes of them: decoding is cheap and sees ends early."""
+
+Spent = Callable[[], bool]
+"""Whether the time of a round is over."""
+
+URGENT = (wire.EndTurn, wire.Interrupt, wire.CloseSession)
+
+
+def never() -> bool:
+    """Nobody counts."""
+    return False
+
+
+class Budget:
+    """The time of one round; called, it says whether that is over."""
+
+    __slots__ = ("_clock", "_end")
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._end = clock() + seconds
+
+    def __call__(self) -> bool:
+        return self._clock() >= self._end
+
+
+class Backlog:
+    """Commands that have come and are to be carried out.
+
+    `session_of` names the session of a turn that the engine has begun or holds, by the call that started it.
+    """
+
+    def __init__(self, session_of: Callable[[int], str | None]) -> None:
+        self._session_of = session_of
+        self._urgent: deque[wire.Command] = deque()
+        self._urgent_next = True
+        self._others: deque[tuple[str | int | None, wire.Command]] = deque()
+        self._ahead: Counter[str | int | None] = Counter()
+        """How many commands wait on each session, or turn of its own; those without are no obstacle."""
+        self._starts: dict[int, str | int] = {}
+        """Whose turns the commands that wait are to start."""
+
+    def __len__(self) -> int:
+        return len(self._urgent) + len(self._others)
+
+    def add(self, command: wire.Command) -> None:
+        """A command has come."""
+        key = self._key(command)
+        if isinstance(command, URGENT) and not self._ahead[key]:
+            self._urgent.append(command)
+            return
+        if isinstance(command, wire.StartTurn) and key is not None:
+            self._starts[command.call] = key
+        if key is not None:
+            self._ahead[key] += 1
+        self._others.append((key, command))
+
+    def take(self) -> wire.Command:
+        """The next command to carry out."""
+        if self._urgent and (self._urgent_next or not self._others):
+            self._urgent_next = False
+            return self._urgent.popleft()
+        self._urgent_next = True
+        key, command = self._others.popleft()
+        if isinstance(command, wire.StartTurn):
+            self._starts.pop(command.call, None)
+        if key is not None:
+            self._ahead[key] -= 1
+            if not self._ahead[key]:
+                del self._ahead[key]
+        return command
+
+    def _key(self, command: wire.Command) -> str | int | None:
+        """Whose order a command is part of: its session's, or that of the one turn that it is about."""
+        match command:
+            case wire.StartTurn():
+                return command.session if command.session is not None else command.call
+            case wire.EndTurn():
+                return self._starts.get(command.turn) or self._session_of(command.turn) or command.turn
+            case (
+                wire.OpenSession()
+                | wire.CloseSession()
+                | wire.Interrupt()
+                | wire.Rewind()
+                | wire.Fork()
+                | wire.MoveSession()
+            ):
+                return command.session
+        return None

@@ -1,0 +1,1 @@
+"""Routes, one dialect a file: requests become calls of the service, results become its answers."""

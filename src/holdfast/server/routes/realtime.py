@@ -1,0 +1,389 @@
+"""`WS /v1/realtime`: a conversation in full duplex.
+
+The client says `session.open`, `input.append`, `input.commit`, `response.interrupt`, `session.rewind`,
+`session.fork` and `session.close`; the server answers with `session.opened`, `response.started`,
+`response.delta`, `response.done`, `session.rewound`, `session.forked`, `session.closed` and `error`, each
+with a running `seq`. Input may be appended while the model speaks: it is the connection's own until it is
+committed. A commit with mode "after" waits for the turn that speaks; one with mode "interrupt" cuts that turn
+where the client has heard it, and takes back turns that wait. A message that is wrong is answered by an
+`error` that names its field, and the connection stays. `session.opened` carries the number after which the
+messages go on; errors that belong to no session carry no number.
+
+A client whose connection was lost opens the session again with `resume_after_seq`, the last number that it
+heard, and hears what came after; `resumed` says whether all of it was still there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+from fastapi import APIRouter
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from holdfast.server import limits
+from holdfast.server.http.bodies import Reading, parse_large
+from holdfast.server.http.keys import Caller
+from holdfast.server.http.problems import Problem, bad_field, told_as
+from holdfast.server.prompts import SessionMessage
+from holdfast.server.routes.access import caller_of, service_of
+from holdfast.server.routes.realtime_channel import Channel, Channels, Job, encoded
+from holdfast.server.routes.realtime_outbox import Outbox
+from holdfast.server.routes.realtime_strangers import (
+    Misunderstood,
+    chosen_subprotocol,
+    comes_from_openai,
+    misunderstood,
+    wrong_protocol,
+)
+from holdfast.server.routes.sessions import (
+    Count,
+    SamplingBody,
+    TurnBody,
+    ask_turn,
+    kept_tokens,
+)
+from holdfast.server.service import Service
+from holdfast.server.sessions import SessionRecord, require_name
+
+__all__ = ["accept", "router"]
+
+log = logging.getLogger("holdfast.server")
+
+router = APIRouter()
+
+CLOSE_SECONDS = 10.0
+
+Seq = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+
+
+class Message(msgspec.Struct, tag_field="type", forbid_unknown_fields=True):
+    """Something that a client says."""
+
+
+class OpenMessage(Message, tag="session.open"):
+    """Open a session, or take up one that is open."""
+
+    id: str | None = None
+    ttl: float | None = None
+    metadata: dict[str, Any] | None = None
+    system: str | None = None
+    resume_after_seq: Seq | None = None
+
+
+class AppendMessage(Message, tag="input.append"):
+    """More input of the turn to come."""
+
+    text: str | None = None
+    token_ids: list[int] | None = None
+
+
+class CommitMessage(Message, tag="input.commit"):
+    """What was appended is the input of a turn."""
+
+    turn_id: str | None = None
+    sampling: SamplingBody = msgspec.field(default_factory=SamplingBody)
+    mode: Literal["after", "interrupt"] = "after"
+    on_abort: Literal["rollback", "keep"] = "rollback"
+    timeout: float | None = None
+
+
+class InterruptMessage(Message, tag="response.interrupt"):
+    """Cut into a turn: how many of its tokens stay, or all, or none."""
+
+    turn_id: str
+    keep_tokens: Count | None = None
+    keep: Literal["all", "none"] | None = None
+
+
+class RewindMessage(Message, tag="session.rewind"):
+    """Go back so that `to_turn` turns remain."""
+
+    to_turn: Count
+    request_id: str | None = None
+
+
+class ForkMessage(Message, tag="session.fork"):
+    """A second session, from the last turn or an older one."""
+
+    id: str | None = None
+    at_turn: Count | None = None
+    request_id: str | None = None
+
+
+class CloseMessage(Message, tag="session.close"):
+    """Close the session; the connection may open another."""
+
+
+Said = (
+    OpenMessage
+    | AppendMessage
+    | CommitMessage
+    | InterruptMessage
+    | RewindMessage
+    | ForkMessage
+    | CloseMessage
+)
+
+
+async def read_message(text: str, reading: Reading) -> Said:
+    """A client's message; what is wrong with it is a problem that names the field."""
+    try:
+        content = text.encode("utf-8", "surrogatepass")
+        return cast(Said, await parse_large(content, cast(Any, Said), reading))
+    except Problem as problem:
+        raise misunderstood(text, problem) from None
+
+
+class PendingInput:
+    """What was appended and not committed yet: text, or token ids of the model's vocabulary."""
+
+    def __init__(self, bytes_max: int, tokens_max: int, vocabulary: int) -> None:
+        self._bytes_max = bytes_max
+        self._tokens_max = tokens_max
+        self._vocabulary = vocabulary
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._bytes = 0
+        self.refused = False
+        """Whether its commit was refused: it may be committed again, and is not what is appended next."""
+
+    def append(self, message: AppendMessage) -> None:
+        """Add to it, or begin anew where its commit was refused; one that is wrong leaves it as it is."""
+        text, tokens = message.text, message.token_ids
+        bytes_before, tokens_before = (0, 0) if self.refused else (self._bytes, len(self._tokens))
+        if (text is None) == (tokens is None):
+            raise bad_field("text", "give either text or token_ids")
+        if text is not None:
+            if tokens_before:
+                raise bad_field("text", "this turn's input is token ids so far")
+            if bytes_before + len(text.encode()) > self._bytes_max:
+                raise bad_field("text", f"the input may take at most {self._bytes_max} bytes")
+        elif tokens is not None:
+            if bytes_before:
+                raise bad_field("token_ids", "this turn's input is text so far")
+            if tokens_before + len(tokens) > self._tokens_max:
+                raise bad_field("token_ids", f"the input may hold at most {self._tokens_max} tokens")
+            if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocabulary:
+                raise bad_field("token_ids", f"must be from 0 to {self._vocabulary - 1}")
+        if self.refused:
+            self.clear()
+        if text is not None:
+            self._texts.append(text)
+            self._bytes += len(text.encode())
+        self._tokens += tokens or []
+
+    def said(self) -> str | list[int | SessionMessage]:
+        """All of it."""
+        return list[int | SessionMessage](self._tokens) or "".join(self._texts)
+
+    def clear(self) -> None:
+        """There is none any more."""
+        self._texts, self._tokens, self._bytes, self.refused = [], [], 0, False
+
+
+class Conversation:
+    """One connection."""
+
+    def __init__(self, websocket: WebSocket, service: Service, caller: Caller, channels: Channels) -> None:
+        self.websocket = websocket
+        self.service = service
+        self.caller = caller
+        self.channels = channels
+        self.outbox = Outbox()
+        self.channel: Channel | None = None
+        self.pending: PendingInput | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Hear and speak until one side has gone."""
+        if comes_from_openai(self.websocket):
+            self._tell(Misunderstood(wrong_protocol()), {})
+        writing = asyncio.create_task(self._write())
+        reading = asyncio.create_task(self._read())
+        try:
+            await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._leave()
+            for task in (reading, writing):
+                task.cancel()
+            results = await asyncio.gather(reading, writing, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    def _leave(self) -> None:
+        if self.channel is not None:
+            self.channels.detach(self.channel, self.outbox)
+            self.channel = None
+
+    async def _write(self) -> None:
+        """Send what is to be sent. After a fault in the frames the connection is closed beneath us: the send
+        is refused then, and the reader hears why."""
+        try:
+            while (text := await self.outbox.take()) is not None:
+                await self.websocket.send({"type": "websocket.send", "text": text})
+            assert self.outbox.closing is not None
+            # Whoever is closed is no longer listened to, even if it takes its time to hear of it.
+            self._leave()
+            await asyncio.wait_for(self.websocket.close(*self.outbox.closing), CLOSE_SECONDS)
+        except (WebSocketDisconnect, RuntimeError, TimeoutError) as error:
+            log.debug("nothing more can be sent: %s", type(error).__name__)
+
+    async def _read(self) -> None:
+        while True:
+            message = await self.websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            if self.outbox.closing is not None:
+                continue
+            self._notice_the_end()
+            labels: dict[str, Any] = {}
+            try:
+                text = message.get("text")
+                if text is None:
+                    raise Problem(400, "invalid_message", "messages are JSON text, not binary")
+                reading = self.service.reading(self.caller)
+                await self._hear(await read_message(text, reading), labels, reading.room)
+            except Problem as problem:
+                self._tell(problem, labels)
+
+    def _notice_the_end(self) -> None:
+        """A session that was closed is this connection's no more."""
+        if self.channel is not None and self.channel.outbox is not self.outbox:
+            self.channel = None
+
+    def _tell(self, problem: Problem, labels: dict[str, Any]) -> None:
+        if self.channel is not None:
+            self.channel.emit_problem(problem, labels)
+        else:
+            self.outbox.put(encoded("error", None, {**labels, **problem.body()}))
+
+    async def _hear(self, message: Said, labels: dict[str, Any], room: limits.Room | None) -> None:
+        """Carry a message out, or see to it that it will be; nothing here waits for a turn."""
+        if isinstance(message, CommitMessage) and self.pending is not None:
+            self.pending.refused = True  # Until it is accepted.
+        if isinstance(message, CommitMessage | InterruptMessage) and message.turn_id is not None:
+            labels["turn_id"] = require_name(message.turn_id, "turn_id")
+        elif isinstance(message, RewindMessage | ForkMessage) and message.request_id is not None:
+            labels["request_id"] = require_name(message.request_id, "request_id")
+        limits.check(message, room)
+        if isinstance(message, OpenMessage):
+            with told_as({"session_id": "id"}):
+                await self._open(message)
+            return
+        channel, pending = self.channel, self.pending
+        if channel is None or pending is None:
+            raise Problem(409, "session_not_open", "open a session first", "type")
+        match message:
+            case AppendMessage():
+                pending.append(message)
+            case CommitMessage():
+                self._commit(channel, pending, message, labels)
+                pending.clear()
+            case InterruptMessage():
+                keep = kept_tokens(message.keep_tokens, message.keep)
+                channel.hurry(lambda: channel.interrupt(message.turn_id, keep), labels)
+            case RewindMessage():
+                channel.submit(Job(labels, act=lambda: self._rewind(channel, message, labels)))
+            case ForkMessage():
+                channel.submit(Job(labels, act=lambda: self._fork(channel, message, labels)))
+            case CloseMessage():
+                self._closing = channel.hurry(lambda: self._close(channel), labels)
+
+    async def _close(self, channel: Channel) -> None:
+        await self.service.close_session(self.caller, channel.name)
+        await channel.ended.wait()
+
+    async def _open(self, message: OpenMessage) -> None:
+        if self._closing is not None:
+            # Whoever closes and opens says it in that order; the session before may have a step in flight.
+            await asyncio.wait({self._closing}, timeout=CLOSE_SECONDS)
+            self._notice_the_end()
+        if self.channel is not None:
+            raise Problem(409, "session_open", "this connection has a session open", "type")
+        service, tenant = self.service, self.caller.tenant
+        fresh = (message.ttl, message.metadata, message.system) != (None, None, None)
+        record = None
+        if message.id is not None:
+            record = service.table.get(tenant, require_name(message.id, "id"))
+            if record is None and message.resume_after_seq is not None:
+                record = service.table.find(tenant, message.id)  # Says why there is none.
+            if record is not None and fresh:
+                raise Problem(
+                    409,
+                    "session_exists",
+                    "the session is open: ttl, metadata and system are as they are",
+                    "id",
+                )
+        elif message.resume_after_seq is not None:
+            raise bad_field("resume_after_seq", "needs the id of a session")
+        if record is None:
+            record = await self._new_session(message)
+        shown = await service.describe(record)
+        self.pending = PendingInput(
+            min(service.options.body_limit, service.prompts.room.text_bytes),
+            service.facts.context_length,
+            service.facts.vocabulary,
+        )
+        self.channel = self.channels.of(record)
+        self.channel.attach(self.outbox, shown, message.resume_after_seq)
+
+    async def _new_session(self, message: OpenMessage) -> SessionRecord:
+        """Open a session; one that another connection of this client was just opening is taken up."""
+        try:
+            return await self.service.open_session(
+                self.caller, message.id, message.ttl, message.system, message.metadata
+            )
+        except Problem as problem:
+            record = None if message.id is None else self.service.table.get(self.caller.tenant, message.id)
+            if problem.code != "session_exists" or record is None:
+                raise
+            return record
+
+    def _commit(
+        self, channel: Channel, pending: PendingInput, message: CommitMessage, labels: dict[str, Any]
+    ) -> None:
+        """Have a turn begin in its place. One that is refused has changed nothing: its input waits on."""
+        if self.websocket.app.state.draining():
+            raise Problem(503, "draining", "the server is shutting down", retry_after=5)
+        said = pending.said()
+        if not said:
+            raise Problem(400, "empty_turn", "nothing was appended", "input")
+        body = TurnBody(
+            said,
+            turn_id=message.turn_id,
+            sampling=message.sampling,
+            on_abort=message.on_abort,
+            timeout=message.timeout,
+        )
+        asked = ask_turn(body)
+        self.service.check_turn(asked)
+        labels["turn_id"] = asked.name
+        channel.submit(Job(labels, asked=asked), cuts=message.mode == "interrupt")
+
+    async def _rewind(self, channel: Channel, message: RewindMessage, labels: dict[str, Any]) -> None:
+        record = channel.record()
+        await self.service.rewind(record, message.to_turn, message.request_id)
+        channel.emit("session.rewound", {**await self.service.describe(record), **labels})
+
+    async def _fork(self, channel: Channel, message: ForkMessage, labels: dict[str, Any]) -> None:
+        forked = await self.service.fork(channel.record(), message.id, message.at_turn, message.request_id)
+        shown = await self.service.describe(forked)
+        channel.emit("session.forked", {**shown, "parent": channel.name, **labels})
+
+
+async def accept(websocket: WebSocket) -> None:
+    """Let a connection in; the gate has refused pages of other sites."""
+    offered = cast(list[str], websocket.scope.get("subprotocols", []))
+    await websocket.accept(subprotocol=chosen_subprotocol(offered))
+
+
+@router.websocket("/v1/realtime")
+async def realtime(websocket: WebSocket) -> None:
+    channels = websocket.app.state.channels
+    assert isinstance(channels, Channels)
+    await accept(websocket)
+    await Conversation(websocket, service_of(websocket), caller_of(websocket), channels).run()

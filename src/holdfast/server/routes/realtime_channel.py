@@ -1,0 +1,385 @@
+"""What a realtime conversation keeps apart from its connection: numbered messages, and turns in their order.
+
+A session that is talked to over WebSockets has one `Channel`, which outlives each connection for a while.
+Every message to the client gets the next number and is kept, within bounds, so that a client that was cut off
+can hear again what it missed. Commits, rewinds and forks are carried out one after the other, in the order in
+which they came; interruptions and closing go ahead of them.
+
+When a connection is lost, the turn in flight ends within a step by its own policy, and its end is kept for a
+client that resumes. What had been committed but not begun is dropped: a commit counts once its
+`response.started` has been sent. A second connection takes a session over; the turn in flight goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from holdfast.server.http.problems import Problem
+from holdfast.server.link import wire
+from holdfast.server.link.engine_client import TurnFeed, join
+from holdfast.server.routes.realtime_outbox import Outbox
+from holdfast.server.routes.sessions import shown_delta, shown_turn, turn_failure
+from holdfast.server.service import Service, TurnAsked
+from holdfast.server.sessions import SessionRecord, engine_name
+
+__all__ = ["Channel", "Channels", "Job", "encoded"]
+
+log = logging.getLogger("holdfast.server")
+
+REPLAY_BYTES_MAX = 256 << 10
+REPLAY_SECONDS = 300.0
+DETACHED_MAX = 1024
+TRIM_SECONDS = 1.0
+WAITING_MAX = 64
+
+_encoder = msgspec.json.Encoder()
+
+
+def encoded(kind: str, seq: int | None, body: dict[str, Any]) -> str:
+    """A message as it is sent."""
+    return _encoder.encode({"type": kind, "seq": seq, **body}).decode()
+
+
+class Job:
+    """Something that waits for its place in the order: a turn where `asked` is given, or a call."""
+
+    __slots__ = ("act", "asked", "labels")
+
+    def __init__(
+        self,
+        labels: dict[str, Any],
+        asked: TurnAsked | None = None,
+        act: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        assert (asked is None) != (act is None), "a job is one or the other"
+        self.labels = labels
+        """What names it in an answer: `turn_id` or `request_id`."""
+        self.asked = asked
+        self.act = act
+
+
+class Running:
+    """The turn that speaks."""
+
+    __slots__ = ("asked", "begun", "cut", "feed", "left", "sent", "told")
+
+    def __init__(self, asked: TurnAsked) -> None:
+        self.asked = asked
+        self.feed: TurnFeed | None = None
+        self.sent = 0
+        """Tokens that the client was sent."""
+        self.cut = False
+        self.left = False
+        self.begun = asyncio.Event()
+        self.told = asyncio.Event()
+
+
+class Channel:
+    """One session as realtime clients hear it."""
+
+    def __init__(self, service: Service, tenant: str, name: str) -> None:
+        self.service = service
+        self.tenant = tenant
+        self.name = name
+        self.seq = 0
+        self.outbox: Outbox | None = None
+        self.ended = asyncio.Event()
+        self.running: Running | None = None
+        self.queue: deque[Job] = deque()
+        self._kept: deque[tuple[int, str]] = deque()
+        self._kept_bytes = 0
+        self._worker: asyncio.Task[None] | None = None
+        self._urgent: set[asyncio.Task[None]] = set()
+
+    @property
+    def key(self) -> str:
+        """What the engine calls the session."""
+        return engine_name(self.tenant, self.name)
+
+    def record(self) -> SessionRecord:
+        """The session, or the problem that says why there is none any more."""
+        return self.service.table.find(self.tenant, self.name)
+
+    # --- messages to the client -------------------------------------------------------------------
+
+    def emit(self, kind: str, body: dict[str, Any]) -> None:
+        """Number a message, keep it, and send it if somebody is there."""
+        self.seq += 1
+        text = encoded(kind, self.seq, body)
+        self._kept.append((self.seq, text))
+        self._kept_bytes += len(text)
+        while self._kept_bytes > REPLAY_BYTES_MAX and len(self._kept) > 1:
+            self._kept_bytes -= len(self._kept.popleft()[1])
+        if self.outbox is not None:
+            self.outbox.put(text)
+
+    def emit_problem(self, problem: Problem, labels: dict[str, Any]) -> None:
+        """Say what is wrong."""
+        self.emit("error", {**labels, **problem.body()})
+
+    def attach(self, outbox: Outbox, opened: dict[str, Any], resume_after: int | None) -> None:
+        """A connection takes the session over, and hears again what came after `resume_after`."""
+        if self.outbox is not None:
+            self.outbox.close(1008, "another connection has taken the session over")
+        self.outbox = outbox
+        after, resumed = self.seq, False
+        if resume_after is not None:
+            first = self._kept[0][0] if self._kept else self.seq + 1
+            resumed = first - 1 <= resume_after <= self.seq
+            if resumed:
+                after = resume_after
+            else:
+                # What it missed is not here any more. Numbers never go back for a client that has counted on.
+                self.seq = after = max(self.seq, resume_after)
+        outbox.put(encoded("session.opened", after, {**opened, "resumed": resumed}))
+        for seq, text in self._kept:
+            if seq > after:
+                outbox.put(text)
+
+    def detach(self, outbox: Outbox) -> bool:
+        """A connection is gone; whether nobody is there now. The turn that speaks waits for it no longer."""
+        if self.outbox is not outbox:
+            return False
+        outbox.close(1001, "the connection is gone")
+        self.outbox = None
+        self.queue.clear()
+        if self.running is not None:
+            self._leave(self.running)
+        return True
+
+    def end(self, why: str) -> None:
+        """The session is no more; the client hears so after the end of the turn that was in flight."""
+        self.queue.clear()
+        task = asyncio.create_task(self._end(why, self.running))
+        self._urgent.add(task)
+        task.add_done_callback(self._urgent.discard)
+
+    async def _end(self, why: str, running: Running | None) -> None:
+        if running is not None:
+            await running.told.wait()
+        self.emit("session.closed", {"id": self.name, "state": "CLOSED", "reason": why})
+        self.outbox = None
+        self.ended.set()
+
+    def _leave(self, running: Running) -> None:
+        running.left = True
+        if running.feed is not None:
+            self.service.leave(running.feed, running.asked.keeps)
+
+    # --- messages from the client -----------------------------------------------------------------
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is under way."""
+        return self.outbox is None and self._worker is None and not self._urgent
+
+    def submit(self, job: Job, *, cuts: bool = False) -> None:
+        """Carry something out after what came before it; a turn that `cuts` comes before other turns.
+
+        A job that is refused has changed nothing. A turn that is under way already goes on as it is.
+        """
+        before = [other for other in self.queue if other.asked is None] if cuts else list(self.queue)
+        if len(before) >= WAITING_MAX:
+            raise Problem(429, "too_many_messages", f"{WAITING_MAX} messages wait already")
+        if job.asked is not None and self._known_turn(job.asked, before):
+            return
+        if cuts:
+            self.cut()
+        self.queue.append(job)
+        if self._worker is None:
+            self._worker = asyncio.create_task(self._work())
+
+    def _known_turn(self, asked: TurnAsked, before: list[Job]) -> bool:
+        """Whether this very turn is under way: a client that was cut off may commit it again."""
+        turns = [job.asked for job in before if job.asked is not None]
+        if self.running is not None and not self.running.left:
+            turns.append(self.running.asked)
+        for turn in turns:
+            if turn.name == asked.name:
+                if turn.fingerprint != asked.fingerprint:
+                    raise Problem(409, "turn_conflict", "another turn of this id is under way", "turn_id")
+                return True
+        return False
+
+    def hurry(self, act: Callable[[], Awaitable[None]], labels: dict[str, Any]) -> asyncio.Task[None]:
+        """Carry something out now, beside the turn that speaks."""
+        if len(self._urgent) >= WAITING_MAX:
+            raise Problem(429, "too_many_messages", f"{WAITING_MAX} messages wait already")
+        task = asyncio.create_task(self._guarded(act(), labels))
+        self._urgent.add(task)
+        task.add_done_callback(self._urgent.discard)
+        return task
+
+    async def _work(self) -> None:
+        try:
+            while self.queue:
+                job = self.queue.popleft()
+                if job.asked is not None:
+                    await self._guarded(self._turn(job.asked), job.labels)
+                elif job.act is not None:
+                    await self._guarded(job.act(), job.labels)
+        finally:
+            self._worker = None
+
+    async def _guarded(self, act: Awaitable[None], labels: dict[str, Any]) -> None:
+        """Whatever goes wrong becomes a message; what nobody thought of is logged and told without detail."""
+        try:
+            await act
+        except Problem as problem:
+            self.emit_problem(problem, labels)
+        except Exception as error:
+            log.error("a realtime message failed", exc_info=error)
+            self.emit_problem(
+                Problem(500, "internal_error", "the server made a mistake; it is in its log"), labels
+            )
+
+    # --- turns ------------------------------------------------------------------------------------
+
+    async def _turn(self, asked: TurnAsked) -> None:
+        """One turn from its start to its end."""
+        running = self.running = Running(asked)
+        try:
+            feed = running.feed = await self.service.start_turn(self.record(), asked)
+            self.emit("response.started", {"turn_id": asked.name})
+            running.begun.set()
+            if running.left:
+                self._leave(running)
+            elif running.cut:
+                self.cut()
+            await self._speak(running, feed)
+            assert feed.end is not None
+            if feed.end.outcome == "failed":
+                raise turn_failure(feed.end)
+            turns = {} if feed.end.view is None else {"turns": feed.end.view.turns}
+            self.emit("response.done", {**shown_turn(asked.name, feed), **turns})
+        finally:
+            self.running = None
+            running.begun.set()
+            running.told.set()
+
+    async def _speak(self, running: Running, feed: TurnFeed) -> None:
+        """Send what the turn says. Words that came too late for a cut are held back, unless they stand."""
+        late: list[wire.Delta] = []
+        async for delta in feed.deltas():
+            if running.cut:
+                late.append(delta)
+                continue
+            running.sent = delta.index + len(delta.tokens)
+            self.emit("response.delta", shown_delta(running.asked.name, delta))
+            if self.outbox is not None:
+                await self.outbox.room()
+        if late and feed.end is not None and feed.end.outcome == "finished":
+            self.emit("response.delta", shown_delta(running.asked.name, join(late)))
+
+    def cut(self) -> None:
+        """End the turn that speaks for another one: what the client was sent of it stays.
+
+        Turns that wait are taken back: whoever cuts in does not want to hear them first.
+        """
+        for job in [job for job in self.queue if job.asked is not None]:
+            self.queue.remove(job)
+            self.emit_problem(_cancelled(), job.labels)
+        running = self.running
+        if running is not None:
+            running.cut = True
+            if running.feed is not None:
+                self.service.link.end(running.feed, running.sent, "interrupt")
+
+    async def interrupt(self, turn_id: str, keep: int | None) -> None:
+        """Cut into a turn by its name; answered by its end, or by how the session stands if it had ended."""
+        for job in self.queue:
+            if job.asked is not None and job.asked.name == turn_id:
+                self.queue.remove(job)
+                self.emit_problem(_cancelled(), job.labels)
+                return
+        running = self.running
+        if running is not None and running.asked.name == turn_id:
+            await running.begun.wait()
+        record = self.record()
+        await self.service.interrupt(record, turn_id, keep)
+        if running is not None and running.asked.name == turn_id:
+            await running.told.wait()
+            end = None if running.feed is None else running.feed.end
+            if end is None or end.outcome != "finished":
+                return
+        self.emit("session.rewound", {**await self.service.describe(record), "turn_id": turn_id})
+
+
+def _cancelled() -> Problem:
+    return Problem(409, "turn_cancelled", "the turn was taken back before it began", "turn_id")
+
+
+class Channels:
+    """The channels of a server; those without a connection are kept for a while."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._channels: dict[str, Channel] = {}
+        self._detached: dict[str, asyncio.TimerHandle] = {}
+        self._trimming: asyncio.TimerHandle | None = None
+        service.table.on_removed = self._removed
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    def of(self, record: SessionRecord) -> Channel:
+        """The channel of a session, made if it has none yet."""
+        key = engine_name(record.tenant, record.name)
+        timer = self._detached.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+        channel = self._channels.get(key)
+        if channel is None:
+            channel = self._channels[key] = Channel(self.service, record.tenant, record.name)
+        return channel
+
+    def detach(self, channel: Channel, outbox: Outbox) -> None:
+        """A connection is gone: its channel stays until it is taken up again, or forgotten."""
+        if channel.detach(outbox) and self._channels.get(channel.key) is channel:
+            self._wait(channel)
+            if self._trimming is None:
+                self._trim()
+
+    def _trim(self) -> None:
+        """Forget the oldest channels beyond the bound, of those that are quiet.
+
+        Many connections may be lost at once, all while their turns speak: those end when others have run, so
+        nobody waits for them here. They are looked at again a moment later.
+        """
+        self._trimming = None
+        over = max(0, len(self._detached) - DETACHED_MAX)
+        quiet = (key for key in self._detached if self._channels[key].quiet)
+        for key in list(islice(quiet, over)):
+            self._forget(key)
+        if len(self._detached) > DETACHED_MAX:
+            self._trimming = asyncio.get_running_loop().call_later(TRIM_SECONDS, self._trim)
+
+    def _wait(self, channel: Channel) -> None:
+        loop = asyncio.get_running_loop()
+        self._detached[channel.key] = loop.call_later(REPLAY_SECONDS, self._forget, channel.key)
+
+    def _forget(self, key: str) -> None:
+        timer = self._detached.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+        channel = self._channels[key]
+        if channel.quiet:
+            del self._channels[key]
+        else:
+            self._wait(channel)
+
+    def _removed(self, key: str, why: str) -> None:
+        """A session is no more, whoever closed it."""
+        timer = self._detached.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+        channel = self._channels.pop(key, None)
+        if channel is not None:
+            channel.end(why)

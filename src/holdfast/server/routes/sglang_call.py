@@ -1,0 +1,282 @@
+"""One call of SGLang's `/generate`, from what was asked to the last word of every answer.
+
+A call starts all its answers or none: each is a request of its own, a request in an ordinary session's tree,
+or a turn of a streaming session. Then it follows them, as one answer or as a stream, and ends those that
+nobody listens to any more. Used by the native door.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from holdfast.engine.sampling import Sampling
+from holdfast.server.http.answers import event, json_answer
+from holdfast.server.http.keys import Caller
+from holdfast.server.http.problems import Problem, bad_field, told_as
+from holdfast.server.link.engine_client import TurnFeed
+from holdfast.server.routes.sessions import turn_failure
+from holdfast.server.routes.sglang_format import FIELDS, Asked, GenerateBody, Said, SessionParams, asked_of
+from holdfast.server.routes.sglang_sessions import Branches, Choice, Native
+from holdfast.server.service import Input, TurnAsked
+from holdfast.server.sessions import GONE, SessionRecord, require_name
+
+__all__ = ["DONE", "Call"]
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Call:
+    """One call of `/generate`: all its answers in flight."""
+
+    def __init__(self, native: Native, caller: Caller, body: GenerateBody) -> None:
+        self.native = native
+        self.service = native.service
+        self.caller = caller
+        self.body = body
+        self.asked, self.many = asked_of(body)
+        self.choices: list[Choice] = []
+
+    async def start(self) -> None:
+        """Start every answer, or none."""
+        try:
+            started = await asyncio.gather(*map(self._start, self.asked), return_exceptions=True)
+            for each in started:
+                if isinstance(each, BaseException):
+                    raise each
+            self.choices = [choice for each in started if isinstance(each, list) for choice in each]
+        except BaseException:
+            self.leave()
+            raise
+
+    async def _start(self, asked: Asked) -> list[Choice]:
+        sampling = asked.params.made(asked.logprobs, asked.logprobs if asked.start >= 0 else None)
+        params = self.body.session
+        if params is None:
+            return await self._start_alone(asked, sampling)
+        tenant, name = self.caller.tenant, require_name(params.id or "", "session_params.id")
+        branches = self.native.find(tenant, name)
+        if branches is not None:
+            return await self._start_branch(branches, params, asked, sampling)
+        why = self.native.gone(tenant, name)
+        if why is not None and self.service.table.get(tenant, name) is None:
+            raise Problem(*GONE[why], "session_params.id")
+        with told_as({"session_id": "session_params.id"}):
+            return await self._start_turn(self.service.table.find(tenant, name), params, asked, sampling)
+
+    async def _start_alone(self, asked: Asked, sampling: Sampling) -> list[Choice]:
+        """A request of its own, with all its choices."""
+        _require_input(asked)
+        # Before anything is waited for: the prompts of a call get their seeds in the order of their places.
+        seeds = self.service.seeds
+        with seeds.lend(sampling, seeds.of_requests(self.caller.tenant)) as loan:
+            tokens = await self._tokens(asked, first=True)
+            feeds = await self._request(asked, loan.sampling, tokens)
+            loan.kept = True
+        return [
+            self._enter(asked, Choice(self._said(asked, loan.sampling, tokens, number), feed))
+            for number, feed in enumerate(feeds)
+        ]
+
+    async def _start_branch(
+        self, branches: Branches, params: SessionParams, asked: Asked, sampling: Sampling
+    ) -> list[Choice]:
+        """A request in an ordinary session's tree."""
+        if params.rid is None:
+            _require_input(asked)
+        async with branches.lock:
+            tokens = await self._tokens(asked, first=params.rid is None)
+            prompt = self.native.compose(branches, asked, params, tokens)
+            (feed,) = await self._request(asked, sampling, prompt)
+            try:
+                self.native.require_open(branches)
+            except Problem:
+                # It was closed while the engine was asked, when this request was not yet there to be stopped.
+                self.service.link.end(feed, None, "the session was closed")
+                raise
+            choice = self._enter(asked, Choice(self._said(asked, sampling, prompt), feed))
+            choice.record = self.native.begin(branches, asked, params, prompt)
+        return [choice]
+
+    async def _start_turn(
+        self, record: SessionRecord, params: SessionParams, asked: Asked, sampling: Sampling
+    ) -> list[Choice]:
+        """A turn of a streaming session."""
+        for name in ("replace", "offset", "drop_previous_output"):
+            if getattr(params, name):
+                raise bad_field(
+                    f"session_params.{name}", "a streaming session can only be appended to", "append_only"
+                )
+        _require_input(asked)
+        first = record.view.known == 0
+        tokens = await self._tokens(asked, first)
+        if first != (record.view.known == 0):
+            tokens = await self._tokens(asked, not first)
+        _require_start(asked, record.view.known + len(tokens))
+        try:
+            feed = await self.service.start_turn(record, self._turn(asked, sampling, tokens))
+        except Problem as problem:
+            raise self._explained(problem) from problem
+        return [self._enter(asked, Choice(self._said(asked, sampling, tokens), feed, session=record))]
+
+    async def _request(self, asked: Asked, sampling: Sampling, tokens: list[int]) -> list[TurnFeed]:
+        """Start a request of its own on the engine."""
+        _require_start(asked, len(tokens))
+        turn = self._turn(asked, sampling, tokens, asked.start if asked.start >= 0 else None)
+        try:
+            return await self.service.start_request(self.caller, turn)
+        except Problem as problem:
+            raise self._explained(problem) from problem
+
+    def _turn(
+        self, asked: Asked, sampling: Sampling, tokens: list[int], computes_from: int | None = None
+    ) -> TurnAsked:
+        """What is asked of the engine; faults are named as the body names its fields."""
+        return TurnAsked(
+            Input(tokens=tokens),
+            sampling,
+            asked.rid,
+            timeout=self.body.timeout,
+            cut=True,
+            computes_from=computes_from,
+            fields={**FIELDS, "input": _input_field(self.body)},
+        )
+
+    def _explained(self, problem: Problem) -> Problem:
+        """An input that no memory could hold is refused as one that is longer than the context."""
+        if problem.code != "insufficient_memory":
+            return problem
+        facts = self.service.facts
+        limit = min(facts.context_length, facts.tokens_max)
+        message = (
+            f"This model's maximum context length is {limit} tokens. However, the input leaves no room in it."
+        )
+        return Problem(400, "context_length_exceeded", message, _input_field(self.body))
+
+    async def _tokens(self, asked: Asked, first: bool) -> list[int]:
+        """The tokens of a prompt. Only the first of a history begins with the mark of a beginning."""
+        prompts = self.service.prompts
+        if asked.tokens is None:
+            if not asked.text:
+                return []
+            try:
+                return await prompts.text(asked.text, first=first, tenant=self.caller.tenant)
+            except Problem as problem:
+                raise self._explained(problem).renamed({"input": "text"}) from problem
+        vocabulary = self.service.facts.vocabulary
+        if asked.tokens and max(asked.tokens) >= vocabulary:
+            raise bad_field("input_ids", f"token ids must be from 0 to {vocabulary - 1}")
+        if not first and prompts.bos is not None and asked.tokens[:1] == [prompts.bos]:
+            return asked.tokens[1:]
+        return asked.tokens
+
+    def _said(self, asked: Asked, sampling: Sampling, tokens: list[int], number: int = 0) -> Said:
+        rid = f"{asked.rid}.{number}" if number else asked.rid
+        return Said(
+            rid, asked, sampling, tokens, self.service.prompts.tokenizer, self.service.facts.eos_tokens
+        )
+
+    # --- while it speaks --------------------------------------------------------------------------
+
+    def _enter(self, asked: Asked, choice: Choice) -> Choice:
+        """An answer is in flight, to be stopped by its name, its prompt's, or its whole call's."""
+        choice.names = {choice.said.rid, asked.rid}
+        if isinstance(self.body.rid, str):
+            choice.names.add(self.body.rid)
+        self.choices.append(choice)
+        self.native.enter(self.caller.tenant, choice)
+        return choice
+
+    async def follow(self, choice: Choice, chunks: bool) -> AsyncIterator[dict[str, Any]]:
+        """An answer as it is to be shown: so far, if `chunks` are wanted, and at its end."""
+        said, silent = choice.said, choice.said.asked.params.silent
+        async for delta in choice.feed.deltas():
+            said.add(delta)
+            if choice.record is not None and not silent:
+                choice.record.add(delta.tokens)
+            if chunks and not silent and choice.feed.end is None:
+                yield said.chunk()
+        end = choice.feed.end
+        assert end is not None
+        self.native.leave(self.caller.tenant, choice)
+        if end.outcome == "failed":
+            raise turn_failure(end)
+        if silent and choice.session is not None and end.outcome == "finished":
+            await self.service.interrupt(choice.session, choice.said.asked.rid, 0)
+        if end.prompt_logprobs is None:
+            yield said.whole(end)
+        else:
+            yield await asyncio.to_thread(said.whole, end)
+
+    def leave(self) -> None:
+        """Nobody listens any more."""
+        for choice in self.choices:
+            self.service.leave(choice.feed, keeps=False)
+            self.native.leave(self.caller.tenant, choice)
+
+    async def whole(self) -> Response:
+        """All answers at their ends."""
+        shown = await asyncio.gather(*map(self._last, self.choices))
+        return json_answer(shown if self.many else shown[0])
+
+    async def _last(self, choice: Choice) -> dict[str, Any]:
+        last: dict[str, Any] = {}
+        async for shown in self.follow(choice, chunks=False):
+            last = shown
+        return last
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """All answers as one stream."""
+        try:
+            if self.many:
+                async for number, shown in _merged([self.follow(each, True) for each in self.choices]):
+                    yield event({**shown, "index": number})
+            else:
+                async for shown in self.follow(self.choices[0], chunks=True):
+                    yield event(shown)
+            yield DONE
+        finally:
+            self.leave()
+
+
+async def _merged(
+    answers: Sequence[AsyncIterator[dict[str, Any]]],
+) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+    """What several answers say, as it comes; none is asked for more before its last word was taken."""
+
+    async def following(number: int) -> tuple[int, dict[str, Any] | None]:
+        async for shown in answers[number]:
+            return number, shown
+        return number, None
+
+    waiting = {asyncio.ensure_future(following(number)) for number in range(len(answers))}
+    try:
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                number, shown = task.result()
+                if shown is not None:
+                    yield number, shown
+                    waiting.add(asyncio.ensure_future(following(number)))
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def _input_field(body: GenerateBody) -> str:
+    return "input_ids" if body.text is None else "text"
+
+
+def _require_input(asked: Asked) -> None:
+    if asked.empty:
+        field = "text" if asked.tokens is None else "input_ids"
+        raise bad_field(field, "must not be empty", "empty_turn")
+
+
+def _require_start(asked: Asked, length: int) -> None:
+    if asked.start > length:
+        raise bad_field("logprob_start_len", f"is more than the prompt's {length} tokens")

@@ -1,0 +1,82 @@
+"""Routes that belong to no client in particular: health, memory, metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.server.http.answers import json_answer
+from holdfast.server.http.keys import Caller
+from holdfast.server.routes.access import caller_of, service_of
+from holdfast.server.routes.schema import documented
+
+__all__ = ["memory_of", "router", "tenant_memory"]
+
+router = APIRouter(tags=["house"])
+
+
+@router.get("/health", **documented(None, "Whether the server process lives."))
+async def health() -> Response:
+    return json_answer({"status": "ok"})
+
+
+@router.get("/health/ready", **documented(None, "Whether turns are taken."))
+async def ready(request: Request) -> Response:
+    service = service_of(request)
+    if not service.supervisor.up:
+        return json_answer({"status": "starting"}, 503, {"Retry-After": "2"})
+    if request.app.state.draining():
+        return json_answer({"status": "draining"}, 503, {"Retry-After": "5"})
+    return json_answer({"status": "ready"})
+
+
+@router.get("/metrics", **documented(None, "Figures for Prometheus."))
+async def metrics(request: Request) -> Response:
+    page = service_of(request).metrics.page()
+    return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/v1/memory", **documented(None, "The ledger: who holds the memory."))
+async def memory(request: Request) -> Response:
+    caller = caller_of(request)
+    report = await service_of(request).ask("memory", memory_of(caller))
+    return json_answer(tenant_memory(report, caller))
+
+
+def memory_of(caller: Caller) -> str | None:
+    """Whose memory a caller may see exactly: its own, or (None) everybody's."""
+    return None if caller.admin else caller.tenant
+
+
+def tenant_memory(report: dict[str, Any], caller: Caller) -> dict[str, Any]:
+    """The ledger as a caller may see it: who else holds what is the admin's to know."""
+    top = []
+    for entry in report["top"]:
+        kind, _, name = entry["holder"].partition(" ")
+        own = _own_name(name, caller.tenant)
+        if own is not None:
+            top.append({**entry, "holder": f"{kind} {own}"})
+        elif caller.admin:
+            top.append(entry)
+    shown = {**report, "top": top}
+    if not caller.admin:
+        shown["tenants"] = [each for each in report["tenants"] if each["tenant"] == caller.tenant]
+        hidden = {"holder": "", "detail": "", "trail": []}
+        shown["findings"] = [{**finding, **hidden} for finding in report["findings"]]
+    return shown
+
+
+def _own_name(name: str, tenant: str) -> str | None:
+    """A holder's name as its tenant knows it; None if the holder is another's.
+
+    Holders are named after a session, after a turn `of` one, or after the tenant whose prefixes they are.
+    """
+    turn, of, session = name.rpartition(" of ")
+    if name == tenant:
+        return name
+    if not session.startswith((f"{tenant}/", f"{tenant}#")):
+        return None
+    return f"{turn.removeprefix(f'{tenant}#')}{of}{session[len(tenant) + 1 :]}"

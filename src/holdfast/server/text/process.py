@@ -1,0 +1,206 @@
+"""The text process: renders chat templates, tokenises, and reads large bodies, away from the event loop.
+
+Tokenising and reading JSON hold the interpreter's lock for as long as they take, and a template is a program;
+so they run in a process of their own. Its memory is limited by the system (RLIMIT_AS), rendering by an alarm,
+and a job as a whole by the API process, which kills it when it takes too long; RLIMIT_CPU ends one whose API
+process is gone. It ends when its input does.
+Run as `python -m holdfast.server.text.process` by `lanes`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from holdfast.engine.text.chat_template import ChatTemplateError
+from holdfast.engine.text.tokenizer import Tokenizer, TooManyTokens, read_encoder
+from holdfast.server.link import wire
+from holdfast.server.text import jobs
+
+NAME_CHARACTERS_MAX = 64
+"""How much of a field's name is repeated."""
+
+__all__ = ["TextWorker", "tokenizer_of"]
+
+
+class RenderTimeout(ChatTemplateError):
+    """A template renders for too long."""
+
+
+def tokenizer_of(
+    vocabulary: wire.Vocabulary, guard: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> Tokenizer:
+    """The tokenizer of the model that is served."""
+    return Tokenizer(
+        read_encoder(vocabulary.encoder),
+        template=vocabulary.template,
+        names=vocabulary.names,
+        eos_tokens=tuple(vocabulary.eos_tokens),
+        guard=guard,
+    )
+
+
+class TextWorker:
+    """Does one job after another."""
+
+    def __init__(self, setup: jobs.Setup) -> None:
+        self._tokenizer = tokenizer_of(setup.vocabulary, lambda: _alarm(setup.render_seconds))
+        self._tokens_max = setup.tokens_max
+
+    def answer(self, job: jobs.Job) -> jobs.Answer:
+        """Do a job; one that cannot be done is refused, whatever is wrong with it."""
+        try:
+            return self._answer(job)
+        except TooManyTokens as error:
+            return jobs.Refused("context_length_exceeded", str(error), error.tokens)
+        except ChatTemplateError as error:
+            return jobs.Refused("chat_template", str(error))
+        except MemoryError:
+            return jobs.Refused("tokenizer", "the input needs too much memory")
+        except (RecursionError, TypeError, ValueError, OverflowError):
+            return jobs.Refused("tokenizer", "the input cannot be tokenised")
+
+    def _answer(self, job: jobs.Job) -> jobs.Answer:
+        match job:
+            case jobs.Text():
+                tokens = self._tokenizer.encode(job.text, add_special_tokens=job.first, most=self._tokens_max)
+                return jobs.Tokens(tokens)
+            case jobs.Chat():
+                return jobs.Tokens(self._chat(job))
+            case jobs.Spell():
+                return jobs.Spelled(self._tokenizer.decode(job.tokens, skip_special_tokens=False))
+            case jobs.Body():
+                return _read(job)
+            case jobs.Setup():
+                raise ValueError("a process is set up once")
+
+    def _chat(self, job: jobs.Chat) -> list[int]:
+        if job.first:
+            return self._tokenizer.encode_chat(job.messages, most=self._tokens_max)
+        return self._tokenizer.encode_continuation(
+            job.messages, last_token=job.last_token, most=self._tokens_max
+        )
+
+
+def _read(job: jobs.Body) -> jobs.Answer:
+    """A body as MessagePack. What is wrong with it is found by whoever decodes it with its types."""
+    try:
+        job.content.decode("utf-8")
+        value = msgspec.json.decode(job.content)
+    except UnicodeDecodeError:
+        return jobs.Refused("invalid_json", "the body is not valid UTF-8")
+    except RecursionError:
+        return jobs.Refused("invalid_json", "the body is nested too deeply")
+    except msgspec.DecodeError as error:
+        reason = str(error).removeprefix("JSON is malformed: ").lower()
+        return jobs.Refused("invalid_json", f"the body is not valid JSON: {reason}")
+    if count_values(value, job.values_max) > job.values_max:
+        said = f"a body may hold at most {job.values_max} values"
+        return jobs.Refused("too_many_values", said, None, _largest(value, job.values_max))
+    try:
+        return jobs.Read(msgspec.msgpack.encode(value))
+    except OverflowError:
+        return jobs.Refused("invalid_json", "the body holds a number of more than 64 bits")
+
+
+def _largest(value: Any, most: int) -> str | None:
+    """The field of a body that holds most values."""
+    if not isinstance(value, dict):
+        return None
+    counts: dict[str, int] = {name: count_values(inner, most) for name, inner in value.items()}
+    return max(counts, key=lambda name: counts[name])[:NAME_CHARACTERS_MAX]
+
+
+def count_values(value: Any, most: int) -> int:
+    """How many values a JSON value is made of, itself and keys among them; counted no further than `most`."""
+    count, left = 1, [value]
+    while left and count <= most:
+        value = left.pop()
+        if isinstance(value, dict):
+            count += 2 * len(value)
+            left += [inner for inner in value.values() if isinstance(inner, dict | list)]
+        elif isinstance(value, list):
+            count += len(value)
+            left += [inner for inner in value if isinstance(inner, dict | list)]
+    return count
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """Raise in the middle of what runs too long; a single long call is not interrupted."""
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _overdue(_number: int, _frame: object) -> None:
+    raise RenderTimeout("the chat template takes too long for these messages")
+
+
+def _limit_memory(more: int) -> None:
+    """Let the process have `more` bytes of address space than it has now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + more
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
+def _limit_time(more: float) -> None:
+    """Let the process compute for `more` seconds from now on; the system kills it after that."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    most = math.ceil(used.ru_utime + used.ru_stime + more)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(resource.RLIMIT_CPU, (most, hard))
+
+
+def _next(source: BinaryIO) -> jobs.Job | None:
+    header = source.read(jobs.HEADER)
+    if len(header) < jobs.HEADER:
+        return None
+    return jobs.decode_job(source.read(int.from_bytes(header, "big")))
+
+
+def main() -> None:
+    """Read jobs from standard input and write answers to standard output until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, _overdue)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # Whatever a library prints is no answer.
+
+    def say(answer: jobs.Answer) -> None:
+        try:
+            answers.write(jobs.frame(answer))
+            answers.flush()
+        except BrokenPipeError:
+            os._exit(0)  # The API process has gone.
+
+    setup = _next(sys.stdin.buffer)
+    if not isinstance(setup, jobs.Setup):
+        return
+    os.nice(setup.nice)
+    worker = TextWorker(setup)
+    _limit_memory(setup.memory_bytes)
+    say(jobs.Started())
+    while (job := _next(sys.stdin.buffer)) is not None:
+        _limit_time(setup.job_seconds)
+        say(worker.answer(job))
+
+
+if __name__ == "__main__":
+    main()
