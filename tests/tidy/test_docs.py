@@ -1,4 +1,4 @@
-"""The documents say what the code says: tables of states are drawn from the code, links lead somewhere."""
+"""Documents match the code: state diagrams are generated from its tables, and links have a target."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from holdfast.core.turn import TURN_TABLE
 
 ROOT = Path(__file__).parents[2]
 BEGIN, END = "<!-- tables:begin -->", "<!-- tables:end -->"
-LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+LINK = re.compile(r"\]\((?!https?:)([^)]+)\)")
+CODE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md"), ROOT / "tests" / "README.md"])
+TURN_LINES_MAX = 50
 
 
 def draw(title: str, table: dict[tuple[Enum, str], Enum]) -> str:
-    """A table of states as a diagram in text."""
+    """A state table as a Mermaid diagram."""
     lines = [f"{title}:", "", "```mermaid", "stateDiagram-v2"]
     lines += [f"    {before.name} --> {after.name}: {event}" for (before, event), after in table.items()]
     return "\n".join([*lines, "```"])
@@ -38,9 +42,38 @@ def test_the_state_diagrams_are_those_of_the_code() -> None:
     assert shown == drawn(), "paste this between the marks:\n" + drawn()
 
 
-@pytest.mark.parametrize(
-    "page", sorted(ROOT.glob("docs/**/*.md")) + sorted(ROOT.glob("*.md")), ids=lambda p: p.name
-)
-def test_links_lead_somewhere(page: Path) -> None:
-    missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
-    assert not missing, f"{page.name} links to what is not there: {missing}"
+def test_the_way_of_one_turn_stays_short() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    section = text.partition("\n## One turn, end to end\n")[2].partition("\n## ")[0]
+    assert 0 < len(section.splitlines()) <= TURN_LINES_MAX
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings: lower case, punctuation removed, hyphens for spaces."""
+    headings = HEADING.findall(CODE.sub("", text))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def has_target(page: Path, text: str, link: str) -> bool:
+    """Whether the file of a link exists, and has the heading that its anchor names."""
+    path, _, anchor = link.partition("#")
+    target = page.parent / path if path else page
+    if not target.exists():
+        return False
+    return not anchor or anchor in anchors(text if target == page else target.read_text())
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    """Links of a page to a file or heading that does not exist."""
+    return [link for link in LINK.findall(CODE.sub("", text)) if not has_target(page, text, link)]
+
+
+def test_broken_links_are_found() -> None:
+    links = "[a](#a-page-here) [b](#no-heading) [c](nowhere.md) [d](api.md#no)"
+    text = f"# A page, here\n```\n# no heading\n```\n{links}"
+    assert broken_links(ROOT / "docs" / "page.md", text) == ["#no-heading", "nowhere.md", "api.md#no"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_have_a_target(page: Path) -> None:
+    assert broken_links(page, page.read_text()) == []
