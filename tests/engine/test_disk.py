@@ -160,11 +160,11 @@ def test_idle_sessions_are_written_in_the_background(make_any: Make, tmp_path: P
     assert files(tmp_path) == before, "a few more tokens are not worth another file"
     session.rewind(2)
     session.say(said(2), greedy(9)).wait()
-    journal = engine.loop.book.journal
+    journal = engine.loop.session_log.journal
     assert journal is not None
     journal._connection.close()  # The process is gone: nothing is written any more.
     os.close(journal._lock)
-    engine.loop.book.journal = None
+    engine.loop.session_log.journal = None
     copy = tmp_path / "copy"
     (tmp_path / "disk").rename(copy)
     engine.close()
@@ -459,7 +459,7 @@ def test_while_the_journal_is_at_fault_nothing_waits_for_the_disk(make: Make, tm
     engine = make(**options(tmp_path))
     talk(engine.session(id="s"), range(2))
     run(engine)
-    journal = engine.loop.book.journal
+    journal = engine.loop.session_log.journal
     assert journal is not None
     journal._connection.execute("PRAGMA query_only = ON")
     assert engine.loop.spill("s", Tier.DISK)
@@ -467,7 +467,7 @@ def test_while_the_journal_is_at_fault_nothing_waits_for_the_disk(make: Make, tm
         engine.drive()
         if state(engine) == "IDLE":
             break
-    assert engine.loop.book.fault is not None
+    assert engine.loop.session_log.fault is not None
     assert state(engine) == "IDLE", "it stays where it is"
     assert not engine.loop.spill("s", Tier.DISK)
     journal._connection.execute("PRAGMA query_only = OFF")

@@ -398,14 +398,14 @@ def test_a_history_is_hashed_once_however_often_it_is_a_candidate(
 
     monkeypatch.setattr(TokenLog, "digest", counted)
     for _ in range(50):
-        assert disk.current(found)
+        assert disk.covers(found)
     assert len(hashed) == 50 and sum(hashed) == 0
     before = len(tokens)
     talk(session, range(3, 4))
     run(engine)
     assert disk._write(found) is not None
     run(engine)
-    assert disk.current(found)
+    assert disk.covers(found)
     assert 0 < sum(hashed) <= len(tokens) - before + 1, "what is new, once"
 
 

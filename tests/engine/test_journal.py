@@ -18,16 +18,16 @@ from holdfast.engine.durable.journal_reading import load, open_for_reading, read
 from holdfast.engine.durable.records import (
     TURNS_KEPT,
     Closed,
-    CutBack,
     Ended,
     FinishedTurn,
     Forked,
     Opened,
     Record,
     Requested,
-    Snapped,
+    SnapshotDropped,
+    SnapshotWritten,
     StoredSession,
-    Unsnapped,
+    Truncated,
 )
 
 
@@ -82,10 +82,10 @@ def test_a_session_comes_back_as_it_was(path: Path) -> None:
 
 
 def test_a_file_of_a_session_is_known_until_it_is_not(path: Path) -> None:
-    kept = Snapped("s", "a.safetensors", 7, 4096)
+    kept = SnapshotWritten("s", "a.safetensors", 7, 4096)
     (session,) = write(path, opened(), ended("s", 1), kept)
     assert session.snapshot == kept
-    (session,) = write(path, Unsnapped("s"))
+    (session,) = write(path, SnapshotDropped("s"))
     assert session.snapshot is None
 
 
@@ -96,9 +96,9 @@ def test_cuts_forks_and_closes(path: Path) -> None:
         opened(),
         *turns,
         Forked("f", "s", 2, 1001.0),
-        CutBack("s", 3, 1),
+        Truncated("s", 3, 1),
         Forked("g", "s", 3, 1002.0),
-        CutBack("s", 1, None),
+        Truncated("s", 1, None),
         ended("f", 4),
         Forked("h", "f", 0, 1003.0),
     )
@@ -115,7 +115,7 @@ def test_a_fork_writes_no_history_again_and_orphans_are_swept_away(path: Path) -
     write(path, opened(), *(ended("s", number) for number in range(20)))
     write(path, *(Forked(f"f{number}", "s", 20, 1.0) for number in range(100)))
     assert rows(path, "turns") == 20
-    write(path, CutBack("s", 3, None), *(Closed(f"f{number}", "closed") for number in range(99)))
+    write(path, Truncated("s", 3, None), *(Closed(f"f{number}", "closed") for number in range(99)))
     assert rows(path, "turns") == 20, "one fork still leans on all of them"
     write(path, Closed("f99", "closed"))
     write(path)
@@ -133,8 +133,8 @@ def test_what_a_client_may_ask_for_again_is_bounded(path: Path) -> None:
 
 def test_the_log_says_what_happened_and_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "LOG_KEPT", 5)
-    write(path, opened("o"), opened(), ended("s", 1), CutBack("s", 1, 2), Forked("f", "s", 1, 1.0))
-    write(path, Snapped("s", "a", 5, 9), Requested("s", "q", "rewind 1", ""), Closed("s", "expired"))
+    write(path, opened("o"), opened(), ended("s", 1), Truncated("s", 1, 2), Forked("f", "s", 1, 1.0))
+    write(path, SnapshotWritten("s", "a", 5, 9), Requested("s", "q", "rewind 1", ""), Closed("s", "expired"))
     assert read_log(path, "s") == [
         ("cutback", "1 turn left, 2 tokens of the last kept"),
         ("snapped", "5 tokens, 9 bytes in a"),
@@ -274,7 +274,7 @@ def test_a_damaged_session_goes_on_from_where_it_is_whole(path: Path, damage: st
     assert not after["s"].damaged
     assert [turn.turn_id for turn in after["s"].turns] == [*kept, "t5", "t6"]
     assert [turn.turn_id for turn in after["f"].turns] == [*kept, "t5"]
-    write(path, CutBack("s", 0, None))
+    write(path, Truncated("s", 0, None))
     assert [session.turns for session in read_sessions(path) if session.id == "s"] == [[]]
 
 

@@ -13,13 +13,13 @@ from holdfast.engine.durable.journal_reading import read_sessions
 from holdfast.engine.durable.records import (
     SCHEMA,
     Closed,
-    CutBack,
     Forked,
     Opened,
     Record,
     Requested,
-    Snapped,
+    SnapshotWritten,
     StoredSession,
+    Truncated,
 )
 from holdfast.engine.engine import Engine
 from holdfast.engine.options import OptionError
@@ -53,7 +53,7 @@ def two(path: Path) -> None:
             ended(name, 2),
             Requested(name, "q1", "rewind 1", ""),
             Requested(name, "q2", "rewind 2", ""),
-            Snapped(name, f"{name}.file", 7, 4096),
+            SnapshotWritten(name, f"{name}.file", 7, 4096),
         )
 
 
@@ -153,7 +153,7 @@ def test_a_turn_that_cannot_be_read_ends_its_history(path: Path, damage: str) ->
         assert journal.flush()
     (after,) = read_sessions(path)
     assert [turn.turn_id for turn in after.turns] == [*kept, "t5"]
-    write(path, CutBack("s", 0, None))
+    write(path, Truncated("s", 0, None))
     assert read_sessions(path)[0].turns == []
 
 
@@ -252,7 +252,7 @@ def test_sessions_that_a_changed_name_hides_are_left_where_they_are(path: Path) 
             assert [found[name].unusable for name in FIVE if name != "red/c"] == ["", "", UNFOUND, UNFOUND]
             assert found["zed/c"].unusable and found["zed/c"].damaged
             written.append(ended("red/a", 3 + start))
-            written.append(CutBack("red/b", 1 - start, None))
+            written.append(Truncated("red/b", 1 - start, None))
             assert written.flush()
     assert rows(path, "turns") == 12, "nothing is swept away"
     renamed(path, b"zed/c", b"red/c")
@@ -264,7 +264,7 @@ def test_sessions_that_a_changed_name_hides_are_left_where_they_are(path: Path) 
 
 @pytest.mark.parametrize(
     "record",
-    [ended("red/d", 3), CutBack("red/e", 0, None), Forked("f", "red/d", 1, 1.0), Closed("red/d", "closed")],
+    [ended("red/d", 3), Truncated("red/e", 0, None), Forked("f", "red/d", 1, 1.0), Closed("red/d", "closed")],
 )
 def test_what_a_session_that_cannot_be_found_would_lose_is_not_acknowledged(
     path: Path, record: Record
@@ -396,7 +396,7 @@ def test_an_engine_starts_without_the_one_answer_that_it_cannot_read(make: Make,
     path.write_bytes(bytes(content))
     engine = make(journal=str(path))
     assert {name: history(engine, name) for name in engine.sessions()} == known
-    assert sorted(len(entry.finished) for entry in engine.loop.book.sessions.values()) == [0, 1]
+    assert sorted(len(entry.finished) for entry in engine.loop.session_log.sessions.values()) == [0, 1]
 
 
 def history(engine: Engine, name: str) -> list[int]:

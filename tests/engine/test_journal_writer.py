@@ -14,7 +14,7 @@ from holdfast.engine.durable import journal_compaction
 from holdfast.engine.durable.journal import Journal
 from holdfast.engine.durable.journal_reading import read_sessions
 from holdfast.engine.durable.journal_writer import JournalWriter
-from holdfast.engine.durable.records import Closed, CutBack, Forked, Record
+from holdfast.engine.durable.records import Closed, Forked, Record, Truncated
 from tests.engine.test_journal import ended, opened, rows, write
 
 WAIT_SECONDS = 30.0
@@ -193,12 +193,12 @@ def test_what_is_written_between_two_portions_is_kept(
     meanwhile: list[list[Record]] = [
         [ended("a", 6), ended("b", 6)],
         [Forked("f", "a", 3, 1.0)],
-        [CutBack("a", 2, None), ended("a", 7)],
+        [Truncated("a", 2, None), ended("a", 7)],
         [Closed("c", "closed"), ended("f", 8)],
-        [opened("d"), ended("d", 9), CutBack("b", 5, 1)],
+        [opened("d"), ended("d", 9), Truncated("b", 5, 1)],
     ]
     with Journal(path, "commit", "v") as journal:
-        journal.append(CutBack("b", 6, 2))
+        journal.append(Truncated("b", 6, 2))
         assert journal.flush()
         going_on = True
         while going_on or meanwhile:
@@ -226,7 +226,7 @@ def test_a_compaction_that_cannot_be_written_is_given_up(
     monkeypatch.setattr(journal_module, "ORPHANS_MAX", 1)
     write(path, opened(), ended("s", 1), ended("s", 2))
     with Journal(path, "commit", "v") as journal:
-        journal.append(CutBack("s", 1, None))
+        journal.append(Truncated("s", 1, None))
         assert journal.flush()
         journal._connection.execute("PRAGMA query_only = ON")
         while journal.tidy():

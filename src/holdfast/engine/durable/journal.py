@@ -45,16 +45,16 @@ from holdfast.engine.durable.journal_tables import (
 from holdfast.engine.durable.records import (
     TURNS_KEPT,
     Closed,
-    CutBack,
     Ended,
     Forked,
     JournalError,
     Opened,
     Record,
     Requested,
-    Snapped,
+    SnapshotDropped,
+    SnapshotWritten,
     StoredSession,
-    Unsnapped,
+    Truncated,
     detail,
 )
 from holdfast.engine.lock import InUse, hold
@@ -233,7 +233,7 @@ class Journal:
                 self._open(record)
             case Ended():
                 self._end(record)
-            case CutBack():
+            case Truncated():
                 self._cut(record)
             case Forked():
                 self._fork(record)
@@ -247,12 +247,12 @@ class Journal:
                     (*row, row_sum(*row)),
                 )
                 self._keep_last("requests", record.session)
-            case Snapped():
+            case SnapshotWritten():
                 self._run(
                     "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)",
                     (record.session, record.file, record.length, record.bytes),
                 )
-            case Unsnapped():
+            case SnapshotDropped():
                 self._run("DELETE FROM snapshots WHERE session = ?", (record.session,))
         self._log(record)
 
@@ -379,7 +379,7 @@ class Journal:
             number = found[0]
         return None
 
-    def _cut(self, record: CutBack) -> None:
+    def _cut(self, record: Truncated) -> None:
         number = self._turn_at(record.session, record.turns)
         self._end_at(record.session, number, self._sum_of(record.session, number))
         if record.kept is not None and number is not None:
@@ -415,9 +415,9 @@ class Journal:
 
     def _log(self, record: Record) -> None:
         """What happened to a session, for whoever looks into the journal: the last of it."""
-        kind = type(record).__name__.lower()
         added = self._run(
-            "INSERT INTO log (session, kind, detail) VALUES (?, ?, ?)", (record.session, kind, detail(record))
+            "INSERT INTO log (session, kind, detail) VALUES (?, ?, ?)",
+            (record.session, record.kind.value, detail(record)),
         )
         assert added.lastrowid is not None
         self._run("DELETE FROM log WHERE number <= ?", (added.lastrowid - LOG_KEPT,))
@@ -448,7 +448,7 @@ class Journal:
         self._damaged = {session.id for session in sessions if session.damaged}
         for session in sessions:
             if session.damaged and not session.unusable:
-                self.append(CutBack(session.id, len(session.turns), None))
+                self.append(Truncated(session.id, len(session.turns), None))
         if not self._damaged:
             self._sweep = Sweep(self._connection)
             while self.tidy():

@@ -120,7 +120,7 @@ class BatchList:
 
 
 def _what(record: Record) -> str:
-    return f"turn {record.turn.turn_id}" if isinstance(record, Ended) else type(record).__name__.lower()
+    return f"turn {record.turn.turn_id}" if isinstance(record, Ended) else record.kind.value
 
 
 def _line(value: object) -> bytes:

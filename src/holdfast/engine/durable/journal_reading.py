@@ -23,7 +23,7 @@ from holdfast.engine.durable.records import (
     SCHEMA,
     FinishedTurn,
     JournalError,
-    Snapped,
+    SnapshotWritten,
     StoredSession,
     StoredTurn,
     is_text,
@@ -227,7 +227,7 @@ def _load_snapshot(connection: sqlite3.Connection, session: StoredSession) -> No
     file, length, size = found
     named = is_text(file) and Path(file).name == file  # A path would lead out of the directory of the files.
     if named and isinstance(length, int) and isinstance(size, int) and size >= 0:
-        session.snapshot = Snapped(session.id, file, length, size)
+        session.snapshot = SnapshotWritten(session.id, file, length, size)
     else:
         log.error("session %s: the name of its file is damaged, and forgotten", session.id)
 

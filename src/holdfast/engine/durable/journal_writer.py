@@ -6,7 +6,7 @@ wakes up. Batches that came while another was being written are written together
 cannot be written stays, in order, and is tried again until it can be. While nothing is to be written the
 store is tidied, a portion at a time.
 
-A store is anything that keeps records: the journal in SQLite is one. Called by the engine's book.
+A store is anything that keeps records: the journal in SQLite is one. Called by the session log.
 """
 
 from __future__ import annotations

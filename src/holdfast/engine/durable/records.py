@@ -1,6 +1,6 @@
 """What a journal holds: the records that are appended to it, and the sessions that come back from it.
 
-Values only. The engine's book makes records, the journal writes them, and `journal_reading` makes sessions of
+Values only. The session log makes records, the journal writes them, and `journal_reading` makes sessions of
 what was written.
 """
 
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import TypeGuard
+from enum import StrEnum
+from typing import ClassVar, TypeGuard
 
 SCHEMA = 3
 """The version of a journal's tables."""
@@ -39,10 +40,24 @@ class FinishedTurn:
 # --- records --------------------------------------------------------------------------------------
 
 
+class RecordKind(StrEnum):
+    """What a record is about, as the journal's log table and the list of batches write it."""
+
+    OPENED = "opened"
+    ENDED = "ended"
+    TRUNCATED = "cutback"
+    FORKED = "forked"
+    CLOSED = "closed"
+    REQUESTED = "requested"
+    SNAPSHOT_WRITTEN = "snapped"
+    SNAPSHOT_DROPPED = "unsnapped"
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A session was opened; `metadata` is JSON, `created` is the time of day."""
 
+    kind: ClassVar[RecordKind] = RecordKind.OPENED
     session: str
     tenant: str
     ttl: float | None
@@ -55,15 +70,17 @@ class Opened:
 class Ended:
     """A turn ended and stands: what it brought, and what it said."""
 
+    kind: ClassVar[RecordKind] = RecordKind.ENDED
     session: str
     input: tuple[int, ...]
     turn: FinishedTurn
 
 
 @dataclass(frozen=True, slots=True)
-class CutBack:
+class Truncated:
     """Only `turns` turns remain; of the last one, only `kept` generated tokens, where that is a number."""
 
+    kind: ClassVar[RecordKind] = RecordKind.TRUNCATED
     session: str
     turns: int
     kept: int | None
@@ -73,6 +90,7 @@ class CutBack:
 class Forked:
     """A session goes on from the first `turns` turns of another."""
 
+    kind: ClassVar[RecordKind] = RecordKind.FORKED
     session: str
     parent: str
     turns: int
@@ -83,6 +101,7 @@ class Forked:
 class Closed:
     """A session is gone."""
 
+    kind: ClassVar[RecordKind] = RecordKind.CLOSED
     session: str
     reason: str
 
@@ -91,6 +110,7 @@ class Closed:
 class Requested:
     """A verb that carries an id was carried out."""
 
+    kind: ClassVar[RecordKind] = RecordKind.REQUESTED
     session: str
     request_id: str
     asked: str
@@ -98,9 +118,10 @@ class Requested:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapped:
+class SnapshotWritten:
     """A file holds the memory of a session's first `length` tokens."""
 
+    kind: ClassVar[RecordKind] = RecordKind.SNAPSHOT_WRITTEN
     session: str
     file: str
     length: int
@@ -108,13 +129,14 @@ class Snapped:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsnapped:
+class SnapshotDropped:
     """A session's file is of no use any more."""
 
+    kind: ClassVar[RecordKind] = RecordKind.SNAPSHOT_DROPPED
     session: str
 
 
-Record = Opened | Ended | CutBack | Forked | Closed | Requested | Snapped | Unsnapped
+Record = Opened | Ended | Truncated | Forked | Closed | Requested | SnapshotWritten | SnapshotDropped
 
 
 # --- what comes back ------------------------------------------------------------------------------
@@ -144,7 +166,7 @@ class StoredSession:
     turns: list[StoredTurn] = field(default_factory=list)
     finished: list[FinishedTurn] = field(default_factory=list)
     requests: dict[str, tuple[str, str]] = field(default_factory=dict)
-    snapshot: Snapped | None = None
+    snapshot: SnapshotWritten | None = None
     damaged: bool = False
     unusable: str = ""
     """Why it cannot come back; empty where it can."""
@@ -160,7 +182,7 @@ def detail(record: Record) -> str:
     match record:
         case Ended():
             return f"turn {record.turn.turn_id}: {len(record.input)} tokens in, {len(record.turn.tokens)} out"
-        case CutBack():
+        case Truncated():
             kept = "" if record.kept is None else f", {record.kept} tokens of the last kept"
             return f"{_turns(record.turns)} left{kept}"
         case Forked():
@@ -169,9 +191,9 @@ def detail(record: Record) -> str:
             return record.reason
         case Requested():
             return f"{record.asked} ({record.request_id})"
-        case Snapped():
+        case SnapshotWritten():
             return f"{record.length} tokens, {record.bytes} bytes in {record.file}"
-        case Opened() | Unsnapped():
+        case Opened() | SnapshotDropped():
             return ""
 
 

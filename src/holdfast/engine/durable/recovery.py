@@ -95,10 +95,10 @@ def sample_of(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(repr(tokenizer.encode(VOCABULARY_PROBE)).encode()).hexdigest()[:32]
 
 
-def bring_back(scheduler: Scheduler, stored: StoredSession, now: float) -> str:
+def recover_session(scheduler: Scheduler, stored: StoredSession, now: float) -> str:
     """Have the core know a session again; why it will not, if so."""
     try:
-        scheduler.revive(stored.id, stored.tenant, now, stored.ttl, history_of(stored))
+        scheduler.recover(stored.id, stored.tenant, now, stored.ttl, history_of(stored))
     except UnknownToken as refusal:
         return f"{refusal}; {UNKNOWN_TOKENS}"
     except Refused as refusal:

@@ -23,7 +23,6 @@ from holdfast.engine.durable.journal_writer import JournalWriter
 from holdfast.engine.durable.records import (
     TURNS_KEPT,
     Closed,
-    CutBack,
     Ended,
     FinishedTurn,
     Forked,
@@ -31,6 +30,7 @@ from holdfast.engine.durable.records import (
     Record,
     Requested,
     StoredSession,
+    Truncated,
     is_text,
 )
 
@@ -74,16 +74,16 @@ class SessionEntry:
     requests: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
-class Book:
+class SessionLog:
     """All sessions that have a name."""
 
     def __init__(self, journal: Journal | None) -> None:
         self.journal = journal
         self.sessions: dict[str, SessionEntry] = {}
-        self.left_behind: dict[str, str] = {}
+        self.unrecovered: dict[str, str] = {}
         """Sessions that are in the journal and could not come back, and why."""
         self._writer: JournalWriter | None = None
-        self._pending: list[Record] = []
+        self._unsent: list[Record] = []
         self._held: deque[tuple[int, Act]] = deque()
         """Answers, each with the number of the last batch that it waits for."""
         self._unwritten: deque[tuple[int, int]] = deque()
@@ -102,7 +102,7 @@ class Book:
         if journal is None:
             return
         if writer is not None:
-            self.settle()
+            self.sync()
             writer.close()
             self._answer(writer.durable)
         journal.close()
@@ -113,9 +113,9 @@ class Book:
         return self.journal is not None and self.journal.durability != "off"
 
     @property
-    def waits(self) -> bool:
+    def pending(self) -> bool:
         """Whether an answer is held back, or a record is to be written."""
-        return bool(self._held or self._pending) or self.writing
+        return bool(self._held or self._unsent) or self.writing
 
     @property
     def writing(self) -> bool:
@@ -132,7 +132,7 @@ class Book:
         """Why the journal cannot be written, if it cannot."""
         return self.journal.fault if self.journal is not None else None
 
-    def require_journal(self) -> None:
+    def require_writable(self) -> None:
         """Refuse what is new while the journal cannot be written."""
         if not self._waits_for_journal:
             return
@@ -141,25 +141,25 @@ class Book:
         if sum(records for _, records in self._unwritten) > UNWRITTEN_MAX:
             raise JournalUnavailable("the journal cannot be written fast enough; try again later")
 
-    def require_free(self, session_id: str) -> None:
+    def require_unused(self, session_id: str) -> None:
         """Refuse the name of a session that only the journal has: a new one would take its place there."""
-        reason = self.left_behind.get(session_id)
+        reason = self.unrecovered.get(session_id)
         if reason is not None:
             raise SessionExists(
                 f"session {session_id} is in the journal and could not come back when the engine started "
                 f"({reason}); start it again with room for it, or remove it with `holdfast sessions rm`"
             )
 
-    def write(self, record: Record) -> None:
+    def append(self, record: Record) -> None:
         """Note a record, if there is a journal."""
         if self.journal is not None:
-            self._pending.append(record)
+            self._unsent.append(record)
 
     def when_durable(self, act: Act) -> None:
         """Do something once every record so far is in the file; at once where nobody waits for that."""
         if self._waits_for_journal:
             number = 0 if self._writer is None else self._writer.submitted
-            self._held.append((number + bool(self._pending), act))
+            self._held.append((number + bool(self._unsent), act))
         else:
             act()
 
@@ -168,8 +168,8 @@ class Book:
         writer = self._writer
         if writer is None:
             return
-        if self._pending:
-            records, self._pending = self._pending, []
+        if self._unsent:
+            records, self._unsent = self._unsent, []
             self._unwritten.append((writer.submit(records), len(records)))
         self._answer(writer.take_news())
 
@@ -184,7 +184,7 @@ class Book:
         if self._writer is not None:
             self._writer.wait(seconds)
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """As `flush`, and return when everything is in the file, or cannot be written."""
         self.flush()
         while self.writing and self.fault is None:
@@ -204,25 +204,25 @@ class Book:
         """A session was opened."""
         entry = SessionEntry(tenant, ttl, metadata if metadata is not None else {}, system, time.time())
         self.sessions[session_id] = entry
-        self.write(Opened(session_id, tenant, ttl, json.dumps(entry.metadata), system, entry.created))
+        self.append(Opened(session_id, tenant, ttl, json.dumps(entry.metadata), system, entry.created))
 
     def forked(self, session_id: str, parent_id: str, turns: int) -> None:
         """A session goes on from another."""
         parent = self.sessions[parent_id]
         entry = SessionEntry(parent.tenant, parent.ttl, dict(parent.metadata), parent.system, time.time())
         self.sessions[session_id] = entry
-        self.write(Forked(session_id, parent_id, turns, entry.created))
+        self.append(Forked(session_id, parent_id, turns, entry.created))
 
-    def cut(self, session_id: str, turns: int, kept: int | None) -> None:
+    def truncated(self, session_id: str, turns: int, kept: int | None) -> None:
         """A session went back to `turns` turns; `kept` is what it keeps of the last, where that is less."""
-        self.write(CutBack(session_id, turns, kept))
+        self.append(Truncated(session_id, turns, kept))
 
     def closed(self, session_id: str, reason: str) -> None:
         """A session is gone."""
         del self.sessions[session_id]
-        self.write(Closed(session_id, reason))
+        self.append(Closed(session_id, reason))
 
-    def revived(self, stored: StoredSession) -> None:
+    def recovered(self, stored: StoredSession) -> None:
         """A session is here again, as the journal has it."""
         entry = SessionEntry(
             stored.tenant, stored.ttl, json.loads(stored.metadata), stored.system, stored.created
@@ -236,7 +236,7 @@ class Book:
     def ended(self, session_id: str, tokens: tuple[int, ...], turn: FinishedTurn) -> None:
         """A turn ended and stands; it can be asked for again from the moment it is durable."""
         entry = self.sessions[session_id]
-        self.write(Ended(session_id, tokens, turn))
+        self.append(Ended(session_id, tokens, turn))
         entry.unwritten.add(turn.turn_id)
 
         def written() -> None:
@@ -263,7 +263,7 @@ class Book:
             raise TurnConflict(f"turn {turn_id} of session {session_id} has finished, and had another body")
         return turn
 
-    def answered(self, session_id: str, request_id: str | None, asked: str) -> str | None:
+    def earlier_answer(self, session_id: str, request_id: str | None, asked: str) -> str | None:
         """What a verb with this id answered, if it was carried out before; a conflict if it was another."""
         entry = self.sessions.get(session_id)
         found = entry.requests.get(request_id) if entry is not None and request_id is not None else None
@@ -279,7 +279,7 @@ class Book:
             requests = self.sessions[session_id].requests
             requests[request_id] = (asked, answer)
             _keep_last(requests)
-            self.write(Requested(session_id, request_id, asked, answer))
+            self.append(Requested(session_id, request_id, asked, answer))
 
 
 def _keep_last(table: dict[str, FinishedTurn] | dict[str, tuple[str, str]]) -> None:

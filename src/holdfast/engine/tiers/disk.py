@@ -29,8 +29,8 @@ from holdfast.core.registry import Plan
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Life, Place, Session
 from holdfast.core.tiers import whole_units
-from holdfast.engine.durable.records import Snapped, StoredSession, Unsnapped
-from holdfast.engine.durable.session_log import Book
+from holdfast.engine.durable.records import SnapshotDropped, SnapshotWritten, StoredSession
+from holdfast.engine.durable.session_log import SessionLog
 from holdfast.engine.step.executor import Executor
 from holdfast.engine.tiers.files import (
     SUFFIX,
@@ -56,7 +56,7 @@ PORTION_BYTES = 256 << 20  # What is copied from and to the device at a time.
 NEWS_MIN = 128  # A file is written anew in the background when as many tokens, and a sixteenth, are new.
 
 
-class Hurry:
+class Cancellation:
     """Whether whoever ends the engine will wait no more; once that is so it stays so."""
 
     def __init__(self, asked: Callable[[], bool] | None) -> None:
@@ -76,7 +76,7 @@ class DiskTier:
         files: Files,
         limit: int,
         idle_seconds: float,
-        parts: tuple[Scheduler, Executor, Book],
+        parts: tuple[Scheduler, Executor, SessionLog],
         identity: tuple[str, str],
         clock: Callable[[], float],
     ) -> None:
@@ -84,7 +84,7 @@ class DiskTier:
         self.files = files
         self.limit = limit
         self.idle_seconds = idle_seconds
-        self.scheduler, self.executor, self.book = parts
+        self.scheduler, self.executor, self.session_log = parts
         self.model, self.layout = identity
         self.clock = clock
         self.snapshots: dict[str, Snapshot] = {}
@@ -114,7 +114,7 @@ class DiskTier:
 
     @property
     def _sound(self) -> bool:
-        return self.clock() >= self._fault_until and self.book.fault is None
+        return self.clock() >= self._fault_until and self.session_log.fault is None
 
     def _wait_for_room(self, precaution: bool) -> None:
         """There is no room: precautions wait; so does what must move, if it was that which found none."""
@@ -167,7 +167,7 @@ class DiskTier:
     def _begin(self, number: int, move: TierMove) -> bool | None:
         session = self.scheduler.registry.transits[number]
         if move.source_tier is Tier.DISK:
-            if not self.current(session):
+            if not self.covers(session):
                 self._distrust(session.id, "it is not of what the session has computed")
                 return False
             snapshot = self.snapshots[session.id]
@@ -175,7 +175,7 @@ class DiskTier:
                 Job(session.id, snapshot.file, self._header(snapshot), numbers=[number], writes=False)
             )
             return None
-        if self.current(session):
+        if self.covers(session):
             return True
         job = self._write(session)
         if job is None:
@@ -185,7 +185,7 @@ class DiskTier:
 
     def collect(self) -> None:
         """Take what the thread has done. What waits for a journal that is at fault stays where it is."""
-        if self.book.fault is not None:
+        if self.session_log.fault is not None:
             for job in self._unwritten:
                 self._arrive(job, False)
             self._unwritten = []
@@ -201,7 +201,7 @@ class DiskTier:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def current(self, session: Session) -> bool:
+    def covers(self, session: Session) -> bool:
         """Whether a session's file holds exactly what it has computed."""
         snapshot, sequence = self.snapshots.get(session.id), session.sequence
         if snapshot is None or snapshot.length != sequence.computed:
@@ -293,7 +293,7 @@ class DiskTier:
             return False
         for name in spare:
             self.forget(name)
-            self.book.write(Unsnapped(name))
+            self.session_log.append(SnapshotDropped(name))
         return True
 
     def _written(self, job: Job) -> None:
@@ -310,7 +310,7 @@ class DiskTier:
             self._arrive(job, False)
             return
         snapshot = Snapshot(job.file, job.header.length, job.header.tokens, job.bytes)
-        self.book.write(Snapped(job.session, job.file, snapshot.length, job.bytes))
+        self.session_log.append(SnapshotWritten(job.session, job.file, snapshot.length, job.bytes))
         self._unwritten.append(job)
 
         def durable() -> None:
@@ -324,7 +324,7 @@ class DiskTier:
             self._arrive(job, of_use)
             self._unwritten = [other for other in self._unwritten if other is not job]
 
-        self.book.when_durable(durable)
+        self.session_log.when_durable(durable)
 
     def _of_use(self, job: Job) -> bool:
         """Whether a file that was written is of its session's history still.
@@ -332,7 +332,7 @@ class DiskTier:
         Of a session that lies on disk alone only the file of all that it has computed may take the place.
         """
         session = self.scheduler.registry.sessions.get(job.session)
-        if session is None or job.session not in self.book.sessions:
+        if session is None or job.session not in self.session_log.sessions:
             return False
         length, sequence = job.header.length, session.sequence
         if _precious(session) and length != sequence.computed:
@@ -351,9 +351,11 @@ class DiskTier:
         """Let the journal's row name the file that a session has, after it named another one."""
         snapshot = self.snapshots.get(session_id)
         if snapshot is None:
-            self.book.write(Unsnapped(session_id))
+            self.session_log.append(SnapshotDropped(session_id))
         else:
-            self.book.write(Snapped(session_id, snapshot.file, snapshot.length, snapshot.bytes))
+            self.session_log.append(
+                SnapshotWritten(session_id, snapshot.file, snapshot.length, snapshot.bytes)
+            )
 
     def forget(self, session_id: str) -> None:
         """A session's file is of no use any more."""
@@ -363,19 +365,19 @@ class DiskTier:
             self._bytes -= snapshot.bytes
             self._full_until = self._no_spare_until = 0.0
 
-    def cut(self, session: Session) -> None:
+    def truncated(self, session: Session) -> None:
         """A session's history was cut: a file of what lies past the cut is of no use any more."""
         snapshot = self.snapshots.get(session.id)
         if snapshot is not None and snapshot.length > session.sequence.known:
             self.forget(session.id)
-            self.book.write(Unsnapped(session.id))
+            self.session_log.append(SnapshotDropped(session.id))
 
     # --- reading ----------------------------------------------------------------------------------
 
     def _distrust(self, session_id: str, why: str) -> None:
         log.warning("session %s is computed again: its file cannot be used: %s", session_id, why)
         self.forget(session_id)
-        self.book.write(Unsnapped(session_id))
+        self.session_log.append(SnapshotDropped(session_id))
 
     def _was_read(self, job: Job) -> None:
         """A file's content is here: put it where the core wants it, unless that was cancelled meanwhile."""
@@ -442,25 +444,25 @@ class DiskTier:
             and session.life is Life.IDLE
             and session.at_rest
             and (session.place is Place.HOME or on_host)
-            and session.id in self.book.sessions
+            and session.id in self.session_log.sessions
             and not self.scheduler.registry.copying(session)
         )
 
-    def tend(self) -> None:
+    def write_idle(self) -> None:
         """Have one idle session written, if there is one to write."""
         session = self._next_to_write()
         if session is not None:
             self._write(session, precaution=True)
 
-    def write_all(self, progress: Callable[[int, int], None], hurry: Hurry) -> None:
+    def write_all(self, progress: Callable[[int, int], None], hurry: Cancellation) -> None:
         """Have every session written that is not, exactly as it is now; returns when that is done, or when
         there is no time for it any more."""
         sessions = [
             session
-            for name in self.book.sessions
+            for name in self.session_log.sessions
             if (session := self.scheduler.registry.sessions.get(name)) is not None
             and self._can_write(session)
-            and not self.current(session)
+            and not self.covers(session)
         ]
         left = len(sessions)
         for session in sessions:
@@ -470,7 +472,7 @@ class DiskTier:
             while self._thread.under_way and not hurry():
                 self.wait(HURRY_SECONDS)
                 self.collect()
-            self.book.settle()
+            self.session_log.sync()
             if not self._thread.under_way:
                 left -= 1
                 progress(len(sessions) - left, len(sessions))
@@ -483,7 +485,7 @@ class DiskTier:
 
     # --- restarts ---------------------------------------------------------------------------------
 
-    def welcome(self, stored: StoredSession) -> None:
+    def recover(self, stored: StoredSession) -> None:
         """A session of the journal has a file: take it up if it is what it should be."""
         row = stored.snapshot
         if row is None:
@@ -497,7 +499,7 @@ class DiskTier:
             check_header(self.files.read_head(row.file), self._header(snapshot))
         except (OSError, ValueError, BadFile) as error:  # A damaged row may name what can be no file at all.
             log.warning("session %s will be computed again: its file cannot be used: %s", stored.id, error)
-            self.book.write(Unsnapped(stored.id))
+            self.session_log.append(SnapshotDropped(stored.id))
             return
         if self.scheduler.adopt(stored.id, row.length):
             self._take_up(stored.id, snapshot)
@@ -509,7 +511,7 @@ class DiskTier:
             # Nobody reads it here, so that nobody asks which tokens it is of.
             self._take_up(stored.id, Snapshot(row.file, row.length, "", row.bytes))
 
-    def sweep(self) -> None:
+    def remove_orphans(self) -> None:
         """Remove files that no session has: what a death left behind."""
         known = {snapshot.file for snapshot in self.snapshots.values()}
         for name in self.files.names():
@@ -518,14 +520,14 @@ class DiskTier:
         numbers = [name.removesuffix(SUFFIX).rpartition("-")[2] for name in known]
         self._serial = max([self._serial, *(int(number) for number in numbers if number.isdecimal())])
 
-    def close(self, hurry: Hurry) -> None:
+    def close(self, hurry: Cancellation) -> None:
         """Let the thread end. Without a journal nobody could know whose the files are: they go.
 
         In a hurry the file that is being written is given up, and a disk that stands still left alone. What
         such a thread leaves behind has no row in the journal, and is swept away by the next engine.
         """
         self._thread.end(hurry, self._give_up)
-        if self.book.journal is None:
+        if self.session_log.journal is None:
             for name in list(self.snapshots):
                 self.forget(name)
         self.files.close()
