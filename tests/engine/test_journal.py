@@ -331,7 +331,7 @@ def test_a_writer_that_is_about_to_end_is_waited_for(
     first = Journal(path, "commit", "v")
     first.append(opened())
     monkeypatch.setattr(lock.time, "sleep", lambda _seconds: first.close())
-    with Journal(path, "commit", "v", patience=60.0) as second:
+    with Journal(path, "commit", "v", lock_timeout=60.0) as second:
         assert [session.id for session in second.load()] == ["s"]
     assert "waiting for it" in caplog.text
 

@@ -425,7 +425,7 @@ def test_a_journal_in_use_is_an_error_of_the_option(
     make: Make, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(journal=path)
-    monkeypatch.setattr("holdfast.engine.durable.recovery.WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast.engine.durable.recovery.LOCK_SECONDS", 0.1)
     with pytest.raises(OptionError, match="in use by another process") as caught:
         make(journal=path)
     assert caught.value.option == "journal"

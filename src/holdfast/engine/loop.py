@@ -11,7 +11,6 @@ Records of a step are written beside the steps that follow. Without a journal ev
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable
@@ -25,20 +24,17 @@ from holdfast.core.registry import Event, Plan
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Session
 from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
-from holdfast.engine.durable.journal import Journal
 from holdfast.engine.durable.records import FinishedTurn
 from holdfast.engine.durable.recovery import (
-    UNKNOWN_TOKENS,
     finished_turn,
-    open_files,
     open_journal,
-    read_journal,
-    recover_session,
+    open_snapshots,
+    recover_sessions,
 )
 from holdfast.engine.durable.session_log import Act, SessionLog, require_text
 from holdfast.engine.loop_times import LoopTimes
-from holdfast.engine.memory_plan import MemoryPlan, disk_bytes, plan_memory
-from holdfast.engine.options import EngineOptions, OptionError, tenant_parts
+from holdfast.engine.memory_plan import MemoryPlan, plan_memory
+from holdfast.engine.options import EngineOptions, tenant_parts
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.step.executor import Executor, Flight, PlanRunner, require_device
 from holdfast.engine.step.speculation import Speculator
@@ -46,6 +42,9 @@ from holdfast.engine.step.step_size import step_tokens
 from holdfast.engine.text.stream import TurnStream
 from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.engine.tiers.disk import Cancellation, DiskTier
+from holdfast.engine.tiers.files import layout_identity
+from holdfast.engine.tiers.session_memory import SessionMemory
+from holdfast.engine.tiers.snapshots import SnapshotStore
 from holdfast.models.generation import GenerationDefaults
 from holdfast.models.model import Model, ModelDescription
 
@@ -112,12 +111,29 @@ class EngineLoop:
                 for tenant, parts in options.tenant_shares.items()
             },
         )
+        self.session_log = SessionLog(open_journal(options, tokenizer))
+        executor: Executor | None = None
+        snapshots: SnapshotStore | None = None
+        if make_executor is None:
+            assert isinstance(model, Model), "only weights can be computed with"
+            executor = Executor(model, self.memory_plan, options.max_running, self.stream_of)
+            layout = layout_identity(
+                options.page_size, self.memory_plan.layout, model.memory_shape, model.dtype
+            )
+            snapshots = open_snapshots(options, identity, layout, self.session_log, self.now)
         ledger = Ledger(self.memory_plan.layout, self.memory_plan.sizes())
-        self.disk: DiskTier | None = None
+        if snapshots is not None:
+            for pool in ledger.pools.values():
+                if pool.tier is Tier.DISK:
+                    pool.gate = snapshots.back_off.admits
         guesses = options.speculate == "ngram"
         self.speculator = Speculator(lambda turn: self.stream_of(turn).sampling) if guesses else None
         self.scheduler = Scheduler(
-            ledger, policy, self.speculator, strict=options.audit == "strict", on_disk=self._on_disk
+            ledger,
+            policy,
+            self.speculator,
+            strict=options.audit == "strict",
+            on_disk=None if snapshots is None else snapshots.covers,
         )
         self.times = LoopTimes()
         self.streams: dict[int, TurnStream] = {}
@@ -127,66 +143,22 @@ class EngineLoop:
         self._after: dict[int, list[Act]] = {}
         self._after_close: dict[str, list[Act]] = {}
         self._closing: dict[str, list[Act]] = {}
-        self.session_log = SessionLog(open_journal(options, tokenizer))
         # A CPU that computes a step has no time to plan the next one.
         self._overlap = model.device.type == "cuda" if options.overlap is None else options.overlap
         self.executor: PlanRunner
-        if make_executor is not None:
+        self.disk: DiskTier | None = None
+        if executor is None:
+            assert make_executor is not None
             self.executor = make_executor(self)
         else:
-            assert isinstance(model, Model), "only weights can be computed with"
-            self.executor = executor = Executor(model, self.memory_plan, options.max_running, self.stream_of)
-            if options.disk is not None:
-                self.disk = self._open_disk(options.disk, identity, executor)
-        if self.session_log.journal is not None:
-            self._recover(self.session_log.journal)
-        self.session_log.start()
-        if self.disk is not None:
-            self.disk.remove_orphans()
-
-    def _recover(self, journal: Journal) -> None:
-        """Bring back every session of the journal, with its tokens; its memory comes with its next turn."""
-        try:
-            sessions = read_journal(journal)
-        except OptionError:
-            if self.disk is not None:
-                self.disk.files.close()
-            raise
-        strange = False
-        for stored in sessions:
-            refusal = stored.unusable or recover_session(self.scheduler, stored, self.now())
-            if not refusal:
-                self.session_log.recovered(stored)
-                if self.disk is not None:
-                    self.disk.recover(stored)
-                continue
-            log.error("session %s stays in the journal: %s", stored.id, refusal)
-            self.session_log.unrecovered[stored.id] = refusal
-            strange = strange or refusal.endswith(UNKNOWN_TOKENS)
-            if self.disk is not None:
-                self.disk.keep(stored)
-        if not strange:
-            journal.adopt_vocabulary()
-
-    def _open_disk(self, directory: str, identity: str, executor: Executor) -> DiskTier:
-        form = (self.options.page_size, self.memory_plan.layout, self.model.memory_shape, self.model.dtype)
-        try:
-            room, files = disk_bytes(self.options), open_files(directory)
-        except OptionError:
-            if self.session_log.journal is not None:
-                self.session_log.journal.close()
-            raise
-        return DiskTier(
-            files,
-            room,
-            self.options.snapshot_seconds,
-            (self.scheduler, executor, self.session_log),
-            (identity, hashlib.sha256(repr(form).encode()).hexdigest()),
-            self.now,
-        )
-
-    def _on_disk(self, session: Session) -> bool:
-        return self.disk is not None and self.disk.covers(session)
+            self.executor = executor
+            if snapshots is not None:
+                memory = SessionMemory(executor.memory, executor.host)
+                idle_seconds = options.snapshot_seconds
+                self.disk = DiskTier(
+                    snapshots, idle_seconds, self.scheduler, memory, self.session_log, self.now
+                )
+        recover_sessions(self.scheduler, self.session_log, self.disk, self.now())
 
     def stream_of(self, turn: Turn) -> TurnStream:
         """What a turn in flight says."""
@@ -489,7 +461,7 @@ class EngineLoop:
             except Exception as error:  # noqa: BLE001
                 result = self._failure(plan, error)
         if self.disk is not None and plan.moves:
-            result.moved = self.disk.moved(plan, result.moved)
+            result.moved = self.disk.settle(plan, result.moved)
         self.tell(self.scheduler.settle(plan, result, self.now()))
 
     def _failure(self, plan: Plan, error: Exception) -> StepResult:

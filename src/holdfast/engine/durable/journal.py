@@ -57,7 +57,7 @@ from holdfast.engine.durable.records import (
     Truncated,
     detail,
 )
-from holdfast.engine.lock import InUse, hold
+from holdfast.engine.lock import InUse, lock
 
 __all__ = ["Durability", "Journal", "JournalError", "JournalInUse"]
 
@@ -85,13 +85,13 @@ class Journal:
         durability: Durability,
         vocabulary: str,
         probe: Probe | None = None,
-        patience: float = 0.0,
+        lock_timeout: float = 0.0,
         sample: str | None = None,
     ) -> None:
         """Open or create; `vocabulary` names what the tokens mean, and must be that of the file.
 
-        `sample` is what journals before version 3 know instead (see `adopt_vocabulary`). `patience` is how
-        many seconds another process that has the journal is waited for.
+        `sample` is what journals before version 3 know instead (see `adopt_vocabulary`). `lock_timeout` is
+        how many seconds to wait for another process that has the journal open.
         """
         self.path = path
         self.durability = durability
@@ -103,7 +103,7 @@ class Journal:
         self._damaged: set[str] = set()
         self._vocabulary = vocabulary
         self._sampled = False
-        self._lock = _lock(path, patience)
+        self._lock = _lock(path, lock_timeout)
         try:
             require_all(path)
             self._connection = _connect(path)
@@ -460,13 +460,13 @@ def _unprobed(point: str) -> None:
     """Nobody looks on."""
 
 
-def _lock(path: Path, patience: float) -> int:
+def _lock(path: Path, lock_timeout: float) -> int:
     """Hold the journal for this process, or raise if another keeps it, under whichever name."""
     real = Path(os.path.realpath(path))
     real.parent.mkdir(parents=True, exist_ok=True)
     held = os.open(real.with_name(real.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
     try:
-        hold(held, path, patience)
+        lock(held, path, lock_timeout)
     except InUse as error:
         raise JournalInUse(str(error)) from error
     return held
