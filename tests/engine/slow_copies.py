@@ -4,13 +4,13 @@ import math
 from collections.abc import Sequence
 
 from holdfast.engine.engine import Engine
-from holdfast.engine.tiers.host import CopyEvent, UnitCopy, copy_units
+from holdfast.engine.tiers.host import CopyEvent, StorageCopy, copy_units
 
 
 class SlowCopy:
     """A copy that reads and writes in its last moment: nothing may have been changed by then."""
 
-    def __init__(self, copies: Sequence[UnitCopy], patience: int) -> None:
+    def __init__(self, copies: Sequence[StorageCopy], patience: int) -> None:
         self.copies = copies
         self.patience = patience
         self.over = False
@@ -35,7 +35,7 @@ class SlowCopier:
         self.copies: list[SlowCopy] = []
         self.fenced = 0
 
-    def copy(self, copies: Sequence[UnitCopy]) -> CopyEvent:
+    def copy(self, copies: Sequence[StorageCopy]) -> CopyEvent:
         for each in copies:
             each.target[each.targets] = math.nan
         self.copies.append(SlowCopy(copies, self.patience))

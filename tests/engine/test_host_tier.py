@@ -9,7 +9,7 @@ import pytest
 from holdfast.core.layout import Tier
 from holdfast.engine.engine import Engine, Session
 from holdfast.engine.tiers import host as host_tier
-from holdfast.engine.tiers.host import CopyEvent, HostTier, ThreadCopy, UnitCopy
+from holdfast.engine.tiers.host import CopyEvent, HostTier, StorageCopy, ThreadCopy
 from tests.engine.conftest import Make
 from tests.engine.slow_copies import SlowCopier, slow_down
 from tests.engine.tiny import WORDS, greedy, word
@@ -199,7 +199,7 @@ def test_a_thread_copies_large_moves(make_any: Make, overlap: bool, monkeypatch:
     begin, threads = threading.Event(), set[str]()
     original = host_tier.copy_units
 
-    def held_up(copies: Sequence[UnitCopy]) -> None:
+    def held_up(copies: Sequence[StorageCopy]) -> None:
         threads.add(threading.current_thread().name)
         assert begin.wait(60)
         original(copies)
@@ -236,7 +236,7 @@ def test_a_copy_that_fails_costs_the_session_its_memory_at_most(
     monkeypatch.setattr(host_tier, "INLINE_BYTES_MAX", 0)
     original = host_tier.copy_units
 
-    def fails(copies: Sequence[UnitCopy]) -> None:
+    def fails(copies: Sequence[StorageCopy]) -> None:
         raise MemoryError("no room to copy")
 
     session = engine.session(id="s")

@@ -42,7 +42,7 @@ POLL_SECONDS = 0.0002
 """How often a step without work polls the running copies."""
 
 
-class UnitCopy(NamedTuple):
+class StorageCopy(NamedTuple):
     """Units of one storage, and their destinations in another."""
 
     source: Tensor
@@ -64,7 +64,7 @@ class CopyEvent(Protocol):
 class Copier(Protocol):
     """Runs copies beside the steps."""
 
-    def copy(self, copies: Sequence[UnitCopy]) -> CopyEvent:
+    def copy(self, copies: Sequence[StorageCopy]) -> CopyEvent:
         """Begin the copies of one move, after all earlier launches."""
 
     def fence(self, event: CopyEvent) -> None:
@@ -88,19 +88,19 @@ class HostTier:
 
     def start(self, moves: Sequence[TierMove]) -> None:
         """Begin the moves of a plan, except those of the disk tier, which begins them itself."""
-        copies: dict[int, list[UnitCopy]] = {}
+        copies: dict[int, list[StorageCopy]] = {}
         for move in moves:
             if Tier.DISK not in (move.source_tier, move.destination_tier):
                 copies.setdefault(move.number, []).extend(self._copies(move))
         for number, each in copies.items():
             self._started[number] = self.copier.copy(each)
 
-    def _copies(self, move: TierMove) -> Iterator[UnitCopy]:
+    def _copies(self, move: TierMove) -> Iterator[StorageCopy]:
         assert self._memory is not None and self._host is not None, "a move needs a device and a host"
         name = move.component.name.lower()
         for device, host in zip(self._memory.storage(name), self._host.storage(name), strict=True):
             source, target = (device, host) if move.source_tier is Tier.DEVICE else (host, device)
-            yield UnitCopy(source, move.sources, target, move.destinations)
+            yield StorageCopy(source, move.sources, target, move.destinations)
 
     def settle(self, moves: Sequence[TierMove]) -> list[bool | None]:
         """Whether each move of a plan succeeded; None for those that are still running."""
@@ -174,7 +174,7 @@ class ThreadCopier:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "holdfast-copies")
 
-    def copy(self, copies: Sequence[UnitCopy]) -> CopyEvent:
+    def copy(self, copies: Sequence[StorageCopy]) -> CopyEvent:
         if sum(each.source[0].nbytes * len(each.sources) for each in copies) < INLINE_BYTES_MAX:
             copy_units(copies)
             return ThreadCopy(None)
@@ -206,7 +206,7 @@ class ThreadCopy:
             self._future.result()
 
 
-def copy_units(copies: Sequence[UnitCopy]) -> None:
+def copy_units(copies: Sequence[StorageCopy]) -> None:
     """Copy units in main memory, on one core: the others compute steps."""
     for each in copies:
         source, target = (_bytes(storage) for storage in (each.source, each.target))
@@ -234,7 +234,7 @@ class StreamCopier:
         return torch.tensor(units, dtype=torch.int64).to(self._device, non_blocking=True)
 
     @torch.inference_mode()
-    def copy(self, copies: Sequence[UnitCopy]) -> CopyEvent:
+    def copy(self, copies: Sequence[StorageCopy]) -> CopyEvent:
         stream = self._to_host if copies[0].source.is_cuda else self._to_device
         steps = torch.cuda.current_stream()
         places = [(self._units(each.sources), self._units(each.targets)) for each in copies]

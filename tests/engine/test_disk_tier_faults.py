@@ -23,7 +23,7 @@ from holdfast.engine.tiers.files import Header, SnapshotFiles
 from holdfast.engine.tiers.session_memory import SessionMemory
 from holdfast.engine.tiers.thread import DiskThread, Job, JobKind
 from tests.engine.conftest import Make
-from tests.engine.test_disk import (
+from tests.engine.test_disk_tier import (
     costs_only_itself,
     files,
     options,
