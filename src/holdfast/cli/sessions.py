@@ -131,14 +131,14 @@ def show(
     with _errors_in_one_line(journal):
         session = _find(journal, name)
         changes = read_log(journal, session.id)
-    said = _said(session) if text else {}
+    texts = _texts(session) if text else {}
     if as_json:
         typer.echo(json.dumps(_described(session)))
         for turn in session.turns:
             line: dict[str, Any] = {"name": "turn", "value": len(turn.output), "unit": "tokens"}
             line |= {"turn_id": turn.turn_id, "input_tokens": len(turn.input), "finish_reason": turn.finish}
-            if turn.turn_id in said:
-                line["text"] = said[turn.turn_id]
+            if turn.turn_id in texts:
+                line["text"] = texts[turn.turn_id]
             typer.echo(json.dumps(line))
         return
     console = Console(highlight=False)
@@ -148,7 +148,7 @@ def show(
     for turn in session.turns:
         table.add_row(_plain(turn.turn_id), str(len(turn.input)), str(len(turn.output)), turn.finish)
     console.print(table)
-    for turn_id, words in said.items():
+    for turn_id, words in texts.items():
         console.print(_plain(f"{turn_id}: {words}"))
     for kind, detail in changes:
         console.print(_plain(f"{kind.lower()} {detail}".rstrip()), style="dim")
@@ -159,20 +159,20 @@ def _plain(text: str) -> Text:
     return Text(printable(text))
 
 
-def _said(session: StoredSession) -> dict[str, str]:
+def _texts(session: StoredSession) -> dict[str, str]:
     """The texts of a session's turns, as far as the journal has their results.
 
     The text of a truncated turn is that of the whole turn, with a note: no tokenizer is at hand to cut it.
     """
     results = {turn.turn_id: turn for turn in session.finished}
-    said = {}
+    texts = {}
     for turn in session.turns:
         found = results.get(turn.turn_id)
         if found is not None:
             cut = len(turn.output) < len(found.tokens)
             kept = f" (cut: {len(turn.output)} of {len(found.tokens)} tokens remain)" if cut else ""
-            said[turn.turn_id] = found.text + kept
-    return said
+            texts[turn.turn_id] = found.text + kept
+    return texts
 
 
 @app.command("rm")
