@@ -10,7 +10,7 @@ import typer
 from typer.main import get_command
 
 from holdfast.cli import chat, serve
-from holdfast.cli.config import SECTIONS, ConfigError, find_config, read_config
+from holdfast.cli.config import SECTIONS, ConfigError, config_paths, find_config, read_config
 from holdfast.cli.options import (
     COMPANIONS,
     ENGINE_OPTIONS,
@@ -104,6 +104,12 @@ def test_which_file_is_read(nothing_around: Path, monkeypatch: pytest.MonkeyPatc
     assert given("--config", "named.toml")[1] == {"page_size": 4}
     with pytest.raises(ConfigError, match="is not there"):
         find_config(Path("absent.toml"))
+
+
+def test_a_relative_configuration_directory_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the XDG specification asks."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
+    assert config_paths()[-1] == Path.home() / ".config" / "holdfast" / "holdfast.toml"
 
 
 def test_a_command_has_a_table_of_its_own() -> None:

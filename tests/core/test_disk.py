@@ -242,7 +242,7 @@ def reborn(driver: Driver, name: str, file: dict[Component, list[list[int]]], **
         )
         for turn, (start, end) in enumerate(pairwise(ends))
     ]
-    session = other.scheduler.revive(name, "red", other.now, 60.0, history)
+    session = other.scheduler.recover(name, "red", other.now, 60.0, history)
     assert session.boundaries == old.boundaries and other.tokens(name) == driver.tokens(name)
     if other.scheduler.adopt(name, old.sequence.computed):
         assert session.state == "SPILLED" and session.parcel is not None
@@ -318,7 +318,7 @@ def test_without_room_on_disk_a_session_is_computed_again(layout: str) -> None:
     assert with_room.session("a").state == "SPILLED"
     with_room.close("a")
     other = Driver(layout, 4, disk=100)
-    other.scheduler.revive(
+    other.scheduler.recover(
         "a", "red", other.now, 60.0, [(TurnRequest("t", prompt(40), 4), driver.tokens()[40:])]
     )
     with other.starved("adopt") as struck:
@@ -345,7 +345,7 @@ def test_the_last_turn_can_be_cut_after_a_death() -> None:
 def test_without_a_disk_nothing_is_adopted_and_nothing_sinks() -> None:
     """A limit may leave room for no session at all, though there are files."""
     driver = Driver("hybrid", 4, pages=12, host=8, on_disk=lambda session: True)
-    driver.scheduler.revive("old", "red", 0.0, None, [(TurnRequest("t", prompt(9), 2), [1, 2])])
+    driver.scheduler.recover("old", "red", 0.0, None, [(TurnRequest("t", prompt(9), 2), [1, 2])])
     assert not driver.scheduler.adopt("old", 8)
     assert driver.session("old").place is Place.HOME
     for seed, name in enumerate("abc"):

@@ -64,9 +64,9 @@ def busy_server() -> Driver:
 Call = Callable[[Driver], object]
 
 
-def revive(driver: Driver, said: tuple[int, ...], generated: list[int]) -> object:
+def recover(driver: Driver, said: tuple[int, ...], generated: list[int]) -> object:
     history = [(TurnRequest("t1", prompt(4), 2), [1, 2]), (TurnRequest("t2", said, 2), generated)]
-    return driver.scheduler.revive("new", "red", driver.now, 60.0, history)
+    return driver.scheduler.recover("new", "red", driver.now, 60.0, history)
 
 
 CASES: list[tuple[type[errors.Refused], str, Call]] = [
@@ -93,8 +93,8 @@ CASES: list[tuple[type[errors.Refused], str, Call]] = [
     (errors.UnknownToken, "submit", lambda d: d.submit("idle", (1, VOCABULARY), 1)),
     (errors.UnknownToken, "submit below 0", lambda d: d.submit("idle", (-1, 1), 1)),
     (errors.UnknownToken, "request", lambda d: d.request((VOCABULARY, 1), 1)),
-    (errors.UnknownToken, "a history's input", lambda d: revive(d, (1, VOCABULARY), [1])),
-    (errors.UnknownToken, "a history's output", lambda d: revive(d, (1, 2), [3, VOCABULARY])),
+    (errors.UnknownToken, "a history's input", lambda d: recover(d, (1, VOCABULARY), [1])),
+    (errors.UnknownToken, "a history's output", lambda d: recover(d, (1, 2), [3, VOCABULARY])),
     (errors.TurnExists, "request", lambda d: d.request((1,), 1, turn_id="busy")),
     (errors.UnknownTurn, "abort", lambda d: d.scheduler.abort("busy", "of waiting", d.now)),
     (errors.UnknownTurn, "abort of none", lambda d: d.scheduler.abort("idle", "t1", d.now)),

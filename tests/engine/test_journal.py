@@ -11,23 +11,22 @@ from pathlib import Path
 import pytest
 
 from holdfast.engine import lock
-from holdfast.engine.durable import journal as journal_module
-from holdfast.engine.durable import journal_tables
+from holdfast.engine.durable import journal_rows, journal_tables
 from holdfast.engine.durable.journal import Journal, JournalError
 from holdfast.engine.durable.journal_reading import load, open_for_reading, read_log, read_sessions
 from holdfast.engine.durable.records import (
     TURNS_KEPT,
     Closed,
-    CutBack,
     Ended,
     FinishedTurn,
     Forked,
     Opened,
     Record,
     Requested,
-    Snapped,
+    SnapshotDropped,
+    SnapshotWritten,
     StoredSession,
-    Unsnapped,
+    Truncated,
 )
 
 
@@ -82,10 +81,10 @@ def test_a_session_comes_back_as_it_was(path: Path) -> None:
 
 
 def test_a_file_of_a_session_is_known_until_it_is_not(path: Path) -> None:
-    kept = Snapped("s", "a.safetensors", 7, 4096)
+    kept = SnapshotWritten("s", "a.safetensors", 7, 4096)
     (session,) = write(path, opened(), ended("s", 1), kept)
     assert session.snapshot == kept
-    (session,) = write(path, Unsnapped("s"))
+    (session,) = write(path, SnapshotDropped("s"))
     assert session.snapshot is None
 
 
@@ -96,9 +95,9 @@ def test_cuts_forks_and_closes(path: Path) -> None:
         opened(),
         *turns,
         Forked("f", "s", 2, 1001.0),
-        CutBack("s", 3, 1),
+        Truncated("s", 3, 1),
         Forked("g", "s", 3, 1002.0),
-        CutBack("s", 1, None),
+        Truncated("s", 1, None),
         ended("f", 4),
         Forked("h", "f", 0, 1003.0),
     )
@@ -115,7 +114,7 @@ def test_a_fork_writes_no_history_again_and_orphans_are_swept_away(path: Path) -
     write(path, opened(), *(ended("s", number) for number in range(20)))
     write(path, *(Forked(f"f{number}", "s", 20, 1.0) for number in range(100)))
     assert rows(path, "turns") == 20
-    write(path, CutBack("s", 3, None), *(Closed(f"f{number}", "closed") for number in range(99)))
+    write(path, Truncated("s", 3, None), *(Closed(f"f{number}", "closed") for number in range(99)))
     assert rows(path, "turns") == 20, "one fork still leans on all of them"
     write(path, Closed("f99", "closed"))
     write(path)
@@ -132,9 +131,9 @@ def test_what_a_client_may_ask_for_again_is_bounded(path: Path) -> None:
 
 
 def test_the_log_says_what_happened_and_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "LOG_KEPT", 5)
-    write(path, opened("o"), opened(), ended("s", 1), CutBack("s", 1, 2), Forked("f", "s", 1, 1.0))
-    write(path, Snapped("s", "a", 5, 9), Requested("s", "q", "rewind 1", ""), Closed("s", "expired"))
+    monkeypatch.setattr(journal_rows, "LOG_KEPT", 5)
+    write(path, opened("o"), opened(), ended("s", 1), Truncated("s", 1, 2), Forked("f", "s", 1, 1.0))
+    write(path, SnapshotWritten("s", "a", 5, 9), Requested("s", "q", "rewind 1", ""), Closed("s", "expired"))
     assert read_log(path, "s") == [
         ("cutback", "1 turn left, 2 tokens of the last kept"),
         ("snapped", "5 tokens, 9 bytes in a"),
@@ -157,13 +156,13 @@ def test_a_full_disk_keeps_everything_until_there_is_room(path: Path) -> None:
             journal.append(ended("s", number, tuple(range(500))))
         assert not journal.flush()
         assert journal.fault is not None and "full" in journal.fault
-        assert journal.waits
+        assert journal.pending
         assert read_sessions(path)[0].turns == [], "all of it or nothing"
         journal.append(ended("s", 40))
         assert not journal.flush()
         journal._connection.execute("PRAGMA max_page_count = 1000000")
         assert journal.flush()
-        assert journal.fault is None and not journal.waits
+        assert journal.fault is None and not journal.pending
     assert [turn.turn_id for turn in read_sessions(path)[0].turns] == [f"t{number}" for number in range(41)]
 
 
@@ -274,7 +273,7 @@ def test_a_damaged_session_goes_on_from_where_it_is_whole(path: Path, damage: st
     assert not after["s"].damaged
     assert [turn.turn_id for turn in after["s"].turns] == [*kept, "t5", "t6"]
     assert [turn.turn_id for turn in after["f"].turns] == [*kept, "t5"]
-    write(path, CutBack("s", 0, None))
+    write(path, Truncated("s", 0, None))
     assert [session.turns for session in read_sessions(path) if session.id == "s"] == [[]]
 
 
@@ -331,9 +330,9 @@ def test_a_writer_that_is_about_to_end_is_waited_for(
     first = Journal(path, "commit", "v")
     first.append(opened())
     monkeypatch.setattr(lock.time, "sleep", lambda _seconds: first.close())
-    with Journal(path, "commit", "v", patience=60.0) as second:
+    with Journal(path, "commit", "v", lock_timeout=60.0) as second:
         assert [session.id for session in second.load()] == ["s"]
-    assert "waiting for it" in caplog.text
+    assert "waiting up to" in caplog.text
 
 
 # --- versions ---
@@ -371,7 +370,9 @@ def test_a_journal_of_version_1_keeps_all_that_was_whole(path: Path) -> None:
     whole = {session.id: session for session in read_sessions(path)}
     as_version_1(path)
     change(path, "UPDATE turns SET output = x'01000000' WHERE turn_id = 't402'")
-    with pytest.raises(JournalError, match="has version 1; a server that is started on it brings it to 3"):
+    with pytest.raises(
+        JournalError, match="has version 1; start a server on it once to upgrade it to version 3"
+    ):
         read_sessions(path)
     found = {session.id: session for session in write(path)}
     assert [turn.turn_id for turn in found["bad"].turns] == ["t401"] and found["bad"].damaged

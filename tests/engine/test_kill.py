@@ -140,7 +140,7 @@ def stored_without(stored: StoredSession, turn_id: str) -> dict[str, object]:
     return {"tokens": TokenLog(tokens).digest(len(tokens)), "turns": len(turns)}
 
 
-def revive(graveyard: Graveyard) -> None:
+def recover(graveyard: Graveyard) -> None:
     """What is left of all of them is whole: every session goes on, and nothing is held by nobody."""
     path = graveyard.path
     engine: Engine = tiny_engine(
@@ -172,7 +172,7 @@ def test_nothing_that_was_acknowledged_is_lost(
         graveyard.kill_one(seed, point, dice.randint(40, 90))
     assert graveyard.acknowledged > 40 * len(deaths) // 2
     assert graveyard.begun > 0, "somebody died in the middle of something"
-    revive(graveyard)
+    recover(graveyard)
 
 
 @pytest.mark.soak
@@ -184,4 +184,4 @@ def test_fifty_deaths(directories: dict[str, Path], tmp_path: Path, family: str)
         graveyard.kill_one(seed, dice.choice((*POINTS, "anywhere", "anywhere")), dice.randint(1, 300))
     assert graveyard.acknowledged > 1000
     assert graveyard.replayed > 0, "some turns were answered from the journal"
-    revive(graveyard)
+    recover(graveyard)

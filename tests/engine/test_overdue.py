@@ -135,11 +135,11 @@ def test_closing_what_rested_too_long_is_no_error(open_loop: Callable[..., Engin
 def test_closing_waits_for_no_journal(open_loop: Callable[..., EngineLoop]) -> None:
     engine = Engine(open_loop())
     session = engine.session(id="s")
-    assert engine.loop.book.journal is not None
-    engine.loop.book.journal.fault = "the disk is full"
+    assert engine.loop.session_log.journal is not None
+    engine.loop.session_log.journal.fault = "the disk is full"
     with pytest.raises(JournalUnavailable):
         session.close()
     assert engine.sessions() == ["s"], "it keeps its memory"
-    engine.loop.book.journal.fault = None
+    engine.loop.session_log.journal.fault = None
     session.close()
     assert engine.sessions() == []

@@ -21,7 +21,7 @@ from holdfast.core.layout import Tier
 from holdfast.engine.durable.journal_reading import read_sessions
 from holdfast.engine.engine import Engine, Session, Turn
 from holdfast.engine.sampling import Sampling
-from tests.engine.slow import slow_down
+from tests.engine.slow_copies import slow_down
 from tests.models.small import (
     CLEAR_MARGIN,
     FIRST_WORD,
@@ -290,7 +290,7 @@ class Play:
         Verbs that nobody waits to be durable are written with the next step: death comes after it.
         """
         if self.durability == "off":
-            self.engine.loop.book.flush()
+            self.engine.loop.session_log.flush()
         grave = self.folder.with_name(f"life-{self.lives}")
         (grave / "disk").mkdir(parents=True)
         for place in (".", "disk"):

@@ -20,7 +20,7 @@ from holdfast.engine.options import OptionError
 from holdfast.engine.sampling import Sampling, SamplingError
 from holdfast.engine.text.tokenizer import Tokenizer
 from tests.engine.conftest import Make
-from tests.engine.test_durable import history
+from tests.engine.test_session_log import history
 from tests.engine.tiny import VOCABULARY, encoder, greedy, tokenizer, word
 
 SAID = [word("the"), word("river"), word("runs")]

@@ -84,9 +84,9 @@ class Victim:
 
     def act(self) -> None:
         """Begin something on a session that has nothing to do."""
-        names = [name for name in self.loop.book.sessions if name not in self.busy]
+        names = [name for name in self.loop.session_log.sessions if name not in self.busy]
         dice = self.random.random()
-        if len(self.loop.book.sessions) < SESSIONS and (not names or dice < 0.3):
+        if len(self.loop.session_log.sessions) < SESSIONS and (not names or dice < 0.3):
             name = self.next_name("s")
             say(ask="open", session=name)
             self.busy.add(name)
@@ -112,7 +112,7 @@ class Victim:
         elif dice < 0.86:
             say(ask="rewind", session=name)
             self.loop.rewind(name, self.random.randint(0, turns), done=lambda: self.confirm(name, "rewind"))
-        elif dice < 0.91 and len(self.loop.book.sessions) < SESSIONS:
+        elif dice < 0.91 and len(self.loop.session_log.sessions) < SESSIONS:
             child = self.next_name("f")
             say(ask="fork", session=child)
             self.busy.discard(name)
@@ -175,13 +175,13 @@ def main() -> None:
         audit="on",
     )
     victim = Victim(engine, int(seed), at)
-    journal = engine.loop.book.journal
+    journal = engine.loop.session_log.journal
     assert journal is not None
     journal._probe = at
-    say(alive={name: victim.picture(name) for name in engine.loop.book.sessions})
+    say(alive={name: victim.picture(name) for name in engine.loop.session_log.sessions})
     for line in sys.stdin:
         asked = json.loads(line)
-        if asked["session"] in engine.loop.book.sessions:
+        if asked["session"] in engine.loop.session_log.sessions:
             victim.turn(asked["session"], asked["turn_id"], asked["tokens"], asked["limit"])
     victim.live()
 

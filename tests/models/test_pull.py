@@ -104,6 +104,8 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("HOLDFAST_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "shared"))
     assert cache_directory() == tmp_path / "shared" / "holdfast"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert cache_directory() == Path.home() / ".cache" / "holdfast", "relative directories are ignored"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_directory() == Path.home() / ".cache" / "holdfast"
 

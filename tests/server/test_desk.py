@@ -280,8 +280,8 @@ def test_a_session_is_not_closed_while_that_cannot_be_written(tmp_path: Path, du
     desk = Desk(loop)
     desk.receive(wire.OpenSession(1, SESSION, "ann"))
     until_quiet(desk)
-    assert loop.book.journal is not None
-    loop.book.journal.fault = "the disk is full"
+    assert loop.session_log.journal is not None
+    loop.session_log.journal.fault = "the disk is full"
     desk.receive(wire.CloseSession(2, SESSION))
     (answer,) = of_call(reports(desk), 2)
     if durability == "off":
@@ -289,7 +289,7 @@ def test_a_session_is_not_closed_while_that_cannot_be_written(tmp_path: Path, du
     else:
         assert isinstance(answer, wire.Declined) and answer.code == "journal_unavailable"
         assert SESSION in loop.scheduler.registry.sessions
-        loop.book.journal.fault = None
+        loop.session_log.journal.fault = None
         desk.receive(wire.CloseSession(3, SESSION))
         heard = reports(desk) + until_quiet(desk)
         assert gone(heard) == [(SESSION, "closed")] and isinstance(of_call(heard, 3)[0], wire.Done)

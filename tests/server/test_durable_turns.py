@@ -23,11 +23,11 @@ class Gate:
     """Stands before every transaction of a journal, and can be shut."""
 
     def __init__(self, loop: EngineLoop) -> None:
-        assert loop.book.journal is not None
+        assert loop.session_log.journal is not None
         self.open = threading.Event()
         self.open.set()
         self.threads: set[str] = set()
-        loop.book.journal._probe = self.pass_through
+        loop.session_log.journal._probe = self.pass_through
 
     def pass_through(self, point: str) -> None:
         self.threads.add(threading.current_thread().name)
@@ -111,8 +111,8 @@ def test_another_body_for_a_turn_that_is_being_written_is_a_conflict(desk: Desk)
 
 
 def test_a_turn_that_cannot_be_written_is_not_waited_for(desk: Desk) -> None:
-    assert desk.loop.book.journal is not None
-    connection = desk.loop.book.journal._connection
+    assert desk.loop.session_log.journal is not None
+    connection = desk.loop.session_log.journal._connection
     connection.execute("PRAGMA query_only = ON")
     start(desk, 2, "t1")
     until_computed(desk)
@@ -133,7 +133,7 @@ def test_each_close_is_acknowledged_when_its_own_session_is_gone_for_good(desk: 
     desk.receive(wire.CloseSession(3, SESSION))
     desk.receive(wire.OpenSession(4, SESSION, "ann"))
     desk.receive(wire.CloseSession(5, SESSION))
-    desk.loop.book.flush()
+    desk.loop.session_log.flush()
     assert reports(desk) == []
     gate.open.set()
     heard = until_quiet(desk)
@@ -160,7 +160,7 @@ def test_an_idle_engine_wakes_up_when_something_is_durable(
     asleep = engine._wait
 
     def sleep(milliseconds: int) -> object:
-        if loop.book.writing:
+        if loop.session_log.writing:
             gate.open.set()
         return asleep(milliseconds)
 

@@ -210,12 +210,12 @@ async def closing(house: House) -> None:
 
 
 async def being_written(house: House) -> None:
-    flush = house.loop.book.flush
-    house.loop.book.flush = lambda: None  # type: ignore[method-assign]
+    flush = house.loop.session_log.flush
+    house.loop.session_log.flush = lambda: None  # type: ignore[method-assign]
     house.start(max_tokens=4)
     await house.until(lambda: house.session.life is Life.IDLE and len(house.session.boundaries) == 1)
     assert house.feeds and not house.feeds[0].over
-    house.loop.book.flush = flush  # type: ignore[method-assign]
+    house.loop.session_log.flush = flush  # type: ignore[method-assign]
 
 
 async def leaving(house: House) -> None:

@@ -122,8 +122,8 @@ def test_a_second_signal_cuts_the_writing_short(stand_of: MakeStand, family: str
     wait_for(server, lambda: bool(said(server, "Writing 3 sessions of")))
     server.process.send_signal(number)
     assert ended(server) == 0
-    (line,) = said(server, "are not written")
-    assert "2 of 3 sessions are not written" in line
+    (line,) = said(server, "were not written")
+    assert "2 of 3 sessions were not written" in line
     assert server.complaints() == []
     goes_on(stand.start(), expected, written=1)
     assert not list(stand.disk.glob("*.partial")), "what was left behind is swept away"
@@ -151,7 +151,7 @@ def test_a_signal_for_the_turns_in_flight_still_lets_sessions_be_written(stand_o
     cut_off(server)
     assert ended(server) == 0
     assert said(server, "Writing 3 sessions of")
-    assert said(server, "are not written") == []
+    assert said(server, "were not written") == []
     goes_on(stand.start(), expected, written=3)
 
 
@@ -163,6 +163,6 @@ def test_every_wait_has_a_signal_of_its_own(stand_of: MakeStand) -> None:
     cut_off(server)
     server.process.send_signal(signal.SIGTERM)
     assert ended(server) == 0
-    (line,) = said(server, "are not written")
-    assert "3 of 3 sessions are not written" in line
+    (line,) = said(server, "were not written")
+    assert "3 of 3 sessions were not written" in line
     goes_on(stand.start(), expected, written=0)

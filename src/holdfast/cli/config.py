@@ -43,8 +43,8 @@ class ConfigError(ValueError):
 
 def config_paths() -> tuple[Path, ...]:
     """Where a configuration file is looked for, in order."""
-    base = os.environ.get("XDG_CONFIG_HOME")
-    user = Path(base) if base else Path.home() / ".config"
+    base = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    user = base if base.is_absolute() else Path.home() / ".config"
     return Path(FILE_NAME), user / "holdfast" / FILE_NAME
 
 

@@ -80,7 +80,7 @@ class Scheduler:
         registry.enter(session)
         return session
 
-    def revive(
+    def recover(
         self,
         session_id: str,
         tenant: str,
@@ -106,7 +106,7 @@ class Scheduler:
         return session
 
     def adopt(self, session_id: str, length: int) -> bool:
-        """The first `length` tokens of a revived session lie in a file; False if there is no room for it."""
+        """The first `length` tokens of a recovered session lie in a file; False if there is no room."""
         registry = self.registry
         session = registry.find(session_id)
         if not registry.ledger.has(Tier.DISK):

@@ -24,7 +24,7 @@ from holdfast.engine.options import EngineOptions
 from holdfast.engine.step.executor import Flight
 from holdfast.engine.text.stream import TokenLogprob, TurnStream
 from holdfast.engine.text.tokenizer import Tokenizer
-from holdfast.engine.tiers.host import Carrier
+from holdfast.engine.tiers.host import HostTier
 from holdfast.models.config import ModelConfig
 from holdfast.models.families import family_of
 from holdfast.models.fields import Fields, Json
@@ -100,7 +100,7 @@ class EchoExecutor:
     def __init__(self, stream_of: Callable[[Turn], TurnStream], end: int) -> None:
         self.stream_of = stream_of
         self.end = end
-        self.carrier = Carrier()
+        self.host_tier = HostTier()
         self._words: dict[int, list[int]] = {}
 
     def start(self, plan: Plan) -> Flight:

@@ -322,12 +322,12 @@ class Engine:
 
     def sessions(self) -> list[str]:
         """The names of all conversations that are open, those of the journal included."""
-        return list(self.loop.book.sessions)
+        return list(self.loop.session_log.sessions)
 
     def resume(self, id: str) -> Session:  # noqa: A002
         """A conversation that is open, by its name: one that came back from the journal, for example."""
         self.loop.scheduler.registry.find(id)
-        return Session(self, id, self.loop.book.sessions[id].system)
+        return Session(self, id, self.loop.session_log.sessions[id].system)
 
     def generate(
         self,

@@ -11,7 +11,6 @@ Records of a step are written beside the steps that follow. Without a journal ev
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable
@@ -25,27 +24,27 @@ from holdfast.core.registry import Event, Plan
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Session
 from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
-from holdfast.engine.durable.journal import Journal
 from holdfast.engine.durable.records import FinishedTurn
 from holdfast.engine.durable.recovery import (
-    UNKNOWN_TOKENS,
-    bring_back,
     finished_turn,
-    open_files,
     open_journal,
-    read_journal,
+    open_snapshots,
+    recover_sessions,
 )
-from holdfast.engine.durable.session_log import Act, Book, require_text
+from holdfast.engine.durable.session_log import Act, SessionLog, require_text
 from holdfast.engine.loop_times import LoopTimes
-from holdfast.engine.memory_plan import MemoryPlan, disk_bytes, plan_memory
-from holdfast.engine.options import EngineOptions, OptionError, tenant_parts
+from holdfast.engine.memory_plan import MemoryPlan, plan_memory
+from holdfast.engine.options import EngineOptions, tenant_parts
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.step.executor import Executor, Flight, PlanRunner, require_device
 from holdfast.engine.step.speculation import Speculator
 from holdfast.engine.step.step_size import step_tokens
 from holdfast.engine.text.stream import TurnStream
 from holdfast.engine.text.tokenizer import Tokenizer
-from holdfast.engine.tiers.disk import DiskTier, Hurry
+from holdfast.engine.tiers.disk import Cancellation, DiskTier
+from holdfast.engine.tiers.files import layout_identity
+from holdfast.engine.tiers.session_memory import SessionMemory
+from holdfast.engine.tiers.snapshots import SnapshotStore
 from holdfast.models.generation import GenerationDefaults
 from holdfast.models.model import Model, ModelDescription
 
@@ -112,12 +111,29 @@ class EngineLoop:
                 for tenant, parts in options.tenant_shares.items()
             },
         )
+        self.session_log = SessionLog(open_journal(options, tokenizer))
+        executor: Executor | None = None
+        snapshots: SnapshotStore | None = None
+        if make_executor is None:
+            assert isinstance(model, Model), "only weights can be computed with"
+            executor = Executor(model, self.memory_plan, options.max_running, self.stream_of)
+            layout = layout_identity(
+                options.page_size, self.memory_plan.layout, model.memory_shape, model.dtype
+            )
+            snapshots = open_snapshots(options, identity, layout, self.session_log, self.now)
         ledger = Ledger(self.memory_plan.layout, self.memory_plan.sizes())
-        self.disk: DiskTier | None = None
+        if snapshots is not None:
+            for pool in ledger.pools.values():
+                if pool.tier is Tier.DISK:
+                    pool.gate = snapshots.back_off.admits
         guesses = options.speculate == "ngram"
         self.speculator = Speculator(lambda turn: self.stream_of(turn).sampling) if guesses else None
         self.scheduler = Scheduler(
-            ledger, policy, self.speculator, strict=options.audit == "strict", on_disk=self._on_disk
+            ledger,
+            policy,
+            self.speculator,
+            strict=options.audit == "strict",
+            on_disk=None if snapshots is None else snapshots.covers,
         )
         self.times = LoopTimes()
         self.streams: dict[int, TurnStream] = {}
@@ -127,66 +143,22 @@ class EngineLoop:
         self._after: dict[int, list[Act]] = {}
         self._after_close: dict[str, list[Act]] = {}
         self._closing: dict[str, list[Act]] = {}
-        self.book = Book(open_journal(options, tokenizer))
         # A CPU that computes a step has no time to plan the next one.
         self._overlap = model.device.type == "cuda" if options.overlap is None else options.overlap
         self.executor: PlanRunner
-        if make_executor is not None:
+        self.disk: DiskTier | None = None
+        if executor is None:
+            assert make_executor is not None
             self.executor = make_executor(self)
         else:
-            assert isinstance(model, Model), "only weights can be computed with"
-            self.executor = executor = Executor(model, self.memory_plan, options.max_running, self.stream_of)
-            if options.disk is not None:
-                self.disk = self._open_disk(options.disk, identity, executor)
-        if self.book.journal is not None:
-            self._revive(self.book.journal)
-        self.book.start()
-        if self.disk is not None:
-            self.disk.sweep()
-
-    def _revive(self, journal: Journal) -> None:
-        """Bring back every session of the journal, with its tokens; its memory comes with its next turn."""
-        try:
-            sessions = read_journal(journal)
-        except OptionError:
-            if self.disk is not None:
-                self.disk.files.close()
-            raise
-        strange = False
-        for stored in sessions:
-            refusal = stored.unusable or bring_back(self.scheduler, stored, self.now())
-            if not refusal:
-                self.book.revived(stored)
-                if self.disk is not None:
-                    self.disk.welcome(stored)
-                continue
-            log.error("session %s stays in the journal: %s", stored.id, refusal)
-            self.book.left_behind[stored.id] = refusal
-            strange = strange or refusal.endswith(UNKNOWN_TOKENS)
-            if self.disk is not None:
-                self.disk.keep(stored)
-        if not strange:
-            journal.adopt_vocabulary()
-
-    def _open_disk(self, directory: str, identity: str, executor: Executor) -> DiskTier:
-        form = (self.options.page_size, self.memory_plan.layout, self.model.memory_shape, self.model.dtype)
-        try:
-            room, files = disk_bytes(self.options), open_files(directory)
-        except OptionError:
-            if self.book.journal is not None:
-                self.book.journal.close()
-            raise
-        return DiskTier(
-            files,
-            room,
-            self.options.snapshot_seconds,
-            (self.scheduler, executor, self.book),
-            (identity, hashlib.sha256(repr(form).encode()).hexdigest()),
-            self.now,
-        )
-
-    def _on_disk(self, session: Session) -> bool:
-        return self.disk is not None and self.disk.current(session)
+            self.executor = executor
+            if snapshots is not None:
+                memory = SessionMemory(executor.memory, executor.host)
+                idle_seconds = options.snapshot_seconds
+                self.disk = DiskTier(
+                    snapshots, idle_seconds, self.scheduler, memory, self.session_log, self.now
+                )
+        recover_sessions(self.scheduler, self.session_log, self.disk, self.now())
 
     def stream_of(self, turn: Turn) -> TurnStream:
         """What a turn in flight says."""
@@ -208,8 +180,11 @@ class EngineLoop:
         """
         require_text(turn_id=request.turn_id, fingerprint=fingerprint)
         sampling.check_vocabulary(self.model.config.vocabulary)
-        self.book.require_journal()
-        if fingerprint is not None and self.book.replay(session_id, request.turn_id, fingerprint) is not None:
+        self.session_log.require_writable()
+        if (
+            fingerprint is not None
+            and self.session_log.replay(session_id, request.turn_id, fingerprint) is not None
+        ):
             raise TurnExists(f"turn {request.turn_id} of session {session_id} has finished already")
         turn = self.scheduler.submit(session_id, request, self.now())
         stream = self._attend(turn, sampling, listener)
@@ -248,7 +223,7 @@ class EngineLoop:
 
         The same id with another fingerprint is a `TurnConflict`.
         """
-        return self.book.replay(session_id, turn_id, fingerprint)
+        return self.session_log.replay(session_id, turn_id, fingerprint)
 
     # --- sessions ---------------------------------------------------------------------------------
 
@@ -264,17 +239,17 @@ class EngineLoop:
         """Open a session; `done` is called when that is durable. Refusals change nothing."""
         require_text(id=session_id, tenant=tenant, system=system)
         now = self._catch_up()
-        self.book.require_journal()
-        self.book.require_free(session_id)
+        self.session_log.require_writable()
+        self.session_log.require_unused(session_id)
         ttl = None if ttl is None else float(ttl)
         session = self.scheduler.open(session_id, tenant, now, ttl)
-        self.book.opened(session_id, tenant, ttl, metadata, system)
+        self.session_log.opened(session_id, tenant, ttl, metadata, system)
         self._acknowledge(done)
         return session
 
     def close_session(self, session_id: str, done: Act | None = None) -> None:
         """Close a session; a turn in flight is rolled back first. `done` when that is durable."""
-        self.book.require_journal()
+        self.session_log.require_writable()
         asked = [] if done is None else [done]
         if session_id not in self.scheduler.registry.sessions and session_id in self._closing:
             self._closing[session_id] += asked
@@ -301,14 +276,14 @@ class EngineLoop:
         session = self.scheduler.registry.find(session_id)
         turn = session.turn
         if turn is None:
-            self.book.require_journal()
+            self.session_log.require_writable()
         asked = f"interrupt {turn_id} {keep}"
-        if self.book.answered(session_id, request_id, asked) is not None:
+        if self.session_log.earlier_answer(session_id, request_id, asked) is not None:
             self._acknowledge(done)
             return
         self.scheduler.interrupt(session_id, now, keep, turn_id)
         self._note_named(session)
-        self.book.requested(session_id, request_id, asked)
+        self.session_log.requested(session_id, request_id, asked)
         if turn is None:
             if keep != KEEP_ALL:
                 self._note_cut(session, keep)
@@ -323,16 +298,16 @@ class EngineLoop:
         """Go back to the end of turn `turns`: that many remain."""
         require_text(request_id=request_id)
         now = self._catch_up()
-        self.book.require_journal()
+        self.session_log.require_writable()
         asked = f"rewind {turns}"
-        if self.book.answered(session_id, request_id, asked) is None:
+        if self.session_log.earlier_answer(session_id, request_id, asked) is None:
             session = self.scheduler.registry.find(session_id)
             before = len(session.boundaries)
             self.scheduler.rewind(session_id, turns, now)
             self._note_named(session)
             if turns < before:
                 self._note_cut(session, None)
-            self.book.requested(session_id, request_id, asked)
+            self.session_log.requested(session_id, request_id, asked)
         self._acknowledge(done)
 
     def fork(
@@ -351,19 +326,19 @@ class EngineLoop:
         """
         require_text(id=new_id, request_id=request_id)
         now = self._catch_up()
-        self.book.require_journal()
+        self.session_log.require_writable()
         asked = f"fork {turns}"
-        made = self.book.answered(session_id, request_id, asked)
+        made = self.session_log.earlier_answer(session_id, request_id, asked)
         if made is None:
             if not anew:
                 raise TooManySessions("this key may have no more sessions open")
-            self.book.require_free(new_id)
+            self.session_log.require_unused(new_id)
             parent = self.scheduler.registry.find(session_id)
             child = self.scheduler.fork(session_id, new_id, now, turns)
             self._note_named(parent)
-            self.book.forked(new_id, session_id, len(child.boundaries))
-            self.book.requested(session_id, request_id, asked, new_id)
-        elif made in self.book.sessions:
+            self.session_log.forked(new_id, session_id, len(child.boundaries))
+            self.session_log.requested(session_id, request_id, asked, new_id)
+        elif made in self.session_log.sessions:
             child = self.scheduler.registry.find(made)
         else:
             raise RequestConflict(f"request {request_id} made session {made}, which is closed since")
@@ -386,25 +361,25 @@ class EngineLoop:
         return now
 
     def _note_named(self, session: Session) -> None:
-        """A session that was opened on the core itself is in the book from its first change on."""
-        if session.id not in self.book.sessions and not session.one_shot:
-            self.book.opened(session.id, session.tenant, session.ttl)
+        """A session that was opened on the core itself is in the session log from its first change on."""
+        if session.id not in self.session_log.sessions and not session.one_shot:
+            self.session_log.opened(session.id, session.tenant, session.ttl)
 
     def _note_cut(self, session: Session, kept: int | None) -> None:
-        self.book.cut(session.id, len(session.boundaries), kept)
+        self.session_log.truncated(session.id, len(session.boundaries), kept)
         if self.disk is not None:
-            self.disk.cut(session)
+            self.disk.truncated(session)
 
     def _acknowledge(self, done: Act | None) -> None:
         if done is not None:
-            self.book.when_durable(done)
+            self.session_log.when_durable(done)
 
     # --- steps ------------------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
         """Whether there is anything to plan, run, settle or write."""
-        return self.active or self.book.waits
+        return self.active or self.session_log.pending
 
     @property
     def active(self) -> bool:
@@ -428,7 +403,7 @@ class EngineLoop:
         if self.disk is not None:
             with self.times.measured("disk"):
                 self.disk.collect()
-        for number, arrived in self.executor.carrier.arrived().items():
+        for number, arrived in self.executor.host_tier.take_finished().items():
             scheduler.arrive(number, arrived, self.now())
         with self.times.measured("plan"):
             plan = scheduler.plan(self._budget(), self.now())
@@ -442,10 +417,10 @@ class EngineLoop:
             self._pending = None
         self.tell(scheduler.take_events())
         with self.times.measured("journal"):
-            self.book.flush()
+            self.session_log.flush()
         if self.disk is not None:
             with self.times.measured("disk"):
-                self.disk.tend()
+                self.disk.write_idle()
 
     def _budget(self) -> int:
         """How many tokens the next step may have. Guesses want room: with them all steps may be large."""
@@ -458,15 +433,15 @@ class EngineLoop:
         """A step without work waits a moment for a copy, the disk or the journal, rather than to spin."""
         if plan or self._pending is not None:
             return
-        self.executor.carrier.wait(DISK_SECONDS)
+        self.executor.host_tier.wait(DISK_SECONDS)
         if self.disk is not None:
             self.disk.wait(DISK_SECONDS)
-        self.book.wait(JOURNAL_SECONDS)
+        self.session_log.wait(JOURNAL_SECONDS)
 
     def _launch(self, plan: Plan) -> Flight | StepResult:
         """Start a step, after the copies that nobody wants. What it raises fails the step, not the engine."""
         try:
-            self.executor.carrier.forsake(self.scheduler.registry.transits)
+            self.executor.host_tier.fence_abandoned(self.scheduler.registry.transits)
             if self.disk is not None:
                 self.disk.launch(plan)
             return self.executor.start(plan)
@@ -486,7 +461,7 @@ class EngineLoop:
             except Exception as error:  # noqa: BLE001
                 result = self._failure(plan, error)
         if self.disk is not None and plan.moves:
-            result.moved = self.disk.moved(plan, result.moved)
+            result.moved = self.disk.settle(plan, result.moved)
         self.tell(self.scheduler.settle(plan, result, self.now()))
 
     def _failure(self, plan: Plan, error: Exception) -> StepResult:
@@ -512,8 +487,8 @@ class EngineLoop:
         if event.kind != "closed":
             self.observer(event)
             return
-        if event.session_id in self.book.sessions:
-            self.book.closed(event.session_id, event.reason)
+        if event.session_id in self.session_log.sessions:
+            self.session_log.closed(event.session_id, event.reason)
         # Another session of this name may be opened and closed before this one's end is durable.
         after = self._closing[event.session_id] = self._after_close.pop(event.session_id, [])
 
@@ -526,7 +501,7 @@ class EngineLoop:
             for done in after:
                 done()
 
-        self.book.when_durable(told)
+        self.session_log.when_durable(told)
 
     def _tell_end(self, event: Event, turn: Turn) -> None:
         """A turn is over. One that stands is written down first; one that never was waits for nothing."""
@@ -552,8 +527,8 @@ class EngineLoop:
         self._note_named(session)
         if stream is not None:
             stream.end()
-        self.book.ended(session.id, turn.request.tokens, finished_turn(event, session, turn, stream))
-        self.book.when_durable(told)
+        self.session_log.ended(session.id, turn.request.tokens, finished_turn(event, session, turn, stream))
+        self.session_log.when_durable(told)
 
     def shut_down(
         self,
@@ -565,7 +540,7 @@ class EngineLoop:
         The sessions come back with the next loop. Turns in flight should be over: one that is not, never was.
         Once `hurried` says so, no more memory is written: what is not in a file is computed again.
         """
-        hurry = Hurry(hurried)
+        hurry = Cancellation(hurried)
         registry = self.scheduler.registry
         for _ in range(SEALING_STEPS):
             if registry.seals or registry.flights:
@@ -574,13 +549,13 @@ class EngineLoop:
         while registry.transits and self.now() < deadline and not hurry():
             self.step()
         if self.disk is not None:
-            if self.book.journal is not None:
+            if self.session_log.journal is not None:
                 self.disk.write_all(progress if progress is not None else _unwatched, hurry)
-            self.book.settle()
+            self.session_log.sync()
             self.disk.close(hurry)
             self.disk = None
-        self.book.close()
-        self.executor.carrier.drain()
+        self.session_log.close()
+        self.executor.host_tier.drain()
 
     def now(self) -> float:
         """Seconds on a clock that never jumps."""

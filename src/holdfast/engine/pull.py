@@ -71,12 +71,15 @@ PACKAGED_MODELS = {
 
 
 def cache_directory() -> Path:
-    """Where fetched models are kept: $HOLDFAST_CACHE, or `holdfast` in the user's cache directory."""
+    """Where fetched models are kept: $HOLDFAST_CACHE, or `holdfast` in the user's cache directory.
+
+    On Linux these two lines are all that `platformdirs` does for it (decision 19).
+    """
     stated = os.environ.get("HOLDFAST_CACHE")
     if stated:
         return Path(stated).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "holdfast"
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "holdfast"
 
 
 def cached(name: str) -> Path | None:

@@ -20,7 +20,7 @@ HAVE_A_FILE = 0.6
 
 
 def come_back(clients: Clients, scheduler: Scheduler, device: SimDevice, now: float, rng: Random) -> None:
-    """Revive the sessions of all clients. Requests of their own are lost, and so are turns in flight."""
+    """Recover the sessions of all clients. Requests of their own are lost, and so are turns in flight."""
     clients.scheduler = scheduler
     for waits in (clients.ending, clients.closing):
         waits.clear()
@@ -36,7 +36,7 @@ def come_back(clients: Clients, scheduler: Scheduler, device: SimDevice, now: fl
             for number, (said_in, said_out) in enumerate(conversation.turns())
         ]
         ttl = scheduler.registry.policy.session_ttl
-        session = scheduler.revive(name, conversation.tenant, now, ttl, history)
+        session = scheduler.recover(name, conversation.tenant, now, ttl, history)
         conversation.rested_at = scheduler.registry.now
         if conversation.boundaries and rng.random() < HAVE_A_FILE:
             _find_file(conversation, scheduler, device, rng.choice(conversation.boundaries))

@@ -209,7 +209,7 @@ def quota_is_ignored(patcher: Patcher) -> None:
 
 def revival_forgets_the_last_turn(patcher: Patcher) -> None:
     """A session comes back without the last turn that its client was told of."""
-    original = Scheduler.revive
+    original = Scheduler.recover
 
     def faulty(
         self: Scheduler, session_id: str, tenant: str, now: float, ttl: float | None, history: History
@@ -218,7 +218,7 @@ def revival_forgets_the_last_turn(patcher: Patcher) -> None:
             patcher.reach()
         return original(self, session_id, tenant, now, ttl, history[:-1])
 
-    patcher.replace(Scheduler, "revive", faulty)
+    patcher.replace(Scheduler, "recover", faulty)
 
 
 def file_is_taken_for_longer_than_it_is(patcher: Patcher) -> None:

@@ -56,7 +56,7 @@ from holdfast.engine.step.split_keys import sharing_for
 from holdfast.engine.step.staging import Arrival, Staging, fill
 from holdfast.engine.step.tables import NOBODY, BlockTables
 from holdfast.engine.text.stream import TokenLogprob, TurnStream
-from holdfast.engine.tiers.host import Carrier, SideStreams
+from holdfast.engine.tiers.host import HostTier, copier_for
 from holdfast.kernels import Batch
 from holdfast.models.memory import Memory, UnitCounts
 from holdfast.models.model import Model
@@ -101,7 +101,7 @@ def require_device(device: torch.device) -> None:
 class PlanRunner(Protocol):
     """Who carries plans out, in their order; the `Executor` does it with a model's weights."""
 
-    carrier: Carrier
+    host_tier: HostTier
 
     def start(self, plan: Plan) -> Flight:
         """Launch a step."""
@@ -141,9 +141,7 @@ class Executor:
         self._rows_max = rows_max
         self._staging = Staging(model.device)
         self._staging.pin(self.host)
-        self.carrier = Carrier(self.memory, self.host)
-        if model.device.type == "cuda":
-            self.carrier.way = SideStreams(model.device)
+        self.host_tier = HostTier(self.memory, self.host, copier_for(model.device))
         self._nobody = Nobody(counts.state, self.sampler.nobody, NOBODY)
         self._context_max = min(model.context_length, memory.tokens_max)
         self._sharing = sharing_for(
@@ -215,7 +213,7 @@ class Executor:
             if row.table is not None:
                 self.tables.change(row.number, row.table)
         self._copy(plan)
-        self.carrier.start(plan.moves)
+        self.host_tier.start(plan.moves)
         flight = Flight(plan, None, None, [])
         if plan.rows:
             self._compute(plan, flight)
@@ -403,7 +401,7 @@ class Executor:
             logprobs = {} if flight.sampled is None else _logprobs(flight.sampled, tokens)
             for index, first, stop in flight.places:
                 results[index] = self._result(plan.rows[index], tokens[first:stop], logprobs, first)
-        return StepResult(results, self.carrier.came(plan.moves))
+        return StepResult(results, self.host_tier.settle(plan.moves))
 
     def _result(
         self, row: Row[Turn], sampled: list[int], logprobs: dict[int, TokenLogprob], first: int

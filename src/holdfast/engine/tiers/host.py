@@ -1,15 +1,15 @@
-"""Moves between the device and the host, beside the steps.
+"""The host tier: copies of sessions' units between the device and the host's memory, beside the steps.
 
-A parcel is carried while the steps of other sessions go on, on a GPU by a few programs on a stream of their
-own and on a CPU by a thread, and the core is told when it has arrived:
+A copy runs while the steps of other sessions go on: on a GPU on a stream of its own, on a CPU in a thread.
+The core is told when it has finished:
 
-    arrived    between steps: the parcels that are there now
-    forsake    a plan was made: what it launches waits for the copies that nobody else waits for any more
-    start      its parcels set out, after all that was launched before
-    came       it settles: which of them are there, and which are still under way
+    take_finished      between steps: copies that have finished since their plan settled
+    fence_abandoned    a plan was made: its launches wait for copies that have been abandoned
+    start              the copies of the plan begin, after all earlier launches
+    settle             the plan settles: which of its copies have finished, and which are still running
 
-Nobody waits any more for a parcel whose session was closed, or had a turn before it had left. It is still
-written where it was sent, and its units may be somebody else's in the very next plan: hence `forsake`.
+A copy is abandoned when its session is closed, or gets a turn before it has left. It still writes to its
+destination, whose units may belong to another session in the very next plan: hence the fence.
 
 Used by the executor and the loop.
 """
@@ -34,16 +34,16 @@ from holdfast.core.layout import Tier
 from holdfast.core.plan import TierMove
 from holdfast.models.memory import Memory
 
-log = logging.getLogger("holdfast.carrier")
+log = logging.getLogger("holdfast.host_tier")
 
-SMALL = 1 << 20
-"""Bytes of a parcel below which a CPU copies it at once."""
-LOOK_SECONDS = 0.0002
-"""How often a parcel is looked at by a step that has nothing else to do."""
+INLINE_BYTES_MAX = 1 << 20
+"""A move of fewer bytes is copied by the calling thread."""
+POLL_SECONDS = 0.0002
+"""How often a step without work polls the running copies."""
 
 
-class Load(NamedTuple):
-    """Units of one storage, and where in another they go."""
+class StorageCopy(NamedTuple):
+    """Units of one storage, and their destinations in another."""
 
     source: Tensor
     sources: list[int]
@@ -51,132 +51,142 @@ class Load(NamedTuple):
     targets: list[int]
 
 
-class Mark(Protocol):
-    """The end of a copy."""
+class CopyEvent(Protocol):
+    """The end of a move's copies; `torch.cuda.Event` is one."""
 
     def query(self) -> bool:
-        """Whether it is over; raises what went wrong."""
+        """Whether the copies have finished; raises the error of one that failed."""
 
     def synchronize(self) -> None:
-        """Wait until it is."""
+        """Wait until the copies have finished."""
 
 
-class Way(Protocol):
-    """What carries parcels beside the steps."""
+class Copier(Protocol):
+    """Runs copies beside the steps."""
 
-    def carry(self, parcel: Sequence[Load]) -> Mark:
-        """Set out after all that was launched before."""
+    def copy(self, copies: Sequence[StorageCopy]) -> CopyEvent:
+        """Begin the copies of one move, after all earlier launches."""
 
-    def order(self, mark: Mark) -> None:
-        """Whatever is launched from now on begins after it."""
+    def fence(self, event: CopyEvent) -> None:
+        """Let all later launches begin after an event."""
 
 
-class Carrier:
-    """The parcels between a device and its host tier."""
+class HostTier:
+    """The copies between a device and its host tier, by the number of their move."""
 
-    def __init__(self, memory: Memory | None = None, host: Memory | None = None) -> None:
+    def __init__(
+        self, memory: Memory | None = None, host: Memory | None = None, copier: Copier | None = None
+    ) -> None:
+        self.copier: Copier = copier if copier is not None else ThreadCopier()
         self._memory = memory
         self._host = host
-        self.way: Way = Helper()
-        self._begun: dict[int, Mark] = {}
-        self._late: dict[int, Mark] = {}
-        self._forsaken: list[Mark] = []
+        self._started: dict[int, CopyEvent] = {}
+        """Copies whose plan has not settled."""
+        self._running: dict[int, CopyEvent] = {}
+        """Copies whose plan has settled and that had not finished by then."""
+        self._abandoned: list[CopyEvent] = []
 
     def start(self, moves: Sequence[TierMove]) -> None:
-        """Begin all moves but those of the disk, which begins them itself."""
-        parcels: dict[int, list[Load]] = {}
+        """Begin the moves of a plan, except those of the disk tier, which begins them itself."""
+        copies: dict[int, list[StorageCopy]] = {}
         for move in moves:
             if Tier.DISK not in (move.source_tier, move.destination_tier):
-                parcels.setdefault(move.number, []).extend(self._loads(move))
-        for number, parcel in parcels.items():
-            self._begun[number] = self.way.carry(parcel)
+                copies.setdefault(move.number, []).extend(self._copies(move))
+        for number, each in copies.items():
+            self._started[number] = self.copier.copy(each)
 
-    def _loads(self, move: TierMove) -> Iterator[Load]:
-        assert self._memory is not None and self._host is not None, "a move needs two places"
+    def _copies(self, move: TierMove) -> Iterator[StorageCopy]:
+        assert self._memory is not None and self._host is not None, "a move needs a device and a host"
         name = move.component.name.lower()
-        for here, there in zip(self._memory.storage(name), self._host.storage(name), strict=True):
-            source, target = (here, there) if move.source_tier is Tier.DEVICE else (there, here)
-            yield Load(source, move.sources, target, move.destinations)
+        for device, host in zip(self._memory.storage(name), self._host.storage(name), strict=True):
+            source, target = (device, host) if move.source_tier is Tier.DEVICE else (host, device)
+            yield StorageCopy(source, move.sources, target, move.destinations)
 
-    def came(self, moves: Sequence[TierMove]) -> list[bool | None]:
-        """What came of a plan's moves, now that it settles: None for those under way."""
-        begun = {
-            number: self._begun.pop(number) for number in {move.number for move in moves} & self._begun.keys()
+    def settle(self, moves: Sequence[TierMove]) -> list[bool | None]:
+        """Whether each move of a plan succeeded; None for those that are still running."""
+        started = {
+            number: self._started.pop(number)
+            for number in {move.number for move in moves} & self._started.keys()
         }
-        known = _known(begun)
-        self._late |= {number: mark for number, mark in begun.items() if number not in known}
-        return [known.get(move.number) if move.number in begun else True for move in moves]
+        finished = _finished(started)
+        self._running |= {number: event for number, event in started.items() if number not in finished}
+        return [finished.get(move.number) if move.number in started else True for move in moves]
 
-    def forsake(self, wanted: Container[int]) -> None:
-        """What is launched from now on waits for all parcels but the wanted ones."""
-        self._forsaken = [mark for mark in self._forsaken if not _over(mark)]
-        for marks in (self._begun, self._late):
-            for number in [number for number in marks if number not in wanted]:
-                self.way.order(marks[number])
-                self._forsaken.append(marks.pop(number))
+    def fence_abandoned(self, wanted: Container[int]) -> None:
+        """Abandon every copy whose move is not wanted, and let later launches begin after it."""
+        self._abandoned = [event for event in self._abandoned if not _over(event)]
+        for events in (self._started, self._running):
+            for number in [number for number in events if number not in wanted]:
+                self.copier.fence(events[number])
+                self._abandoned.append(events.pop(number))
 
-    def arrived(self) -> dict[int, bool]:
-        """Late parcels that are there now, or lost, by their numbers."""
-        known = _known(self._late)
-        for number in known:
-            del self._late[number]
-        return known
+    def take_finished(self) -> dict[int, bool]:
+        """The moves that have finished since their plan settled, and whether each succeeded."""
+        finished = _finished(self._running)
+        for number in finished:
+            del self._running[number]
+        return finished
 
     def wait(self, seconds: float) -> None:
-        """Give a parcel time to arrive."""
+        """Wait until a running copy finishes, or time is up."""
         end = time.monotonic() + seconds
-        while self._late and time.monotonic() < end:
-            if any(_over(mark) for mark in self._late.values()):
+        while self._running and time.monotonic() < end:
+            if any(_over(event) for event in self._running.values()):
                 return
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def drain(self) -> None:
-        """Wait for every copy, those that nobody wants included: the memory may go after that."""
-        for mark in (*self._begun.values(), *self._late.values(), *self._forsaken):
+        """Wait for all copies, abandoned ones included, so that their memory can be freed."""
+        for event in (*self._started.values(), *self._running.values(), *self._abandoned):
             with suppress(Exception):
-                mark.synchronize()
+                event.synchronize()
 
 
-def _over(mark: Mark) -> bool:
-    """Whether a copy has ended, well or not."""
+def _over(event: CopyEvent) -> bool:
+    """Whether a copy has finished or failed."""
     try:
-        return mark.query()
+        return event.query()
     except Exception:  # noqa: BLE001
         return True
 
 
-def _known(marks: Mapping[int, Mark]) -> dict[int, bool]:
-    """The copies that have ended, and whether all went well."""
-    known: dict[int, bool] = {}
-    for number, mark in marks.items():
+def _finished(events: Mapping[int, CopyEvent]) -> dict[int, bool]:
+    """The moves whose copies have finished, and whether each succeeded."""
+    finished: dict[int, bool] = {}
+    for number, event in events.items():
         try:
-            if mark.query():
-                known[number] = True
+            if event.query():
+                finished[number] = True
         except Exception:
             log.exception("a copy between the device and the host failed")
-            known[number] = False
-    return known
+            finished[number] = False
+    return finished
 
 
-class Helper:
+def copier_for(device: torch.device) -> Copier:
+    """The copier of a device: streams on a GPU, a thread on a CPU."""
+    return StreamCopier(device) if device.type == "cuda" else ThreadCopier()
+
+
+class ThreadCopier:
     """A thread that copies in main memory, where the device is the CPU."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "holdfast-copies")
 
-    def carry(self, parcel: Sequence[Load]) -> Mark:
-        if sum(load.source[0].nbytes * len(load.sources) for load in parcel) < SMALL:
-            copy_at_once(parcel)
-            return Errand(None)
-        return Errand(self._thread.submit(copy_at_once, parcel))
+    def copy(self, copies: Sequence[StorageCopy]) -> CopyEvent:
+        if sum(each.source[0].nbytes * len(each.sources) for each in copies) < INLINE_BYTES_MAX:
+            copy_units(copies)
+            return ThreadCopy(None)
+        return ThreadCopy(self._thread.submit(copy_units, copies))
 
-    def order(self, mark: Mark) -> None:
-        with suppress(Exception):  # Nobody asks what came of it.
-            mark.synchronize()
+    def fence(self, event: CopyEvent) -> None:
+        with suppress(Exception):  # The copy has been abandoned: its result is not needed.
+            event.synchronize()
 
 
-class Errand:
-    """What the thread was asked for; nothing, where it was not needed."""
+class ThreadCopy:
+    """A copy of the thread, or (None) one that the calling thread has done."""
 
     __slots__ = ("_future",)
 
@@ -196,11 +206,11 @@ class Errand:
             self._future.result()
 
 
-def copy_at_once(parcel: Sequence[Load]) -> None:
-    """All units of a parcel, in main memory, by this thread alone: others have steps to compute."""
-    for load in parcel:
-        source, target = (_bytes(storage) for storage in (load.source, load.target))
-        for unit, place in zip(load.sources, load.targets, strict=True):
+def copy_units(copies: Sequence[StorageCopy]) -> None:
+    """Copy units in main memory, on one core: the others compute steps."""
+    for each in copies:
+        source, target = (_bytes(storage) for storage in (each.source, each.target))
+        for unit, place in zip(each.sources, each.targets, strict=True):
             target[place] = source[unit]
 
 
@@ -210,39 +220,39 @@ def _bytes(storage: Tensor) -> NDArray[np.uint8]:
     return flat
 
 
-class SideStreams:
-    """A GPU's streams beside that of the steps: one out, one home.
+class StreamCopier:
+    """Two CUDA streams beside that of the steps: one to the host, one to the device.
 
-    The copies are kernels, not the copy engines': those would let a step's few words wait for a whole parcel.
+    The copies are kernels. On the copy engines a step's small transfers would queue behind a whole session.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._out, self._home = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self._to_host, self._to_device = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
     def _units(self, units: list[int]) -> Tensor:
         return torch.tensor(units, dtype=torch.int64).to(self._device, non_blocking=True)
 
     @torch.inference_mode()
-    def carry(self, parcel: Sequence[Load]) -> Mark:
-        stream = self._out if parcel[0].source.is_cuda else self._home
+    def copy(self, copies: Sequence[StorageCopy]) -> CopyEvent:
+        stream = self._to_host if copies[0].source.is_cuda else self._to_device
         steps = torch.cuda.current_stream()
-        places = [(self._units(load.sources), self._units(load.targets)) for load in parcel]
+        places = [(self._units(each.sources), self._units(each.targets)) for each in copies]
         for units in chain.from_iterable(places):
             units.record_stream(stream)
         stream.wait_stream(steps)
-        mark = torch.cuda.Event()
+        event = torch.cuda.Event()
         try:
             with torch.cuda.stream(stream):
-                for load, (sources, targets) in zip(parcel, places, strict=True):
-                    kernels.move_units(load.source, sources, load.target, targets)
-                mark.record()
+                for each, (sources, targets) in zip(copies, places, strict=True):
+                    kernels.move_units(each.source, sources, each.target, targets)
+                event.record()
         except Exception:
-            # Nobody will know of what has set out before.
+            # No event stands for the kernels that were launched before the error.
             steps.wait_stream(stream)
             raise
-        return mark
+        return event
 
-    def order(self, mark: Mark) -> None:
-        assert isinstance(mark, torch.cuda.Event)
-        torch.cuda.current_stream().wait_event(mark)
+    def fence(self, event: CopyEvent) -> None:
+        assert isinstance(event, torch.cuda.Event)
+        torch.cuda.current_stream().wait_event(event)

@@ -186,7 +186,7 @@ class Desk:
         child = self.loop.fork(
             command.session, command.child, command.turns, command.request_id, anew=command.anew
         )
-        self.loop.book.when_durable(lambda: self._done(command.call, child.id, child.id))
+        self.loop.session_log.when_durable(lambda: self._done(command.call, child.id, child.id))
 
     def _move(self, command: wire.MoveSession) -> None:
         if command.to == "device":
@@ -242,7 +242,7 @@ class Desk:
         """Whether a turn that is asked for again has ended, and will be durable in a moment."""
         if command.session is None or command.fingerprint is None:
             return False
-        return self.loop.book.is_being_written(command.session, command.name)
+        return self.loop.session_log.is_being_written(command.session, command.name)
 
     def _turn_before(self, name: str | None) -> Turn | None:
         """The turn that a session is at, if there is one and the session stays open."""
@@ -470,7 +470,7 @@ class Desk:
             step=registry.ledger.step,
             running=len(registry.running),
             queued=len(registry.queue),
-            sessions=len(self.loop.book.sessions),
+            sessions=len(self.loop.session_log.sessions),
             counters={name: getattr(counters, name) for name in type(counters).__slots__},
             holders=[
                 (pool.component.name.lower(), pool.tier.name.lower(), kind, units)

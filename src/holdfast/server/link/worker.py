@@ -78,7 +78,7 @@ class Worker:
         self.stopping = False
         self.backlog = Backlog(desk.session_of)
         self._clock = clock
-        news = desk.loop.book.descriptor
+        news = desk.loop.session_log.descriptor
         self._wait: Callable[[int], object] = socket.poll if news is None else _both(socket, news)
         self._pulsed = 0.0
         self._counted = 0
@@ -117,12 +117,12 @@ class Worker:
         if desk.loop.active or desk.reporting or self.backlog or self._auditing:
             return 0.0
         if desk.waits:
-            return JOURNAL_SECONDS if desk.loop.book.writing else 0.0
+            return JOURNAL_SECONDS if desk.loop.session_log.writing else 0.0
         return NAP_SECONDS
 
     def _flush_journal(self) -> None:
         with self.desk.loop.times.measured("journal"):
-            self.desk.loop.book.flush()
+            self.desk.loop.session_log.flush()
 
     def _budget(self) -> Budget:
         """What a round may take."""
@@ -258,7 +258,7 @@ def stored_sessions(loop: EngineLoop) -> list[wire.StoredSession]:
         wire.StoredSession(
             view(sessions[name]), record.tenant, record.system, dict(record.metadata), record.created
         )
-        for name, record in loop.book.sessions.items()
+        for name, record in loop.session_log.sessions.items()
     ]
 
 

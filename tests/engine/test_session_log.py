@@ -41,7 +41,7 @@ def run(loop: EngineLoop) -> None:
 
 def break_journal(engine: Engine, broken: bool) -> None:
     """Let nothing be written to the journal's file, or everything again."""
-    journal = engine.loop.book.journal
+    journal = engine.loop.session_log.journal
     assert journal is not None
     journal._connection.execute(f"PRAGMA query_only = {'ON' if broken else 'OFF'}")
 
@@ -171,7 +171,7 @@ def test_the_name_of_a_session_that_could_not_come_back_is_not_given_to_another(
     engine = make(**options, max_sessions=1)
     assert engine.sessions() == ["a"]
     engine.resume("a").close()
-    for name, reason in (("b", "1 sessions are open"), ("c", "whose it is cannot be read")):
+    for name, reason in (("b", "1 sessions are open"), ("c", "its tenant is damaged")):
         with pytest.raises(errors.SessionExists, match=f"in the journal and could not.*{reason}"):
             engine.session(id=name)
     first = engine.session(id="d")
@@ -216,7 +216,7 @@ def test_a_finished_turn_is_answered_again(make: Make, path: str, journal: bool)
         engine.close()
         loop = make(journal=path).loop
         assert loop.replay("s", "t1", "body") == again
-        assert loop.book.sessions["s"].metadata == {"caller": 7}
+        assert loop.session_log.sessions["s"].metadata == {"caller": 7}
 
 
 def test_verbs_with_an_id_are_carried_out_once(make: Make, path: str) -> None:
@@ -247,12 +247,12 @@ def test_verbs_with_an_id_are_carried_out_once(make: Make, path: str) -> None:
     loop.rewind("s", 2, request_id="q1")
     assert loop.scheduler.registry.sessions["s"].boundaries == ends
     assert loop.fork("s", "yet another", 1, request_id="q2").id == "c"
-    assert sorted(loop.book.sessions) == ["c", "s"]
+    assert sorted(loop.session_log.sessions) == ["c", "s"]
     loop.close_session("c")
     run(loop)
     with pytest.raises(errors.RequestConflict, match="session c, which is closed since"):
         loop.fork("s", "yet another", 1, request_id="q2")
-    assert sorted(loop.book.sessions) == ["s"]
+    assert sorted(loop.session_log.sessions) == ["s"]
 
 
 # --- answers wait for the file ---
@@ -303,11 +303,11 @@ def test_a_fault_holds_answers_back_and_refuses_what_is_new(make: Make, path: st
         for _ in range(10):
             loop.step()
         assert len(events) >= 6
-        loop.book.journal.fault = "it is known to be broken"
+        loop.session_log.journal.fault = "it is known to be broken"
         loop.interrupt("s", 4, done=lambda: done.append("interrupt"))
     for _ in range(60):
         loop.step()
-    assert loop.book.fault is not None
+    assert loop.session_log.fault is not None
     assert {event.kind for event in events} == {"tokens"}, "the end is not told"
     assert done == []
     verbs: list[Verb] = [
@@ -325,7 +325,7 @@ def test_a_fault_holds_answers_back_and_refuses_what_is_new(make: Make, path: st
     assert engine.generate([SAID], greedy(3))[0].token_ids, "requests of their own need no journal"
     break_journal(engine, False)
     run(loop)
-    assert loop.book.fault is None
+    assert loop.session_log.fault is None
     assert events[-1].kind == ("aborted" if interrupted else "finished")
     assert done == (["interrupt"] if interrupted else [])
     again = loop.replay("s", "t1", "body")
@@ -361,7 +361,7 @@ def test_a_text_that_nobody_can_write_is_refused_before_it_blocks_the_journal(
     known = session.say(SAID, greedy(3)).token_ids
     run(engine.loop)
     field, verb = TEXTS[text]
-    with pytest.raises(errors.Refused, match=f"{field}: half of a character") as caught:
+    with pytest.raises(errors.Refused, match=f"{field} contains a lone surrogate") as caught:
         verb(engine.loop)
     assert (caught.value.code, caught.value.param) == ("bad_text", field)
     assert history(engine, session) == [*SAID, *known]
@@ -377,7 +377,7 @@ def test_metadata_may_hold_anything_that_json_does_and_a_session_may_live_for_ev
     engine.loop.open_session("s", "local", ttl=10**30, metadata={HALF: HALF})
     run(engine.loop)
     engine.close()
-    assert make(journal=path).loop.book.sessions["s"].metadata == {HALF: HALF}
+    assert make(journal=path).loop.session_log.sessions["s"].metadata == {HALF: HALF}
 
 
 def test_with_durability_off_nothing_waits_and_nothing_is_refused(make: Make, path: str) -> None:
@@ -385,7 +385,7 @@ def test_with_durability_off_nothing_waits_and_nothing_is_refused(make: Make, pa
     session = engine.session(id="s")
     break_journal(engine, True)
     assert session.say(SAID * 200, greedy(5)).finish_reason == "length"
-    assert engine.loop.book.fault is not None
+    assert engine.loop.session_log.fault is not None
     assert session.say(SAID * 100, greedy(5)).finish_reason == "length"
     break_journal(engine, False)
     engine.close()
@@ -425,7 +425,7 @@ def test_a_journal_in_use_is_an_error_of_the_option(
     make: Make, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(journal=path)
-    monkeypatch.setattr("holdfast.engine.durable.recovery.WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast.engine.durable.recovery.LOCK_SECONDS", 0.1)
     with pytest.raises(OptionError, match="in use by another process") as caught:
         make(journal=path)
     assert caught.value.option == "journal"

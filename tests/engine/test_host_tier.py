@@ -1,4 +1,4 @@
-"""Memory that is carried beside the steps: nobody waits for it but its own turn, and it is never mistaken."""
+"""Copies between the device and the host: only their own turn waits for them, and no unit is mistaken."""
 
 import threading
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ import pytest
 
 from holdfast.core.layout import Tier
 from holdfast.engine.engine import Engine, Session
-from holdfast.engine.tiers import host as carrier
-from holdfast.engine.tiers.host import Carrier, Errand, Load, Mark
+from holdfast.engine.tiers import host as host_tier
+from holdfast.engine.tiers.host import CopyEvent, HostTier, StorageCopy, ThreadCopy
 from tests.engine.conftest import Make
-from tests.engine.slow import SlowWay, slow_down
+from tests.engine.slow_copies import SlowCopier, slow_down
 from tests.engine.tiny import WORDS, greedy, word
 
 FOREVER = 1 << 30
@@ -43,8 +43,8 @@ def leave(engine: Engine, name: str) -> None:
     assert state(engine, name) == "SPILLING"
 
 
-def finish(way: SlowWay) -> None:
-    for copy in way.copies:
+def finish(copier: SlowCopier) -> None:
+    for copy in copier.copies:
         copy.synchronize()
 
 
@@ -57,7 +57,7 @@ def checked(session: Session, turn: int, expected: list[int]) -> None:
 
 
 @pytest.fixture(params=[False, True], ids=["", "overlap"])
-def slow(request: pytest.FixtureRequest, make_any: Make) -> tuple[Engine, SlowWay, list[list[int]]]:
+def slow(request: pytest.FixtureRequest, make_any: Make) -> tuple[Engine, SlowCopier, list[list[int]]]:
     """An engine whose copies never end by themselves, and what a session of it should say."""
     expected = talk(make_any().session(), range(6))
     engine = make_any(overlap=request.param, host_memory=8 << 20)
@@ -65,15 +65,15 @@ def slow(request: pytest.FixtureRequest, make_any: Make) -> tuple[Engine, SlowWa
 
 
 def test_others_go_on_while_a_session_leaves_and_returns(
-    slow: tuple[Engine, SlowWay, list[list[int]]],
+    slow: tuple[Engine, SlowCopier, list[list[int]]],
 ) -> None:
-    engine, way, expected = slow
+    engine, copier, expected = slow
     session, other = engine.session(id="s"), engine.session(id="other")
     assert talk(session, range(2)) == expected[:2]
     leave(engine, "s")
     assert talk(other, range(2)) == expected[:2]
     assert state(engine, "s") == "SPILLING", "two turns later it is still on its way"
-    finish(way)
+    finish(copier)
     run(engine)
     assert state(engine, "s") == "SPILLED"
     turn = session.say(said(2), greedy(9))
@@ -81,74 +81,74 @@ def test_others_go_on_while_a_session_leaves_and_returns(
     assert state(engine, "s") == "RESTORING"
     assert talk(other, range(2, 4)) == expected[2:4]
     assert not turn.done and state(engine, "s") == "RESTORING"
-    finish(way)
+    finish(copier)
     assert turn.token_ids == expected[2]
     assert turn.usage.computed_tokens <= 21 + 9
-    assert way.ordered == 0, "nothing was waited for"
+    assert copier.fenced == 0, "nothing was waited for"
 
 
-def test_a_turn_calls_a_leaving_session_back(slow: tuple[Engine, SlowWay, list[list[int]]]) -> None:
-    engine, way, expected = slow
+def test_a_turn_calls_a_leaving_session_back(slow: tuple[Engine, SlowCopier, list[list[int]]]) -> None:
+    engine, copier, expected = slow
     session = engine.session(id="s")
     assert talk(session, range(2)) == expected[:2]
     leave(engine, "s")
     checked(session, 2, expected[2])
-    assert way.ordered == 1, "its copy ends before anything else is launched"
+    assert copier.fenced == 1, "its copy ends before anything else is launched"
     leave(engine, "s")
-    finish(way)
+    finish(copier)
     run(engine)
     assert state(engine, "s") == "SPILLED"
-    way.patience = 0
+    copier.patience = 0
     checked(session, 3, expected[3])
 
 
-def test_the_host_memory_of_a_copy_that_nobody_wants_is_given_to_another(
-    slow: tuple[Engine, SlowWay, list[list[int]]],
+def test_the_host_memory_of_an_abandoned_copy_is_given_to_another(
+    slow: tuple[Engine, SlowCopier, list[list[int]]],
 ) -> None:
     """Its units go to the next session that leaves, which must not read what the first still writes."""
-    engine, way, expected = slow
+    engine, copier, expected = slow
     first, second = engine.session(id="first"), engine.session(id="second")
     assert talk(first, range(2)) == expected[:2]
     assert second.say(said(4), greedy(9)).token_ids
     follow = engine.session(id="third").say(said(4), greedy(9)).token_ids
     leave(engine, "first")
-    forsaken = {tuple(load.targets) for load in way.copies[0].parcel}
+    abandoned = {tuple(each.targets) for each in copier.copies[0].copies}
     checked(first, 2, expected[2])
     leave(engine, "second")
-    taken = {tuple(load.targets) for load in way.copies[-1].parcel}
-    assert {unit for units in forsaken for unit in units} & {unit for units in taken for unit in units}
-    finish(way)
+    taken = {tuple(each.targets) for each in copier.copies[-1].copies}
+    assert {unit for units in abandoned for unit in units} & {unit for units in taken for unit in units}
+    finish(copier)
     run(engine)
     assert state(engine, "second") == "SPILLED"
-    way.patience = 0
+    copier.patience = 0
     third = engine.resume("third")
     assert second.say(said(5), greedy(9)).token_ids == third.say(said(5), greedy(9)).token_ids
     assert follow
 
 
-def test_a_session_is_closed_while_it_returns(slow: tuple[Engine, SlowWay, list[list[int]]]) -> None:
+def test_a_session_is_closed_while_it_returns(slow: tuple[Engine, SlowCopier, list[list[int]]]) -> None:
     """The units that it was to have are somebody else's before its copy is over."""
-    engine, way, expected = slow
+    engine, copier, expected = slow
     session = engine.session(id="s")
     assert talk(session, range(3)) == expected[:3]
     leave(engine, "s")
-    finish(way)
+    finish(copier)
     run(engine)
     assert engine.loop.restore("s")
     engine.drive()
     assert state(engine, "s") == "RESTORING"
     session.close()
     assert talk(engine.session(id="other"), range(4)) == expected[:4]
-    assert way.ordered == 1
+    assert copier.fenced == 1
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
-def test_a_step_that_fails_takes_its_parcels_with_it(
+def test_a_step_that_fails_abandons_its_copies(
     make_any: Make, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = talk(make_any().session(), range(4))
     engine = make_any(overlap=overlap, host_memory=8 << 20)
-    way = slow_down(engine, FOREVER)
+    copier = slow_down(engine, FOREVER)
     session, other = engine.session(id="s"), engine.session(id="other")
     assert talk(session, range(2)) == expected[:2]
     assert talk(other, range(2)) == expected[:2]
@@ -166,47 +166,45 @@ def test_a_step_that_fails_takes_its_parcels_with_it(
     for _ in range(3):
         engine.drive()
     assert state(engine, "s") != "SPILLING"
-    assert way.ordered == 1
+    assert copier.fenced == 1
     checked(session, 2, expected[2])
     assert turn.token_ids in ([], expected[2])
 
 
 def test_a_copy_that_cannot_be_waited_for_fails_the_step_alone(
-    slow: tuple[Engine, SlowWay, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+    slow: tuple[Engine, SlowCopier, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is launched past a copy that still writes: it is ordered again with the next step."""
-    engine, way, expected = slow
+    engine, copier, expected = slow
     session = engine.session(id="s")
     assert talk(session, range(2)) == expected[:2]
     leave(engine, "s")
-    original = way.order
+    original = copier.fence
 
-    def fails(mark: Mark) -> None:
-        monkeypatch.setattr(way, "order", original)
+    def fails(event: CopyEvent) -> None:
+        monkeypatch.setattr(copier, "fence", original)
         raise RuntimeError("no device")
 
-    monkeypatch.setattr(way, "order", fails)
+    monkeypatch.setattr(copier, "fence", fails)
     assert session.say(said(2), greedy(9)).token_ids == expected[2]
-    assert way.ordered == 1
-    assert way.copies[0].over
+    assert copier.fenced == 1
+    assert copier.copies[0].over
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
-def test_a_thread_carries_what_is_large(
-    make_any: Make, overlap: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_copies_large_moves(make_any: Make, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = talk(make_any().session(), range(6))
     engine = make_any(overlap=overlap, host_memory=8 << 20)
-    monkeypatch.setattr(carrier, "SMALL", 0)
+    monkeypatch.setattr(host_tier, "INLINE_BYTES_MAX", 0)
     begin, threads = threading.Event(), set[str]()
-    original = carrier.copy_at_once
+    original = host_tier.copy_units
 
-    def held_up(parcel: Sequence[Load]) -> None:
+    def held_up(copies: Sequence[StorageCopy]) -> None:
         threads.add(threading.current_thread().name)
         assert begin.wait(60)
-        original(parcel)
+        original(copies)
 
-    monkeypatch.setattr(carrier, "copy_at_once", held_up)
+    monkeypatch.setattr(host_tier, "copy_units", held_up)
     session, other = engine.session(id="s"), engine.session(id="other")
     assert talk(session, range(2)) == expected[:2]
     leave(engine, "s")
@@ -224,31 +222,35 @@ def test_a_thread_carries_what_is_large(
     checked(session, 3, expected[3])
 
 
-@pytest.mark.parametrize("way", ["there", "back"])
+@pytest.mark.parametrize("direction", ["there", "back"])
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 def test_a_copy_that_fails_costs_the_session_its_memory_at_most(
-    make_any: Make, overlap: bool, way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_any: Make,
+    overlap: bool,
+    direction: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     expected = talk(make_any().session(), range(4))
     engine = make_any(overlap=overlap, host_memory=8 << 20)
-    monkeypatch.setattr(carrier, "SMALL", 0)
-    original = carrier.copy_at_once
+    monkeypatch.setattr(host_tier, "INLINE_BYTES_MAX", 0)
+    original = host_tier.copy_units
 
-    def fails(parcel: Sequence[Load]) -> None:
+    def fails(copies: Sequence[StorageCopy]) -> None:
         raise MemoryError("no room to copy")
 
     session = engine.session(id="s")
     assert talk(session, range(2)) == expected[:2]
     run(engine)
-    if way == "there":
-        monkeypatch.setattr(carrier, "copy_at_once", fails)
+    if direction == "there":
+        monkeypatch.setattr(host_tier, "copy_units", fails)
     assert engine.loop.spill("s", Tier.HOST)
     run(engine)
-    assert state(engine, "s") == ("IDLE" if way == "there" else "SPILLED")
-    monkeypatch.setattr(carrier, "copy_at_once", fails)
+    assert state(engine, "s") == ("IDLE" if direction == "there" else "SPILLED")
+    monkeypatch.setattr(host_tier, "copy_units", fails)
     assert session.say(said(2), greedy(9)).token_ids == expected[2]
-    monkeypatch.setattr(carrier, "copy_at_once", original)
-    assert caplog.text.count("a copy between the device and the host failed") == 1, "said once"
+    monkeypatch.setattr(host_tier, "copy_units", original)
+    assert caplog.text.count("a copy between the device and the host failed") == 1, "logged once"
     assert session.say(said(3), greedy(9)).token_ids == expected[3]
 
 
@@ -263,18 +265,18 @@ class FailsWhenLookedAt(Future[None]):
 
 
 def test_a_copy_that_fails_while_it_is_looked_at_has_not_arrived() -> None:
-    errand = Errand(FailsWhenLookedAt())
+    errand = ThreadCopy(FailsWhenLookedAt())
     assert not errand.query()
     with pytest.raises(MemoryError):
         errand.query()
-    beside = Carrier()
-    beside._late[7] = Errand(FailsWhenLookedAt())
-    assert [beside.arrived(), beside.arrived(), beside.arrived()] == [{}, {7: False}, {}]
+    tier = HostTier()
+    tier._running[7] = ThreadCopy(FailsWhenLookedAt())
+    assert [tier.take_finished(), tier.take_finished(), tier.take_finished()] == [{}, {7: False}, {}]
 
 
 def test_an_idle_engine_does_not_spin(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make(host_memory=8 << 20)
-    way = slow_down(engine, FOREVER)
+    copier = slow_down(engine, FOREVER)
     session = engine.session(id="s")
     talk(session, range(1))
     leave(engine, "s")
@@ -283,42 +285,42 @@ def test_an_idle_engine_does_not_spin(make: Make, monkeypatch: pytest.MonkeyPatc
     for _ in range(3):
         engine.drive()
     assert len(naps) > 3
-    finish(way)
+    finish(copier)
 
 
 def test_an_engine_that_ends_waits_for_its_copies(make: Make) -> None:
     engine = make(host_memory=8 << 20)
-    way = slow_down(engine, FOREVER)
+    copier = slow_down(engine, FOREVER)
     talk(engine.session(id="s"), range(1))
     leave(engine, "s")
-    engine.loop.executor.carrier.drain()
-    assert all(copy.over for copy in way.copies)
+    engine.loop.executor.host_tier.drain()
+    assert all(copy.over for copy in copier.copies)
 
 
-class Queued(SlowWay):
+class Queued(SlowCopier):
     """As a GPU has it: what is launched later waits for a copy, whoever launches it does not."""
 
-    def order(self, mark: Mark) -> None:
-        self.ordered += 1
+    def fence(self, event: CopyEvent) -> None:
+        self.fenced += 1
 
 
-def test_the_memory_of_a_copy_that_nobody_wants_stays_until_it_is_over() -> None:
-    beside, way = Carrier(), Queued(FOREVER)
-    beside.way = way
+def test_the_memory_of_an_abandoned_copy_stays_until_it_is_over() -> None:
+    tier, copier = HostTier(), Queued(FOREVER)
+    tier.copier = copier
     for number in range(3):
-        beside._late[number] = way.carry([])
-    beside.forsake({2})
-    assert (way.ordered, [copy.over for copy in way.copies]) == (2, [False] * 3)
-    way.copies[0].synchronize()
-    beside.forsake({2})
-    assert beside._forsaken == [way.copies[1]], "what is over is waited for no more"
-    assert way.ordered == 2
-    beside.drain()
-    assert [copy.over for copy in way.copies] == [True] * 3
+        tier._running[number] = copier.copy([])
+    tier.fence_abandoned({2})
+    assert (copier.fenced, [copy.over for copy in copier.copies]) == (2, [False] * 3)
+    copier.copies[0].synchronize()
+    tier.fence_abandoned({2})
+    assert tier._abandoned == [copier.copies[1]], "what is over is waited for no more"
+    assert copier.fenced == 2
+    tier.drain()
+    assert [copy.over for copy in copier.copies] == [True] * 3
 
 
-def test_nothing_to_carry() -> None:
-    idle = Carrier()
+def test_no_moves() -> None:
+    idle = HostTier()
     idle.start([])
-    idle.forsake({})
-    assert (idle.came([]), idle.arrived()) == ([], {})
+    idle.fence_abandoned({})
+    assert (idle.settle([]), idle.take_finished()) == ([], {})
