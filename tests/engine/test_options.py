@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.engine.engine import Engine, open_loop
+from holdfast.engine.engine import Engine
 from holdfast.engine.options import CHOICES, EngineOptions, OptionError, check_context, make_options
 from holdfast.engine.pull import PullError
+from holdfast.engine.startup import open_loop
 from holdfast.models.checkpoint import choose_placement, open_checkpoint
 from holdfast.models.config import AttentionConfig, LayerConfig, ModelConfig
 from holdfast.models.families import family_of
@@ -224,7 +225,7 @@ def test_a_context_that_the_model_cannot_have_is_refused_before_its_weights_are_
     [
         ("load_model", torch.OutOfMemoryError("tried 90 GiB"), "for the weights: a smaller model"),
         ("load_model", RuntimeError("not enough memory: tried 90 GiB"), "for the weights: a smaller model"),
-        ("EngineLoop", MemoryError("tried 90 GiB"), "for pools and steps: smaller pools"),
+        ("build_loop", MemoryError("tried 90 GiB"), "for pools and steps: smaller pools"),
     ],
 )
 def test_memory_that_runs_out_while_starting_is_said_in_one_line(
@@ -233,7 +234,7 @@ def test_memory_that_runs_out_while_starting_is_said_in_one_line(
     def run_out(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(f"holdfast.engine.engine.{part}", run_out)
+    monkeypatch.setattr(f"holdfast.engine.startup.{part}", run_out)
     with pytest.raises(OptionError) as caught:
         open_loop(str(write_model(tmp_path)), make_options(load_format="dummy"))
     assert caught.value.typed.startswith(f"--device cpu has too little free memory {said}")
@@ -246,6 +247,6 @@ def test_what_goes_wrong_otherwise_while_starting_keeps_its_name(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("an illegal instruction")
 
-    monkeypatch.setattr("holdfast.engine.engine.load_model", fail)
+    monkeypatch.setattr("holdfast.engine.startup.load_model", fail)
     with pytest.raises(RuntimeError, match="an illegal instruction"):
         open_loop(str(write_model(tmp_path)), make_options())

@@ -59,7 +59,7 @@ def propose_half_right(engine: Engine, answers: dict[int, list[int]]) -> list[in
     made: list[int] = []
 
     def propose(session: Session, turn: Turn) -> list[int]:
-        seed = engine.loop.stream_of(turn).sampling.seed
+        seed = engine.loop.dispatcher.live.stream_of(turn).sampling.seed
         assert seed is not None
         guesses = answers[seed][turn.generated : turn.generated + 4]
         wrong = [

@@ -8,6 +8,7 @@ recurrent state. Words are tokens of one byte.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,8 @@ from tokenizers.models import BPE
 from holdfast.core.plan import Row, RowResult, StepResult
 from holdfast.core.registry import Plan
 from holdfast.core.turn import Turn
+from holdfast.engine.assembly import Clock, build_loop
+from holdfast.engine.listeners import SessionObserver
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions
 from holdfast.engine.step.executor import Flight
@@ -158,8 +161,13 @@ def echo_tokenizer() -> Tokenizer:
 NEWLINE = echo_tokenizer().encode("\n")[0]
 
 
-def open_echo(name: str, options: EngineOptions) -> EngineLoop:
-    """The loop of a model that says what it was told."""
+def open_echo(
+    name: str,
+    options: EngineOptions,
+    observer: SessionObserver | None = None,
+    clock: Clock = time.monotonic,
+) -> EngineLoop:
+    """The loop of a model that repeats its input."""
     if options.kv_tokens is None:
         options = replace(options, kv_tokens=KV_TOKENS)
     if options.window_tokens is None:
@@ -168,10 +176,12 @@ def open_echo(name: str, options: EngineOptions) -> EngineLoop:
         options = replace(options, state_slots=STATE_SLOTS)
     tokenizer = echo_tokenizer()
     end = tokenizer.eos_tokens[0]
-    return EngineLoop(
+    return build_loop(
         echo_model(name, options.context_length),
         tokenizer,
         GenerationDefaults((end,)),
         options,
-        make_executor=lambda loop: EchoExecutor(loop.stream_of, end),
+        make_executor=lambda stream_of: EchoExecutor(stream_of, end),
+        observer=observer,
+        clock=clock,
     )

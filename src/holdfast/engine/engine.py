@@ -13,39 +13,34 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import index
 from types import TracebackType
-
-import torch
+from typing import Concatenate, ParamSpec
 
 from holdfast.core.audit import Finding
 from holdfast.core.errors import EmptyTurn, SessionExpired
 from holdfast.core.layout import Tier
 from holdfast.core.registry import Event
 from holdfast.core.session import Place
-from holdfast.core.turn import KEEP_ALL, TurnRequest
+from holdfast.core.turn import KEEP_ALL
 from holdfast.core.turn import Turn as CoreTurn
-from holdfast.engine.echo import open_echo
+from holdfast.engine.listeners import Refusal, Reply, TurnListener
 from holdfast.engine.loop import EngineLoop
-from holdfast.engine.options import EngineOptions, OptionError, check_context, make_options
-from holdfast.engine.pull import ECHO_MODELS, resolve_model
+from holdfast.engine.options import EngineOptions, make_options
 from holdfast.engine.report import memory_report
 from holdfast.engine.sampling import Sampling
-from holdfast.engine.step.executor import Executor
+from holdfast.engine.startup import Progress, open_loop
 from holdfast.engine.text.stream import TokenLogprob, TurnStream
-from holdfast.engine.text.tokenizer import open_tokenizer
-from holdfast.engine.tiers.files import weights_identity
-from holdfast.engine.waiting import Length, Wait, end_of_turn, kept_of_turn, no_memory
-from holdfast.kernels.cpu.library import match_threads
-from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
+from holdfast.engine.turn_spec import TurnSpec
+from holdfast.engine.verbs import Verbs
+
+Arguments = ParamSpec("Arguments")
 
 TENANT = "local"
 RESTING = {"host": Tier.HOST, "disk": Tier.DISK}
 """Where the memory of a session may be moved to."""
-
-Progress = Callable[[str, int, int], None]
 
 
 class TurnFailed(RuntimeError):
@@ -66,28 +61,41 @@ class Usage:
     completion_tokens: int
 
 
-class Turn:
+class Turn(TurnListener):
     """A turn as its caller sees it: an iterator of text, and the result once it is done."""
 
-    __slots__ = ("_engine", "_outcome", "_said", "_stream", "_turn")
+    __slots__ = ("_end", "_engine", "_refusal", "_said", "_stream", "_turn")
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._turn: CoreTurn | None = None
         self._stream: TurnStream | None = None
-        self._outcome: tuple[str, str] | None = None
+        self._refusal: Refusal | None = None
+        self._end: Event | None = None
         self._said = 0
 
-    def attach(self, attended: tuple[CoreTurn, TurnStream]) -> Turn:
-        """Bind the handle to what the loop made of it."""
-        self._turn, self._stream = attended
-        return self
+    def begun(self, turn: CoreTurn, stream: TurnStream) -> None:
+        """The turn is queued."""
+        self._turn, self._stream = turn, stream
+
+    def refused(self, refusal: Refusal) -> None:
+        """The turn was refused."""
+        self._refusal = refusal
 
     def hear(self, event: Event) -> None:
-        """The loop tells what happens to the turn."""
+        """The turn has more tokens, or has ended."""
         if event.kind != "tokens":
-            self._outcome = (event.kind, event.reason)
+            self._end = event
             self._bound()[1].end()
+
+    def submit(self, spec: TurnSpec) -> Turn:
+        """Submit the turn, and drive the engine until it has begun; raises if it is refused."""
+        self._engine.verbs.submit(self, spec)
+        while self._turn is None:
+            if self._refusal is not None:
+                raise self._refusal
+            self._engine.drive()
+        return self
 
     def _bound(self) -> tuple[CoreTurn, TurnStream]:
         assert self._turn is not None and self._stream is not None, "the turn was never submitted"
@@ -101,7 +109,7 @@ class Turn:
     @property
     def done(self) -> bool:
         """Whether the turn has had its end."""
-        return self._outcome is not None
+        return self._end is not None
 
     def __iter__(self) -> Iterator[str]:
         while True:
@@ -127,8 +135,8 @@ class Turn:
         return self
 
     def _raise_failure(self) -> None:
-        if self._outcome is not None and self._outcome[0] == "failed":
-            raise TurnFailed(f"turn {self.id} failed: {self._outcome[1]}")
+        if self._end is not None and self._end.kind == "failed":
+            raise TurnFailed(f"turn {self.id} failed: {self._end.reason}")
 
     @property
     def text(self) -> str:
@@ -152,8 +160,8 @@ class Turn:
     def finish_reason(self) -> str:
         """`stop`, `length`, or `abort`; waits for the end."""
         self.wait()
-        assert self._outcome is not None
-        return "abort" if self._outcome[0] == "aborted" else self._outcome[1]
+        assert self._end is not None
+        return "abort" if self._end.kind == "aborted" else self._end.reason
 
     @property
     def usage(self) -> Usage:
@@ -171,6 +179,30 @@ class Turn:
     def prompt_logprobs(self) -> list[TokenLogprob]:
         """Log-probabilities of the turn's input from its second token on, where they were asked for."""
         return self.wait()._bound()[1].prompt_logprobs
+
+
+class Answer:
+    """The reply to a verb: `value` is its answer once it is `over`."""
+
+    __slots__ = ("_refusal", "over", "value")
+
+    def __init__(self) -> None:
+        self.over = False
+        self.value: object = None
+        self._refusal: Refusal | None = None
+
+    def done(self, session_id: str | None, answer: object = None) -> None:  # noqa: ARG002
+        """The verb was carried out."""
+        self.over, self.value = True, answer
+
+    def refused(self, refusal: Refusal) -> None:
+        """The verb was refused."""
+        self.over, self._refusal = True, refusal
+
+    def raise_refusal(self) -> None:
+        """Raise why the verb was refused, if it was."""
+        if self._refusal is not None:
+            raise self._refusal
 
 
 class Session:
@@ -196,17 +228,22 @@ class Session:
         """Say something and get a turn: iterate over it for text as it comes, or ask for its `text`."""
         engine = self._engine
         tokens = engine.checked("said", self._encode(said) if isinstance(said, str) else said)
+        chosen = sampling if sampling is not None else Sampling()
         known = engine.known_tokens(self.id)
-        chosen, limit = engine.settle_sampling(sampling, known + len(tokens))
-        turn = Turn(engine)
-        first = None if chosen.prompt_logprobs is None else known
-        request = TurnRequest(f"t-{secrets.token_hex(4)}", tuple(tokens), limit, computes_from=first)
-        self._current = turn.attach(engine.loop.submit(self.id, request, chosen, turn.hear))
-        return turn
+        spec = TurnSpec(
+            f"t-{secrets.token_hex(4)}",
+            TENANT,
+            tokens,
+            chosen,
+            self.id,
+            computes_from=None if chosen.prompt_logprobs is None else known,
+        )
+        self._current = Turn(engine).submit(spec)
+        return self._current
 
     def _encode(self, text: str) -> list[int]:
         """The tokens of a user's words: with the chat template where the model has one."""
-        tokenizer = self._engine.loop.tokenizer
+        tokenizer = self._engine.loop.setup.tokenizer
         known = self._engine.known_tokens(self.id)
         if tokenizer.template is None:
             return tokenizer.encode(text, add_special_tokens=known == 0)
@@ -218,36 +255,31 @@ class Session:
 
     def interrupt(self, keep: int | str = "all") -> None:
         """Cut in: `keep` is how many generated tokens stay, or "all" or "none" (then the turn never was)."""
-        kept = _kept(keep)
-        self._engine.settle(self.id, kept_of_turn(kept, None))
-        self._engine.until_done(lambda done: self._engine.loop.interrupt(self.id, kept, done=done))
+        verbs = self._engine.verbs
+        self._engine.carry_out(verbs.interrupt, self.id, _kept(keep))
         if self._current is not None:
             self._current.wait()
 
     def rewind(self, turns: int) -> None:
         """Go back so that only the first `turns` turns remain."""
-        self._engine.settle(self.id, end_of_turn(turns))
-        self._engine.until_done(lambda done: self._engine.loop.rewind(self.id, turns, done=done))
+        self._engine.carry_out(self._engine.verbs.rewind, self.id, turns)
 
     def fork(self, at_turn: int | None = None) -> Session:
-        """A second session that goes on from here, or from the end of an earlier turn; memory is shared."""
-        self._engine.settle(self.id, end_of_turn(at_turn), forks=True)
+        """A second session that continues from here, or from the end of an earlier turn; memory is shared."""
         child = f"s-{secrets.token_hex(4)}"
-        self._engine.until_done(lambda done: self._engine.loop.fork(self.id, child, at_turn, done=done))
+        self._engine.carry_out(self._engine.verbs.fork, self.id, child, at_turn)
         return Session(self._engine, child, self.system)
 
     def spill(self, tier: str | None = None) -> bool:
         """Move the memory to "host" or "disk", or to the nearest with room; whether it is there."""
         if tier is not None and tier not in RESTING:
             raise ValueError(f"tier must be one of {', '.join(RESTING)}, or None, not {tier!r}")
-        self._engine.settle(self.id)
-        self._engine.loop.spill(self.id, None if tier is None else RESTING[tier])
+        self._engine.carry_out(self._engine.verbs.spill, self.id, None if tier is None else RESTING[tier])
         return self._wait_for_move(Place.AWAY)
 
     def restore(self) -> bool:
-        """Bring the memory back to the device; whether it is there. The next turn does so by itself."""
-        self._engine.settle(self.id)
-        self._engine.loop.restore(self.id)
+        """Move the memory back to the device; whether it is there. The next turn does so by itself."""
+        self._engine.carry_out(self._engine.verbs.restore, self.id)
         return self._wait_for_move(Place.HOME)
 
     def _wait_for_move(self, place: Place) -> bool:
@@ -262,11 +294,10 @@ class Session:
         return len(self._engine.loop.scheduler.registry.find(self.id).boundaries)
 
     def close(self) -> None:
-        """End the conversation and give its memory back. Closing one that is over is no error."""
-        loop = self._engine.loop
-        if self.id in loop.scheduler.registry.sessions:
+        """Close the session and free its memory. Closing it again is no error."""
+        if self.id in self._engine.loop.scheduler.registry.sessions:
             with suppress(SessionExpired):
-                self._engine.until_done(lambda done: loop.close_session(self.id, done))
+                self._engine.carry_out(self._engine.verbs.close, self.id)
 
 
 def _kept(keep: int | str) -> int | None:
@@ -294,11 +325,12 @@ class Engine:
             self.loop = model
         else:
             self.loop = open_loop(model, make_options(**options), progress)
+        self.verbs = Verbs(self.loop)
 
     @property
     def options(self) -> EngineOptions:
         """What the engine was set up with."""
-        return self.loop.options
+        return self.loop.setup.options
 
     def __enter__(self) -> Engine:
         return self
@@ -317,7 +349,7 @@ class Engine:
     def session(self, system: str | None = None, id: str | None = None) -> Session:  # noqa: A002
         """Open a conversation."""
         name = id if id is not None else f"s-{secrets.token_hex(4)}"
-        self.until_done(lambda done: self.loop.open_session(name, TENANT, system=system, done=done))
+        self.carry_out(self.verbs.open, name, TENANT, None, None, system)
         return Session(self, name, system)
 
     def sessions(self) -> list[str]:
@@ -339,7 +371,7 @@ class Engine:
 
         With `sampling.n` above one, a prompt's choices follow one another.
         """
-        tokenizer = self.loop.tokenizer
+        tokenizer = self.loop.setup.tokenizer
         listed: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
         written = [
             self.checked("prompts", tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
@@ -347,16 +379,17 @@ class Engine:
         ]
         if not all(written):
             raise EmptyTurn("every prompt needs tokens: one of them has none")
-        pending: list[Turn] = []
-        for encoded in written:
-            chosen, limit = self.settle_sampling(sampling, len(encoded))
-            for choice in range(chosen.n):
-                turn = Turn(self)
-                first = None if chosen.prompt_logprobs is None else 0
-                request = TurnRequest(f"r-{secrets.token_hex(6)}", tuple(encoded), limit, computes_from=first)
-                pending.append(
-                    turn.attach(self.loop.request(TENANT, request, chosen.choice(choice), turn.hear))
+        chosen = sampling if sampling is not None else Sampling()
+        first = None if chosen.prompt_logprobs is None else 0
+        pending = [
+            Turn(self).submit(
+                TurnSpec(
+                    f"r-{secrets.token_hex(6)}", TENANT, encoded, chosen, choice=choice, computes_from=first
                 )
+            )
+            for encoded in written
+            for choice in range(chosen.n)
+        ]
         for done, turn in enumerate(pending):
             turn.wait()
             if progress is not None:
@@ -369,28 +402,30 @@ class Engine:
         Texts can have such, too: tokenizers may know marks that the model's table has no rows for. To a GPU
         they would be the end of everything that it holds.
         """
-        vocabulary = self.loop.model.config.vocabulary
+        vocabulary = self.loop.setup.model.config.vocabulary
         numbers = [index(token) for token in tokens]
         if numbers and not 0 <= min(numbers) <= max(numbers) < vocabulary:
             raise ValueError(f"{name}: token ids are whole numbers from 0 to {vocabulary - 1}")
         return numbers
 
-    def settle_sampling(self, sampling: Sampling | None, prompt: int) -> tuple[Sampling, int]:
-        """Fill in what was left open, and how many tokens may be generated after `prompt` tokens."""
-        chosen = (sampling or Sampling()).with_defaults(self.loop.defaults)
-        room = self.loop.tokens_max(TENANT) - prompt
-        return chosen, chosen.max_tokens if chosen.max_tokens is not None else max(1, room)
-
     def drive(self) -> None:
-        """Make one step for all turns in flight."""
+        """Make one step for all turns in flight, and try verbs that wait for their session."""
         self.loop.step()
+        self.verbs.retry()
 
-    def until_done(self, act: Callable[[Callable[[], None]], object]) -> None:
-        """Carry out a verb, and drive the engine until it is acknowledged."""
-        acknowledged: list[bool] = []
-        act(lambda: acknowledged.append(True))
-        while not acknowledged:
-            self.loop.step()
+    def carry_out(
+        self,
+        verb: Callable[Concatenate[Reply, Arguments], None],
+        *arguments: Arguments.args,
+        **more: Arguments.kwargs,
+    ) -> object:
+        """Carry out a verb, and drive the engine until it is acknowledged; raises if it is refused."""
+        answer = Answer()
+        verb(answer, *arguments, **more)
+        while not answer.over:
+            self.drive()
+        answer.raise_refusal()
+        return answer.value
 
     def known_tokens(self, session_id: str) -> int:
         """How many tokens a session's history has."""
@@ -401,12 +436,6 @@ class Engine:
         tokens = self.loop.scheduler.registry.find(session_id).sequence.tokens
         return tokens[len(tokens) - 1] if len(tokens) else None
 
-    def settle(self, session_id: str, length: Length = no_memory, forks: bool = False) -> None:
-        """Drive the engine until a verb on a session gives up no memory that it could keep."""
-        wait = Wait(self.loop.scheduler, session_id, length, forks)
-        while not wait.over(self.loop.now()):
-            self.loop.step()
-
     def memory(self) -> dict[str, object]:
         """The ledger: units by holder, component and tier, the largest holders, findings."""
         return memory_report(self.loop)
@@ -414,82 +443,3 @@ class Engine:
     def audit(self) -> list[Finding]:
         """Recount everything now; what must not be is healed and returned."""
         return self.loop.scheduler.recount()
-
-
-def open_loop(name: str, options: EngineOptions, progress: Progress | None = None) -> EngineLoop:
-    """Find a model, fetch it where it has to be, load it and set up its memory."""
-    if name in ECHO_MODELS:
-        return open_echo(name, options)
-    device = _device(options.device)
-    if device.index is not None:
-        # Kernels are launched, and events recorded, on the current device: of the thread that has the engine.
-        torch.cuda.set_device(device)
-    path = resolve_model(name, _stage(progress, "fetch"))
-    checkpoint = open_checkpoint(path)
-    check_context(options, checkpoint.config.context_length, checkpoint.config.context_reach)
-    tokenizer = open_tokenizer(
-        checkpoint
-    )  # What cannot be read is said before weights are, which takes long.
-    placement = choose_placement(checkpoint, device, options.dtype)
-    with _one_thread(), _room_for(device, "the weights", "a smaller model, or weights in fewer bits,"):
-        loaded = load_model(
-            checkpoint,
-            placement,
-            load_format=options.load_format,
-            context_length=options.context_length,
-            pack_weights=False
-            if options.fast_start and options.pack_weights is None
-            else options.pack_weights,
-            progress=_stage(progress, "load"),
-        )
-    if device.type == "cpu":
-        match_threads()
-    identity = weights_identity(path) if options.disk is not None else ""
-    with _room_for(device, "pools and steps", "smaller pools, or a smaller max_running or context_length,"):
-        loop = EngineLoop(loaded, tokenizer, checkpoint.generation, options, identity=identity)
-        if loaded.device.type == "cuda" and not options.fast_start and isinstance(loop.executor, Executor):
-            loop.executor.capture(progress)
-    return loop
-
-
-@contextmanager
-def _room_for(device: torch.device, what: str, smaller: str) -> Iterator[None]:
-    """Memory that a device does not have becomes one line that says for what, and what would take less."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        # Of a CPU's memory torch says only in words that there is not enough.
-        missing = isinstance(error, MemoryError | torch.OutOfMemoryError) or "not enough memory" in str(error)
-        if not missing:
-            raise
-        text = f"{device} has too little free memory for {what}: {smaller} would take less"
-        raise OptionError("device", f"{text} ({error})") from error
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Weights are many small copies: threads that wait for one another only make them slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type == "cuda" and (device.index or 0) >= found:
-        raise OptionError(
-            "device", f"{name} cannot be used: torch finds {found} GPUs here; choose cpu or auto"
-        )
-    return device
-
-
-def _stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:
-    if progress is None:
-        return None
-    return lambda done, total: progress(stage, done, total)

@@ -168,7 +168,7 @@ def _report(loop: EngineLoop, census: Census, tenants: list[Report]) -> Report:
             shown["page_size"] = ledger.layout.page_size
         shown |= {
             "units": pool.size,
-            "bytes_per_unit": loop.memory_plan.unit_bytes[pool.component],
+            "bytes_per_unit": loop.setup.memory_plan.unit_bytes[pool.component],
             "holders": census.holders(pool),
         }
         pools.append(shown)
@@ -178,7 +178,7 @@ def _report(loop: EngineLoop, census: Census, tenants: list[Report]) -> Report:
         "top": census.largest(),
         "tenants": tenants,
         "audit": {
-            "mode": loop.options.audit,
+            "mode": loop.setup.options.audit,
             "steps": ledger.settled,
             "last_full_census_step": audit.last_full_step,
         },
@@ -256,7 +256,7 @@ def session_report(loop: EngineLoop, session: Session) -> Report:
                 units += sum(holder.held[pool.index] for holder in holders)
         held[component.name.lower()] = {
             "units": units,
-            "bytes": units * loop.memory_plan.unit_bytes.get(component, 0),
+            "bytes": units * loop.setup.memory_plan.unit_bytes.get(component, 0),
         }
     sequence = session.sequence
     lease = sequence.lease
