@@ -27,7 +27,7 @@ def run(engine: Engine) -> None:
 def interrupted(session: Session, turn: int, heard: int, keep: int | str) -> Turn:
     """A turn that is cut in the middle of what it says."""
     spoken = session.say(said(turn), greedy(60))
-    while len(spoken._bound()[1].tokens) < heard:
+    while len(spoken._stream.tokens) < heard:
         session._engine.drive()
     session.interrupt(keep=keep)
     assert spoken.finish_reason == "abort"
@@ -46,7 +46,7 @@ def test_fifty_interruptions_in_a_row_never_compute_the_history(make_any: Make, 
     kept = 0
     for number in range(50):
         turn = interrupted(session, number, heard=7, keep=(0, 3, 6)[number % 3])
-        own = 20 + len(turn._bound()[1].tokens)
+        own = 20 + len(turn._stream.tokens)
         catching_up = 0 if anywhere else 20 + kept
         assert turn.usage.computed_tokens <= own + catching_up, f"interruption {number}"
         assert turn.usage.cached_tokens >= known - catching_up
@@ -79,7 +79,7 @@ def test_a_long_input_is_not_computed_again(make_any: Make) -> None:
     session = engine.session()
     session.say(said(0, 50), greedy(5)).wait()
     turn = session.say(said(1, 400), greedy(60))
-    while len(turn._bound()[1].tokens) < 9:
+    while len(turn._stream.tokens) < 9:
         engine.drive()
     session.interrupt(keep=6)
     after = session.say(said(2), greedy(4))

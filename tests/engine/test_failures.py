@@ -241,7 +241,7 @@ def test_a_tokenizer_that_fails_costs_its_own_turn_alone(make: Make, overlap: bo
     engine = make(overlap=overlap)
     sessions = [engine.session() for _ in PROMPTS]
     turns = [session.say(prompt, greedy(COUNT)) for session, prompt in zip(sessions, PROMPTS, strict=True)]
-    stream = turns[bad]._bound()[1]
+    stream = turns[bad]._stream
     stream._detokenizer = Crashing(stream._detokenizer)
     expected = undisturbed(make)
     for number, turn in enumerate(turns):
@@ -262,7 +262,7 @@ def test_a_tokenizer_that_fails_at_the_very_end_keeps_no_end_from_being_told(
     engine = make(overlap=overlap)
     turns = [engine.session().say(prompt, greedy(2)) for prompt in PROMPTS]
     for turn in turns:
-        stream = turn._bound()[1]
+        stream = turn._stream
         stream._detokenizer = Crashing(stream._detokenizer)
     expected = undisturbed(make)
     assert [turn.token_ids for turn in turns] == [each[:2] for each in expected]

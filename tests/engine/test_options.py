@@ -166,7 +166,8 @@ def test_a_gpu_that_is_not_there_is_refused_before_a_model_is_looked_for() -> No
 
 
 def test_an_unknown_option_is_refused_with_those_there_are() -> None:
-    with pytest.raises(OptionError, match=r"^pagesize is no option; there are .*page_size") as caught:
+    expected = r"^pagesize is not an option; the options are .*page_size"
+    with pytest.raises(OptionError, match=expected) as caught:
         make_options(pagesize=16)
     assert caught.value.option == "pagesize"
 
@@ -204,7 +205,7 @@ def test_a_longer_context_than_the_models_own_is_warned_of(
     asked: int | None, reach: int | None, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     check_context(make_options(context_length=asked), 4096, reach)
-    said = f"context_length {asked} is more than the 4096 tokens that the model was made for"
+    said = f"context_length {asked} is more than the 4096 tokens that the model was trained for"
     assert caplog.messages == ([said] if warned else [])
 
 
@@ -214,7 +215,7 @@ def test_a_context_that_the_model_cannot_have_is_refused_before_its_weights_are_
         open_loop(directory, make_options(context_length=2049))
     assert (
         caught.value.typed
-        == "--context-length must be at most 2048, as far as the model's positions carry, not 2049"
+        == "--context-length must be at most 2048, the limit of the model's positions, not 2049"
     )
     # Random weights were made for nothing.
     assert open_loop(directory, make_options(context_length=2049, load_format="dummy", kv_tokens=64))

@@ -129,7 +129,7 @@ def test_an_interrupted_turn_is_kept_and_one_rolled_back_never_was(make: Make, p
     kept, gone = engine.session(id="kept"), engine.session(id="gone")
     for session, keep in ((kept, 4), (gone, "none")):
         turn = session.say(SAID, greedy(40))
-        while len(turn._bound()[1].tokens) < 9:
+        while len(turn._stream.tokens) < 9:
             engine.drive()
         session.interrupt(keep=keep)
     known = history(engine, kept)

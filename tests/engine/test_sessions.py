@@ -18,7 +18,7 @@ def history(engine: Engine, session: Session) -> list[int]:
 
 def until(session: Session, turn: object, count: int) -> None:
     """Drive until a turn has said a number of tokens."""
-    while len(turn._bound()[1].tokens) < count:  # type: ignore[attr-defined]
+    while len(turn._stream.tokens) < count:  # type: ignore[attr-defined]
         session._engine.drive()
 
 

@@ -97,7 +97,7 @@ def test_turns_stops_and_interruptions_with_guesses(tmp_path: Path) -> None:
         stop = Sampling(max_tokens=60, temperature=0.0, stop_token_ids=(first[-1],), ignore_eos=True)
         second = session.say([7, 8, 9], stop).token_ids
         turn = session.say(REPEATING, greedy(50))
-        while len(turn._bound()[1].tokens) < 9:
+        while len(turn._stream.tokens) < 9:
             engine.drive()
         session.interrupt()
         session.rewind(1)

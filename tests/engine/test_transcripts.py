@@ -198,7 +198,7 @@ class Play:
         turn, said, expected = started
         for _ in range(steps):
             self.engine.drive()
-        core = turn._bound()[0]
+        core = turn._turn
         if isinstance(kept, int):
             kept = min(kept, core.generated)
         begun = core.admitted is not None

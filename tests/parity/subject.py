@@ -128,7 +128,7 @@ class Watched:
 
     def check(self, turn: Turn, before: list[int], said: list[int] | None = None) -> list[int]:
         """A turn after the tokens `before`, its input included: logits agree and tokens are greedy."""
-        core = turn._bound()[0]
+        core = turn._turn
         tokens = turn.token_ids if said is None else said
         assert tokens, "a turn says something"
         transcript = before + tokens

@@ -161,6 +161,10 @@ class Dispatcher:
 
     # --- turns ------------------------------------------------------------------------------------
 
+    def listen(self, turn: Turn, stream: TurnStream, listener: TurnListener) -> None:
+        """Tell a listener of everything that happens to a turn that was queued."""
+        self.live.turns[turn.number] = LiveTurn(stream, listener)
+
     def when_ended(self, turn: Turn, act: Act) -> None:
         """Act when the end of a turn in flight was told."""
         self.live.turns[turn.number].acknowledgements.append(act)

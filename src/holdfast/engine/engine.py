@@ -1,12 +1,12 @@
-"""The engine in one's own process: sessions, turns and batches without a server.
+"""The engine in the caller's process: sessions, turns and batches without a server.
 
     with Engine("smollm2") as engine:
         with engine.session(system="You are terse.") as session:
             for piece in session.say("Name three rivers."):
                 print(piece, end="")
 
-Whoever iterates over a turn drives the engine; other turns in flight get on as well. A turn that is left
-before its end goes on when the engine is driven again, or is cut with `interrupt`.
+Iterating over a turn drives the engine, and so all turns in flight. A turn that is not read to its end goes
+on when the engine is driven again, or is ended with `interrupt`.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ Arguments = ParamSpec("Arguments")
 
 TENANT = "local"
 RESTING = {"host": Tier.HOST, "disk": Tier.DISK}
-"""Where the memory of a session may be moved to."""
+"""The tiers that the memory of a session may be moved to."""
 
 
 class TurnFailed(RuntimeError):
-    """A turn could not be carried out; the session is as it was before it."""
+    """A turn failed; the session is as it was before the turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a turn cost, in tokens: `prompt` counts the history, `cached` of it was in memory already.
+    """Token counts of a turn: `prompt` includes the history, `cached` is the part of it that was in memory.
 
-    `computed` is all that the model computed for the turn, generated tokens and what had to be computed again
-    included; over HTTP it is of the prompt alone.
+    `computed` is everything that the model computed for the turn, with generated tokens and recomputation;
+    over HTTP it counts the prompt alone.
     """
 
     prompt_tokens: int
@@ -61,55 +61,60 @@ class Usage:
     completion_tokens: int
 
 
-class Turn(TurnListener):
-    """A turn as its caller sees it: an iterator of text, and the result once it is done."""
+class Hearing(TurnListener):
+    """Hears one turn of this process."""
 
-    __slots__ = ("_end", "_engine", "_refusal", "_said", "_stream", "_turn")
+    __slots__ = ("end", "refusal", "stream", "turn")
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._turn: CoreTurn | None = None
-        self._stream: TurnStream | None = None
-        self._refusal: Refusal | None = None
-        self._end: Event | None = None
-        self._said = 0
+    def __init__(self) -> None:
+        self.turn: CoreTurn | None = None
+        self.stream: TurnStream | None = None
+        self.refusal: Refusal | None = None
+        self.end: Event | None = None
 
     def begun(self, turn: CoreTurn, stream: TurnStream) -> None:
         """The turn is queued."""
-        self._turn, self._stream = turn, stream
+        self.turn, self.stream = turn, stream
 
     def refused(self, refusal: Refusal) -> None:
         """The turn was refused."""
-        self._refusal = refusal
+        self.refusal = refusal
 
     def hear(self, event: Event) -> None:
         """The turn has more tokens, or has ended."""
-        if event.kind != "tokens":
-            self._end = event
-            self._bound()[1].end()
+        if event.kind != "tokens" and self.stream is not None:
+            self.end = event
+            self.stream.end()
 
-    def submit(self, spec: TurnSpec) -> Turn:
-        """Submit the turn, and drive the engine until it has begun; raises if it is refused."""
-        self._engine.verbs.submit(self, spec)
-        while self._turn is None:
-            if self._refusal is not None:
-                raise self._refusal
-            self._engine.drive()
-        return self
 
-    def _bound(self) -> tuple[CoreTurn, TurnStream]:
-        assert self._turn is not None and self._stream is not None, "the turn was never submitted"
-        return self._turn, self._stream
+class Turn:
+    """A turn as its caller sees it: an iterator of text, and the result once it is done."""
+
+    __slots__ = ("_engine", "_hearing", "_said", "_stream", "_turn")
+
+    def __init__(self, engine: Engine, spec: TurnSpec) -> None:
+        """Submit a turn, and drive the engine until it is queued; raises if it is refused."""
+        hearing = Hearing()
+        engine.verbs.submit(hearing, spec)
+        while hearing.turn is None or hearing.stream is None:
+            if hearing.refusal is not None:
+                raise hearing.refusal
+            engine.drive()
+        self._engine = engine
+        self._hearing = hearing
+        self._turn = hearing.turn
+        self._stream = hearing.stream
+        self._said = 0
 
     @property
     def id(self) -> str:
-        """The turn's name."""
-        return self._bound()[0].request.turn_id
+        """The id of the turn."""
+        return self._turn.request.turn_id
 
     @property
     def done(self) -> bool:
-        """Whether the turn has had its end."""
-        return self._end is not None
+        """Whether the turn has ended."""
+        return self._hearing.end is not None
 
     def __iter__(self) -> Iterator[str]:
         while True:
@@ -121,8 +126,8 @@ class Turn(TurnListener):
         self._raise_failure()
 
     def take(self) -> str:
-        """What was said since this was last asked, for callers who drive the engine themselves."""
-        pieces = self._bound()[1].pieces
+        """The text since the last call, for callers who drive the engine themselves."""
+        pieces = self._stream.pieces
         text = "".join(pieces[self._said :])
         self._said = len(pieces)
         return text
@@ -135,50 +140,51 @@ class Turn(TurnListener):
         return self
 
     def _raise_failure(self) -> None:
-        if self._end is not None and self._end.kind == "failed":
-            raise TurnFailed(f"turn {self.id} failed: {self._end.reason}")
+        end = self._hearing.end
+        if end is not None and end.kind == "failed":
+            raise TurnFailed(f"turn {self.id} failed: {end.reason}")
 
     @property
     def text(self) -> str:
-        """Everything the turn says, of one that was cut short what stands; waits for its end."""
-        turn, stream = self.wait()._bound()
-        return stream.text_of(turn.generated)
+        """The text of the turn that stays in the history; waits for the end."""
+        self.wait()
+        return self._stream.text_of(self._turn.generated)
 
     @property
     def tokens_shown(self) -> int:
-        """How many generated tokens lie wholly inside the text that was handed out so far."""
-        stream = self._bound()[1]
+        """How many generated tokens lie wholly inside the text that was taken so far."""
+        stream = self._stream
         return stream.tokens_of(sum(map(len, stream.pieces[: self._said])))
 
     @property
     def token_ids(self) -> list[int]:
-        """The generated tokens that stand; waits for the end."""
-        turn, stream = self.wait()._bound()
-        return stream.tokens[: turn.generated]
+        """The generated tokens that stay in the history; waits for the end."""
+        self.wait()
+        return self._stream.tokens[: self._turn.generated]
 
     @property
     def finish_reason(self) -> str:
         """`stop`, `length`, or `abort`; waits for the end."""
-        self.wait()
-        assert self._end is not None
-        return "abort" if self._end.kind == "aborted" else self._end.reason
+        end = self.wait()._hearing.end
+        assert end is not None, "a turn that is done has its end"
+        return "abort" if end.kind == "aborted" else end.reason
 
     @property
     def usage(self) -> Usage:
-        """What the turn cost; waits for the end."""
-        turn, _ = self.wait()._bound()
+        """The token counts of the turn; waits for the end."""
+        turn = self.wait()._turn
         return Usage(turn.input_end, turn.cached, turn.computed, turn.generated)
 
     @property
     def logprobs(self) -> list[TokenLogprob]:
-        """Log-probabilities of the generated tokens that stand, where they were asked for."""
-        turn, stream = self.wait()._bound()
-        return stream.logprobs[: turn.generated]
+        """Log-probabilities of `token_ids`, if they were requested; waits for the end."""
+        self.wait()
+        return self._stream.logprobs[: self._turn.generated]
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprob]:
-        """Log-probabilities of the turn's input from its second token on, where they were asked for."""
-        return self.wait()._bound()[1].prompt_logprobs
+        """Log-probabilities of the input from its second token on, if they were requested."""
+        return self.wait()._stream.prompt_logprobs
 
 
 class Answer:
@@ -225,7 +231,7 @@ class Session:
         self.close()
 
     def say(self, said: str | Sequence[int], sampling: Sampling | None = None) -> Turn:
-        """Say something and get a turn: iterate over it for text as it comes, or ask for its `text`."""
+        """Start a turn: iterate over it for text as it comes, or read its `text`."""
         engine = self._engine
         tokens = engine.checked("said", self._encode(said) if isinstance(said, str) else said)
         chosen = sampling if sampling is not None else Sampling()
@@ -238,11 +244,11 @@ class Session:
             self.id,
             computes_from=None if chosen.prompt_logprobs is None else known,
         )
-        self._current = Turn(engine).submit(spec)
+        self._current = Turn(engine, spec)
         return self._current
 
     def _encode(self, text: str) -> list[int]:
-        """The tokens of a user's words: with the chat template where the model has one."""
+        """The tokens of a user message, in the chat template if the model has one."""
         tokenizer = self._engine.loop.setup.tokenizer
         known = self._engine.known_tokens(self.id)
         if tokenizer.template is None:
@@ -254,7 +260,7 @@ class Session:
         return tokenizer.encode_continuation([message], last_token=self._engine.last_token(self.id))
 
     def interrupt(self, keep: int | str = "all") -> None:
-        """Cut in: `keep` is how many generated tokens stay, or "all" or "none" (then the turn never was)."""
+        """End the turn: `keep` is how many generated tokens stay, "all", or "none" to roll the turn back."""
         verbs = self._engine.verbs
         self._engine.carry_out(verbs.interrupt, self.id, _kept(keep))
         if self._current is not None:
@@ -265,7 +271,7 @@ class Session:
         self._engine.carry_out(self._engine.verbs.rewind, self.id, turns)
 
     def fork(self, at_turn: int | None = None) -> Session:
-        """A second session that continues from here, or from the end of an earlier turn; memory is shared."""
+        """Open a session that continues from here, or from the end of an earlier turn; memory is shared."""
         child = f"s-{secrets.token_hex(4)}"
         self._engine.carry_out(self._engine.verbs.fork, self.id, child, at_turn)
         return Session(self._engine, child, self.system)
@@ -290,7 +296,7 @@ class Session:
 
     @property
     def turns(self) -> int:
-        """How many turns the conversation has."""
+        """How many turns the session has."""
         return len(self._engine.loop.scheduler.registry.find(self.id).boundaries)
 
     def close(self) -> None:
@@ -318,7 +324,7 @@ class Engine:
     ) -> None:
         """Load a model: a directory, a .gguf file, or the name of a packaged one. See `EngineOptions`.
 
-        A loop that is ready, with options of its own, is taken as it is.
+        A loop that is ready is used as it is, with its own options.
         """
         if isinstance(model, EngineLoop):
             assert not options, "a loop has its options already"
@@ -329,7 +335,7 @@ class Engine:
 
     @property
     def options(self) -> EngineOptions:
-        """What the engine was set up with."""
+        """The options of the engine."""
         return self.loop.setup.options
 
     def __enter__(self) -> Engine:
@@ -341,23 +347,23 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Close every session. With a journal they stay in it, and are here again with the next engine."""
+        """Close the engine and its sessions. Sessions in a journal come back with the next engine."""
         self.loop.shut_down()
         for name in list(self.loop.scheduler.registry.sessions):
             Session(self, name, None).close()
 
     def session(self, system: str | None = None, id: str | None = None) -> Session:  # noqa: A002
-        """Open a conversation."""
+        """Open a session."""
         name = id if id is not None else f"s-{secrets.token_hex(4)}"
         self.carry_out(self.verbs.open, name, TENANT, None, None, system)
         return Session(self, name, system)
 
     def sessions(self) -> list[str]:
-        """The names of all conversations that are open, those of the journal included."""
+        """The ids of all open sessions, those from the journal included."""
         return list(self.loop.session_log.sessions)
 
     def resume(self, id: str) -> Session:  # noqa: A002
-        """A conversation that is open, by its name: one that came back from the journal, for example."""
+        """An open session by its id: one from the journal, for example."""
         self.loop.scheduler.registry.find(id)
         return Session(self, id, self.loop.session_log.sessions[id].system)
 
@@ -373,21 +379,22 @@ class Engine:
         """
         tokenizer = self.loop.setup.tokenizer
         listed: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
-        written = [
+        encoded = [
             self.checked("prompts", tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
             for prompt in listed
         ]
-        if not all(written):
-            raise EmptyTurn("every prompt needs tokens: one of them has none")
+        if not all(encoded):
+            raise EmptyTurn("a prompt has no tokens: every prompt needs at least one")
         chosen = sampling if sampling is not None else Sampling()
         first = None if chosen.prompt_logprobs is None else 0
         pending = [
-            Turn(self).submit(
+            Turn(
+                self,
                 TurnSpec(
-                    f"r-{secrets.token_hex(6)}", TENANT, encoded, chosen, choice=choice, computes_from=first
-                )
+                    f"r-{secrets.token_hex(6)}", TENANT, tokens, chosen, choice=choice, computes_from=first
+                ),
             )
-            for encoded in written
+            for tokens in encoded
             for choice in range(chosen.n)
         ]
         for done, turn in enumerate(pending):
@@ -397,10 +404,9 @@ class Engine:
         return pending
 
     def checked(self, name: str, tokens: Sequence[int]) -> list[int]:
-        """Token ids that a caller brings; one that the model does not have is refused.
+        """Token ids from a caller; raises if one is out of range, which would kill the CUDA context.
 
-        Texts can have such, too: tokenizers may know marks that the model's table has no rows for. To a GPU
-        they would be the end of everything that it holds.
+        Texts are checked, too: a tokenizer may have special tokens that the model's embedding has no row for.
         """
         vocabulary = self.loop.setup.model.config.vocabulary
         numbers = [index(token) for token in tokens]
@@ -441,5 +447,5 @@ class Engine:
         return memory_report(self.loop)
 
     def audit(self) -> list[Finding]:
-        """Recount everything now; what must not be is healed and returned."""
+        """Run the audit now: what it finds is repaired and returned."""
         return self.loop.scheduler.recount()

@@ -1,4 +1,4 @@
-"""Who the engine tells: the caller of a verb, the caller of a turn, and whoever watches sessions.
+"""The listeners of the engine: the caller of a verb, the caller of a turn, and an observer of sessions.
 
 `engine.engine` implements them for callers in this process, `server.link.results` for the API process.
 """

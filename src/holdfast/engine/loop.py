@@ -1,8 +1,8 @@
 """The engine's loop: plan, run, settle, tell.
 
-It joins the core's scheduler to an executor. Whoever drives it calls `step` while it is `busy`. An executor
-that raises does not end the loop: the step is reported as failed, and the core takes its turns back. Records
-of a step are written beside the steps that follow.
+It joins the core's scheduler to an executor. The driver calls `step` while the loop is `busy`. An executor
+that raises does not end the loop: the step is reported as failed, and the core rolls its turns back. The
+journal records of a step are written while the next steps run.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ class EngineLoop:
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to plan, run, settle or write."""
+        """Whether there is anything to plan, run, settle or write to the journal."""
         return self.active or self.session_log.pending
 
     @property
     def active(self) -> bool:
-        """Whether a step has anything to do. What is handed over to be written needs none."""
+        """Whether a step has anything to do. Writing the journal needs no step."""
         registry = self.scheduler.registry
         return bool(
             registry.running
@@ -105,9 +105,9 @@ class EngineLoop:
         )
 
     def step(self) -> None:
-        """One step: make a plan and launch it, settle what is due, and tell who listens.
+        """One step: make a plan and launch it, settle what is due, and tell the listeners.
 
-        With overlap the plan launched before is settled now, while this one runs; without, this one is.
+        With overlap the previous plan is settled while this one runs; without, this one is.
         """
         scheduler = self.scheduler
         if self.disk is not None:
@@ -133,14 +133,14 @@ class EngineLoop:
                 self.disk.write_idle()
 
     def _budget(self) -> int:
-        """How many tokens the next step may have. Guesses want room: with them all steps may be large."""
+        """Maximum tokens of the next step. With speculation every step may be large."""
         registry, most = self.scheduler.registry, self.setup.options.step_tokens
         if self.speculator is not None:
             return most
         return step_tokens(registry, self.executor.small_step(len(registry.running)), most)
 
     def _rest(self, plan: Plan) -> None:
-        """A step without work waits a moment for a copy, the disk or the journal, rather than to spin."""
+        """A step without work waits for a copy, the disk or the journal instead of spinning."""
         if plan or self._pending is not None:
             return
         self.executor.host_tier.wait(DISK_SECONDS)
@@ -149,7 +149,7 @@ class EngineLoop:
         self.session_log.wait(JOURNAL_SECONDS)
 
     def _launch(self, plan: Plan) -> Flight | StepResult:
-        """Start a step, after the copies that nobody wants. What it raises fails the step, not the engine."""
+        """Start a step, ordered after abandoned copies. An exception fails the step, not the engine."""
         try:
             self.executor.host_tier.fence_abandoned(self.scheduler.registry.transits)
             if self.disk is not None:
@@ -159,7 +159,7 @@ class EngineLoop:
             return self._failure(plan, error)
 
     def _settle(self, launched: Flight | StepResult) -> None:
-        """Settle the oldest plan in flight with what was launched for it."""
+        """Settle the oldest plan in flight with the results of its launch."""
         plan = self.scheduler.registry.flights[0]
         if plan.void:
             result = StepResult([], error="discarded")

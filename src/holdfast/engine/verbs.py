@@ -17,7 +17,6 @@ from holdfast.core.errors import Refused, RequestConflict, TooManySessions, Unkn
 from holdfast.core.layout import Component, Tier
 from holdfast.core.session import Session
 from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
-from holdfast.engine.dispatch import LiveTurn
 from holdfast.engine.durable.session_log import require_text
 from holdfast.engine.listeners import Reply, TurnListener
 from holdfast.engine.loop import EngineLoop
@@ -373,7 +372,7 @@ class Verbs:
             input_first=known,
             fingerprint=spec.fingerprint,
         )
-        self.loop.dispatcher.live.turns[turn.number] = LiveTurn(stream, listener)
+        self._dispatcher.listen(turn, stream, listener)
         listener.begun(turn, stream)
 
     def _request(self, spec: TurnSpec, sampling: Sampling, known: int) -> TurnRequest:

@@ -211,7 +211,7 @@ class Service:
     async def ask(self, what: str, name: str | None = None, names: list[str] | None = None) -> Any:
         """A question to the engine."""
         number = self.link.number()
-        return (await self.link.call(wire.Ask(number, what, name, names or []), number)).answer
+        return (await self.link.call(wire.Ask(number, wire.Question(what), name, names or []), number)).answer
 
     # --- sessions ---------------------------------------------------------------------------------
 
@@ -308,7 +308,7 @@ class Service:
     async def describe(self, record: SessionRecord) -> dict[str, Any]:
         """A session as clients see it."""
         key = engine_name(record.tenant, record.name)
-        done = await self._call_on(record, lambda number: wire.Ask(number, "session", key))
+        done = await self._call_on(record, lambda number: wire.Ask(number, wire.Question.SESSION, key))
         return self.shown(done.answer, record)
 
     def shown(self, answer: dict[str, Any], record: SessionRecord) -> dict[str, Any]:

@@ -15,11 +15,12 @@ from holdfast.engine.memory_map import leased_units
 from holdfast.engine.report import session_report
 from holdfast.engine.sampling import Sampling, SamplingError
 from holdfast.engine.turn_spec import TurnSpec
-from holdfast.engine.verbs import Verbs
+from holdfast.engine.verbs import Verbs, never_spent
 from holdfast.server.link import wire
-from holdfast.server.link.reports import Surveys
+from holdfast.server.link.reports import SURVEYS, Surveys
 from holdfast.server.link.results import CallReply, Outbox, TurnReply
-from holdfast.server.link.rounds import Spent, never
+from holdfast.server.link.rounds import Spent
+from holdfast.server.link.wire import Question
 
 __all__ = ["EngineCommands"]
 
@@ -116,7 +117,7 @@ class EngineCommands:
         """Whether a verb or a turn waits for its session."""
         return self.verbs.waits
 
-    def retry(self, spent: Spent = never) -> None:
+    def retry(self, spent: Spent = never_spent) -> None:
         """Try some of the verbs and turns that wait, until the round has no more time."""
         self.verbs.retry(spent)
 
@@ -125,7 +126,7 @@ class EngineCommands:
         """Whether a report is being made."""
         return bool(self._surveys)
 
-    def report(self, spent: Spent = never) -> None:
+    def report(self, spent: Spent = never_spent) -> None:
         """Make portions of reports, one at least, until the round has no more time."""
         for call, answer in self._surveys.work(spent):
             self._outbox.answer(wire.Done(call, answer=answer))
@@ -158,27 +159,22 @@ class EngineCommands:
 
     def _ask(self, command: wire.Ask) -> None:
         """Answer a question now, or have a report made between steps."""
-        if command.what in ("memory", "picture", "sessions"):
+        if command.what in SURVEYS:
             self._surveys.ask(command)
             return
         reply = self._reply(command.call)
         try:
-            answer = self._answer(command)
+            reply.done(None, self._answer(command))
         except Refused as refusal:
             reply.refused(refusal)
-        else:
-            reply.done(None, answer)
 
     def _answer(self, command: wire.Ask) -> object:
         loop = self.loop
-        if command.what == "flush":
+        if command.what == Question.FLUSH:
             loop.scheduler.flush()
             return None
         assert command.name is not None, f"{command.what} is asked of a session"
-        match command.what:
-            case "leased":
-                return leased_units(loop, command.name)
-            case "session":
-                return session_report(loop, loop.scheduler.registry.find(command.name))
-            case _:
-                raise AssertionError(f"unknown question: {command.what}")
+        if command.what == Question.LEASED:
+            return leased_units(loop, command.name)
+        assert command.what == Question.SESSION, f"{command.what} is a report"
+        return session_report(loop, loop.scheduler.registry.find(command.name))

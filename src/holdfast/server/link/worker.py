@@ -1,11 +1,10 @@
 """The engine process: one model, one loop, one socket to the API process.
 
-The supervisor starts it as `python -m holdfast.server.link.worker SOCKET PARENT`. The first message says what
-to load; from then on it takes commands, makes steps while there is work, and reports the results.
-What it does between two steps is bounded (`rounds.py`). While nothing is to do it sleeps until a command
-comes, lets time pass for idle sessions, and recounts all memory once after each spell of work. It ends when
-it is told to, or when its parent is gone: turns in flight are rolled back, and sessions are written to disk,
-until it is told once more.
+The supervisor starts it as `python -m holdfast.server.link.worker SOCKET PARENT`. The first message is the
+configuration; after that it reads commands, makes steps while there is work, and sends reports. Its work
+between two steps is bounded (`rounds.py`). Without work it sleeps until a command comes, lets idle sessions
+expire, and audits all memory once. It ends at a `Stop`, or when its parent has died: turns in flight are
+rolled back, and sessions are written to disk, until a second `Stop` cuts that short.
 """
 
 from __future__ import annotations
@@ -46,20 +45,20 @@ log = logging.getLogger("holdfast.engine")
 PULSE_SECONDS = 1.0
 NAP_SECONDS = 0.1
 JOURNAL_SECONDS = 0.001
-"""How long commands are waited for while something waits for the journal, which wakes this process itself."""
+"""How long to wait for commands while verbs wait for the journal, which wakes this process itself."""
 
 QUIET_SECONDS = 1.0
-"""How long nothing must have happened before everything is recounted."""
+"""Idle time before the audit."""
 
 AUDIT_UNITS = 4096
-"""How much of a census an idle round does, in units of memory looked at: a fraction of a millisecond."""
+"""Units that one slice of the audit looks at: a fraction of a millisecond."""
 
 WHOLE_HOLDS_MAX = 512
-"""How many Holds there may be for a census to be done as a whole."""
+"""Maximum number of Holds for an audit in one go."""
 
 FLUSH_SECONDS = 2.0
 ALONE_SECONDS = 1.0
-"""How often a process that has not been told what to do looks whether its parent lives."""
+"""How often a process without a configuration checks that its parent is alive."""
 
 
 class Worker:
@@ -88,12 +87,12 @@ class Worker:
         self._recounting = False
 
     def run(self) -> None:
-        """Serve until told to stop."""
+        """Serve until a `Stop` comes or the parent dies."""
         loop, commands, times = self.commands.loop, self.commands, self.commands.loop.times
         while not self.stopping and os.getppid() == self.parent:
             self._read(self._patience())
             spent = self._budget()
-            self._flush_journal()  # What became durable is told, and what waited for it may begin.
+            self._flush_journal()  # Acknowledges what is durable, before commands that depend on it.
             self._carry_out(spent)
             with times.measured("waiting"):
                 commands.retry(spent)
@@ -113,7 +112,7 @@ class Worker:
         self._roll_back()
 
     def _patience(self) -> float:
-        """How long to wait for a command, or for the journal: not at all while there is something to do."""
+        """How long to wait for a command, or for the journal: not at all while there is work."""
         commands = self.commands
         if commands.loop.active or commands.reporting or self.backlog or self._auditing:
             return 0.0
@@ -126,12 +125,12 @@ class Worker:
             self.commands.loop.session_log.flush()
 
     def _budget(self) -> Budget:
-        """What a round may take."""
+        """The budget of a round."""
         running = self.commands.loop.scheduler.registry.running
         return Budget(BUDGET_SECONDS if running else UNHURRIED_SECONDS, self._clock)
 
     def _read(self, seconds: float) -> None:
-        """Read commands that have come; wait for one, or until something is durable."""
+        """Read the commands that have come; wait for one, or for the journal."""
         if seconds and not self._wait(int(1000 * seconds)):
             return
         read = 0
@@ -151,7 +150,7 @@ class Worker:
                 return
 
     def _carry_out(self, spent: Budget) -> None:
-        """Carry out commands in their order, one at least, until the round has no more time."""
+        """Carry out commands, one at least, until the budget is spent."""
         while self.backlog:
             command = self.backlog.take()
             with self.commands.loop.times.measured(str(command.__struct_config__.tag)):
@@ -160,21 +159,21 @@ class Worker:
                 return
 
     def _idle(self) -> None:
-        """Let idle sessions grow old, and recount everything once after work, a slice at a time."""
+        """Let idle sessions expire, and audit the memory once after work, a slice at a time."""
         loop = self.commands.loop
         with loop.times.measured("tick"):
             loop.scheduler.tick(loop.now())
             loop.dispatcher.tell()
         ledger = loop.scheduler.registry.ledger
         if loop.scheduler.registry.copies or any(pool.retiring for pool in ledger.pools.values()):
-            loop.step()  # Copies that a fork or a cut left to do, and what waits for a step to be free.
+            loop.step()  # For copies of forks and cuts, and for units that a step has to free.
         if ledger.settled != self._counted and time.monotonic() - self._worked > QUIET_SECONDS:
             with loop.times.measured("audit"):
                 self._recount()
                 loop.dispatcher.tell()
 
     def _recount(self) -> None:
-        """A slice of a census that began after the last work; the whole of one where that is as quick."""
+        """One slice of an audit that began after the last work, or all of it if that is quick."""
         scheduler = self.commands.loop.scheduler
         ledger = scheduler.registry.ledger
         if len(ledger.live) <= WHOLE_HOLDS_MAX:
@@ -199,7 +198,7 @@ class Worker:
                     self.socket.send(wire.encode(report))
 
     def _roll_back(self) -> None:
-        """Leave no turn half said: what is in flight is rolled back before the process ends."""
+        """Roll back turns in flight before the process ends."""
         for call in list(self.commands.turns):
             self.commands.receive(wire.EndTurn(call, None, "the server is stopping"))
         deadline = time.monotonic() + FLUSH_SECONDS
@@ -209,7 +208,7 @@ class Worker:
 
 
 def _both(socket: zmq.Socket[bytes], descriptor: int) -> Callable[[int], object]:
-    """A poll that ends when a command has come, or the journal has news; it takes milliseconds."""
+    """A poll, in milliseconds, for a command or for news of the journal."""
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     poller.register(descriptor, zmq.POLLIN)
@@ -217,7 +216,7 @@ def _both(socket: zmq.Socket[bytes], descriptor: int) -> Callable[[int], object]
 
 
 def told_to_hurry(socket: zmq.Socket[bytes]) -> bool:
-    """Whether the process, which is ending, is to do so at once; nothing else is heard any more."""
+    """Whether a second `Stop` has come; other commands are discarded."""
     while socket.poll(0):
         command = wire.decode_command(socket.recv())
         if isinstance(command, wire.Stop) and command.at_once:
@@ -226,7 +225,7 @@ def told_to_hurry(socket: zmq.Socket[bytes]) -> bool:
 
 
 def model_facts(loop: EngineLoop, path: str) -> wire.ModelFacts:
-    """What the API process needs to know of a loaded model."""
+    """What the API process needs to know about the model."""
     setup = loop.setup
     model, defaults = setup.model, setup.defaults
     return wire.ModelFacts(
@@ -248,13 +247,13 @@ def model_facts(loop: EngineLoop, path: str) -> wire.ModelFacts:
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> wire.Vocabulary:
-    """The tokenizer as the API process builds it again."""
+    """The tokenizer in the form from which the API process builds it."""
     template = None if tokenizer.template is None else tokenizer.template.source
     return wire.Vocabulary(tokenizer.written(), template, tokenizer.names, list(tokenizer.eos_tokens))
 
 
 def stored_sessions(loop: EngineLoop) -> list[wire.StoredSession]:
-    """The sessions that a journal brought back."""
+    """The sessions that were recovered from the journal."""
     sessions = loop.scheduler.registry.sessions
     return [
         wire.StoredSession(
@@ -286,8 +285,8 @@ def start(socket: zmq.Socket[bytes], configure: wire.Configure, outbox: Outbox) 
 
 
 def main(path: str, parent: int, errors: TextIO = sys.stderr) -> int:
-    """Run the engine process on a socket, as long as the process `parent` lives."""
-    # Both signals reach the whole group of a terminal; the API process decides when the engine ends.
+    """Run the engine process on a socket, as long as its parent lives."""
+    # A terminal sends both signals to the whole process group; the API process decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -301,14 +300,14 @@ def main(path: str, parent: int, errors: TextIO = sys.stderr) -> int:
             if os.getppid() != parent:
                 return 1
         configure = wire.decode_command(socket.recv())
-        assert isinstance(configure, wire.Configure), "the first message says what to load"
+        assert isinstance(configure, wire.Configure), "the first message is the configuration"
         set_up_logging(configure.log_level, configure.log_format, errors)
         outbox = Outbox()
         loop = start(socket, configure, outbox)
         if loop is None:
             return 2
         commands = EngineCommands(loop, outbox)
-        # What was loaded stays: collections need not look at it again, nor often at sessions that rest.
+        # The model stays loaded: keep the garbage collector from scanning it, and idle sessions often.
         gc.freeze()
         gc.set_threshold(20_000, 20, 50)
         facts = model_facts(loop, configure.model)
