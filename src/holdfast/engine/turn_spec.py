@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from holdfast.core.errors import Refused
 from holdfast.core.session import Session
@@ -33,8 +33,7 @@ class HistoryRepeated(HistoryRefused):
     param = "messages"
 
 
-@dataclass(frozen=True, slots=True)
-class TurnSpec:
+class TurnSpec(NamedTuple):
     """A turn as its client asks for it: on a session, or (without one) a request of its own.
 
     `known` is the length of the history that the input was written for; a turn on a history that has changed

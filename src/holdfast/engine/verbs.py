@@ -91,18 +91,21 @@ class Verbs:
         def attempt() -> bool:
             if not wait.over(self.loop.now()):
                 return False
-            self._attempt(reply, lambda: self._act_on(session_id, wait.session, act))
+            self._attempt(reply, act_on_it)
             return True
+
+        def act_on_it() -> None:
+            self._require_same(session_id, wait.session)
+            act()
 
         self._queues.add_verb(session_id, attempt)
         self._dispatcher.tell()
 
-    def _act_on(self, session_id: str, meant: Session | None, act: Callable[[], None]) -> None:
-        """Act on the session that the verb was meant for, on no other of its name."""
+    def _require_same(self, session_id: str, meant: Session | None) -> None:
+        """Refuse to act on another session than the one that had the name when the verb came."""
         found = self._scheduler.registry.sessions.get(session_id)
         if found is not None and found is not meant:
             raise UnknownSession(f"session {session_id} was closed, and another was opened since")
-        act()
 
     def _attempt(self, reply: Reply | TurnListener, act: Callable[[], None]) -> None:
         try:
@@ -296,13 +299,12 @@ class Verbs:
             if self._is_being_written(spec) or (self._patient and not wait.over()):
                 return False
             self._waiting.discard(listener)
-            self._attempt(
-                listener,
-                lambda: self._act_on(
-                    session_id, wait.session, lambda: self._submit(listener, spec, session_id)
-                ),
-            )
+            self._attempt(listener, submit)
             return True
+
+        def submit() -> None:
+            self._require_same(session_id, wait.session)
+            self._submit(listener, spec, session_id)
 
         self._waiting.add(listener)
         self._queues.add_turn(session_id, attempt)

@@ -234,7 +234,7 @@ class EngineClient:
         return self._post is not None
 
     def send(self, command: wire.Command) -> bool:
-        """Send a command that has no answer; False if no engine process serves."""
+        """Send a command; False if no engine process serves."""
         if self._post is None:
             return False
         self._post(command)
@@ -272,7 +272,8 @@ class EngineClient:
         future: asyncio.Future[wire.Done] = asyncio.get_running_loop().create_future()
         pending = Pending(future, heard or _ignore, over or _ignore)
         try:
-            self._send(command)
+            if not self.send(command):
+                raise engine_unavailable()
         except BaseException:
             pending.over()
             raise
@@ -290,7 +291,8 @@ class EngineClient:
             for command in commands:
                 feed = self._feeds[command.call] = TurnFeed(command, self._observer.turn_ended)
                 feeds.append(feed)
-                self._send(command)
+                if not self.send(command):
+                    raise engine_unavailable()
             await asyncio.gather(*(feed.accepted for feed in feeds), return_exceptions=True)
             for feed in feeds:
                 feed.accepted.result()
@@ -317,10 +319,6 @@ class EngineClient:
         """Abort every turn in flight, each by its own policy."""
         for feed in list(self._feeds.values()):
             self.end(feed, KEEP_ALL if feed.keeps else None, reason)
-
-    def _send(self, command: wire.Command) -> None:
-        if not self.send(command):
-            raise engine_unavailable()
 
     # --- what the engine reports ---------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import zmq
@@ -159,7 +160,7 @@ class Supervisor:
                 case wire.Ready():
                     self.facts = report.facts
                     # Frames are small and the socket has no limit of its own: sending never waits.
-                    self.client.connect(lambda command: self._post(socket, command))
+                    self.client.connect(partial(self._post, socket))
                     self.client.hear(report)
                     self._ready.set()
                 case _:
