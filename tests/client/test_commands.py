@@ -162,8 +162,11 @@ def test_sampling_is_pleasant_in_this_process_too() -> None:
         (["bench", "sessions", "--here", "nowhere"], "holdfast bench sessions: 'nowhere' cannot be pulled"),
         (["bench", "turns", "nowhere"], "holdfast bench turns: 'nowhere' cannot be pulled"),
         (["pull", "nowhere"], "holdfast pull: 'nowhere' cannot be pulled; what can is smollm2"),
-        (["sessions", "ls", "--journal", "{folder}/none"], "holdfast sessions: {folder}/none is not there"),
-        (["sessions", "ls", "--journal", "{folder}/text"], "holdfast sessions: {folder}/text is no journal"),
+        (["sessions", "ls", "--journal", "{folder}/none"], "holdfast sessions: {folder}/none does not exist"),
+        (
+            ["sessions", "ls", "--journal", "{folder}/text"],
+            "holdfast sessions: {folder}/text cannot be read as a journal",
+        ),
     ],
 )
 def test_errors_are_one_clear_line(arguments: list[str], said: str, tmp_path: Path) -> None:

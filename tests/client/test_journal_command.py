@@ -96,7 +96,7 @@ def test_what_is_said_to_have_been_said_is_what_stands(journal: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     assert "three" not in shown.stdout
     assert ": two\n" in shown.stdout
-    assert ": four (cut: 2 of 5 tokens stand)\n" in shown.stdout
+    assert ": four (cut: 2 of 5 tokens remain)\n" in shown.stdout
     assert "cutback 2 turns left" in shown.stdout
 
 
@@ -112,9 +112,9 @@ def test_what_is_no_journal_of_this_program_is_said_in_one_line(
     connection.close()
     empty.touch()
     for path, why in (
-        (newer, f"has version 7; this program knows {SCHEMA} at most"),
-        (empty, "is no journal"),
-        (tmp_path, "is no file"),
+        (newer, f"has version 7; this program reads versions up to {SCHEMA}"),
+        (empty, "is not a journal"),
+        (tmp_path, "is not a file"),
     ):
         told = look(path, verb, *(() if verb == "ls" else ("talk",)))
         assert (told.returncode, told.stdout, told.stderr.count("\n")) == (1, "", 1), told.stderr
@@ -123,10 +123,10 @@ def test_what_is_no_journal_of_this_program_is_said_in_one_line(
 
 
 def test_names_that_are_not_clear(journal: Path) -> None:
-    assert "several tenants have it: " in look(journal, "show", "same").stderr
+    assert "several tenants have a session same; give one of: " in look(journal, "show", "same").stderr
     assert "has no session nobody" in look(journal, "show", "nobody").stderr
     missing = look(journal.with_name("absent"), "ls")
-    assert (missing.returncode, "absent is not there" in missing.stderr) == (1, True)
+    assert (missing.returncode, "absent does not exist" in missing.stderr) == (1, True)
     assert not journal.with_name("absent").exists()
     other = journal.with_name("other")
     other.write_text("no database")
@@ -135,6 +135,6 @@ def test_names_that_are_not_clear(journal: Path) -> None:
 
 def test_remove(journal: Path) -> None:
     done = look(journal, "rm", "bob/same")
-    assert (done.returncode, done.stdout) == (0, "bob/same is gone\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "bob/same is removed\n"), done.stderr
     assert "bob/same" not in look(journal, "ls").stdout
     assert look(journal, "show", "same").returncode == 0, "the name is now clear"

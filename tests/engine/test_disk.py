@@ -15,10 +15,10 @@ from holdfast.engine.durable.journal import Journal
 from holdfast.engine.durable.records import StoredSession
 from holdfast.engine.engine import Engine, Session
 from holdfast.engine.options import OptionError
-from holdfast.engine.tiers import disk as spill
-from holdfast.engine.tiers import files as spill_files
-from holdfast.engine.tiers.disk import FAULT_SECONDS
-from holdfast.engine.tiers.files import Files
+from holdfast.engine.tiers import background
+from holdfast.engine.tiers import files as snapshot_files
+from holdfast.engine.tiers.back_off import FAULT_SECONDS
+from holdfast.engine.tiers.files import SnapshotFiles
 from tests.engine.conftest import Make
 from tests.engine.direct import direct
 from tests.engine.tiny import WORDS, greedy, word
@@ -27,9 +27,9 @@ LIMIT = 32 << 20
 
 
 @pytest.fixture(autouse=True)
-def look_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Idle sessions are looked at in every step."""
-    monkeypatch.setattr(spill, "LOOK_SECONDS", 0.0)
+def scan_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle sessions are scanned in every step."""
+    monkeypatch.setattr(background, "SCAN_SECONDS", 0.0)
 
 
 def said(turn: int, count: int = 21) -> list[int]:
@@ -151,7 +151,7 @@ def test_idle_sessions_are_written_in_the_background(make_any: Make, tmp_path: P
     run(engine)
     assert files(tmp_path) == [], "it has not been idle for long"
     assert engine.loop.disk is not None
-    engine.loop.disk.idle_seconds = 0.0
+    engine.loop.disk.background.idle_seconds = 0.0
     run(engine)
     assert len(files(tmp_path)) == 1
     assert state(engine) == "IDLE", "its memory stays where it is"
@@ -237,19 +237,21 @@ def test_the_limit_is_kept(make: Make, tmp_path: Path) -> None:
         run(engine)
     assert len(files(tmp_path)) == 6
     to_disk(engine, "s0")
-    each = disk.snapshots["s0"].bytes
-    disk.limit = disk.used
+    each = disk.store.snapshots["s0"].bytes
+    disk.store.limit = disk.store.used
     talk(engine.session(id="new"), range(2))
     run(engine)
-    assert "new" not in disk.snapshots and len(disk.snapshots) == 6, "a precaution pushes nothing out"
-    disk.limit = 2 * each
+    assert "new" not in disk.store.snapshots and len(disk.store.snapshots) == 6, (
+        "a precaution pushes nothing out"
+    )
+    disk.store.limit = 2 * each
     to_disk(engine, "new")
-    assert set(disk.snapshots) == {"s0", "new"} and len(files(tmp_path)) == 2
-    disk.limit = each
+    assert set(disk.store.snapshots) == {"s0", "new"} and len(files(tmp_path)) == 2
+    disk.store.limit = each
     assert direct(engine.loop, "spill", "s5", Tier.DISK)
     run(engine)
     assert state(engine, "s5") == "IDLE", "there is no room for it"
-    assert set(disk.snapshots) == {"s0", "new"}, "what is nowhere else stays"
+    assert set(disk.store.snapshots) == {"s0", "new"}, "what is nowhere else stays"
     assert len(files(tmp_path)) == 2
     expected = talk(make().session(), range(3))
     costs_only_itself(engine.resume("s0"), 2, expected[2])
@@ -338,7 +340,7 @@ def test_a_file_of_another_model_or_another_form_is_not_used(
     assert engine.resume("s").turns == 3
 
 
-class FaultyFiles(Files):
+class FaultyFiles(SnapshotFiles):
     """A disk that is full, or tears what it writes, when it is told to."""
 
     fault = ""
@@ -361,11 +363,11 @@ def test_a_disk_that_cannot_be_written_costs_nothing_but_work(
     expected = talk(make_any().session(), range(3))
     disk = engine.loop.disk
     assert disk is not None
-    disk.files.close()
-    disk.files = FaultyFiles(tmp_path / "disk")
+    disk.store.files.close()
+    disk.store.files = FaultyFiles(tmp_path / "disk")
     now = [0.0]
-    monkeypatch.setattr(disk, "clock", lambda: engine.loop.now() + now[0])
-    disk.files.fault = fault
+    monkeypatch.setattr(disk.store.back_off, "clock", lambda: engine.loop.now() + now[0])
+    disk.store.files.fault = fault
     sessions = [engine.session(id=f"s{number}") for number in range(8)]
     for turn in range(2):
         for session in sessions:
@@ -373,7 +375,7 @@ def test_a_disk_that_cannot_be_written_costs_nothing_but_work(
     run(engine)
     if fault == "full":
         assert files(tmp_path) == [], "half a file is none"
-    disk.files.fault = ""
+    disk.store.files.fault = ""
     now[0] += 2 * FAULT_SECONDS
     for session in sessions:
         assert session.say(said(2), greedy(9)).token_ids == expected[2]
@@ -491,7 +493,7 @@ def test_an_end_in_a_hurry_leaves_what_was_written_and_computes_the_rest_again(
         engine.loop.shut_down(lambda done, total: shown.append((done, total)), lambda: len(shown) == 2)
     assert shown == [(1, 3), (2, 3)]
     assert [record.getMessage() for record in caplog.records] == [
-        "1 of 3 sessions are not written: there was no time; they will be computed again"
+        "1 of 3 sessions were not written before the engine ended; they will be computed again"
     ]
     assert len(files(tmp_path)) == 2
     engine = make_any(**options(tmp_path))
@@ -501,19 +503,19 @@ def test_an_end_in_a_hurry_leaves_what_was_written_and_computes_the_rest_again(
     assert (turn.token_ids, turn.usage.cached_tokens) == (expected[2], 0)
 
 
-def test_a_file_that_is_given_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spill_files, "PIECE_BYTES", 1000)
-    given = Files(tmp_path)
+def test_a_file_that_is_aborted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_files, "WRITE_BYTES", 1000)
+    given = SnapshotFiles(tmp_path)
     given.write("whole", b"x" * 2500)
     assert given.read("whole") == b"x" * 2500
     synced = os.fdatasync
 
-    def give_up(descriptor: int) -> None:
+    def abort(descriptor: int) -> None:
         synced(descriptor)
-        given.given_up = True
+        given.abort()
 
-    monkeypatch.setattr(os, "fdatasync", give_up)
-    with pytest.raises(OSError, match="no time"):
+    monkeypatch.setattr(os, "fdatasync", abort)
+    with pytest.raises(OSError, match="ended before it was written"):
         given.write("half", b"x" * 2500)
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
 
@@ -522,7 +524,7 @@ def test_a_directory_is_one_engines_alone(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second engine would sweep the first one's files away. It lets go of its own journal, too."""
-    monkeypatch.setattr("holdfast.engine.durable.recovery.WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast.engine.durable.recovery.LOCK_SECONDS", 0.1)
     first = make(**options(tmp_path))
     session = first.session(id="s")
     talk(session, range(2))
@@ -542,7 +544,7 @@ def test_a_directory_is_one_engines_alone(
 def test_a_journal_that_cannot_be_read_lets_go_of_the_directory(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.durable.recovery.WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast.engine.durable.recovery.LOCK_SECONDS", 0.1)
     with monkeypatch.context() as broken:
         broken.setattr(Journal, "load", failing_load)
         with pytest.raises(OptionError) as caught:
@@ -555,18 +557,18 @@ def failing_load(journal: Journal) -> list[StoredSession]:
     raise sqlite3.DatabaseError(f"{journal.path} is malformed")
 
 
-def test_a_file_system_that_holds_nothing_is_warned_of(
+def test_a_file_system_without_locks_is_warned_of(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Some network file systems refuse to hold a directory: memory is written there all the same."""
+    """Some network file systems cannot lock a directory: snapshots are written there all the same."""
 
-    def refuse(descriptor: int, name: Path, patience: float) -> None:
-        raise OSError(errno.EBADF, f"{descriptor} cannot be held for {patience}", str(name))
+    def refuse(descriptor: int, path: Path, timeout: float) -> None:
+        raise OSError(errno.EBADF, f"no lock on {descriptor} within {timeout}", str(path))
 
-    monkeypatch.setattr(spill_files, "hold", refuse)
+    monkeypatch.setattr(snapshot_files, "lock", refuse)
     with caplog.at_level(logging.WARNING, "holdfast.disk"):
         engine = make(**options(tmp_path))
-    assert "cannot be held" in caplog.text
+    assert "cannot be locked" in caplog.text
     talk(engine.session(id="s"), range(1))
     to_disk(engine)
     assert len(files(tmp_path)) == 1

@@ -1,4 +1,4 @@
-"""Files that are done late, out of turn or not at all: nobody reads another's, and the engine goes on."""
+"""Snapshots that finish late, out of order or not at all: no session reads another's."""
 
 import errno
 import logging
@@ -16,10 +16,12 @@ from holdfast.core.layout import Tier
 from holdfast.core.session import Session as CoreSession
 from holdfast.core.tokens import TokenLog
 from holdfast.engine.engine import Engine, Session
-from holdfast.engine.tiers import disk as spill
+from holdfast.engine.tiers import back_off, background, session_memory
+from holdfast.engine.tiers.back_off import Cause
 from holdfast.engine.tiers.disk import DiskTier
-from holdfast.engine.tiers.files import Files, Header
-from holdfast.engine.tiers.thread import DiskThread, Job
+from holdfast.engine.tiers.files import Header, SnapshotFiles
+from holdfast.engine.tiers.session_memory import SessionMemory
+from holdfast.engine.tiers.thread import DiskThread, Job, JobKind
 from tests.engine.conftest import Make
 from tests.engine.direct import direct
 from tests.engine.test_disk import (
@@ -38,12 +40,12 @@ PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture(autouse=True)
-def look_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Idle sessions are looked at in every step."""
-    monkeypatch.setattr(spill, "LOOK_SECONDS", 0.0)
+def scan_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle sessions are scanned in every step."""
+    monkeypatch.setattr(background, "SCAN_SECONDS", 0.0)
 
 
-class HeldFiles(Files):
+class HeldFiles(SnapshotFiles):
     """A disk that writes nothing until it is released."""
 
     def __init__(self, directory: Path) -> None:
@@ -61,36 +63,36 @@ def disk_of(engine: Engine) -> DiskTier:
 
 
 def hold(engine: Engine, path: Path) -> HeldFiles:
-    disk_of(engine).files.close()
+    disk_of(engine).store.files.close()
     held = HeldFiles(path / "disk")
-    disk_of(engine).files = held
+    disk_of(engine).store.files = held
     return held
 
 
 def begin_writing(engine: Engine, name: str = "s") -> Job:
     """Have a session written in the background, as one that has been idle for a while."""
     disk = disk_of(engine)
-    before, disk.idle_seconds = disk.idle_seconds, 0.0
+    before, disk.background.idle_seconds = disk.background.idle_seconds, 0.0
     for _ in range(50):
-        if name not in disk._writing:
+        if name not in disk.writer.writing:
             engine.drive()
-    disk.idle_seconds = before
-    return disk._writing[name]
+    disk.background.idle_seconds = before
+    return disk.writer.writing[name]
 
 
 def all_done(thread: DiskThread) -> list[Job]:
     """Wait for all jobs of a thread; those that are done, in order."""
     done: list[Job] = []
-    while thread.under_way:
-        before = thread.under_way
+    while thread.pending:
+        before = thread.pending
         thread.wait(PATIENCE_SECONDS)
-        done += thread.take()
-        assert thread.under_way < before, "nothing was done for a long while"
+        done += thread.take_finished()
+        assert thread.pending < before, "nothing was done for a long while"
     return done
 
 
 def job(name: str) -> Job:
-    return Job(name, name, Header("", "", 0, ""))
+    return Job(JobKind.WRITE, name, name, Header("", "", 0, ""))
 
 
 def test_what_is_done_is_taken_in_the_order_in_which_it_was_given() -> None:
@@ -102,15 +104,15 @@ def test_what_is_done_is_taken_in_the_order_in_which_it_was_given() -> None:
 
     thread = DiskThread(carry_out)
     for name in names:
-        thread.give(job(name))
+        thread.submit(job(name))
     taken: list[str] = []
-    while thread.under_way:
+    while thread.pending:
         started.release(3)
         thread.wait(PATIENCE_SECONDS)
         thread.wait(PATIENCE_SECONDS)
-        taken += [each.session for each in thread.take()]
+        taken += [each.session for each in thread.take_finished()]
     assert taken == names
-    thread.end(lambda: False, lambda: None)
+    thread.stop(lambda: False, lambda: None)
 
 
 @pytest.mark.parametrize("backwards", [False, True], ids=["", "backwards"])
@@ -128,19 +130,19 @@ def test_an_older_file_never_takes_the_place_of_a_newer_one(
             break
         engine.drive()
     engine.drive()
-    newer = disk._writing["s"]
+    newer = disk.writer.writing["s"]
     assert newer is not older and newer.header.length > older.header.length
     held.released.set()
     done = all_done(disk._thread)
     assert done == [older, newer]
-    disk._thread.under_way += 2
+    disk._thread.pending += 2
 
     def take() -> Iterator[Job]:
         while done:
-            disk._thread.under_way -= 1
+            disk._thread.pending -= 1
             yield done.pop() if backwards else done.pop(0)
 
-    monkeypatch.setattr(disk._thread, "take", take)
+    monkeypatch.setattr(disk._thread, "take_finished", take)
     engine.drive()
     monkeypatch.undo()
     run(engine)
@@ -160,14 +162,14 @@ def test_a_file_of_something_else_is_not_read(
     to_disk(engine, "s")
     to_disk(engine, "other")
     disk = disk_of(engine)
-    assert disk.snapshots["s"].length == disk.snapshots["other"].length
-    disk.snapshots["s"] = disk.snapshots["other"]
+    assert disk.store.snapshots["s"].length == disk.store.snapshots["other"].length
+    disk.store.snapshots["s"] = disk.store.snapshots["other"]
     with caplog.at_level(logging.WARNING, "holdfast.disk"):
         turn = session.say(said(2), greedy(9))
         assert turn.token_ids == expected[2]
     assert turn.usage.cached_tokens < 60
-    assert "session s is computed again: its file cannot be used" in caplog.text
-    assert "s" not in disk.snapshots
+    assert "session s is computed again: its snapshot cannot be used" in caplog.text
+    assert "s" not in disk.store.snapshots
 
 
 # --- no room on the device ---
@@ -183,7 +185,7 @@ def talked(make: Make, folder: Path, turns: int) -> tuple[Engine, Session]:
 
 def fails_once(monkeypatch: pytest.MonkeyPatch, name: str) -> list[object]:
     """Let the device have no room when a function of the disk tier is called first; its calls."""
-    real, calls = getattr(spill, name), []
+    real, calls = getattr(session_memory, name), []
 
     def fails(*arguments: object) -> object:
         calls.append(arguments)
@@ -191,7 +193,7 @@ def fails_once(monkeypatch: pytest.MonkeyPatch, name: str) -> list[object]:
             raise torch.OutOfMemoryError("out of memory")
         return real(*arguments)
 
-    monkeypatch.setattr(spill, name, fails)
+    monkeypatch.setattr(session_memory, name, fails)
     return calls
 
 
@@ -202,12 +204,12 @@ def test_no_room_for_a_copy_leaves_a_session_where_it_is(
     expected = talk(make().session(), range(3))
     engine, session = talked(make, tmp_path, 2)
     run(engine)
-    calls = fails_once(monkeypatch, "_rows")
+    calls = fails_once(monkeypatch, "copy_out")
     with caplog.at_level(logging.WARNING, "holdfast.disk"):
         if asked == "by hand":
             assert direct(engine.loop, "spill", "s", Tier.DISK)
         else:
-            disk_of(engine).idle_seconds = 0.0
+            disk_of(engine).background.idle_seconds = 0.0
         run(engine)
     assert len(calls) == 1 and state(engine) == "IDLE" and files(tmp_path) == []
     assert "session s could not be copied for the disk: out of memory" in caplog.text
@@ -220,12 +222,12 @@ def test_no_room_to_put_a_file_back_costs_computing_it_again(
     expected = talk(make().session(), range(4))
     engine, session = talked(make, tmp_path, 2)
     to_disk(engine)
-    calls = fails_once(monkeypatch, "_put")
+    calls = fails_once(monkeypatch, "copy_in")
     with caplog.at_level(logging.WARNING, "holdfast.disk"):
         turn = session.say(said(2), greedy(9))
         assert turn.token_ids == expected[2]
     assert len(calls) == 1 and turn.usage.cached_tokens < 60
-    assert "session s is computed again: it could not be put back: out of memory" in caplog.text
+    assert "session s is computed again: it could not be restored: out of memory" in caplog.text
     assert len(files(tmp_path)) == 1, "the file is as good as before"
     to_disk(engine)
     costs_only_itself(session, 3, expected[3])
@@ -240,16 +242,16 @@ def test_a_session_is_copied_a_few_units_at_a_time(
     engine = make_any(**options(tmp_path, page_size=4))
     memory = engine.loop.executor.memory
     sizes = {storage[0].nbytes for name in ("full", "window", "state") for storage in memory.storage(name)}
-    monkeypatch.setattr(spill, "PORTION_BYTES", units * min(sizes))
+    monkeypatch.setattr(session_memory, "PORTION_BYTES", units * min(sizes))
     copied: list[int] = []
-    portions = spill._portions
+    portions = session_memory.portions
 
     def noted(storage: torch.Tensor, asked: list[int]) -> Iterator[tuple[slice, torch.Tensor]]:
         for places, index in portions(storage, asked):
             copied.append(len(index))
             yield places, index
 
-    monkeypatch.setattr(spill, "_portions", noted)
+    monkeypatch.setattr(session_memory, "portions", noted)
     session = engine.session(id="s")
     assert talk(session, range(3)) == expected[:3]
     run(engine)
@@ -267,7 +269,7 @@ def test_a_disk_without_room_makes_nobody_wait(make_any: Make, tmp_path: Path) -
     pages = {"kv_tokens": 256, "window_tokens": 256, "state_slots": 8, "session_tokens": 128}
     engine = make_any(**options(tmp_path, max_running=2, **pages))
     expected = talk(make_any().session(), range(2))
-    disk_of(engine).limit = 1
+    disk_of(engine).store.limit = 1
     sessions = [engine.session(id=f"s{number}") for number in range(8)]
     for turn in range(2):
         for session in sessions:
@@ -286,7 +288,7 @@ def test_a_disk_without_room_makes_nobody_wait(make_any: Make, tmp_path: Path) -
 def test_a_disk_that_had_no_room_is_asked_again(
     make: Make, tmp_path: Path, room: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(spill, "FULL_SECONDS", 600.0)
+    monkeypatch.setattr(back_off, "FULL_SECONDS", 600.0)
     expected = talk(make().session(), range(3))
     engine = make(**options(tmp_path))
     sessions = {name: engine.session(id=name) for name in ("a", "b")}
@@ -294,7 +296,7 @@ def test_a_disk_that_had_no_room_is_asked_again(
         talk(session, range(2))
     to_disk(engine, "a")
     disk = disk_of(engine)
-    disk.limit = disk.used
+    disk.store.limit = disk.store.used
     with caplog.at_level(logging.WARNING, "holdfast.disk"):
         assert direct(engine.loop, "spill", "b", Tier.DISK)
         run(engine)
@@ -304,23 +306,23 @@ def test_a_disk_that_had_no_room_is_asked_again(
     if room == "a file goes":
         sessions["a"].close()
     else:
-        disk.limit *= 2
+        disk.store.limit *= 2
         assert not direct(engine.loop, "spill", "b", Tier.DISK), "not yet"
-        monkeypatch.setattr(disk, "clock", lambda: engine.loop.now() + 601.0)
+        monkeypatch.setattr(disk.store.back_off, "clock", lambda: engine.loop.now() + 601.0)
     to_disk(engine, "b")
     costs_only_itself(sessions["b"], 2, expected[2])
 
 
-def count_copies(disk: DiskTier, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def count_copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The sessions whose memory is copied for the disk from now on."""
     copied: list[str] = []
-    gather = disk._gather
+    gather = SessionMemory.gather
 
-    def noted(session: CoreSession) -> dict[str, torch.Tensor]:
+    def noted(memory: SessionMemory, session: CoreSession) -> dict[str, torch.Tensor]:
         copied.append(session.id)
-        return gather(session)
+        return gather(memory, session)
 
-    monkeypatch.setattr(disk, "_gather", noted)
+    monkeypatch.setattr(SessionMemory, "gather", noted)
     return copied
 
 
@@ -330,25 +332,25 @@ def test_nothing_is_copied_for_a_disk_without_room(
 ) -> None:
     engine = make_any(**options(tmp_path, snapshot_seconds=0.0))
     disk = disk_of(engine)
-    copied = count_copies(disk, monkeypatch)
-    room = disk.files.room
+    copied = count_copies(monkeypatch)
+    room = disk.store.files.free_bytes
     if why == "the limit":
-        limit, disk.limit = disk.limit, 1
+        limit, disk.store.limit = disk.store.limit, 1
     else:
-        limit = disk.limit
-        monkeypatch.setattr(disk.files, "room", lambda: 1)
+        limit = disk.store.limit
+        monkeypatch.setattr(disk.store.files, "free_bytes", lambda: 1)
     talk(engine.session(id="s"), range(2))
     for _ in range(20):
         engine.drive()
         direct(engine.loop, "spill", "s", Tier.DISK)
         run(engine)
     assert copied == [] and files(tmp_path) == []
-    disk.limit = limit
-    monkeypatch.setattr(disk.files, "room", room)
-    monkeypatch.setattr(disk, "clock", lambda: engine.loop.now() + 2 * spill.FULL_SECONDS)
+    disk.store.limit = limit
+    monkeypatch.setattr(disk.store.files, "free_bytes", room)
+    monkeypatch.setattr(disk.store.back_off, "clock", lambda: engine.loop.now() + 2 * back_off.FULL_SECONDS)
     run(engine)
     assert copied == ["s"], "and once, when there is room"
-    assert disk.used == disk.snapshots["s"].bytes > 0
+    assert disk.store.used == disk.store.snapshots["s"].bytes > 0
 
 
 def test_a_disk_that_says_that_it_is_full_is_asked_less_and_less(
@@ -356,26 +358,26 @@ def test_a_disk_that_says_that_it_is_full_is_asked_less_and_less(
 ) -> None:
     engine = make(**options(tmp_path, snapshot_seconds=0.0))
     disk = disk_of(engine)
-    copied = count_copies(disk, monkeypatch)
+    copied = count_copies(monkeypatch)
     now = [0.0]
-    monkeypatch.setattr(disk, "clock", lambda: engine.loop.now() + now[0])
+    monkeypatch.setattr(disk.store.back_off, "clock", lambda: engine.loop.now() + now[0])
 
     def full(_descriptor: int, _content: bytes) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
-    put = disk.files.put
-    monkeypatch.setattr(disk.files, "put", full)
+    put = disk.store.files.put
+    monkeypatch.setattr(disk.store.files, "put", full)
     talk(engine.session(id="s"), range(2))
     asked = []
     for _ in range(60):
         run(engine)
         asked.append(len(copied))
-        now[0] += spill.FULL_SECONDS + 1.0
+        now[0] += back_off.FULL_SECONDS + 1.0
     assert asked[0] == 1 and 4 <= asked[-1] <= 7, "after one, two, four, eight… times as long"
-    monkeypatch.setattr(disk.files, "put", put)
-    now[0] += spill.BACK_OFF_MAX * spill.FULL_SECONDS + 1.0
+    monkeypatch.setattr(disk.store.files, "put", put)
+    now[0] += back_off.BACK_OFF_MAX * back_off.FULL_SECONDS + 1.0
     run(engine)
-    assert "s" in disk.snapshots and disk._faults == 0
+    assert "s" in disk.store.snapshots and disk.store.back_off._failures == 0
 
 
 def test_a_history_is_hashed_once_however_often_it_is_a_candidate(
@@ -399,14 +401,14 @@ def test_a_history_is_hashed_once_however_often_it_is_a_candidate(
 
     monkeypatch.setattr(TokenLog, "digest", counted)
     for _ in range(50):
-        assert disk.covers(found)
+        assert disk.store.covers(found)
     assert len(hashed) == 50 and sum(hashed) == 0
     before = len(tokens)
     talk(session, range(3, 4))
     run(engine)
-    assert disk._write(found) is not None
+    assert disk.writer.write(found, Cause.SPILL) is not None
     run(engine)
-    assert disk.covers(found)
+    assert disk.store.covers(found)
     assert 0 < sum(hashed) <= len(tokens) - before + 1, "what is new, once"
 
 
@@ -417,10 +419,10 @@ def test_no_file_goes_for_one_that_would_not_fit_even_so(make: Make, tmp_path: P
     disk = disk_of(engine)
     begin_writing(engine, "small")
     run(engine)
-    disk.limit = disk.used + 1
+    disk.store.limit = disk.store.used + 1
     assert direct(engine.loop, "spill", "large", Tier.DISK)
     run(engine)
-    assert state(engine, "large") == "IDLE" and list(disk.snapshots) == ["small"]
+    assert state(engine, "large") == "IDLE" and list(disk.store.snapshots) == ["small"]
     assert len(files(tmp_path)) == 1
 
 
@@ -436,11 +438,11 @@ def test_an_end_writes_what_little_is_new(make_any: Make, tmp_path: Path) -> Non
         each.say(said(0, 200), greedy(3)).wait()
     begin_writing(engine)
     run(engine)
-    covered = disk_of(engine).snapshots["s"].length
+    covered = disk_of(engine).store.snapshots["s"].length
     for each in (expected, session):
         each.say(said(1, 4), greedy(2)).wait()
     run(engine)
-    assert disk_of(engine).snapshots["s"].length == covered
+    assert disk_of(engine).store.snapshots["s"].length == covered
     engine.close()
     engine = make_any(**options(tmp_path))
     costs_only_itself(engine.resume("s"), 2, expected.say(said(2), greedy(9)).token_ids)
@@ -463,7 +465,7 @@ def test_a_file_of_a_history_that_is_gone_is_not_kept(make: Make, tmp_path: Path
     talk(session, range(5, 8))
     held.released.set()
     run(engine)
-    assert files(tmp_path) == [] and not disk_of(engine).snapshots
+    assert files(tmp_path) == [] and not disk_of(engine).store.snapshots
     engine.close()
     engine = make(**options(tmp_path))
     costs_only_itself(engine.resume("s"), 8, talk(expected, range(8, 9))[0])
@@ -479,10 +481,10 @@ def test_whatever_a_job_raises_is_an_error_of_that_job() -> None:
 
     thread = DiskThread(carry_out)
     for name in ("good", "bad", "better"):
-        thread.give(job(name))
+        thread.submit(job(name))
     done = [(each.session, each.error) for each in all_done(thread)]
     assert done == [("good", None), ("bad", "MemoryError"), ("better", None)]
-    thread.end(lambda: False, lambda: None)
+    thread.stop(lambda: False, lambda: None)
 
 
 def test_no_memory_to_write_a_file_leaves_a_session_where_it_is(
@@ -495,7 +497,7 @@ def test_no_memory_to_write_a_file_leaves_a_session_where_it_is(
     def fails(*_: object) -> bytes:
         raise MemoryError
 
-    monkeypatch.setattr(spill, "encode", fails)
+    monkeypatch.setattr("holdfast.engine.tiers.disk.encode", fails)
     assert direct(engine.loop, "spill", "s", Tier.DISK)
     for _ in range(200):
         if engine.loop.busy:
@@ -516,7 +518,7 @@ def test_a_file_that_cannot_be_synced_is_none(
             raise OSError(5, "Input/output error")
         real(descriptor)
 
-    given = Files(tmp_path)
+    given = SnapshotFiles(tmp_path)
     monkeypatch.setattr(os, "fsync", fails)
     with pytest.raises(OSError, match="Input/output"):
         given.write("half", b"x" * 1000)

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.engine import lock
-from holdfast.engine.durable import journal as journal_module
-from holdfast.engine.durable import journal_tables
+from holdfast.engine.durable import journal_rows, journal_tables
 from holdfast.engine.durable.journal import Journal, JournalError
 from holdfast.engine.durable.journal_reading import load, open_for_reading, read_log, read_sessions
 from holdfast.engine.durable.records import (
@@ -132,7 +131,7 @@ def test_what_a_client_may_ask_for_again_is_bounded(path: Path) -> None:
 
 
 def test_the_log_says_what_happened_and_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "LOG_KEPT", 5)
+    monkeypatch.setattr(journal_rows, "LOG_KEPT", 5)
     write(path, opened("o"), opened(), ended("s", 1), Truncated("s", 1, 2), Forked("f", "s", 1, 1.0))
     write(path, SnapshotWritten("s", "a", 5, 9), Requested("s", "q", "rewind 1", ""), Closed("s", "expired"))
     assert read_log(path, "s") == [
@@ -157,13 +156,13 @@ def test_a_full_disk_keeps_everything_until_there_is_room(path: Path) -> None:
             journal.append(ended("s", number, tuple(range(500))))
         assert not journal.flush()
         assert journal.fault is not None and "full" in journal.fault
-        assert journal.waits
+        assert journal.pending
         assert read_sessions(path)[0].turns == [], "all of it or nothing"
         journal.append(ended("s", 40))
         assert not journal.flush()
         journal._connection.execute("PRAGMA max_page_count = 1000000")
         assert journal.flush()
-        assert journal.fault is None and not journal.waits
+        assert journal.fault is None and not journal.pending
     assert [turn.turn_id for turn in read_sessions(path)[0].turns] == [f"t{number}" for number in range(41)]
 
 
@@ -331,9 +330,9 @@ def test_a_writer_that_is_about_to_end_is_waited_for(
     first = Journal(path, "commit", "v")
     first.append(opened())
     monkeypatch.setattr(lock.time, "sleep", lambda _seconds: first.close())
-    with Journal(path, "commit", "v", patience=60.0) as second:
+    with Journal(path, "commit", "v", lock_timeout=60.0) as second:
         assert [session.id for session in second.load()] == ["s"]
-    assert "waiting for it" in caplog.text
+    assert "waiting up to" in caplog.text
 
 
 # --- versions ---
@@ -371,7 +370,9 @@ def test_a_journal_of_version_1_keeps_all_that_was_whole(path: Path) -> None:
     whole = {session.id: session for session in read_sessions(path)}
     as_version_1(path)
     change(path, "UPDATE turns SET output = x'01000000' WHERE turn_id = 't402'")
-    with pytest.raises(JournalError, match="has version 1; a server that is started on it brings it to 3"):
+    with pytest.raises(
+        JournalError, match="has version 1; start a server on it once to upgrade it to version 3"
+    ):
         read_sessions(path)
     found = {session.id: session for session in write(path)}
     assert [turn.turn_id for turn in found["bad"].turns] == ["t401"] and found["bad"].damaged

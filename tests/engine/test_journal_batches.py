@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.engine.durable import journal_batches
 from holdfast.engine.durable.journal import Durability, Journal, JournalError
-from holdfast.engine.durable.journal_batches import beside, read_list
+from holdfast.engine.durable.journal_batches import list_path, read_list
 from holdfast.engine.durable.journal_reading import read_sessions
 from holdfast.engine.durable.records import Closed, Record, Requested
 from holdfast.engine.options import OptionError
@@ -67,7 +67,7 @@ def gone(log: Path) -> None:
 def copied(path: Path, to: Path) -> Path:
     """All files of a journal, elsewhere: what shared memory says of the log must not help."""
     to.mkdir()
-    for file in (path, log_of(path), beside(path)):
+    for file in (path, log_of(path), list_path(path)):
         shutil.copy(file, to / file.name)
     return to / path.name
 
@@ -88,16 +88,16 @@ def test_a_damaged_log_is_refused_and_says_what_is_missing(
     harm(log_of(damaged))
     before = [file.read_bytes() for file in (damaged, log_of(damaged)) if file.exists()]
     for _ in range(2):
-        with pytest.raises(JournalError, match=r"has lost its last \d transactions") as caught:
+        with pytest.raises(JournalError, match=r"has lost its last \d acknowledged transactions") as caught:
             Journal(damaged, "commit", "v")
         told = str(caught.value)
         assert "session a: " in told and "turn t4" in told
         assert "restore a copy of sessions.journal and sessions.journal-wal" in told
-        assert "remove sessions.journal.batches to go on" in told
+        assert "remove sessions.journal.batches to continue" in told
     assert [file.read_bytes() for file in (damaged, log_of(damaged)) if file.exists()][
         : len(before)
     ] == before
-    beside(damaged).unlink()
+    list_path(damaged).unlink()
     assert [session.id for session in write(damaged)][:1] == ["a"], "it goes on with what is left"
     found = {session.id: [turn.turn_id for turn in session.turns] for session in write(whole)}
     assert found == {"a": ["t1", "t2", "t4"], "b": ["t3"]}, "the same files without the damage are whole"
@@ -141,7 +141,7 @@ def test_a_restored_copy_is_no_alarm(path: Path, tmp_path: Path) -> None:
 def test_a_list_that_says_nothing_keeps_nobody_out(path: Path, list_of: str) -> None:
     write(path, opened(), ended("s", 1))
     die(path, [ended("s", 2)], [ended("s", 3)])
-    listed = beside(path)
+    listed = list_path(path)
     content = listed.read_bytes()
     if list_of == "none":
         listed.unlink()
@@ -173,7 +173,7 @@ def test_what_a_machine_that_went_down_may_lose_is_told_and_not_refused(
         return
     (session,) = write(path)
     assert [turn.turn_id for turn in session.turns] == ["t1"]
-    assert "session s: turn t2. The machine went down meanwhile" in caplog.text
+    assert "session s: turn t2. The machine crashed" in caplog.text
 
 
 def test_the_list_is_private_bounded_and_under_the_journal_s_own_name(
@@ -189,13 +189,13 @@ def test_the_list_is_private_bounded_and_under_the_journal_s_own_name(
         for number in range(100):
             journal.append(ended("s", number))
             assert journal.flush()
-            sizes.append(beside(path).stat().st_size)
+            sizes.append(list_path(path).stat().st_size)
     assert max(sizes) < 4000
     listed = read_list(link)
     assert listed is not None and max(listed.batches) == 100
     assert listed.batches[100] == [("s", "turn t99")]
-    assert beside(path).stat().st_mode & 0o077 == 0
-    assert not beside(path.with_name("link.batches")).exists()
+    assert list_path(path).stat().st_mode & 0o077 == 0
+    assert not list_path(path.with_name("link.batches")).exists()
 
 
 def test_a_list_that_cannot_be_written_stops_nobody(
@@ -211,7 +211,7 @@ def test_a_list_that_cannot_be_written_stops_nobody(
             journal.append(record)
             assert journal.flush()
     monkeypatch.undo()
-    assert caplog.text.count("damage might go unnoticed") == 1
+    assert caplog.text.count("damage could go undetected") == 1
     assert len(write(path)[0].turns) == 2
 
 
@@ -220,6 +220,6 @@ def test_a_number_that_is_none_is_damage(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("UPDATE facts SET value = 'many' WHERE name = 'batch'")
         connection.commit()
-    with pytest.raises(JournalError, match="does not know its last transaction"):
+    with pytest.raises(JournalError, match="the number of its last batch is invalid"):
         Journal(path, "commit", "v")
     assert [session.id for session in read_sessions(path)] == ["s"]

@@ -98,7 +98,7 @@ def test_what_is_damaged_of_a_session_is_forgotten_and_nothing_else(
     expected = whole["s"]
     setattr(expected, field, instead)
     assert found["s"] == expected
-    assert "session s: " in caplog.text and "forgotten" in caplog.text
+    assert "session s: " in caplog.text and "was dropped" in caplog.text
     assert by_name(read_sessions(path)) == found
 
 
@@ -124,7 +124,7 @@ def test_an_answer_that_cannot_be_read_is_forgotten(
     assert [answer.turn_id for answer in found["s"].finished] == ["t2"]
     assert [answer.turn_id for answer in found["other"].finished] == ["t1", "t2"]
     assert (len(found["s"].turns), found["s"].damaged) == (2, False)
-    assert "session s: the answer of turn 't1' is damaged" in caplog.text
+    assert "session s: the result of turn 't1' is damaged" in caplog.text
 
 
 TURNS = {
@@ -161,11 +161,11 @@ def test_a_session_of_nobody_is_not_given_to_anybody(path: Path, caplog: pytest.
     two(path)
     change(path, f"UPDATE sessions SET tenant = {BAD} WHERE id = 's'")
     found = by_name(write(path))
-    assert (found["s"].unusable, found["other"].unusable) == ("whose it is cannot be read", "")
+    assert (found["s"].unusable, found["other"].unusable) == ("its tenant is damaged", "")
     assert len(found["s"].turns) == 2
     change(path, f"UPDATE sessions SET id = {BAD} WHERE id = 's'")
     assert list(by_name(write(path))) == ["other"]
-    assert "whose name is damaged stays in the journal: '{\\udcff}'" in caplog.text
+    assert "with a damaged name stays in the journal: '{\\udcff}'" in caplog.text
     assert len(by_name(read_sessions(path))["other"].turns) == 2
 
 
@@ -192,7 +192,7 @@ def test_a_history_whose_end_cannot_be_told_is_left_where_it_is(path: Path, dama
     for _ in range(2):
         found = by_name(write(path))
         assert (found["s"].turns, found["other"]) == ([], whole["other"])
-        assert found["s"].unusable == "which turn is its last cannot be told"
+        assert found["s"].unusable == "the link to its last turn is damaged"
         assert rows(path, "turns") == 4
     path.write_bytes(before)
     assert by_name(read_sessions(path)) == whole
@@ -202,14 +202,14 @@ def test_a_history_without_its_last_turn_is_left_where_it_is(path: Path) -> None
     two(path)
     change(path, "DELETE FROM turns WHERE number = (SELECT head FROM sessions WHERE id = 's')")
     for _ in range(2):
-        assert by_name(write(path))["s"].unusable == "which turn is its last cannot be told"
+        assert by_name(write(path))["s"].unusable == "the link to its last turn is damaged"
         assert rows(path, "turns") == 3
 
 
 def test_what_a_damaged_session_may_need_is_not_swept_away(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "ORPHANS_MAX", 1)
+    monkeypatch.setattr(journal, "UNLINKED_MAX", 1)
     two(path)
     change(path, "UPDATE sessions SET head = NULL WHERE id = 's'")
     with Journal(path, "commit", "v") as written:
@@ -234,7 +234,7 @@ def renamed(path: Path, name: bytes, instead: bytes) -> None:
 
 
 FIVE = [f"red/{letter}" for letter in "abcde"]
-UNFOUND = "it cannot be found by its name"
+UNFOUND = "the journal's index does not find it"
 
 
 def five(path: Path) -> None:
@@ -274,7 +274,7 @@ def test_what_a_session_that_cannot_be_found_would_lose_is_not_acknowledged(
     with Journal(path, "commit", "v") as written:
         written.append(record)
         assert not written.flush()
-        assert written.fault is not None and "cannot be found" in written.fault
+        assert written.fault is not None and "does not find" in written.fault
         written._pending.clear()
     assert rows(path, "turns") == 10
 
@@ -332,7 +332,7 @@ def test_a_description_that_was_changed_is_forgotten(
     found = by_name(write(path))["s"]
     assert (found.ttl, found.metadata, found.system, found.parent) == (None, "{}", None, None)
     assert (found.created, len(found.turns), found.damaged, found.unusable) == (1000.0, 2, False, "")
-    assert "session s: its time to live, metadata, system text or parent is damaged" in caplog.text
+    assert "session s: the time to live, metadata, system text or parent is damaged" in caplog.text
 
 
 @pytest.mark.parametrize("part", ["system = 'Be brave.'", f"metadata = {BAD}", "created = 7.0"])
@@ -367,7 +367,7 @@ def test_nothing_is_given_to_an_owner_that_was_changed(path: Path) -> None:
     two(path)
     change(path, "UPDATE sessions SET tenant = 'other-owner' WHERE id = 's'")
     found = by_name(write(path))
-    assert (found["s"].tenant, found["s"].unusable) == ("", "whose it is cannot be read")
+    assert (found["s"].tenant, found["s"].unusable) == ("", "its tenant is damaged")
     assert found["other"].unusable == ""
 
 
@@ -489,5 +489,5 @@ def test_a_database_of_another_program_is_refused_and_left_alone(
 def test_nothing_is_shown_of_tables_that_are_others(path: Path) -> None:
     two(path)
     no_key(path)
-    with pytest.raises(JournalError, match="its table turns has other columns"):
+    with pytest.raises(JournalError, match="the columns of table turns do not match"):
         read_sessions(path)

@@ -34,7 +34,7 @@ class ScriptedStore:
         self._pending: list[Record] = []
 
     @property
-    def waits(self) -> bool:
+    def pending(self) -> bool:
         return bool(self._pending)
 
     def append(self, record: Record) -> None:
@@ -51,7 +51,7 @@ class ScriptedStore:
         self._pending = []
         return True
 
-    def tidy(self) -> bool:
+    def compact(self) -> bool:
         self.tidied += 1
         return self.tidied % self.portions != 0
 
@@ -71,18 +71,18 @@ def writer(store: ScriptedStore) -> Iterator[JournalWriter]:
 
 
 def until_durable(writer: JournalWriter, number: int) -> None:
-    while writer.take_news() < number:
-        assert writer.behind
+    while writer.take_durable() < number:
+        assert writer.writing
         writer.wait(WAIT_SECONDS)
 
 
 def test_whoever_submits_goes_on_and_is_told_in_order(store: ScriptedStore, writer: JournalWriter) -> None:
     assert [writer.submit([opened(f"s{number}")]) for number in range(3)] == [1, 2, 3]
-    assert (writer.take_news(), writer.behind, store.kept) == (0, True, [])
+    assert (writer.take_durable(), writer.writing, store.kept) == (0, True, [])
     store.may_write.release(3)
     until_durable(writer, 3)
     assert [record.session for batch in store.kept for record in batch] == ["s0", "s1", "s2"]
-    assert not writer.behind
+    assert not writer.writing
     assert store.threads == {"holdfast-journal"}
     writer.wait(WAIT_SECONDS)  # Nothing is due: it returns at once.
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_written_is_written_when_it_can(store: ScriptedStore, wri
     assert store.fault == "the disk is full", "whoever waits is told of a fault"
     writer.submit([ended("s", 1)])
     store.may_write.release(3)
-    assert writer.take_news() == 0
+    assert writer.take_durable() == 0
     store.broken = False
     store.may_write.release(1000)
     until_durable(writer, 2)
@@ -120,7 +120,7 @@ def test_an_error_of_any_kind_is_a_fault_and_not_the_end_of_the_thread(tmp_path:
     writer.submit([opened("s"), opened("\ud800")])
     while journal.fault is None:
         writer.wait(0.05)
-    assert writer.take_news() == 0 and writer.behind
+    assert writer.take_durable() == 0 and writer.writing
     writer.close()
     journal._pending.pop()
     journal.close()
@@ -163,7 +163,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_portion_looks_at_a_bounded_number_of_turns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the histories are, and however much is swept away, no statement reads more than that."""
-    monkeypatch.setattr(journal_module, "ORPHANS_MAX", 1)
+    monkeypatch.setattr(journal_module, "UNLINKED_MAX", 1)
     monkeypatch.setattr(journal_compaction, "PORTION", 32)
     write(path, opened("long"), *(ended("long", number) for number in range(300)))
     write(path, opened("gone"), *(ended("gone", number) for number in range(300)))
@@ -171,12 +171,12 @@ def test_a_portion_looks_at_a_bounded_number_of_turns(path: Path, monkeypatch: p
         journal.append(Closed("gone", "closed"))
         assert journal.flush()
         left = [rows(path, "turns")]
-        while journal.tidy():
+        while journal.compact():
             left.append(rows(path, "turns"))
         assert left[0] == 600 and left[-1] == 300
         assert max(before - after for before, after in pairwise(left)) <= 32
         assert len(left) >= 600 // 32
-        assert not journal.tidy(), "there is nothing more to sweep"
+        assert not journal.compact(), "there is nothing more to sweep"
     assert [len(session.turns) for session in read_sessions(path)] == [300]
 
 
@@ -184,7 +184,7 @@ def test_a_portion_looks_at_a_bounded_number_of_turns(path: Path, monkeypatch: p
 def test_what_is_written_between_two_portions_is_kept(
     path: Path, monkeypatch: pytest.MonkeyPatch, portion: int
 ) -> None:
-    monkeypatch.setattr(journal_module, "ORPHANS_MAX", 1)
+    monkeypatch.setattr(journal_module, "UNLINKED_MAX", 1)
     monkeypatch.setattr(journal_compaction, "PORTION", portion)
     names = ["a", "b", "c"]
     write(path, *(opened(name) for name in names))
@@ -202,7 +202,7 @@ def test_what_is_written_between_two_portions_is_kept(
         assert journal.flush()
         going_on = True
         while going_on or meanwhile:
-            going_on = journal.tidy()
+            going_on = journal.compact()
             if meanwhile:
                 for record in meanwhile.pop(0):
                     journal.append(record)
@@ -223,13 +223,13 @@ def test_what_is_written_between_two_portions_is_kept(
 def test_a_compaction_that_cannot_be_written_is_given_up(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(journal_module, "ORPHANS_MAX", 1)
+    monkeypatch.setattr(journal_module, "UNLINKED_MAX", 1)
     write(path, opened(), ended("s", 1), ended("s", 2))
     with Journal(path, "commit", "v") as journal:
         journal.append(Truncated("s", 1, None))
         assert journal.flush()
         journal._connection.execute("PRAGMA query_only = ON")
-        while journal.tidy():
+        while journal.compact():
             assert not journal._connection.in_transaction
         journal._connection.execute("PRAGMA query_only = OFF")
         assert "could not be compacted" in caplog.text

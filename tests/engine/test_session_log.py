@@ -171,7 +171,7 @@ def test_the_name_of_a_session_that_could_not_come_back_is_not_given_to_another(
     engine = make(**options, max_sessions=1)
     assert engine.sessions() == ["a"]
     engine.resume("a").close()
-    for name, reason in (("b", "1 sessions are open"), ("c", "whose it is cannot be read")):
+    for name, reason in (("b", "1 sessions are open"), ("c", "its tenant is damaged")):
         with pytest.raises(errors.SessionExists, match=f"in the journal and could not.*{reason}"):
             engine.session(id=name)
     first = engine.session(id="d")
@@ -362,7 +362,7 @@ def test_a_text_that_nobody_can_write_is_refused_before_it_blocks_the_journal(
     known = session.say(SAID, greedy(3)).token_ids
     run(engine.loop)
     field, verb = TEXTS[text]
-    with pytest.raises(errors.Refused, match=f"{field}: half of a character") as caught:
+    with pytest.raises(errors.Refused, match=f"{field} contains a lone surrogate") as caught:
         verb(engine.loop)
     assert (caught.value.code, caught.value.param) == ("bad_text", field)
     assert history(engine, session) == [*SAID, *known]
@@ -425,7 +425,7 @@ def test_a_journal_in_use_is_an_error_of_the_option(
     make: Make, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(journal=path)
-    monkeypatch.setattr("holdfast.engine.durable.recovery.WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast.engine.durable.recovery.LOCK_SECONDS", 0.1)
     with pytest.raises(OptionError, match="in use by another process") as caught:
         make(journal=path)
     assert caught.value.option == "journal"

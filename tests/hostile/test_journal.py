@@ -15,7 +15,7 @@ import pytest
 import transformers
 from tokenizers import AddedToken
 
-from holdfast.engine.durable.journal_tables import row_sum, turn_sum
+from holdfast.engine.durable.journal_tables import row_checksum, turn_checksum
 from tests.hostile import demands
 from tests.hostile.conftest import ROOM, Serve, started
 from tests.hostile.neighbours import engine_pid
@@ -113,11 +113,13 @@ def forge(path: Path, tokens: list[int]) -> None:
                 (head,),
             ).fetchone()
             before, turn_id, said_in, finish, sum_before = row
-            found = turn_sum(origin if before is None else sum_before, turn_id, said_in, said, finish)
+            found = turn_checksum(origin if before is None else sum_before, turn_id, said_in, said, finish)
             connection.execute(
                 "UPDATE turns SET output = ?, checksum = ? WHERE number = ?", (said, found, head)
             )
-            connection.execute("UPDATE sessions SET head_sum = ? WHERE id = ?", (row_sum(name, found), name))
+            connection.execute(
+                "UPDATE sessions SET head_sum = ? WHERE id = ?", (row_checksum(name, found), name)
+            )
             connection.execute("DELETE FROM finished")
 
 

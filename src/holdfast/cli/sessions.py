@@ -1,8 +1,8 @@
-"""`holdfast sessions`: look into a journal, without a server and without torch.
+"""`holdfast sessions`: list, show and remove the sessions of a journal, without a server and without torch.
 
-`ls` and `show` only read, and may do so beside a server that writes. `rm` closes a session for good and needs
-the journal to itself. What was said is shown only where `--text` asks for it. A session is named as the
-journal names it, `tenant/name`, or by its name alone where only one tenant has it.
+`ls` and `show` only read, also while a server writes the journal. `rm` closes a session for good, which needs
+the journal's lock. Texts are shown only with `--text`. A session is given as `tenant/name`, or by its name
+alone if only one tenant has it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.engine.durable.records import Closed, StoredSession
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Look into a journal: the sessions that outlive a server.",
+    help="List, show and remove the sessions of a journal.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -40,29 +40,29 @@ JOURNAL = Annotated[
         "--journal",
         envvar="HOLDFAST_JOURNAL",
         metavar="FILE",
-        help="The file that `serve --journal` writes.",
+        help="The journal file of `holdfast serve --journal`.",
     ),
 ]
-NAME = Annotated[str, typer.Argument(help="The session: tenant/name, or the name where it is the only one.")]
-AS_JSON = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+NAME = Annotated[str, typer.Argument(help="The session: tenant/name, or the name alone if it is unique.")]
+AS_JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 
 @contextmanager
-def _explained(journal: Path) -> Iterator[None]:
-    """What is wrong with a journal, in one line."""
+def _errors_in_one_line(journal: Path) -> Iterator[None]:
+    """Report a journal that cannot be used in one line."""
     try:
         yield
     except JournalError as error:
         raise refusal("sessions", str(error)) from error
     except (sqlite3.Error, OSError) as error:
-        raise refusal("sessions", f"{journal} is no journal that can be read: {error}") from error
+        raise refusal("sessions", f"{journal} cannot be read as a journal: {error}") from error
 
 
 def _read(journal: Path) -> list[StoredSession]:
     if not journal.exists():
-        raise JournalError(f"{journal} is not there; `holdfast serve --journal {journal}` writes one")
+        raise JournalError(f"{journal} does not exist; `holdfast serve --journal {journal}` creates it")
     if not journal.is_file():
-        raise JournalError(f"{journal} is no file, and a journal is one")
+        raise JournalError(f"{journal} is not a file")
     return read_sessions(journal)
 
 
@@ -73,7 +73,10 @@ def _find(journal: Path, name: str) -> StoredSession:
     if not found:
         raise JournalError(f"{journal} has no session {printable(name)}; `holdfast sessions ls` lists them")
     if len(found) > 1:
-        raise JournalError("several tenants have it: " + ", ".join(session.id for session in found))
+        raise JournalError(
+            f"several tenants have a session {printable(name)}; give one of: "
+            + ", ".join(session.id for session in found)
+        )
     return found[0]
 
 
@@ -95,8 +98,8 @@ def _described(session: StoredSession) -> dict[str, Any]:
 
 @app.command("ls")
 def list_sessions(journal: JOURNAL, as_json: AS_JSON = False) -> None:
-    """The sessions of a journal."""
-    with _explained(journal):
+    """List the sessions of a journal."""
+    with _errors_in_one_line(journal):
         sessions = _read(journal)
     if as_json:
         for session in sessions:
@@ -121,13 +124,13 @@ def list_sessions(journal: JOURNAL, as_json: AS_JSON = False) -> None:
 def show(
     name: NAME,
     journal: JOURNAL,
-    text: Annotated[bool, typer.Option("--text", help="Show what the last turns said, too.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Show the texts of the last turns, too.")] = False,
     as_json: AS_JSON = False,
 ) -> None:
-    """One session: its turns, and what happened to it lately."""
-    with _explained(journal):
+    """Show one session: its turns and its latest changes."""
+    with _errors_in_one_line(journal):
         session = _find(journal, name)
-        happened = read_log(journal, session.id)
+        changes = read_log(journal, session.id)
     said = _said(session) if text else {}
     if as_json:
         typer.echo(json.dumps(_described(session)))
@@ -147,25 +150,27 @@ def show(
     console.print(table)
     for turn_id, words in said.items():
         console.print(_plain(f"{turn_id}: {words}"))
-    for kind, detail in happened:
+    for kind, detail in changes:
         console.print(_plain(f"{kind.lower()} {detail}".rstrip()), style="dim")
 
 
 def _plain(text: str) -> Text:
-    """Text as it is: names may be of any letters where an engine was used without a server."""
+    """Text without markup and control characters: the in-process engine allows any letters in names."""
     return Text(printable(text))
 
 
 def _said(session: StoredSession) -> dict[str, str]:
-    """What the turns of a session said, as far as it is remembered. Where one was cut, that is told: the text
-    is that of the whole turn, because what its tokens mean is not known here."""
-    remembered = {turn.turn_id: turn for turn in session.finished}
+    """The texts of a session's turns, as far as the journal has their results.
+
+    The text of a truncated turn is that of the whole turn, with a note: no tokenizer is at hand to cut it.
+    """
+    results = {turn.turn_id: turn for turn in session.finished}
     said = {}
     for turn in session.turns:
-        found = remembered.get(turn.turn_id)
+        found = results.get(turn.turn_id)
         if found is not None:
             cut = len(turn.output) < len(found.tokens)
-            kept = f" (cut: {len(turn.output)} of {len(found.tokens)} tokens stand)" if cut else ""
+            kept = f" (cut: {len(turn.output)} of {len(found.tokens)} tokens remain)" if cut else ""
             said[turn.turn_id] = found.text + kept
     return said
 
@@ -174,9 +179,9 @@ def _said(session: StoredSession) -> dict[str, str]:
 def remove(name: NAME, journal: JOURNAL) -> None:
     """Close a session for good; no server may be using the journal.
 
-    Its file, where there is one, goes when a server is next started.
+    The next server that uses the journal removes its snapshot file, if it has one.
     """
-    with _explained(journal):
+    with _errors_in_one_line(journal):
         session = _find(journal, name)
         try:
             with Journal(journal, "fsync", read_vocabulary(journal)) as opened:
@@ -186,6 +191,6 @@ def remove(name: NAME, journal: JOURNAL) -> None:
         except JournalInUse as error:
             called = session.id.partition("/")[2]
             raise JournalError(
-                f"{error}: stop the server first, or let it close the session: DELETE /v1/sessions/{called}"
+                f"{error}: stop the server first, or close the session with DELETE /v1/sessions/{called}"
             ) from error
-    typer.echo(f"{printable(session.id)} is gone")
+    typer.echo(f"{printable(session.id)} is removed")

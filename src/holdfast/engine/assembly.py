@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import time
 from collections.abc import Callable
 
+from holdfast.core.layout import Tier
 from holdfast.core.ledger import Ledger
 from holdfast.core.policy import Policy, Share
 from holdfast.core.scheduler import Scheduler
-from holdfast.core.session import Session
 from holdfast.core.turn import Turn
 from holdfast.engine.dispatch import Dispatcher, LiveTurns
-from holdfast.engine.durable.recovery import (
-    UNKNOWN_TOKENS,
-    open_files,
-    open_journal,
-    read_journal,
-    recover_session,
-)
+from holdfast.engine.durable.recovery import open_journal, open_snapshots, recover_sessions
 from holdfast.engine.durable.session_log import SessionLog
 from holdfast.engine.listeners import SessionObserver, Unobserved
 from holdfast.engine.loop import EngineLoop
-from holdfast.engine.memory_plan import disk_bytes, plan_memory
-from holdfast.engine.options import EngineOptions, OptionError, tenant_parts
+from holdfast.engine.memory_plan import plan_memory
+from holdfast.engine.options import EngineOptions, tenant_parts
 from holdfast.engine.setup import EngineSetup
 from holdfast.engine.step.executor import Executor, PlanRunner
 from holdfast.engine.step.speculation import Speculator
 from holdfast.engine.text.stream import TurnStream
 from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.engine.tiers.disk import DiskTier
+from holdfast.engine.tiers.files import layout_identity
+from holdfast.engine.tiers.session_memory import SessionMemory
+from holdfast.engine.tiers.snapshots import SnapshotStore
 from holdfast.models.generation import GenerationDefaults
 from holdfast.models.model import Model, ModelDescription
 
 __all__ = ["Clock", "MakeExecutor", "build_loop"]
-
-log = logging.getLogger("holdfast.engine")
 
 Clock = Callable[[], float]
 MakeExecutor = Callable[[Callable[[Turn], TurnStream]], PlanRunner]
@@ -56,54 +49,60 @@ def build_loop(
 ) -> EngineLoop:
     """The loop of an engine that is ready to make steps.
 
-    `identity` names the model's weights: files of the disk tier are valid for the same weights only.
+    `identity` names the model's weights: snapshots are valid for the same weights only.
     """
     setup = EngineSetup(model, tokenizer, defaults, options, plan_memory(model, options))
     live = LiveTurns()
     speculator = Speculator(live.sampling_of) if options.speculate == "ngram" else None
+    session_log = SessionLog(open_journal(options, tokenizer))
+    executor: PlanRunner
+    snapshots: SnapshotStore | None = None
+    if make_executor is not None:
+        executor = make_executor(live.stream_of)
+    else:
+        assert isinstance(model, Model), "a model without weights needs an executor of its own"
+        executor = Executor(model, setup.memory_plan, options.max_running, live.stream_of)
+        layout = layout_identity(options.page_size, setup.memory_plan.layout, model.memory_shape, model.dtype)
+        snapshots = open_snapshots(options, identity, layout, session_log, clock)
+    scheduler = Scheduler(
+        _ledger(setup, snapshots),
+        _policy(model, options),
+        speculator,
+        strict=options.audit == "strict",
+        on_disk=None if snapshots is None else snapshots.covers,
+    )
     disk: DiskTier | None = None
-
-    def on_disk(session: Session) -> bool:
-        return disk is not None and disk.covers(session)
+    if snapshots is not None and isinstance(executor, Executor):
+        memory = SessionMemory(executor.memory, executor.host)
+        disk = DiskTier(snapshots, options.snapshot_seconds, scheduler, memory, session_log, clock)
+    recover_sessions(scheduler, session_log, disk, clock())
 
     def release(turn: Turn) -> None:
         executor.release(turn)
         if speculator is not None:
             speculator.release(turn)
 
-    scheduler = Scheduler(
-        Ledger(setup.memory_plan.layout, setup.memory_plan.sizes()),
-        _policy(model, options),
-        speculator,
-        strict=options.audit == "strict",
-        on_disk=on_disk,
-    )
-    session_log = SessionLog(open_journal(options, tokenizer))
-    executor: PlanRunner
-    if make_executor is not None:
-        executor = make_executor(live.stream_of)
-    else:
-        assert isinstance(model, Model), "a model without weights needs an executor of its own"
-        executor = computing = Executor(model, setup.memory_plan, options.max_running, live.stream_of)
-        if options.disk is not None:
-            disk = _open_disk(options.disk, identity, setup, scheduler, computing, session_log, clock)
-    _recover(session_log, scheduler, disk, clock)
-    session_log.start()
-    if disk is not None:
-        disk.remove_orphans()
-    dispatcher = Dispatcher(
-        live, scheduler, session_log, disk, release, observer if observer is not None else Unobserved()
-    )
+    observed = observer if observer is not None else Unobserved()
     return EngineLoop(
         setup,
         scheduler,
         executor,
         session_log,
-        dispatcher,
+        Dispatcher(live, scheduler, session_log, disk, release, observed),
         disk=disk,
         speculator=speculator,
         clock=clock,
     )
+
+
+def _ledger(setup: EngineSetup, snapshots: SnapshotStore | None) -> Ledger:
+    """The ledger; its disk pools give out units only while snapshots can be written."""
+    ledger = Ledger(setup.memory_plan.layout, setup.memory_plan.sizes())
+    if snapshots is not None:
+        for pool in ledger.pools.values():
+            if pool.tier is Tier.DISK:
+                pool.gate = snapshots.back_off.admits
+    return ledger
 
 
 def _policy(model: ModelDescription, options: EngineOptions) -> Policy:
@@ -124,58 +123,3 @@ def _policy(model: ModelDescription, options: EngineOptions) -> Policy:
         share=Share(**parts),
         shares={tenant: Share(**{**parts, **own}) for tenant, own in options.tenant_shares.items()},
     )
-
-
-def _open_disk(
-    directory: str,
-    identity: str,
-    setup: EngineSetup,
-    scheduler: Scheduler,
-    executor: Executor,
-    session_log: SessionLog,
-    clock: Clock,
-) -> DiskTier:
-    options, model = setup.options, setup.model
-    form = (options.page_size, setup.memory_plan.layout, model.memory_shape, model.dtype)
-    try:
-        room, files = disk_bytes(options), open_files(directory)
-    except OptionError:
-        if session_log.journal is not None:
-            session_log.journal.close()
-        raise
-    return DiskTier(
-        files,
-        room,
-        options.snapshot_seconds,
-        (scheduler, executor, session_log),
-        (identity, hashlib.sha256(repr(form).encode()).hexdigest()),
-        clock,
-    )
-
-
-def _recover(session_log: SessionLog, scheduler: Scheduler, disk: DiskTier | None, clock: Clock) -> None:
-    """Open every session of the journal with its tokens; its memory comes back with its next turn."""
-    journal = session_log.journal
-    if journal is None:
-        return
-    try:
-        sessions = read_journal(journal)
-    except OptionError:
-        if disk is not None:
-            disk.files.close()
-        raise
-    unknown_tokens = False
-    for stored in sessions:
-        refusal = stored.unusable or recover_session(scheduler, stored, clock())
-        if not refusal:
-            session_log.recovered(stored)
-            if disk is not None:
-                disk.recover(stored)
-            continue
-        log.error("session %s stays in the journal: %s", stored.id, refusal)
-        session_log.unrecovered[stored.id] = refusal
-        unknown_tokens = unknown_tokens or refusal.endswith(UNKNOWN_TOKENS)
-        if disk is not None:
-            disk.keep(stored)
-    if not unknown_tokens:
-        journal.adopt_vocabulary()

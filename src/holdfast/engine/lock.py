@@ -1,6 +1,8 @@
-"""What one process has at a time, a journal or a directory: held until it is closed, or the process ends.
+"""Exclusive locks on the journal and on the directory of snapshots: one process at a time has each.
 
-Used by the journal and by the disk tier's files.
+A lock is `flock` on an open descriptor, so the kernel releases it when the process dies. The package
+`filelock` is not used: its import costs 32 ms, it needs a lock file in a directory, and without `flock` it
+falls back to lock files that outlive a killed process (decision 19).
 """
 
 from __future__ import annotations
@@ -17,15 +19,15 @@ POLL_SECONDS = 0.05
 
 
 class InUse(RuntimeError):
-    """Another process has it, and keeps it."""
+    """Another process holds the lock."""
 
 
-def hold(descriptor: int, name: Path, patience: float) -> None:
-    """Hold what is open here, after waiting so many seconds for another process that has it.
+def lock(descriptor: int, path: Path, timeout: float) -> None:
+    """Lock an open file or directory, waiting up to `timeout` seconds for another process.
 
-    Where that one keeps it, the descriptor is closed. Any other error is the file system's.
+    Raises `InUse` and closes the descriptor when time is up. Any other error is the file system's.
     """
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     waited = False
     while True:
         try:
@@ -34,8 +36,8 @@ def hold(descriptor: int, name: Path, patience: float) -> None:
         except BlockingIOError as error:
             if time.monotonic() >= deadline:
                 os.close(descriptor)
-                raise InUse(f"{name} is in use by another process") from error
+                raise InUse(f"{path} is in use by another process") from error
         if not waited:
             waited = True
-            log.warning("another process has %s; waiting for it to end", name)
+            log.warning("%s is in use by another process; waiting up to %g s for it", path, timeout)
         time.sleep(POLL_SECONDS)

@@ -171,7 +171,7 @@ class EngineLoop:
             except Exception as error:  # noqa: BLE001
                 result = self._failure(plan, error)
         if self.disk is not None and plan.moves:
-            result.moved = self.disk.moved(plan, result.moved)
+            result.moved = self.disk.settle(plan, result.moved)
         self.dispatcher.dispatch(self.scheduler.settle(plan, result, self.now()))
 
     def _failure(self, plan: Plan, error: Exception) -> StepResult:

@@ -1,14 +1,14 @@
-"""The list of what was committed, outside the database: a damaged write-ahead log does not go unnoticed.
+"""The list of committed batches, a file beside the database that reveals a damaged write-ahead log.
 
-SQLite's recovery ends at the first frame of the write-ahead log that fails its checksum; what was committed
-after it is dropped without a word. So a journal numbers its transactions, and each opening for writing (a
-run), in the database, and appends a line to a file beside it after each commit: the number, and what was in
-it. A database of the same run whose number is lower than the last line's has lost transactions.
+SQLite's recovery ends at the first frame of the write-ahead log that fails its checksum, and silently drops
+later transactions. So the database has the number of its last batch and a name for each opening (a run), and
+after each commit a line with the number and contents of the batch is appended to the list. A database of the
+same run whose number is lower than that of the last line has lost batches.
 
-A line is written after its commit and is not synced: a process that is killed between the two leaves a file
-that is behind, which says nothing. Where the machine itself went down, transactions that were not synced
-(durability `off` and `commit`) may be gone while their lines are not: that is what was promised, and is told,
-not refused. Lines carry checksums; one that fails its own is passed over. Used by the journal.
+A line is written after its commit and is not synced: if the process is killed between the two, the list is
+behind the database, which is harmless. After a crash of the machine, batches that were not synced (durability
+`off` and `commit`) may be missing although the list has them: that is logged, not refused. Lines have
+checksums; a line whose checksum fails is skipped. Used by the journal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections import deque
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.engine.durable.records import Ended, JournalError, Record
 
@@ -33,57 +33,63 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 BYTES_MAX = 1 << 20
 LINES_KEPT = 1024
-"""Lines that stay when the file is written anew: more than the write-ahead log holds before it is emptied."""
+"""Lines that stay when the file is rewritten: more than the write-ahead log has before a checkpoint."""
 
 RECORDS_NAMED = 32
-"""Records of a batch that its line names, and sessions that an error does."""
+"""Most records that a line names, and most sessions that an error names."""
+
+
+class Change(NamedTuple):
+    """A session that a batch changed, and how."""
+
+    session: str
+    what: str
 
 
 @dataclass(slots=True)
-class Listed:
-    """What a list says: which run it is of, under which promise, and what each of its batches was."""
+class Listing:
+    """The content of a list: its run, the boot and the durability of that run, and its batches."""
 
     run: str
     boot: str
     durability: str
-    batches: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
-    """For each number the sessions that it changed, and how."""
+    batches: dict[int, list[Change]] = field(default_factory=dict)
 
 
-def beside(journal: Path) -> Path:
-    """The list that belongs to a journal, under whichever name that is opened."""
+def list_path(journal: Path) -> Path:
+    """The list of a journal, beside its real path."""
     real = Path(os.path.realpath(journal))
     return real.with_name(real.name + SUFFIX)
 
 
 def boot_id() -> str:
-    """A name for this life of the machine; empty where the system has none."""
+    """The kernel's id of this boot; empty where the system has none."""
     try:
         return BOOT.read_text(encoding="ascii").strip()
     except OSError:
-        log.debug("the system does not say when it was started")
+        log.debug("the system has no boot id")
         return ""
 
 
 class BatchList:
-    """The list of a journal that is open for writing. What cannot be written to it is no fault of a turn."""
+    """The list of a journal that is open for writing. No turn fails because the list cannot be written."""
 
     def __init__(self, journal: Path, run: str, durability: str) -> None:
-        self._path = beside(journal)
+        self._path = list_path(journal)
         self._head = _line({"run": run, "boot": boot_id(), "durability": durability})
         self._kept: deque[bytes] = deque(maxlen=LINES_KEPT)
         self._bytes = 0
         self._failed = False
         self._descriptor: int | None = None
-        self._write_anew()
+        self._rewrite()
 
     def add(self, number: int, records: list[Record]) -> None:
         """A batch is committed."""
-        named = [(record.session, _what(record)) for record in records[:RECORDS_NAMED]]
-        line = _line([number, named])
+        changes = [Change(record.session, _what(record)) for record in records[:RECORDS_NAMED]]
+        line = _line([number, changes])
         self._kept.append(line)
         if self._descriptor is None or self._bytes > BYTES_MAX:
-            self._write_anew()
+            self._rewrite()
         else:
             self._append(line)
 
@@ -93,10 +99,10 @@ class BatchList:
             self._bytes += os.write(self._descriptor, content)
             self._failed = False
         except OSError as error:
-            self._complain(error)
+            self._warn(error)
 
-    def _write_anew(self) -> None:
-        """A new file with the last lines in the place of the old one, which goes when it is there."""
+    def _rewrite(self) -> None:
+        """Replace the file by one with the last lines."""
         new = self._path.with_name(self._path.name + ".new")
         try:
             descriptor = os.open(new, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND, 0o600)
@@ -105,15 +111,15 @@ class BatchList:
             self._append(b"".join([self._head, *self._kept]))
             new.replace(self._path)
         except OSError as error:
-            self._complain(error)
+            self._warn(error)
 
-    def _complain(self, error: OSError) -> None:
+    def _warn(self, error: OSError) -> None:
         if not self._failed:
-            log.warning("%s cannot be written: damage might go unnoticed (%s)", self._path.name, error)
+            log.warning("%s cannot be written; damage could go undetected (%s)", self._path.name, error)
         self._failed = True
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -128,33 +134,33 @@ def _line(value: object) -> bytes:
     return b"%08x %s\n" % (zlib.crc32(content), content)
 
 
-def read_list(journal: Path) -> Listed | None:
-    """The list beside a journal, as far as it can be read; None if there is none, or none that helps."""
+def read_list(journal: Path) -> Listing | None:
+    """The readable lines of a journal's list; None if there is none, or its head is damaged."""
     try:
-        lines = beside(journal).read_bytes().splitlines()
+        lines = list_path(journal).read_bytes().splitlines()
     except FileNotFoundError:
         return None
     values = [value for line in lines if (value := _value(line)) is not None]
     if not values or "run" not in values[0]:
-        log.warning("%s cannot be read: damage might go unnoticed", beside(journal).name)
+        log.warning("%s cannot be read; damage could go undetected", list_path(journal).name)
         return None
     head = values[0]
-    listed = Listed(str(head["run"]), str(head.get("boot", "")), str(head.get("durability", "")))
-    for number, named in values[1:]:
-        listed.batches[number] = [(session, what) for session, what in named]
+    listed = Listing(str(head["run"]), str(head.get("boot", "")), str(head.get("durability", "")))
+    for number, changes in values[1:]:
+        listed.batches[number] = [Change(session, what) for session, what in changes]
     return listed
 
 
 def _value(line: bytes) -> Any:
-    """What a line says; None if it is not as it was written."""
+    """The value of a line; None if its checksum fails."""
     expected, _, content = line.partition(b" ")
     return json.loads(content) if expected == b"%08x" % zlib.crc32(content) else None
 
 
-def require_all(journal: Path) -> None:
-    """Refuse a journal that has lost what was committed; changes nothing, so that it can be mended.
+def require_no_lost_batches(journal: Path) -> None:
+    """Refuse a journal that has lost committed batches; changes nothing, so that it can be restored.
 
-    The list is read before the database: whoever writes both meanwhile leaves the database ahead.
+    The list is read before the database: a process that writes both meanwhile leaves the database ahead.
     """
     listed = read_list(journal)
     if listed is None or not listed.batches or not journal.exists():
@@ -166,32 +172,30 @@ def require_all(journal: Path) -> None:
                 connection.execute("SELECT name, value FROM facts WHERE name IN ('run', 'batch')").fetchall()
             )
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        log.debug("what is wrong with the journal is told when it is opened: %s", error)
+        log.debug("the journal cannot be read, which opening it will report: %s", error)
         return
     if facts.get("run") != listed.run or not facts.get("batch", "").isdecimal():
-        log.info("%s is of another journal, or of an older copy", beside(journal).name)
+        log.info("%s belongs to another journal, or to an older copy", list_path(journal).name)
         return
     missing = {number: named for number, named in listed.batches.items() if number > int(facts["batch"])}
     if not missing:
         return
-    told = (
-        f"{journal} has lost its last {len(missing)} transactions, which were acknowledged: {_named(missing)}"
-    )
+    lost = f"{journal} has lost its last {len(missing)} acknowledged transactions: {_named(missing)}"
     if listed.durability != "fsync" and listed.boot != boot_id():
-        log.error("%s. The machine went down meanwhile, and durability was %s", told, listed.durability)
+        log.error("%s. The machine crashed, and durability was %s", lost, listed.durability)
         return
     raise JournalError(
-        f"{told}. Its write-ahead log is damaged or missing: restore a copy of {journal.name} and "
-        f"{journal.name}-wal, or remove {beside(journal).name} to go on with what is left"
+        f"{lost}. Its write-ahead log is damaged or missing: restore a copy of {journal.name} and "
+        f"{journal.name}-wal, or remove {list_path(journal).name} to continue without them"
     )
 
 
-def _named(missing: dict[int, list[tuple[str, str]]]) -> str:
-    """Sessions with what they have lost, as far as that is known."""
+def _named(missing: dict[int, list[Change]]) -> str:
+    """The sessions of lost batches, and their lost changes, as far as the list names them."""
     lost: dict[str, list[str]] = {}
     for number in sorted(missing):
         for session, what in missing[number]:
             lost.setdefault(session, []).append(what)
-    told = [f"session {ascii(name)[1:-1]}: {', '.join(lost[name])}" for name in list(lost)[:RECORDS_NAMED]]
-    more = len(lost) - len(told)
-    return "; ".join(told) + (f"; and {more} sessions more" if more else "")
+    named = [f"session {ascii(name)[1:-1]}: {', '.join(lost[name])}" for name in list(lost)[:RECORDS_NAMED]]
+    more = len(lost) - len(named)
+    return "; ".join(named) + (f"; and {more} more sessions" if more else "")

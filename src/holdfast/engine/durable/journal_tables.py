@@ -1,10 +1,9 @@
-"""The tables of a journal, what their rows must add up to, and how older journals are brought up to them.
+"""The tables of a journal, the checksums of their rows, and upgrades from older versions.
 
-A file that was written whole can still be changed afterwards: a bit of a disk, a byte of a copy. So that no
-session ever goes on with the words of another, rows carry sums. A session has an `origin`, which only its
-forks share; the sum of its first turn goes on from that, the sum of each other turn from the turn before it,
-and `head_sum` from the last: a link that leads elsewhere adds up nowhere. Used by the journal, and by whoever
-reads one.
+A file can be damaged after it was written: a bit of a disk, a byte of a copy. Checksums make sure that no
+session continues with the tokens of another. A session has an `origin`, which only its forks share. The
+checksum of its first turn continues the origin, that of each other turn the checksum of the turn before it,
+and `head_sum` that of the last: a wrong link fails its checksum. Used by the journal and its readers.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from hashlib import blake2b
 from holdfast.engine.durable.records import SCHEMA, JournalError, is_text
 
 DAMAGED = -1
-"""A sum that no row has."""
+"""A checksum that no row has."""
 
 MEND = "restore a copy of it, or move it away to start without its sessions"
 
@@ -46,38 +45,38 @@ CREATE TABLE log (
 """
 
 
-def row_sum(*values: object) -> int:
-    """What a row of these values must add up to: a number that SQLite can hold, and no other row has."""
+def row_checksum(*values: object) -> int:
+    """The checksum of a row of these values: 63 bits, which SQLite can hold."""
     found = blake2b(digest_size=8)
     for value in values:
-        said = value if isinstance(value, bytes) else repr(value).encode("ascii", "backslashreplace")
-        found.update(b"%d %d " % (isinstance(value, bytes), len(said)))
-        found.update(said)
+        content = value if isinstance(value, bytes) else repr(value).encode("ascii", "backslashreplace")
+        found.update(b"%d %d " % (isinstance(value, bytes), len(content)))
+        found.update(content)
     return int.from_bytes(found.digest()) >> 1
 
 
-def turn_sum(before: int, turn_id: str, said_in: bytes, said_out: bytes, finish: str) -> int:
-    """The sum of a turn that goes on from another one's, or from an origin."""
-    return row_sum(before, turn_id, said_in, said_out, finish)
+def turn_checksum(before: int, turn_id: str, tokens_in: bytes, tokens_out: bytes, finish: str) -> int:
+    """The checksum of a turn, which continues that of the turn before it, or an origin."""
+    return row_checksum(before, turn_id, tokens_in, tokens_out, finish)
 
 
-def about_sum(
+def description_checksum(
     name: object, ttl: object, metadata: object, system: object, created: object, parent: object
 ) -> int:
-    """The sum of what a session's row says, apart from whose it is and how far it has come."""
-    return row_sum(name, _real(ttl), metadata, system, _real(created), parent)
+    """The checksum of a session's row, without its tenant and its last turn."""
+    return row_checksum(name, _real(ttl), metadata, system, _real(created), parent)
 
 
 def _real(value: object) -> object:
-    """A number as it comes back from a column of such."""
+    """A number as a REAL column returns it."""
     return float(value) if isinstance(value, int | float) else value
 
 
 def upgrade(connection: sqlite3.Connection) -> None:
-    """Bring the tables of an older version up to this one, step by step, or make them."""
+    """Create the tables, or upgrade them from an older version, one version at a time."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA:
-        raise JournalError(f"the journal has version {version}; this program knows {SCHEMA} at most")
+        raise JournalError(f"the journal has version {version}; this program reads versions up to {SCHEMA}")
     if version < 0:
         raise JournalError(f"the journal is damaged (its version is {version}); {MEND}")
     if version == SCHEMA:
@@ -90,26 +89,28 @@ def upgrade(connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA user_version = {reached}")
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # Where there is no room SQLite has rolled back itself.
+        if connection.in_transaction:  # On a full disk SQLite has rolled back by itself.
             connection.execute("ROLLBACK")
         raise
     upgrade(connection)
 
 
-def has_others(connection: sqlite3.Connection) -> bool:
-    """Whether a database has tables and none of a journal: it is another program's."""
+def is_foreign(connection: sqlite3.Connection) -> bool:
+    """Whether a database belongs to another program: it has tables, and none of a journal."""
     found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
     return bool(found) and not {"facts", "sessions", "turns"} & {name for (name,) in found}
 
 
 def require_tables(connection: sqlite3.Connection) -> None:
-    """Refuse a file whose tables are not those of a journal: in such ones whole rows would seem damaged."""
+    """Refuse a file whose tables have other columns: every row would seem damaged."""
     with closing(sqlite3.connect(":memory:")) as model:
         _create(model)
         tables = [name for (name,) in model.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         for table in tables:
             if _columns(connection, table) != _columns(model, table):
-                raise JournalError(f"the journal is damaged (its table {table} has other columns); {MEND}")
+                raise JournalError(
+                    f"the journal is damaged (the columns of table {table} do not match); {MEND}"
+                )
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> list[object]:
@@ -123,8 +124,8 @@ def _create(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
-def _add_sums(connection: sqlite3.Connection) -> None:
-    """From version 1, whose turns had sums of their own alone, and nothing else had any."""
+def _add_checksums(connection: sqlite3.Connection) -> None:
+    """From version 1, which had a checksum of each turn by itself, and no others."""
     for table, column in (
         ("sessions", "origin"),
         ("sessions", "tenant_sum"),
@@ -141,13 +142,13 @@ def _add_sums(connection: sqlite3.Connection) -> None:
     ).fetchall()
     for name, tenant, *about, head, head_sum in rows:
         if is_text(name):
-            origin = origins.get(head, row_sum(name, *about))
+            origin = origins.get(head, row_checksum(name, *about))
             reached = origin if head_sum is None else head_sum
             connection.execute(
                 "UPDATE sessions SET origin = ?, tenant_sum = ?, about_sum = ?, head_sum = ? WHERE id = ?",
                 (
-                    *(origin, row_sum(name, tenant, origin), about_sum(name, *about)),
-                    *(row_sum(name, reached), name),
+                    *(origin, row_checksum(name, tenant, origin), description_checksum(name, *about)),
+                    *(row_checksum(name, reached), name),
                 ),
             )
     for table, columns in (
@@ -155,14 +156,14 @@ def _add_sums(connection: sqlite3.Connection) -> None:
         ("requests", "session, request_id, asked, answer"),
     ):
         for number, *values in connection.execute(f"SELECT number, {columns} FROM {table}").fetchall():
-            found = (row_sum(*values), number)
+            found = (row_checksum(*values), number)
             connection.execute(f"UPDATE {table} SET checksum = ? WHERE number = ?", found)
 
 
 def _link_turns(connection: sqlite3.Connection) -> dict[object, int]:
-    """Sums that go on from those before them; a turn that did not add up adds up to nothing any more.
+    """Chain the checksums of all turns; a turn whose old checksum fails gets one that never matches.
 
-    Returns the origin of every turn: a number of the first one that it leads back to.
+    Returns the origin of every turn, which is derived from the first turn of its chain.
     """
     origins: dict[object, int] = {}
     sums: dict[object, int] = {}
@@ -172,29 +173,31 @@ def _link_turns(connection: sqlite3.Connection) -> dict[object, int]:
         "WHERE number > ? ORDER BY number LIMIT 256",
         (last,),
     ).fetchall():
-        for number, before, checksum, *said in rows:
-            origins[number] = row_sum("origin", number) if before is None else origins.get(before, DAMAGED)
-            whole = checksum != DAMAGED and _sum_of_version_1(*said) == checksum
-            goes_on_from = origins[number] if before is None else sums.get(before, DAMAGED)
-            sums[number] = turn_sum(goes_on_from, *said) if whole else DAMAGED
+        for number, before, checksum, *values in rows:
+            origins[number] = (
+                row_checksum("origin", number) if before is None else origins.get(before, DAMAGED)
+            )
+            valid = checksum != DAMAGED and _checksum_of_version_1(*values) == checksum
+            continued = origins[number] if before is None else sums.get(before, DAMAGED)
+            sums[number] = turn_checksum(continued, *values) if valid else DAMAGED
             connection.execute("UPDATE turns SET checksum = ? WHERE number = ?", (sums[number], number))
         last = rows[-1][0]
     return origins
 
 
-def _sum_of_version_1(turn_id: object, said_in: object, said_out: object, finish: object) -> int:
-    """What a turn's row had to add up to; `DAMAGED` for what is none."""
+def _checksum_of_version_1(turn_id: object, tokens_in: object, tokens_out: object, finish: object) -> int:
+    """The checksum of a turn in version 1; `DAMAGED` if a value has the wrong type."""
     if not (is_text(turn_id) and is_text(finish)):
         return DAMAGED
-    if not (isinstance(said_in, bytes) and isinstance(said_out, bytes)):
+    if not (isinstance(tokens_in, bytes) and isinstance(tokens_out, bytes)):
         return DAMAGED
-    return zlib.crc32(said_out, zlib.crc32(said_in, zlib.crc32(f"{turn_id} {finish}".encode())))
+    return zlib.crc32(tokens_out, zlib.crc32(tokens_in, zlib.crc32(f"{turn_id} {finish}".encode())))
 
 
 def _name_sample(connection: sqlite3.Connection) -> None:
-    """From version 2, whose vocabulary was known by how one sentence is encoded."""
+    """From version 2, which identified the vocabulary by one encoded sentence."""
     connection.execute("UPDATE facts SET name = 'sample' WHERE name = 'vocabulary'")
 
 
-UPGRADES: dict[int, Callable[[sqlite3.Connection], None]] = {1: _add_sums, 2: _name_sample}
-"""For each older version of the tables, what leads to the next one."""
+UPGRADES: dict[int, Callable[[sqlite3.Connection], None]] = {1: _add_checksums, 2: _name_sample}
+"""For each older version of the tables, the step to the next one."""

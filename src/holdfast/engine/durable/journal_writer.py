@@ -1,10 +1,9 @@
-"""The journal's thread: it writes batches of records in the order in which they were submitted.
+"""The journal's thread: it writes batches of records in the order of submission (group commit).
 
-Whoever makes steps submits what a step brought and goes on; `durable` says up to which batch everything is in
-the store, and `descriptor` becomes readable when that, or a fault, is new, so that one who sleeps in a poll
-wakes up. Batches that came while another was being written are written together, in one transaction. One that
-cannot be written stays, in order, and is tried again until it can be. While nothing is to be written the
-store is tidied, a portion at a time.
+The engine submits the records of a step and goes on; `durable` is the number of the last batch in the store,
+and `descriptor` becomes readable when that number or the fault has changed, which wakes a poll. Batches that
+arrive while another is being written are written together, in one transaction. A batch that cannot be written
+is kept, in order, and retried. While there is nothing to write the store is compacted, a portion at a time.
 
 A store is anything that keeps records: the journal in SQLite is one. Called by the session log.
 """
@@ -23,7 +22,7 @@ from holdfast.engine.durable.records import Record
 log = logging.getLogger("holdfast.journal")
 
 RETRY_SECONDS = 0.02
-"""How long the thread waits before it tries again to write what could not be written."""
+"""How long the thread waits before it retries a failed write."""
 
 
 class Store(Protocol):
@@ -33,32 +32,32 @@ class Store(Protocol):
     """Why it cannot be written, if it cannot."""
 
     @property
-    def waits(self) -> bool:
-        """Whether something has been appended and is not kept yet."""
+    def pending(self) -> bool:
+        """Whether a record has been appended and is not stored yet."""
         ...
 
     def append(self, record: Record) -> None:
-        """Note a record for the next flush."""
+        """Add a record to the next flush."""
         ...
 
     def flush(self) -> bool:
-        """Keep everything that was appended, durably; False if that is not possible now."""
+        """Store everything that was appended, durably; False if that fails."""
         ...
 
-    def tidy(self) -> bool:
-        """Do a bounded part of what the store has to tidy up; whether there is more."""
+    def compact(self) -> bool:
+        """Do a bounded part of a compaction; whether there is more to do."""
         ...
 
 
 class JournalWriter:
-    """Batches that are to be written, and how far that has come."""
+    """The batches to be written, and the number of the last durable one."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.submitted = 0
-        """The number of the last batch that was submitted."""
+        """The number of the last submitted batch."""
         self.durable = 0
-        """The number of the last batch that is in the store, with all before it."""
+        """The number of the last batch that is in the store, as are all before it."""
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self.descriptor, select.POLLIN)
@@ -68,34 +67,34 @@ class JournalWriter:
         self._thread = threading.Thread(target=self._work, name="holdfast-journal", daemon=True)
         self._thread.start()
 
-    # --- whoever submits --------------------------------------------------------------------------
+    # --- called by the engine ---------------------------------------------------------------------
 
     @property
-    def behind(self) -> bool:
+    def writing(self) -> bool:
         """Whether a batch was submitted and is not durable yet."""
         return self.durable < self.submitted
 
     def submit(self, records: list[Record]) -> int:
-        """Have a batch written after all before it; returns its number."""
+        """Queue a batch; returns its number."""
         with self._changed:
             self.submitted += 1
             self._batches.append(records)
             self._changed.notify()
         return self.submitted
 
-    def take_news(self) -> int:
-        """The number of the last batch that is durable; the descriptor is quiet until there is more news."""
+    def take_durable(self) -> int:
+        """The number of the last durable batch; clears the descriptor until there is a change."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.descriptor)
         return self.durable
 
     def wait(self, seconds: float) -> None:
-        """Let the thread get on, until there is news or time is up; returns at once if nothing is due."""
-        if self.behind:
+        """Wait until there is a change, or time is up; returns at once if all batches are durable."""
+        if self.writing:
             self._poll.poll(1000 * seconds)
 
     def close(self) -> None:
-        """Try once more to write everything, and let the thread end."""
+        """Let the thread end after one more attempt to write everything."""
         with self._changed:
             self._ending = True
             self._changed.notify()
@@ -105,50 +104,50 @@ class JournalWriter:
     # --- the thread -------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        untidy = False
+        uncompacted = False
         ending = False
         while not ending:
-            batches, number, ending = self._next(untidy)
+            batches, number, ending = self._next(uncompacted)
             for batch in batches:
                 for record in batch:
                     self.store.append(record)
-            if self.store.waits or number > self.durable:
+            if self.store.pending or number > self.durable:
                 if not self._flush():
                     continue
                 self.durable = number
                 os.eventfd_write(self.descriptor, 1)
-                untidy = True
-            elif untidy and not ending:
-                untidy = self._tidy()
+                uncompacted = True
+            elif uncompacted and not ending:
+                uncompacted = self._compact()
 
-    def _next(self, untidy: bool) -> tuple[list[list[Record]], int, bool]:
-        """The batches that have come, the number of the last, and whether the thread is to end.
+    def _next(self, uncompacted: bool) -> tuple[list[list[Record]], int, bool]:
+        """The submitted batches, the number of the last, and whether the thread is to end.
 
-        Waits for one, unless there is something to tidy; with something that could not be written, not long.
+        Waits for a batch, unless there is something to compact; only briefly if a write has failed.
         """
         with self._changed:
-            failed = self.store.waits or (not self._batches and self.behind)
-            if not self._batches and not self._ending and (failed or not untidy):
+            failed = self.store.pending or (not self._batches and self.writing)
+            if not self._batches and not self._ending and (failed or not uncompacted):
                 self._changed.wait(RETRY_SECONDS if failed else None)
             batches, self._batches = self._batches, []
             return batches, self.submitted, self._ending
 
     def _flush(self) -> bool:
-        """Write what was appended. Whatever goes wrong is a fault of the store, never the thread's end."""
+        """Write what was appended. An error becomes the store's fault and never ends the thread."""
         faultless = self.store.fault is None
         try:
             written = self.store.flush()
         except Exception as error:
-            log.exception("the journal cannot be written, turns wait for it")
+            log.exception("the journal cannot be written; turns wait until it can")
             self.store.fault = str(error) or type(error).__name__
             written = False
         if not written and faultless:
             os.eventfd_write(self.descriptor, 1)
         return written
 
-    def _tidy(self) -> bool:
+    def _compact(self) -> bool:
         try:
-            return self.store.tidy()
+            return self.store.compact()
         except Exception:
-            log.exception("the journal could not be tidied up")
+            log.exception("the journal could not be compacted")
             return False

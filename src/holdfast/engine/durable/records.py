@@ -1,7 +1,6 @@
-"""What a journal holds: the records that are appended to it, and the sessions that come back from it.
+"""The journal's records, and the sessions that are read back from it. Values only.
 
-Values only. The session log makes records, the journal writes them, and `journal_reading` makes sessions of
-what was written.
+The session log makes records, the journal writes them, and `journal_reading` makes sessions of the rows.
 """
 
 from __future__ import annotations
@@ -9,22 +8,22 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, TypeGuard
+from typing import ClassVar, NamedTuple, TypeGuard
 
 SCHEMA = 3
 """The version of a journal's tables."""
 
 TURNS_KEPT = 8
-"""Finished turns of a session that can be asked for again, and as many of its requests."""
+"""Finished turns of a session whose result is kept, and as many answered requests."""
 
 
 class JournalError(RuntimeError):
-    """A journal cannot be used: it is in use, of another version, or of another model."""
+    """A journal cannot be used: it is locked, damaged, of another version, or of another model."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedTurn:
-    """How a turn ended, as far as a client who asks again should hear."""
+    """The result of a turn, for a client that submits it again."""
 
     turn_id: str
     fingerprint: str
@@ -41,7 +40,7 @@ class FinishedTurn:
 
 
 class RecordKind(StrEnum):
-    """What a record is about, as the journal's log table and the list of batches write it."""
+    """The kind of a record, as the log table and the list of batches store it."""
 
     OPENED = "opened"
     ENDED = "ended"
@@ -68,7 +67,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A turn ended and stands: what it brought, and what it said."""
+    """A turn was committed: its input, and its result."""
 
     kind: ClassVar[RecordKind] = RecordKind.ENDED
     session: str
@@ -78,7 +77,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """Only `turns` turns remain; of the last one, only `kept` generated tokens, where that is a number."""
+    """Only `turns` turns remain; if `kept` is a number, the last keeps so many generated tokens."""
 
     kind: ClassVar[RecordKind] = RecordKind.TRUNCATED
     session: str
@@ -88,7 +87,7 @@ class Truncated:
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """A session goes on from the first `turns` turns of another."""
+    """A session was forked from the first `turns` turns of another."""
 
     kind: ClassVar[RecordKind] = RecordKind.FORKED
     session: str
@@ -99,7 +98,7 @@ class Forked:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A session is gone."""
+    """A session was closed."""
 
     kind: ClassVar[RecordKind] = RecordKind.CLOSED
     session: str
@@ -108,7 +107,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """A verb that carries an id was carried out."""
+    """A verb with a request id was carried out."""
 
     kind: ClassVar[RecordKind] = RecordKind.REQUESTED
     session: str
@@ -119,7 +118,7 @@ class Requested:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotWritten:
-    """A file holds the memory of a session's first `length` tokens."""
+    """A snapshot file holds the memory of a session's first `length` tokens."""
 
     kind: ClassVar[RecordKind] = RecordKind.SNAPSHOT_WRITTEN
     session: str
@@ -130,7 +129,7 @@ class SnapshotWritten:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotDropped:
-    """A session's file is of no use any more."""
+    """A session has no snapshot file any more."""
 
     kind: ClassVar[RecordKind] = RecordKind.SNAPSHOT_DROPPED
     session: str
@@ -139,7 +138,14 @@ class SnapshotDropped:
 Record = Opened | Ended | Truncated | Forked | Closed | Requested | SnapshotWritten | SnapshotDropped
 
 
-# --- what comes back ------------------------------------------------------------------------------
+# --- stored sessions ------------------------------------------------------------------------------
+
+
+class AnsweredRequest(NamedTuple):
+    """A verb that carried a request id, and its answer."""
+
+    asked: str
+    answer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +160,7 @@ class StoredTurn:
 
 @dataclass(slots=True)
 class StoredSession:
-    """A session as the journal has it."""
+    """A session as the journal has it. `metadata` is JSON."""
 
     id: str
     tenant: str
@@ -165,20 +171,20 @@ class StoredSession:
     parent: str | None
     turns: list[StoredTurn] = field(default_factory=list)
     finished: list[FinishedTurn] = field(default_factory=list)
-    requests: dict[str, tuple[str, str]] = field(default_factory=dict)
+    requests: dict[str, AnsweredRequest] = field(default_factory=dict)
     snapshot: SnapshotWritten | None = None
     damaged: bool = False
     unusable: str = ""
-    """Why it cannot come back; empty where it can."""
+    """Why it cannot be recovered; empty if it can."""
 
     @property
     def tokens(self) -> int:
-        """The length of its history."""
+        """The length of the history in tokens."""
         return sum(len(turn.input) + len(turn.output) for turn in self.turns)
 
 
 def detail(record: Record) -> str:
-    """A record in words."""
+    """A record in words, for `holdfast sessions show`."""
     match record:
         case Ended():
             return f"turn {record.turn.turn_id}: {len(record.input)} tokens in, {len(record.turn.tokens)} out"
@@ -202,7 +208,7 @@ def _turns(count: int) -> str:
 
 
 def is_text(value: object) -> TypeGuard[str]:
-    """Whether a value is text that a journal can hold: no lone surrogates, which have no bytes."""
+    """Whether a value is text that UTF-8 can encode: no lone surrogates."""
     if not isinstance(value, str):
         return False
     try:
@@ -213,5 +219,5 @@ def is_text(value: object) -> TypeGuard[str]:
 
 
 def unpack(packed: bytes) -> list[int]:
-    """The tokens of four bytes each."""
+    """Tokens from four bytes each."""
     return array("I", packed).tolist()

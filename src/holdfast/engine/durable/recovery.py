@@ -1,15 +1,16 @@
-"""A loop's journal and files at its start: opened, and read for the sessions that come back.
+"""Start of an engine: opens the journal and the snapshot directory, and recovers the sessions.
 
-Turns are put into the journal's words here, and back into the core's.
-
-What keeps one from being used is an `OptionError` of the option that names it, and says what to do next: such
-a journal is never taken for an empty one. Used by the engine's loop.
+A journal or directory that cannot be used is an `OptionError` of its option that says what to do next: a
+damaged journal is never taken for an empty one. A session that cannot be recovered stays in the journal.
+Turns are converted here between the journal's form and the core's. Used by the engine's loop.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.core.errors import Refused, UnknownToken
@@ -20,14 +21,21 @@ from holdfast.core.turn import Turn, TurnRequest
 from holdfast.engine.durable.journal import Journal, JournalError
 from holdfast.engine.durable.journal_tables import MEND
 from holdfast.engine.durable.records import FinishedTurn, StoredSession
+from holdfast.engine.durable.session_log import SessionLog
 from holdfast.engine.lock import InUse
+from holdfast.engine.memory_plan import disk_bytes
 from holdfast.engine.options import EngineOptions, OptionError
 from holdfast.engine.text.stream import TurnStream
 from holdfast.engine.text.tokenizer import Tokenizer
-from holdfast.engine.tiers.files import Files
+from holdfast.engine.tiers.back_off import BackOff
+from holdfast.engine.tiers.disk import DiskTier
+from holdfast.engine.tiers.files import SnapshotFiles
+from holdfast.engine.tiers.snapshots import SnapshotStore
 
-WAIT_SECONDS = 20.0
-"""How long an engine whose server was killed may take to write its sessions before the next one gives up."""
+log = logging.getLogger("holdfast.journal")
+
+LOCK_SECONDS = 20.0
+"""How long an engine waits for the engine of a killed server, which is still writing its sessions."""
 
 VOCABULARY_PROBE = (
     "The quick brown fox jumps over 13 lazy dogs: naïve façade, 北京, 🙂 <|end|> </s>\n\t0123456789"
@@ -37,10 +45,10 @@ UNKNOWN_TOKENS = "start the server with the model that the session was written w
 """What to do about a session whose tokens are not in the vocabulary."""
 
 DAMAGED = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-"""What SQLite says of a file that is none of its own any more, or whose tables are not those of a journal."""
+"""SQLite's error codes for a file that is not a database, or whose tables are not those of a journal."""
 
 UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
-"""What reading a journal may raise; the latter where what SQLite has to say of it is no text itself."""
+"""The errors of reading a journal; the latter when SQLite's own message is not valid UTF-8."""
 
 
 def open_journal(options: EngineOptions, tokenizer: Tokenizer) -> Journal | None:
@@ -53,7 +61,7 @@ def open_journal(options: EngineOptions, tokenizer: Tokenizer) -> Journal | None
             path,
             options.durability,
             tokenizer.identity(),
-            patience=WAIT_SECONDS,
+            lock_timeout=LOCK_SECONDS,
             sample=sample_of(tokenizer),
         )
     except UNREADABLE as error:
@@ -62,18 +70,70 @@ def open_journal(options: EngineOptions, tokenizer: Tokenizer) -> Journal | None
         raise OptionError("journal", f"cannot be used: {error}") from error
 
 
-def open_files(directory: str) -> Files:
-    """The directory for the memory of sessions, which no other engine may have."""
+def open_snapshots(
+    options: EngineOptions, model: str, layout: str, session_log: SessionLog, clock: Callable[[], float]
+) -> SnapshotStore | None:
+    """The snapshot directory that the options name, if they name one, locked for this engine.
+
+    `model` and `layout` identify the weights and the form of the memory.
+    """
+    if options.disk is None:
+        return None
     try:
-        return Files(Path(directory), WAIT_SECONDS)
+        limit = disk_bytes(options)
+        files = _open_files(Path(options.disk))
+    except OptionError:
+        if session_log.journal is not None:
+            session_log.journal.close()
+        raise
+    return SnapshotStore(files, limit, model, layout, session_log, BackOff(clock, session_log))
+
+
+def _open_files(directory: Path) -> SnapshotFiles:
+    try:
+        return SnapshotFiles(directory, LOCK_SECONDS)
     except InUse as error:
-        raise OptionError("disk", f"cannot be used: {error}; every server needs one of its own") from error
+        raise OptionError(
+            "disk", f"cannot be used: {error}; give every server a directory of its own"
+        ) from error
     except OSError as error:
         raise OptionError("disk", f"cannot be used: {error}") from error
 
 
-def read_journal(journal: Journal) -> list[StoredSession]:
-    """The sessions of a journal; one that cannot be read is let go of."""
+def recover_sessions(
+    scheduler: Scheduler, session_log: SessionLog, disk: DiskTier | None, now: float
+) -> None:
+    """Recover every session of the journal with its tokens; its memory is restored for its next turn."""
+    journal = session_log.journal
+    if journal is not None:
+        try:
+            sessions = _read_journal(journal)
+        except OptionError:
+            if disk is not None:
+                disk.store.files.close()
+            raise
+        foreign = False
+        for stored in sessions:
+            refusal = stored.unusable or _recover_session(scheduler, stored, now)
+            if not refusal:
+                session_log.recovered(stored)
+                if disk is not None:
+                    disk.recover(stored)
+                continue
+            log.error("session %s stays in the journal: %s", stored.id, refusal)
+            session_log.unrecovered[stored.id] = refusal
+            foreign = foreign or refusal.endswith(UNKNOWN_TOKENS)
+            if disk is not None:
+                disk.store.keep(stored)
+        if not foreign:
+            journal.adopt_vocabulary()
+    session_log.start()
+    if disk is not None:
+        disk.store.remove_orphans()
+
+
+def _read_journal(journal: Journal) -> list[StoredSession]:
+    """The sessions of a journal; a journal that cannot be read is closed."""
     try:
         return journal.load()
     except UNREADABLE as error:
@@ -86,17 +146,17 @@ def _unusable(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> OptionEr
         hasattr(error, "sqlite_errorcode") and error.sqlite_errorcode & 0xFF in DAMAGED
     )
     if damaged:
-        return OptionError("journal", f"cannot be used: {path} is damaged, or no journal ({error}); {MEND}")
+        return OptionError("journal", f"cannot be used: {path} is damaged or not a journal ({error}); {MEND}")
     return OptionError("journal", f"cannot be used: {error}")
 
 
 def sample_of(tokenizer: Tokenizer) -> str:
-    """What journals before version 3 knew of a vocabulary: how one sentence is encoded."""
+    """The vocabulary's identity in journals before version 3: a digest of one encoded sentence."""
     return hashlib.sha256(repr(tokenizer.encode(VOCABULARY_PROBE)).encode()).hexdigest()[:32]
 
 
-def recover_session(scheduler: Scheduler, stored: StoredSession, now: float) -> str:
-    """Have the core know a session again; why it will not, if so."""
+def _recover_session(scheduler: Scheduler, stored: StoredSession, now: float) -> str:
+    """Open a stored session in the core; returns the reason if the core refuses it."""
     try:
         scheduler.recover(stored.id, stored.tenant, now, stored.ttl, history_of(stored))
     except UnknownToken as refusal:
@@ -107,7 +167,7 @@ def recover_session(scheduler: Scheduler, stored: StoredSession, now: float) -> 
 
 
 def history_of(stored: StoredSession) -> list[tuple[TurnRequest, list[int]]]:
-    """The turns of a session as the core takes them: what each brought, and what it said."""
+    """The turns of a stored session as the core takes them: request and output."""
     return [
         (TurnRequest(turn.turn_id, tuple(turn.input), max(1, len(turn.output))), turn.output)
         for turn in stored.turns
@@ -115,7 +175,7 @@ def history_of(stored: StoredSession) -> list[tuple[TurnRequest, list[int]]]:
 
 
 def finished_turn(event: Event, session: Session, turn: Turn, stream: TurnStream | None) -> FinishedTurn:
-    """How a turn ended, for whoever asks again."""
+    """The result of a turn, for a client that submits it again."""
     tokens = session.sequence.tokens.slice(turn.input_end, turn.input_end + turn.generated)
     return FinishedTurn(
         turn_id=turn.request.turn_id,

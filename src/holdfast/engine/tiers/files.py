@@ -1,9 +1,9 @@
-"""Spill files: a session's memory as a safetensors file that says what it is, and proves it.
+"""Snapshot files: a session's memory as a safetensors file that says what it holds, with checksums.
 
-The header names the model and the layout that the memory belongs to, the tokens that it was computed from
-(their number and a digest) and a checksum of every tensor. A file that is damaged, of another model or of
-another history is a `BadFile`, never a wrong answer. `Files` is all that touches the disk: a file appears
-whole, after it and its directory were synced, or not at all. Called by the disk tier's thread.
+The header names the model, the memory's layout, the number and digest of the tokens that the memory was
+computed from, and a checksum of every tensor. A file that is damaged or does not match is a `BadFile`, never
+a wrong answer. `SnapshotFiles` does all disk access: a file appears complete, after it and its directory were
+synced, or not at all. Called by the disk tier and its thread.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from holdfast.engine.lock import hold
+from holdfast.engine.lock import lock
 
 log = logging.getLogger("holdfast.disk")
 
 FORMAT = "holdfast-session-1"
 SUFFIX = ".session.safetensors"
 HEADER_BYTES_MAX = 1 << 20
-PIECE_BYTES = 64 << 20
+WRITE_BYTES = 64 << 20
+"""Bytes of one write, each synced before the next."""
 SAMPLES = 16
 SAMPLE_BYTES = 1 << 14
 
 
 class BadFile(RuntimeError):
-    """A file cannot be used: what it holds is not what was asked for, or cannot be trusted."""
+    """A file is damaged, or does not match its session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file holds: whose memory, in which form, of which tokens."""
+    """What a file holds: the memory of which model, in which layout, of which tokens."""
 
     model: str
     layout: str
@@ -53,7 +54,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A session's file that is whole: what it holds, and how large it is."""
+    """The complete file of a session: what it holds, and its size."""
 
     file: str
     length: int
@@ -61,31 +62,35 @@ class Snapshot:
     bytes: int
 
 
-class Files:
-    """The files of one directory, by name. Once they are `given_up`, none is written any more."""
+class SnapshotFiles:
+    """The files of one directory, by name."""
 
-    def __init__(self, directory: Path, patience: float = 0.0) -> None:
-        """Hold a directory, after waiting so many seconds for another process that has it, or raise `InUse`.
+    def __init__(self, directory: Path, lock_timeout: float = 0.0) -> None:
+        """Lock a directory, waiting up to `lock_timeout` seconds for another process, or raise `InUse`.
 
-        Two engines would take each other's files for what a death left behind.
+        Without the lock, a second engine would remove the first one's files as orphans.
         """
         self.directory = directory
-        self.given_up = False
+        self._aborted = False
         directory.mkdir(parents=True, exist_ok=True)
-        self._held: int | None = os.open(directory, os.O_RDONLY)
+        self._lock: int | None = os.open(directory, os.O_RDONLY)
         try:
-            hold(self._held, directory, patience)
+            lock(self._lock, directory, lock_timeout)
         except OSError as error:
-            log.warning("%s cannot be held: no other engine may use it meanwhile (%s)", directory, error)
+            log.warning("%s cannot be locked: let no other engine use it meanwhile (%s)", directory, error)
 
     def close(self) -> None:
-        """Let go of the directory."""
-        if self._held is not None:
-            os.close(self._held)
-            self._held = None
+        """Release the directory."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def abort(self) -> None:
+        """Let the file in progress, and every later one, fail."""
+        self._aborted = True
 
     def write(self, name: str, content: bytes) -> None:
-        """Let a file appear, whole and synced, or raise and leave none."""
+        """Write a file that appears complete and synced, or raise and leave none."""
         path = self.directory / name
         partial = path.with_name(name + ".partial")
         try:
@@ -100,46 +105,50 @@ class Files:
             path.unlink(missing_ok=True)
             raise
 
-    def room(self) -> int:
-        """How many bytes the disk has left for this user; more than any, where it does not say."""
+    def put(self, descriptor: int, content: bytes) -> None:
+        """Write all bytes to an open file, or raise once aborted.
+
+        Each piece is synced before the next is written, so that an abort waits for one piece at most.
+        """
+        view = memoryview(content)
+        while view:
+            if self._aborted:
+                raise OSError(errno.ECANCELED, "the engine ended before it was written")
+            view = view[os.write(descriptor, view[:WRITE_BYTES]) :]
+            if view:
+                os.fdatasync(descriptor)
+
+    def free_bytes(self) -> int:
+        """The free space of the disk for this user; unlimited where the system does not say."""
         try:
             found = os.statvfs(self.directory)
         except OSError:
             return sys.maxsize
         return found.f_bavail * found.f_frsize
 
-    def put(self, descriptor: int, content: bytes) -> None:
-        """Write all bytes of a file that is open, or raise if that is given up meanwhile.
-
-        Each piece is on the disk before the next one is written, so that nobody waits for more than one.
-        """
-        view = memoryview(content)
-        while view:
-            if self.given_up:
-                raise OSError(errno.ECANCELED, "there was no time to write it")
-            view = view[os.write(descriptor, view[:PIECE_BYTES]) :]
-            if view:
-                os.fdatasync(descriptor)
+    def exists(self, name: str) -> bool:
+        """Whether there is such a file."""
+        return (self.directory / name).is_file()
 
     def read(self, name: str) -> bytes:
         """All bytes of a file."""
         return (self.directory / name).read_bytes()
 
     def read_head(self, name: str) -> bytes:
-        """The length of the header, and the header, of a file."""
+        """The header of a file, after its length."""
         with (self.directory / name).open("rb") as file:
             size = file.read(8)
             return size + file.read(min(int.from_bytes(size, "little"), HEADER_BYTES_MAX))
 
     def remove(self, name: str) -> None:
-        """Let a file be gone; none is no error. One that the disk keeps is swept away by a later engine."""
+        """Remove a file if it exists. One that cannot be removed is an orphan for a later engine."""
         try:
             (self.directory / name).unlink(missing_ok=True)
         except OSError as error:
-            log.warning("a file that is of no use any more cannot be removed: %s", error)
+            log.warning("an unused snapshot cannot be removed: %s", error)
 
     def names(self) -> list[str]:
-        """The spill files that there are, and what is left of some."""
+        """All snapshot files, including partial ones."""
         found = [*self.directory.glob("*" + SUFFIX), *self.directory.glob("*" + SUFFIX + ".partial")]
         return sorted(path.name for path in found)
 
@@ -154,14 +163,14 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def encode(header: Header, tensors: Mapping[str, Tensor]) -> bytes:
-    """A file's bytes."""
+    """The bytes of a file."""
     described = {name: str(value) for name, value in asdict(header).items()}
     sums = {f"checksum {name}": str(_checksum(tensor)) for name, tensor in tensors.items()}
     return save(dict(tensors), {"format": FORMAT, **described, **sums})
 
 
 def check_header(content: bytes, expected: Header) -> dict[str, str]:
-    """The header's facts, of a file or of its beginning; `BadFile` unless they are the expected ones."""
+    """The metadata of a file or of its beginning; `BadFile` unless it matches the expected header."""
     size = int.from_bytes(content[:8], "little")
     try:
         facts: dict[str, str] = dict(json.loads(content[8 : 8 + size])["__metadata__"])
@@ -170,20 +179,20 @@ def check_header(content: bytes, expected: Header) -> dict[str, str]:
     wanted = {"format": FORMAT} | {name: str(value) for name, value in asdict(expected).items()}
     for name, value in wanted.items():
         if facts.get(name) != value:
-            raise BadFile(f"its {name} is another")
+            raise BadFile(f"{name} does not match")
     return facts
 
 
 def decode(content: bytes, expected: Header) -> dict[str, Tensor]:
-    """The tensors of a file that is what was expected and adds up; `BadFile` otherwise."""
+    """The tensors of a file that matches the expected header and its checksums; `BadFile` otherwise."""
     facts = check_header(content, expected)
     try:
         tensors = load(content)
     except (SafetensorError, ValueError, RuntimeError) as error:
-        raise BadFile("it is cut short or damaged") from error
+        raise BadFile("it is truncated or damaged") from error
     for name, tensor in tensors.items():
         if facts.get(f"checksum {name}") != str(_checksum(tensor)):
-            raise BadFile(f"the checksum of {name} is wrong")
+            raise BadFile(f"the checksum of {name} does not match")
     if len(tensors) != sum(name.startswith("checksum ") for name in facts):
         raise BadFile("a tensor is missing")
     return tensors
@@ -195,7 +204,7 @@ def _checksum(tensor: Tensor) -> int:
 
 
 def weights_identity(path: Path) -> str:
-    """A name for a model on disk: its description, and samples of its weights."""
+    """A digest of a model on disk: its configuration, and samples of its weights."""
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     found = hashlib.sha256()
     if (path / "config.json").is_file():
@@ -208,3 +217,9 @@ def weights_identity(path: Path) -> str:
                 file.seek(max(0, size - SAMPLE_BYTES) * sample // (SAMPLES - 1))
                 found.update(file.read(SAMPLE_BYTES))
     return found.hexdigest()
+
+
+def layout_identity(page_size: int, layout: object, memory_shape: object, dtype: torch.dtype) -> str:
+    """A digest of the form of a model's memory."""
+    form = (page_size, layout, memory_shape, dtype)
+    return hashlib.sha256(repr(form).encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""The disk tier's thread: it writes and reads files one after another, in the order in which it was asked.
+"""The disk tier's thread: it writes and reads files one after another, in the order of submission.
 
-What is done waits, in that order, until it is taken. Whatever a job raises is an error of that job, and never
-the end of the thread: somebody waits for the next one. Called by the disk tier alone.
+Finished jobs wait, in that order, until they are taken. An error of a job is stored in the job and never ends
+the thread. Called by the disk tier alone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from torch import Tensor
 
@@ -20,31 +21,41 @@ from holdfast.engine.tiers.files import Header
 
 log = logging.getLogger("holdfast.disk")
 
-LOOK_SECONDS = 0.1  # How often one who waits for the end looks whether there is still time.
-GIVE_UP_SECONDS = 2.0  # How long a thread whose file was given up may take to notice.
+POLL_SECONDS = 0.1
+"""How often `stop` asks whether it has been cancelled."""
+ABORT_SECONDS = 2.0
+"""How long `stop` waits for the thread after the file in progress was aborted."""
+
+
+class JobKind(Enum):
+    """What a job does with its file."""
+
+    WRITE = auto()
+    READ = auto()
 
 
 @dataclass(slots=True)
 class Job:
-    """Something for the thread. `numbers` are the core's moves that wait for it."""
+    """One file to write or to read. `moves` are the numbers of the core's moves that wait for it."""
 
+    kind: JobKind
     session: str
     file: str
     header: Header
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    numbers: list[int] = field(default_factory=list)
-    writes: bool = True
+    moves: list[int] = field(default_factory=list)
     bytes: int = 0
     error: str | None = None
-    full: bool = False
+    disk_full: bool = False
     """Whether the error is that the disk has no room."""
 
 
 class DiskThread:
-    """Jobs that are to be done, and those that are."""
+    """A thread with a queue of jobs, and a queue of those that have finished."""
 
     def __init__(self, carry_out: Callable[[Job], None]) -> None:
-        self.under_way = 0
+        self.pending = 0
+        """Jobs that were submitted and have not been taken."""
         self._carry_out = carry_out
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Job] = queue.SimpleQueue()
@@ -58,33 +69,33 @@ class DiskThread:
                 self._carry_out(job)
             except Exception as error:  # noqa: BLE001
                 job.error = str(error) or type(error).__name__
-                job.full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+                job.disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
             self._done.put(job)
 
-    def give(self, job: Job) -> None:
-        """Have a job done after all that were given before."""
-        self.under_way += 1
+    def submit(self, job: Job) -> None:
+        """Queue a job after all others."""
+        self.pending += 1
         self._jobs.put(job)
 
-    def take(self) -> Iterator[Job]:
-        """The jobs that are done, in the order in which they were given."""
+    def take_finished(self) -> Iterator[Job]:
+        """The jobs that have finished, in the order of submission."""
         while self._awaited or not self._done.empty():
             job = self._awaited.popleft() if self._awaited else self._done.get()
-            self.under_way -= 1
+            self.pending -= 1
             yield job
 
     def wait(self, seconds: float) -> None:
-        """Let the thread get on, until there is something to take or time is up."""
-        if self.under_way and not self._awaited:
+        """Wait until a job has finished, or time is up; returns at once if none is pending."""
+        if self.pending and not self._awaited:
             try:
                 self._awaited.append(self._done.get(timeout=seconds))
             except queue.Empty:
-                log.debug("the disk is still at work")
+                log.debug("no job of the disk's thread has finished yet")
 
-    def end(self, hurry: Callable[[], bool], give_up: Callable[[], None]) -> None:
-        """Let the thread end when all is done, or in a hurry, once `give_up` was called, leave it alone."""
+    def stop(self, cancelled: Callable[[], bool], abort: Callable[[], None]) -> None:
+        """Let the thread end after its last job; once cancelled, `abort` the file and wait no longer."""
         self._jobs.put(None)
-        while self._thread.is_alive() and not hurry():
-            self._thread.join(LOOK_SECONDS)
-        give_up()
-        self._thread.join(GIVE_UP_SECONDS)
+        while self._thread.is_alive() and not cancelled():
+            self._thread.join(POLL_SECONDS)
+        abort()
+        self._thread.join(ABORT_SECONDS)

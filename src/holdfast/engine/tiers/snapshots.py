@@ -1,0 +1,186 @@
+"""The snapshots of sessions: which session has which file, and how many bytes the files have.
+
+A snapshot is current as long as it holds exactly what its session has computed. The journal has a row for
+each (`SnapshotWritten`, `SnapshotDropped`), so that the next engine finds them. Room for a spill is made by
+evicting snapshots whose session has its memory elsewhere as well, oldest first. Called by the disk tier.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+
+from holdfast.core.layout import Tier
+from holdfast.core.session import Session
+from holdfast.core.tokens import TokenLog
+from holdfast.engine.durable.records import SnapshotDropped, SnapshotWritten, StoredSession
+from holdfast.engine.durable.session_log import SessionLog
+from holdfast.engine.tiers.back_off import BackOff
+from holdfast.engine.tiers.files import SUFFIX, BadFile, Header, Snapshot, SnapshotFiles, check_header
+
+log = logging.getLogger("holdfast.disk")
+
+
+def only_on_disk(session: Session) -> bool:
+    """Whether a session's memory is on disk alone, or is about to be."""
+    return session.parcel is not None and session.parcel.tier is Tier.DISK
+
+
+class SnapshotStore:
+    """The files of one directory by session, within a limit of bytes."""
+
+    def __init__(
+        self,
+        files: SnapshotFiles,
+        limit: int,
+        model: str,
+        layout: str,
+        session_log: SessionLog,
+        back_off: BackOff,
+    ) -> None:
+        """`model` names the weights and `layout` the form of the memory: a file is good for the same ones."""
+        self.files = files
+        self.limit = limit
+        self.back_off = back_off
+        self.snapshots: dict[str, Snapshot] = {}
+        self._model = model
+        self._layout = layout
+        self._session_log = session_log
+        self._bytes = 0
+        self._reserved: dict[str, int] = {}
+        """Bytes of the files that are being written."""
+        self._serial = 0
+
+    # --- what a file holds ------------------------------------------------------------------------
+
+    def header(self, length: int, tokens: str) -> Header:
+        """The header of a file that holds the memory of `length` tokens with this digest."""
+        return Header(self._model, self._layout, length, tokens)
+
+    def covers(self, session: Session) -> bool:
+        """Whether a session's file holds exactly what the session has computed."""
+        snapshot, sequence = self.snapshots.get(session.id), session.sequence
+        if snapshot is None or snapshot.length != sequence.computed:
+            return False
+        return snapshot.tokens == sequence.tokens.digest(snapshot.length)
+
+    def new_name(self, session_id: str) -> str:
+        """A name that no file has."""
+        self._serial += 1
+        return f"{hashlib.sha256(session_id.encode()).hexdigest()[:20]}-{self._serial}{SUFFIX}"
+
+    # --- room -------------------------------------------------------------------------------------
+
+    @property
+    def used(self) -> int:
+        """Bytes in files, including those that are being written."""
+        return self._bytes + sum(self._reserved.values())
+
+    def reserve(self, session_id: str, size: int) -> None:
+        """Count a file that is being written."""
+        self._reserved[session_id] = size
+
+    def release(self, session_id: str) -> None:
+        """Count it no longer."""
+        self._reserved.pop(session_id, None)
+
+    def fits(self, size: int) -> bool:
+        """Whether there is room for `size` more bytes."""
+        return self.used + size <= self.limit and size <= self.files.free_bytes()
+
+    def make_room(self, size: int, asker: str, sessions: Mapping[str, Session]) -> bool:
+        """Evict snapshots, oldest first, until `size` bytes fit; none if that would not be enough."""
+        excess = max(self.used + size - self.limit, size - self.files.free_bytes())
+        evicted: list[str] = []
+        for name, snapshot in self.snapshots.items():
+            if excess <= 0:
+                break
+            if name != asker and not (name in sessions and only_on_disk(sessions[name])):
+                evicted.append(name)
+                excess -= snapshot.bytes
+        if excess > 0:
+            return False
+        for name in evicted:
+            self.drop(name)
+        return True
+
+    # --- which session has which file -------------------------------------------------------------
+
+    def replace(self, session_id: str, snapshot: Snapshot) -> None:
+        """Let a session have this file, whose row is durable, instead of the one that it had."""
+        self.forget(session_id)
+        self.snapshots[session_id] = snapshot
+        self._bytes += snapshot.bytes
+
+    def forget(self, session_id: str) -> None:
+        """Remove a session's file, whose row is gone or about to be replaced."""
+        snapshot = self.snapshots.pop(session_id, None)
+        if snapshot is not None:
+            self.files.remove(snapshot.file)
+            self._bytes -= snapshot.bytes
+            self.back_off.room_freed()
+
+    def drop(self, session_id: str) -> None:
+        """Remove a session's file and its row."""
+        self.forget(session_id)
+        self._session_log.append(SnapshotDropped(session_id))
+
+    def truncated(self, session: Session) -> None:
+        """A session's history was cut: drop a file that reaches past the cut."""
+        snapshot = self.snapshots.get(session.id)
+        if snapshot is not None and snapshot.length > session.sequence.known:
+            self.drop(session.id)
+
+    def log_row(self, session_id: str) -> None:
+        """Log the row of a session's file again, after a row of another file was logged."""
+        snapshot = self.snapshots.get(session_id)
+        if snapshot is None:
+            self._session_log.append(SnapshotDropped(session_id))
+        else:
+            self._session_log.append(
+                SnapshotWritten(session_id, snapshot.file, snapshot.length, snapshot.bytes)
+            )
+
+    # --- recovery ---------------------------------------------------------------------------------
+
+    def check(self, stored: StoredSession, tokens: TokenLog) -> Snapshot | None:
+        """The file that the journal names for a session, if it holds the memory of these tokens."""
+        row = stored.snapshot
+        if row is None:
+            return None
+        try:
+            if not 0 < row.length <= len(tokens):
+                raise BadFile("the history has been cut since it was written")
+            snapshot = Snapshot(row.file, row.length, tokens.digest(row.length), row.bytes)
+            check_header(self.files.read_head(row.file), self.header(snapshot.length, snapshot.tokens))
+        except (OSError, ValueError, BadFile) as error:  # ValueError: a damaged row names an impossible path.
+            log.warning(
+                "session %s will be computed again: its snapshot cannot be used: %s", stored.id, error
+            )
+            self._session_log.append(SnapshotDropped(stored.id))
+            return None
+        return snapshot
+
+    def keep(self, stored: StoredSession) -> None:
+        """A session of the journal could not be recovered: keep its file for the next engine."""
+        row = stored.snapshot
+        if row is not None and self.files.exists(row.file):
+            # This engine never reads the file, so the digest of its tokens is not needed.
+            self.replace(stored.id, Snapshot(row.file, row.length, "", row.bytes))
+
+    def remove_orphans(self) -> None:
+        """Remove files that belong to no session: a killed process left them behind."""
+        known = {snapshot.file for snapshot in self.snapshots.values()}
+        for name in self.files.names():
+            if name not in known:
+                self.files.remove(name)
+        numbers = [name.removesuffix(SUFFIX).rpartition("-")[2] for name in known]
+        self._serial = max([self._serial, *(int(number) for number in numbers if number.isdecimal())])
+
+    def close(self) -> None:
+        """Release the directory. Without a journal no later engine could use the files: remove them."""
+        if self._session_log.journal is None:
+            for name in list(self.snapshots):
+                self.forget(name)
+        self.files.close()

@@ -1,0 +1,159 @@
+"""Writing snapshots: a session's memory is copied between steps, and the disk's thread writes the file.
+
+The order is: file, fsync, journal row, and then the core gives the units up. A file that has become useless
+by then, because its session was cut, closed or written again, is removed. Called by the disk tier.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from holdfast.core.layout import Tier
+from holdfast.core.scheduler import Scheduler
+from holdfast.core.session import Life, Place, Session
+from holdfast.engine.durable.records import SnapshotWritten
+from holdfast.engine.durable.session_log import SessionLog
+from holdfast.engine.tiers.back_off import Cause
+from holdfast.engine.tiers.files import Snapshot
+from holdfast.engine.tiers.session_memory import SessionMemory
+from holdfast.engine.tiers.snapshots import SnapshotStore, only_on_disk
+from holdfast.engine.tiers.thread import DiskThread, Job, JobKind
+
+log = logging.getLogger("holdfast.disk")
+
+
+class SnapshotWriter:
+    """The files that are being written, and those whose row is not durable yet."""
+
+    __slots__ = (
+        "_clock",
+        "_memory",
+        "_scheduler",
+        "_session_log",
+        "_store",
+        "_thread",
+        "_undurable",
+        "writing",
+    )
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        session_log: SessionLog,
+        store: SnapshotStore,
+        memory: SessionMemory,
+        thread: DiskThread,
+        clock: Callable[[], float],
+    ) -> None:
+        self._scheduler = scheduler
+        self._session_log = session_log
+        self._store = store
+        self._memory = memory
+        self._thread = thread
+        self._clock = clock
+        self.writing: dict[str, Job] = {}
+        """The newest job of each session, until its row is durable."""
+        self._undurable: list[Job] = []
+
+    def can_write(self, session: Session) -> bool:
+        """Whether a session is idle and its memory is complete, on the device or on the host."""
+        parcel = session.parcel
+        on_host = session.place is Place.AWAY and parcel is not None and parcel.tier is Tier.HOST
+        return (
+            session.sequence.computed > 0
+            and session.life is Life.IDLE
+            and session.at_rest
+            and (session.place is Place.HOME or on_host)
+            and session.id in self._session_log.sessions
+            and not self._scheduler.registry.copying(session)
+        )
+
+    def write(self, session: Session, cause: Cause) -> Job | None:
+        """Copy a session's memory and submit its file; None if there is no room for the file or the copy.
+
+        Older snapshots are evicted to make room, except for a background snapshot.
+        """
+        sequence, store = session.sequence, self._store
+        header = store.header(sequence.computed, sequence.tokens.digest(sequence.computed))
+        before = self.writing.get(session.id)
+        if before is not None and before.header == header:
+            return before
+        size = self._memory.size(session)
+        if not store.fits(size) and (
+            cause is Cause.BACKGROUND
+            or not store.make_room(size, session.id, self._scheduler.registry.sessions)
+        ):
+            log.warning("no room on disk for %d bytes of session %s", size, session.id)
+            store.back_off.out_of_room(cause)
+            return None
+        try:
+            tensors = self._memory.gather(session)
+        except Exception as error:  # noqa: BLE001
+            # The device has no room for the copy: the session stays where it is, and the loop goes on.
+            log.warning("session %s could not be copied for the disk: %s", session.id, error)
+            store.back_off.out_of_room(cause)
+            return None
+        job = Job(JobKind.WRITE, session.id, store.new_name(session.id), header, tensors, bytes=size)
+        self.writing[session.id] = job
+        store.reserve(session.id, size)
+        self._thread.submit(job)
+        return job
+
+    def finish(self, job: Job) -> None:
+        """A file has been written and synced, or has failed: its journal row comes next."""
+        superseded = self.writing.get(job.session) is not job
+        if job.error is not None:
+            log.warning("session %s could not be written to disk: %s", job.session, job.error)
+            self._store.back_off.write_failed(job.disk_full)
+            self._arrive(job, False)
+            return
+        self._store.back_off.write_succeeded()
+        if superseded or not self._is_useful(job):
+            self._store.files.remove(job.file)
+            self._arrive(job, False)
+            return
+        self._store.reserve(job.session, job.bytes)
+        self._session_log.append(SnapshotWritten(job.session, job.file, job.header.length, job.bytes))
+        self._undurable.append(job)
+        self._session_log.when_durable(lambda: self._row_durable(job))
+
+    def _row_durable(self, job: Job) -> None:
+        """A file's row is in the journal: the session has the file, and its units may be given up."""
+        useful = self._is_useful(job)
+        if useful:
+            snapshot = Snapshot(job.file, job.header.length, job.header.tokens, job.bytes)
+            self._store.replace(job.session, snapshot)
+        else:
+            self._store.files.remove(job.file)
+            self._store.log_row(job.session)
+        self._arrive(job, useful)
+        self._undurable = [other for other in self._undurable if other is not job]
+
+    def fail_undurable(self) -> None:
+        """The journal cannot be written: memory that waits for a row stays where it is."""
+        for job in self._undurable:
+            self._arrive(job, False)
+        self._undurable = []
+
+    def _is_useful(self, job: Job) -> bool:
+        """Whether a file still belongs to its session's history.
+
+        The file of a session that is only on disk may only be replaced by one of all that it has computed.
+        """
+        session = self._scheduler.registry.sessions.get(job.session)
+        if session is None or job.session not in self._session_log.sessions:
+            return False
+        length, sequence = job.header.length, session.sequence
+        if only_on_disk(session) and length != sequence.computed:
+            return False
+        return length <= sequence.known and sequence.tokens.digest(length) == job.header.tokens
+
+    def _arrive(self, job: Job, arrived: bool) -> None:
+        """Tell the core how the moves that waited for a job ended; later moves need another job."""
+        if self.writing.get(job.session) is job:
+            del self.writing[job.session]
+            self._store.release(job.session)
+        moves, job.moves = job.moves, []
+        for number in moves:
+            self._scheduler.arrive(number, arrived, self._clock())
