@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from types import TracebackType
 
 from holdfast.core.errors import Refused, RequestConflict, TooManySessions, UnknownSession
 from holdfast.core.layout import Component, Tier
@@ -42,6 +43,26 @@ log = logging.getLogger("holdfast.engine")
 def never_spent() -> bool:
     """A budget without a limit."""
     return False
+
+
+class Refusing:
+    """A block of a verb that may be refused: the caller is told, and the block has changed nothing."""
+
+    __slots__ = ("_reply",)
+
+    def __init__(self, reply: Reply | TurnListener) -> None:
+        self._reply = reply
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Refused | SamplingError):
+            return False
+        self._reply.refused(error)
+        return True
 
 
 class Verbs:
@@ -91,12 +112,10 @@ class Verbs:
         def attempt() -> bool:
             if not wait.over(self.loop.now()):
                 return False
-            self._attempt(reply, act_on_it)
+            with Refusing(reply):
+                self._require_same(session_id, wait.session)
+                act()
             return True
-
-        def act_on_it() -> None:
-            self._require_same(session_id, wait.session)
-            act()
 
         self._queues.add_verb(session_id, attempt)
         self._dispatcher.tell()
@@ -106,12 +125,6 @@ class Verbs:
         found = self._scheduler.registry.sessions.get(session_id)
         if found is not None and found is not meant:
             raise UnknownSession(f"session {session_id} was closed, and another was opened since")
-
-    def _attempt(self, reply: Reply | TurnListener, act: Callable[[], None]) -> None:
-        try:
-            act()
-        except (Refused, SamplingError) as refusal:
-            reply.refused(refusal)
 
     # --- sessions ---------------------------------------------------------------------------------
 
@@ -125,8 +138,7 @@ class Verbs:
         system: str | None = None,
     ) -> None:
         """Open a session."""
-
-        def act() -> None:
+        with Refusing(reply):
             require_text(id=session_id, tenant=tenant, system=system)
             now = self._catch_up()
             self._session_log.require_writable()
@@ -135,23 +147,19 @@ class Verbs:
             self._scheduler.open(session_id, tenant, now, seconds)
             self._session_log.opened(session_id, tenant, seconds, metadata, system)
             self._acknowledge(reply, session_id)
-
-        self._attempt(reply, act)
         self._dispatcher.tell()
 
     def close(self, reply: Reply, session_id: str) -> None:
         """Close a session; a turn in flight is rolled back first. Waits for nothing."""
 
-        def act() -> None:
+        def done() -> None:
+            reply.done(None)
+
+        with Refusing(reply):
             self._session_log.require_writable()
             if not self._dispatcher.join_close(session_id, done):
                 self._scheduler.close(session_id, self.loop.now())
                 self._dispatcher.when_closed(session_id, done)
-
-        def done() -> None:
-            reply.done(None)
-
-        self._attempt(reply, act)
         self._dispatcher.tell()
 
     def interrupt(
@@ -288,7 +296,8 @@ class Verbs:
         """Queue a turn, when its session is ready for it."""
         session_id = spec.session_id
         if session_id is None:
-            self._attempt(listener, lambda: self._begin(listener, spec, None))
+            with Refusing(listener):
+                self._begin(listener, spec, None)
             self._dispatcher.tell()
             return
         wait = TurnWait(self._scheduler, session_id)
@@ -299,12 +308,10 @@ class Verbs:
             if self._is_being_written(spec) or (self._patient and not wait.over()):
                 return False
             self._waiting.discard(listener)
-            self._attempt(listener, submit)
+            with Refusing(listener):
+                self._require_same(session_id, wait.session)
+                self._submit(listener, spec, session_id)
             return True
-
-        def submit() -> None:
-            self._require_same(session_id, wait.session)
-            self._submit(listener, spec, session_id)
 
         self._waiting.add(listener)
         self._queues.add_turn(session_id, attempt)
