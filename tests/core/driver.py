@@ -168,7 +168,7 @@ class Driver:
         for steps in range(STEPS_MAX):
             registry = self.registry
             busy = registry.running or registry.queue or registry.seals or registry.flights
-            if not (busy or registry.forgotten or registry.moves or registry.copies):
+            if not (busy or registry.in_flight.forgotten or registry.moves.pending or registry.copies):
                 self.hear(self.scheduler.take_events())
                 assert self.scheduler.audit.census() == []
                 return steps
@@ -245,10 +245,19 @@ class Driver:
             "queue": list(registry.queue),
             "lists": [
                 [session.id for session in table]
-                for table in (registry.running, registry.resting, registry.checkpointed, registry.seals)
+                for table in (
+                    registry.running,
+                    registry.resting,
+                    registry.queues.checkpointed,
+                    registry.seals,
+                )
             ],
             "in flight": [plan.step for plan in registry.flights],
-            "planned": (len(registry.copies), len(registry.moves), list(registry.forgotten)),
+            "planned": (
+                len(registry.copies),
+                len(registry.moves.pending),
+                list(registry.in_flight.forgotten),
+            ),
             "tables": (dict(registry.tenants), registry.deadlines.entries(), list(registry.expired)),
             "events": len(registry.events),
             "numbers": registry.numbers,

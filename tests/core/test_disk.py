@@ -61,7 +61,7 @@ def follows(driver: Driver, name: str = "a", cached: int | None = None) -> None:
 def test_others_go_on_while_a_move_is_under_way(layout: str, page_size: int) -> None:
     driver = resting(layout, page_size)
     driver.open("b")
-    before = driver.registry.parcel_units(driver.session("a"))
+    before = driver.registry.moves.parcel_units(driver.session("a"))
     assert driver.scheduler.spill("a", driver.now, Tier.DISK)
     driver.turn("b", 9, 5, 3)
     assert driver.session("a").state == "SPILLING", "nobody has said that it arrived"

@@ -305,7 +305,7 @@ def test_a_spill_that_did_not_arrive_leaves_the_memory_at_home(layout: str, how:
     driver = Driver(layout, 3, host=100)
     session = driver.open("a")
     driver.turn("a", 7, 3)
-    own = driver.registry.parcel_units(session)
+    own = driver.registry.moves.parcel_units(session)
     driver.scheduler.spill("a", driver.now)
     driver.plan()
     lose_moves(driver, how)
@@ -401,7 +401,7 @@ def test_memory_that_a_finding_has_tainted_goes_as_soon_as_no_row_names_it(when:
     if when == "closing":
         assert session.life is Life.CLOSED
         return
-    assert session.life is Life.IDLE and not driver.registry.tainted
+    assert session.life is Life.IDLE and not driver.registry.queues.tainted
     assert session.sequence.computed == 0, "not one unit of it is used again"
     assert driver.tokens("a") == history
     driver.turn("a", 2, 2, 9)

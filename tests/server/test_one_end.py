@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.session import Life, Place, Session
-from holdfast.core.turn import Ending
+from holdfast.core.turn import Ending, TurnEvent
 from holdfast.engine.echo import open_echo
 from holdfast.engine.options import make_options
 from holdfast.server.http.problems import Problem
@@ -183,7 +183,7 @@ async def retracted(house: House) -> None:
     await running(house)
     turn = house.session.turn
     assert turn is not None
-    turn.ending = Ending("retract", "memory is short")
+    turn.ending = Ending(TurnEvent.RETRACT, "memory is short")
     # It is taken back when its rows have settled, and would be admitted again by the plan after that.
     house.loop._settle(house.loop._pending) if house.loop._pending is not None else None
     house.loop._pending = None

@@ -40,7 +40,7 @@ class Admission:
         if not turn.request.tokens and not turn.generated and sequence.computed == sequence.known:
             # To go on with what is there, its last token is computed once more.
             copies = fall_back(sequence, sequence.known - 1)
-            self.registry.copies += [(copy, self.session) for copy in copies]
+            self.registry.in_flight.add_copies(copies, self.session)
         if sequence.known == turn.known_before:
             sequence.tokens.extend(turn.request.tokens)
         self.pinned = [point for point in sequence.points if point.pinned]
@@ -64,7 +64,7 @@ class Admission:
             raise
         self.leaned = True
         self.branch = match.branch
-        registry.copies += [(copy, session) for copy in copies]
+        registry.in_flight.add_copies(copies, session)
 
     def _ask_for_points(self) -> None:
         """Where chunks should end: where an interruption, or another request, will want to go on."""
@@ -87,7 +87,7 @@ class Admission:
                 point.pinned = point in self.pinned
         sequence.tokens.cut(self.known)
         if self.leaned:
-            self.registry.purge_copies(session)
+            self.registry.in_flight.purge_copies(session)
             sequence.drop_memory()
 
 

@@ -16,6 +16,7 @@ at a time (slices.py); what a slice suspects, the whole census confirms or clear
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from enum import StrEnum
 from itertools import chain
 
 from holdfast.core.lease import LeaseRecord
@@ -24,7 +25,16 @@ from holdfast.core.node import Node, Tail
 from holdfast.core.prefix import PrefixTree
 from holdfast.core.slices import Locks, Owner, Round, Sightings, claims_of
 
-__all__ = ["FINDINGS_KEPT", "ROWS_PER_SLICE", "ROWS_PER_UNIT", "TRAIL_LENGTH", "Audit", "Finding", "Owner"]
+__all__ = [
+    "FINDINGS_KEPT",
+    "ROWS_PER_SLICE",
+    "ROWS_PER_UNIT",
+    "TRAIL_LENGTH",
+    "Audit",
+    "Finding",
+    "FindingKind",
+    "Owner",
+]
 
 TRAIL_LENGTH = 8
 FINDINGS_KEPT = 256
@@ -34,12 +44,30 @@ ROWS_PER_UNIT = 8
 ROWS_PER_SLICE = 1024
 
 
+class FindingKind(StrEnum):
+    """What is wrong."""
+
+    DROPPED_HOLD = "dropped hold"
+    DROPPED_LEASE = "dropped lease"
+    BOOKS = "books"
+    CLAIMED_TWICE = "claimed twice"
+    CLAIMED_WHILE_FREE = "claimed while free"
+    UNCLAIMED = "unclaimed"
+    COUNTER = "counter"
+    LOST = "lost"
+    FOREIGN_UNIT = "foreign unit"
+    LOCK_WITHOUT_LESSEE = "lock without a lessee"
+    NOT_QUEUED = "not queued"
+
+
 class Finding:
     """Something that must not be, what was done about it, and who is touched."""
 
     __slots__ = ("detail", "healed", "holder", "kind", "owners", "pool", "step", "trail", "units")
 
-    def __init__(self, kind: str, detail: str, pool: str, units: list[int], holder: str, step: int) -> None:
+    def __init__(
+        self, kind: FindingKind, detail: str, pool: str, units: list[int], holder: str, step: int
+    ) -> None:
         self.kind = kind
         self.detail = detail
         self.pool = pool
@@ -120,7 +148,7 @@ class Audit:
         for leak in leaks:
             detail = f"a Hold taken at {leak.taken_at} was dropped alive"
             finding = Finding(
-                "dropped hold", detail, leak.pool.name, leak.units, repr(leak.holder), leak.step
+                FindingKind.DROPPED_HOLD, detail, leak.pool.name, leak.units, repr(leak.holder), leak.step
             )
             finding.healed = "reclaimed"
             finding.trail = self._trail(leak.holder)
@@ -128,13 +156,15 @@ class Audit:
         lock_leaks, tree.leaks = tree.leaks, []
         for lock in lock_leaks:
             detail = f"a Lease of {lock.length} tokens taken at {lock.taken_at} was dropped alive"
-            finding = Finding("dropped lease", detail, "tree", [], lock.name, lock.step)
+            finding = Finding(FindingKind.DROPPED_LEASE, detail, "tree", [], lock.name, lock.step)
             finding.healed = "unlocked"
             found.append(finding)
         return found
 
     def _books(self, owner: Owner, faults: list[str]) -> Finding:
-        finding = Finding("books", "; ".join(faults), "sequence", [], repr(owner.holder), self.ledger.step)
+        finding = Finding(
+            FindingKind.BOOKS, "; ".join(faults), "sequence", [], repr(owner.holder), self.ledger.step
+        )
         finding.healed = "its memory is to be dropped"
         finding.owners = [owner]
         finding.trail = self._trail(owner.holder)
@@ -148,24 +178,28 @@ class Audit:
         seen: set[Grant] = set()
         for grant in claimed:
             if grant in seen:
-                finding = self._of_grant("claimed twice", f"two owners keep Hold #{grant.serial}", grant)
+                finding = self._of_grant(
+                    FindingKind.CLAIMED_TWICE, f"two owners keep Hold #{grant.serial}", grant
+                )
                 finding.owners = [owner for owner in owners if grant in claims_of(owner)]
                 finding.healed = "its owners are to be dropped"
                 found.append(finding)
             seen.add(grant)
             if grant not in live:
-                finding = self._of_grant("claimed while free", f"Hold #{grant.serial} was taken back", grant)
+                finding = self._of_grant(
+                    FindingKind.CLAIMED_WHILE_FREE, f"Hold #{grant.serial} was taken back", grant
+                )
                 finding.owners = [owner for owner in owners if grant in claims_of(owner)]
                 finding.healed = "its owners are to be dropped"
                 found.append(finding)
         for grant in sorted(live - seen, key=lambda grant: grant.serial):
             detail = f"no owner keeps Hold #{grant.serial}, taken at {grant.taken_at}"
-            finding = self._of_grant("unclaimed", detail, grant)
+            finding = self._of_grant(FindingKind.UNCLAIMED, detail, grant)
             finding.healed = "reclaimed"
             found.append(finding)
             ledger.reclaim(grant)
 
-    def _of_grant(self, kind: str, detail: str, grant: Grant) -> Finding:
+    def _of_grant(self, kind: FindingKind, detail: str, grant: Grant) -> Finding:
         finding = Finding(
             kind, detail, grant.pool.name, list(grant.units), repr(grant.holder), self.ledger.step
         )
@@ -202,7 +236,7 @@ class Audit:
     def _drifted(self, pool: Pool, count: list[int]) -> Finding:
         kinds = [kind.name for kind in Kind if count[kind] != pool.by_kind[kind]]
         finding = Finding(
-            "counter", f"{', '.join(kinds)} miscounted", pool.name, [], "ledger", self.ledger.step
+            FindingKind.COUNTER, f"{', '.join(kinds)} miscounted", pool.name, [], "ledger", self.ledger.step
         )
         finding.healed = "recounted"
         pool.by_kind[:] = count
@@ -211,7 +245,9 @@ class Audit:
     def _misaccounted(self, account: Account, held: list[int]) -> Finding:
         """Set right what a tenant is said to hold, and so what it may still take."""
         detail = f"{account.held} units on the account, {held} held"
-        finding = Finding("counter", detail, "ledger", [], f"tenant {account.name}", self.ledger.step)
+        finding = Finding(
+            FindingKind.COUNTER, detail, "ledger", [], f"tenant {account.name}", self.ledger.step
+        )
         finding.healed = "recounted"
         account.held[:] = held
         return finding
@@ -235,7 +271,12 @@ class Audit:
         for unit in range(pool.size):
             if unit not in places:
                 finding = Finding(
-                    "lost", "no Hold and no list has it", pool.name, [unit], "nobody", self.ledger.step
+                    FindingKind.LOST,
+                    "no Hold and no list has it",
+                    pool.name,
+                    [unit],
+                    "nobody",
+                    self.ledger.step,
                 )
                 finding.healed = "reclaimed"
                 found.append(finding)
@@ -246,7 +287,13 @@ class Audit:
     ) -> Finding:
         """Bar a unit that several name, or that the pool never had, from being used again."""
         foreign = not 0 <= unit < pool.size
-        kind = "foreign unit" if foreign else "claimed while free" if free else "claimed twice"
+        kind = (
+            FindingKind.FOREIGN_UNIT
+            if foreign
+            else FindingKind.CLAIMED_WHILE_FREE
+            if free
+            else FindingKind.CLAIMED_TWICE
+        )
         holders = ", ".join(sorted({repr(grant.holder) for grant in grants})) or "the free list"
         finding = Finding(kind, f"unit {unit} is in {holders}", pool.name, [unit], holders, self.ledger.step)
         finding.healed = "removed" if foreign else "quarantined"
@@ -269,7 +316,9 @@ class Audit:
         kept = set(claimed)
         for record in [record for record in tree.leases.values() if record not in kept]:
             detail = f"no owner keeps the lease of {record.length} tokens, taken at {record.taken_at}"
-            finding = Finding("lock without a lessee", detail, "tree", [], record.name, self.ledger.step)
+            finding = Finding(
+                FindingKind.LOCK_WITHOUT_LESSEE, detail, "tree", [], record.name, self.ledger.step
+            )
             finding.healed = "unlocked"
             found.append(finding)
             tree.release(record, self.ledger.step)
@@ -277,7 +326,9 @@ class Audit:
             detail = (
                 f"the lease of {record.length} tokens, taken at {record.taken_at}, names what lies past it"
             )
-            finding = Finding("lock without a lessee", detail, "tree", [], record.name, self.ledger.step)
+            finding = Finding(
+                FindingKind.LOCK_WITHOUT_LESSEE, detail, "tree", [], record.name, self.ledger.step
+            )
             finding.healed = "unlocked"
             found.append(finding)
             tree.unlock_state(record, self.ledger.step)
@@ -304,14 +355,16 @@ class Audit:
         tree = self.tree
         for member in [member for member in members if tree.lacks(member)]:
             detail = f"what ends at {member.end} could be evicted, but is not queued"
-            finding = Finding("not queued", detail, "tree", [], f"TREE {member.root_key}", self.ledger.step)
+            finding = Finding(
+                FindingKind.NOT_QUEUED, detail, "tree", [], f"TREE {member.root_key}", self.ledger.step
+            )
             finding.healed = "queued"
             found.append(finding)
             tree.offer(member)
         states = sum(member.state is not None for member in members)
         if states != tree.states:
             detail = f"{tree.states} states counted in the tree, {states} there"
-            finding = Finding("counter", detail, "tree", [], "tree", self.ledger.step)
+            finding = Finding(FindingKind.COUNTER, detail, "tree", [], "tree", self.ledger.step)
             finding.healed = "recounted"
             found.append(finding)
             tree.states = states
@@ -322,7 +375,7 @@ class Audit:
         detail = f"{node.leases} and {node.state_leases} locks at {node.end} for {paths} and {states} leases"
         lessees = sorted(record.name for record in self.tree.leases.values() if record.node is node)
         holder = ", ".join(lessees) or repr(node.holder)
-        finding = Finding("lock without a lessee", detail, "tree", [], holder, self.ledger.step)
+        finding = Finding(FindingKind.LOCK_WITHOUT_LESSEE, detail, "tree", [], holder, self.ledger.step)
         finding.healed = "recounted"
         node.leases, node.state_leases = paths, states
         node.window_leases = locks.windows.get(node, set())
@@ -335,7 +388,7 @@ class Audit:
     def _leased_but_gone(self, record: LeaseRecord, owners: list[Owner]) -> Finding:
         """A lease of a node or tail that is not in the tree any more: what it reads may be anybody's."""
         detail = f"the lease of {record.length} tokens, taken at {record.taken_at}, is of what was evicted"
-        finding = Finding("claimed while free", detail, "tree", [], record.name, self.ledger.step)
+        finding = Finding(FindingKind.CLAIMED_WHILE_FREE, detail, "tree", [], record.name, self.ledger.step)
         finding.healed = "its owners are to be dropped"
         finding.owners = [
             owner for owner in owners if owner.lease is not None and owner.lease.record is record

@@ -14,7 +14,9 @@ from collections.abc import Iterator, Sequence
 
 from holdfast.core import errors
 from holdfast.core.audit import Audit, Finding, Owner
+from holdfast.core.events import Event, EventKind
 from holdfast.core.fallback import fall_back, resume_length
+from holdfast.core.in_flight import Plan
 from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import Kind, Ledger, OutOfUnits
 from holdfast.core.plan import StepResult
@@ -22,13 +24,13 @@ from holdfast.core.planner import Planner, Proposer
 from holdfast.core.policy import Policy
 from holdfast.core.prefix import PrefixTree
 from holdfast.core.pressure import OnDisk, Pressure
-from holdfast.core.registry import EXPIRED_KEPT, Event, Plan, Registry
-from holdfast.core.session import Life, Place, Session
+from holdfast.core.registry import Registry
+from holdfast.core.session import Life, LifeEvent, Place, PlaceEvent, Session
 from holdfast.core.settler import Settler
 from holdfast.core.sharing import fork
 from holdfast.core.tiers import adopt
 from holdfast.core.tokens import all_known
-from holdfast.core.turn import KEEP_ALL, Ending, Turn, TurnRequest, TurnState
+from holdfast.core.turn import KEEP_ALL, Ending, Turn, TurnEvent, TurnRequest, TurnState
 
 FLIGHTS_MAX = 2
 
@@ -119,8 +121,8 @@ class Scheduler:
         except OutOfUnits:
             lease.release()
             return False
-        session.moved("adopt")
-        registry.rest(session)
+        session.moved(PlaceEvent.ADOPT)
+        registry.queues.rest(session)
         return True
 
     def close(self, session_id: str, now: float) -> None:
@@ -135,15 +137,15 @@ class Scheduler:
         registry = self.registry
         turn = session.turn
         if turn is not None and session.life is Life.QUEUED:
-            self._drop_waiting(session, turn, "abort", reason, None)
+            self._drop_waiting(session, turn, reason, None)
         if session.unsettled or session.life is Life.RUNNING:
-            session.on("defer close")
+            session.on(LifeEvent.DEFER_CLOSE)
             if turn is not None and not turn.over:
-                turn.will_end("abort", reason)
+                turn.will_end(TurnEvent.ABORT, reason)
                 if not session.unsettled:
                     self.settler.end(session)
             return
-        registry.seals.pop(session, None)
+        registry.queues.seals.pop(session, None)
         self.settler.close(session, reason)
 
     # --- turns ------------------------------------------------------------------------------------
@@ -183,7 +185,7 @@ class Scheduler:
         if total > policy.context_length:
             raise errors.ContextExceeded(total, policy.context_length)
         self._require_room(tenant, total)
-        if len(registry.queue) >= policy.queue_max:
+        if len(registry.queues.waiting.turns) >= policy.queue_max:
             raise errors.QueueFull(f"{policy.queue_max} turns are waiting")
 
     def _require_known(self, turn_id: str, tokens: Sequence[int]) -> None:
@@ -198,10 +200,10 @@ class Scheduler:
         holder = registry.ledger.holder(Kind.TURN, f"{request.turn_id} of {session.id}", session.tenant)
         turn = Turn(request, session.id, registry.number(), registry.now, holder)
         turn.known_before = session.sequence.known
-        session.on("submit")
+        session.on(LifeEvent.SUBMIT)
         session.turn = turn
-        registry.seals.pop(session, None)
-        registry.wait(session, turn)
+        registry.queues.seals.pop(session, None)
+        registry.queues.wait(session, turn)
         registry.watch_turn(session, turn)
         return turn
 
@@ -239,22 +241,22 @@ class Scheduler:
         if keep is not None and keep != KEEP_ALL and not 0 <= keep <= turn.generated:
             raise errors.NothingToKeep(f"{keep} tokens are to be kept, {turn.generated} were generated")
         if session.life is Life.QUEUED:
-            self._drop_waiting(session, turn, "abort", reason, keep)
+            self._drop_waiting(session, turn, reason, keep)
             if session.one_shot:
                 self.settler.close(session, reason)
             return
-        if turn.ending is None or turn.ending.event == "retract":
-            turn.will_end("abort", reason, keep)
+        if turn.ending is None or turn.ending.event is TurnEvent.RETRACT:
+            turn.will_end(TurnEvent.ABORT, reason, keep)
             if not session.unsettled:
                 self.settler.end(session)
 
-    def _drop_waiting(self, session: Session, turn: Turn, event: str, reason: str, keep: int | None) -> None:
-        """End a turn that is waiting. One that ran before and was retracted may keep what it generated."""
+    def _drop_waiting(self, session: Session, turn: Turn, reason: str, keep: int | None) -> None:
+        """Abort a turn that is waiting. One that ran before and was retracted may keep what it generated."""
         registry, sequence = self.registry, session.sequence
-        registry.wait_no_more(session, turn)
-        self.planner.forget(turn)
-        turn.on(event)
-        session.on("end")
+        registry.queues.wait_no_more(session, turn)
+        self.planner.prompts.forget(turn)
+        turn.on(TurnEvent.ABORT)
+        session.on(LifeEvent.END)
         registry.over(session)
         ran = sequence.known > turn.known_before
         if ran and keep is not None:
@@ -266,7 +268,7 @@ class Scheduler:
         elif ran:
             self._cut(session, turn.known_before)
             session.last = None
-        registry.emit("aborted" if event == "abort" else "failed", session, turn, reason)
+        registry.emit(EventKind.ABORTED, session, turn, reason)
 
     def interrupt(self, session_id: str, now: float, keep: int | None, turn_id: str | None = None) -> None:
         """Barge in: end the turn in flight, or cut the last finished one if no other has begun."""
@@ -325,7 +327,7 @@ class Scheduler:
         known = child.boundaries[-1] if turns else 0
         child.sequence.tokens.extend(parent.sequence.tokens.slice(0, known))
         shareable = parent.sequence.lease is not None and parent.place is Place.HOME and known
-        if shareable and not any(owner is parent for _, owner in registry.copies):
+        if shareable and not registry.in_flight.has_copies_of(parent):
             self._share(parent, child, known)
         return child
 
@@ -343,15 +345,15 @@ class Scheduler:
                 ):
                     continue
                 return
-            registry.copies += [(copy, child) for copy in copies]
-            registry.rest(child)
+            registry.in_flight.add_copies(copies, child)
+            registry.queues.rest(child)
             return
 
     def _require_idle(self, session: Session) -> None:
         """Raise unless nothing is happening on a session; a seal that has not been planned is given up."""
         if session.life is Life.SEALING and not session.unsettled:
-            self.registry.seals.pop(session, None)
-            session.on("end")
+            self.registry.queues.seals.pop(session, None)
+            session.on(LifeEvent.END)
         if session.life is not Life.IDLE or session.unsettled:
             raise errors.SessionBusy(f"session {session.id} is {session.state}")
 
@@ -359,8 +361,8 @@ class Scheduler:
         """Cut a resting session's history, and its memory as far as it must."""
         registry, sequence = self.registry, session.sequence
         if session.place is Place.LEAVING:
-            registry.discard_parcel(session, registry.ledger.step)
-        pending = any(owner is session for _, owner in registry.copies)
+            registry.moves.discard(session)
+        pending = registry.in_flight.has_copies_of(session)
         away = known < sequence.computed and (session.place is not Place.HOME or pending)
         # Where nothing of its own can be gone on from, the tree may have more.
         if away or (known and not resume_length(sequence, known)):
@@ -373,7 +375,7 @@ class Scheduler:
                 if attempt or not self.pressure.make_room(shortfall, session, may_retract=False):
                     registry.give_up(session)
                 continue
-            registry.copies += [(copy, session) for copy in copies]
+            registry.in_flight.add_copies(copies, session)
             break
         sequence.tokens.cut(known)
 
@@ -389,7 +391,12 @@ class Scheduler:
         self.tick(now)
         session = self.registry.find(session_id)
         self._require_idle(session)
-        return session.place is Place.AWAY and self.planner.restore(session)
+        if session.place is not Place.AWAY:
+            return False
+        try:
+            return self.pressure.restore(session)
+        except OutOfUnits:
+            return False
 
     def arrive(self, number: int, arrived: bool, now: float) -> None:
         """What came of a move that was still under way when its step settled."""
@@ -412,42 +419,42 @@ class Scheduler:
     def plan(self, budget: int, now: float) -> Plan:
         """The next step, of at most `budget` tokens; empty if there is nothing to do or all must wait."""
         self.tick(now)
-        registry = self.registry
-        assert len(registry.flights) < FLIGHTS_MAX, "settle a plan first"
+        registry, plans = self.registry, self.registry.in_flight.plans
+        assert len(plans) < FLIGHTS_MAX, "settle a plan first"
         registry.ledger.step += 1
         plan: Plan = Plan(registry.ledger.step)
         self.planner.fill(plan, budget)
-        stuck = not plan and not registry.flights and not registry.transits
-        if stuck and (registry.running or registry.queue):
+        stuck = not (plan or plans or registry.moves.transits)
+        if stuck and (registry.queues.running or registry.queues.waiting.turns):
             self._unblock()
             self.planner.fill(plan, budget)
-        registry.flights.append(plan)
+        plans.append(plan)
         return plan
 
     def _unblock(self) -> None:
         """Nothing could be planned, nothing is in flight: take back the youngest turn, or drop what rests."""
-        registry = self.registry
-        if len(registry.running) > 1:
-            session = registry.running[-1]
+        registry, queues = self.registry, self.registry.queues
+        if len(queues.running) > 1:
+            session = queues.running[-1]
             assert session.turn is not None
-            session.turn.ending = Ending("retract", "memory is short")
+            session.turn.ending = Ending(TurnEvent.RETRACT, "memory is short")
             self.settler.end(session)
             return
-        for session in list(registry.resting):
+        for session in list(queues.resting):
             registry.give_up(session)
         registry.tree.flush()
 
     def settle(self, plan: Plan, result: StepResult, now: float) -> list[Event]:
         """Apply what came of the oldest plan in flight; returns what happened since the last call."""
         self.tick(now)
-        registry = self.registry
-        if not registry.flights or registry.flights[0] is not plan:
+        plans = self.registry.in_flight.plans
+        if not plans or plans[0] is not plan:
             raise errors.IllegalTransition(f"step {plan.step} is not the oldest in flight")
-        registry.flights.popleft()
+        plans.popleft()
         self.settler.settle(plan, result)
         for finding in self.audit.census() if self.strict else self.audit.tick(len(plan.rows)):
             self._suffer(finding)
-        if registry.tainted:
+        if self.registry.queues.tainted:
             self._drop_tainted()
         return self.take_events()
 
@@ -469,7 +476,8 @@ class Scheduler:
                 idle = session.life in (Life.IDLE, Life.SEALING)
                 due = (session.idle_since if idle else now) + session.ttl
                 if idle and due <= now:
-                    self._expire(session)
+                    registry.expire(session)
+                    self._close(session, "expired")
                 else:
                     again.append((session, due))
             elif session.life is not Life.CLOSING:
@@ -478,13 +486,6 @@ class Scheduler:
                 self._abort(session, turn, keep if keep is None else min(keep, turn.generated), "deadline")
         for session, due in again:
             registry.watch(session, due)
-
-    def _expire(self, session: Session) -> None:
-        expired = self.registry.expired
-        expired[session.id] = None
-        if len(expired) > EXPIRED_KEPT:
-            del expired[next(iter(expired))]
-        self._close(session, "expired")
 
     # --- the audit --------------------------------------------------------------------------------
 
@@ -512,7 +513,7 @@ class Scheduler:
     def _suffer(self, finding: Finding) -> None:
         """A finding names owners whose memory cannot be trusted: their turns fail, their memory goes."""
         registry = self.registry
-        registry.events.append(Event("finding", "", None, [], str(finding)))
+        registry.events.append(Event(EventKind.FINDING, "", None, [], str(finding)))
         for owner in finding.owners:
             for session in [s for s in registry.sessions.values() if owner in (s.sequence, s.parcel)]:
                 self._fail_memory(session, str(finding))
@@ -521,15 +522,15 @@ class Scheduler:
         """Fail a session's turn and give up its memory; its committed tokens stay."""
         turn = session.turn
         if turn is not None and session.life in (Life.RUNNING, Life.CLOSING):
-            turn.ending = Ending("fail", reason, trusted=False)
+            turn.ending = Ending(TurnEvent.FAIL, reason, trusted=False)
             if not session.unsettled:
                 self.settler.end(session)
         if session.id in self.registry.sessions:
-            self.registry.tainted[session] = None
+            self.registry.queues.tainted[session] = None
 
     def _drop_tainted(self) -> None:
         """Give up memory that cannot be trusted, as soon as no row in flight names it."""
-        registry = self.registry
-        for session in [session for session in registry.tainted if not session.unsettled]:
-            del registry.tainted[session]
-            registry.drop_memory(session)
+        tainted = self.registry.queues.tainted
+        for session in [session for session in tainted if not session.unsettled]:
+            del tainted[session]
+            self.registry.drop_memory(session)

@@ -71,19 +71,22 @@ class Lanes:
 
 
 class Waiting:
-    """All turns that wait, by priority."""
+    """All turns that wait: `turns` by number, and lanes by priority."""
 
-    __slots__ = ("_priorities",)
+    __slots__ = ("_priorities", "turns")
 
     def __init__(self) -> None:
+        self.turns: dict[int, Turn] = {}
         self._priorities: dict[int, Lanes] = {}
 
     def add(self, turn: Turn, tenant: str) -> None:
         """A turn waits from now on."""
+        self.turns[turn.number] = turn
         self._priorities.setdefault(turn.request.priority, Lanes()).add((turn.number, tenant, turn))
 
     def remove(self, turn: Turn, tenant: str) -> None:
         """A turn waits no more."""
+        del self.turns[turn.number]
         lanes = self._priorities[turn.request.priority]
         lanes.remove((turn.number, tenant, turn))
         if not lanes:

@@ -82,14 +82,17 @@ class Lists:
         self._require(session, sequence.holder is mine, "holder")
         loose = any(not p.pinned and p.holder.kind is Kind.CHECKPOINT for p in sequence.points)
         if session.at_rest and loose:
-            self._require(session, session in registry.checkpointed, "place among those with checkpoints")
+            self._require(
+                session, session in registry.queues.checkpointed, "place among those with checkpoints"
+            )
 
     def _check_names(self) -> None:
         """Lists name open sessions and waiting turns alone."""
         registry = self.registry
         open_ones = set(registry.sessions.values())
-        tables = (registry.running, registry.resting, registry.checkpointed, registry.seals, registry.tainted)
-        for table in (*tables, registry.transits.values(), registry.uncopied):
+        queues = registry.queues
+        tables = (queues.running, queues.resting, queues.checkpointed, queues.seals, queues.tainted)
+        for table in (*tables, registry.transits.values(), registry.in_flight.uncopied):
             for session in table:
                 self._require(session, session in open_ones, "list: it is closed")
         if registry.tenants != Counter(session.tenant for session in open_ones):
@@ -99,6 +102,6 @@ class Lists:
             if session.turn is not turn or session.life is not Life.QUEUED:
                 whose = f"{turn.request.turn_id} of {session.id}"
                 raise Found("registry", f"a turn waits whose session is {session.life.value}", whose)
-        for number in self.scheduler.planner._matches:
+        for number in self.scheduler.planner.prompts.matches:
             if number not in registry.queue:
                 raise Found("registry", f"a match of turn {number} is kept, which waits no more", "registry")

@@ -7,11 +7,11 @@ raises of itself: it is for the audit, the device or the clients of a simulation
 from __future__ import annotations
 
 from holdfast.core import tiers
+from holdfast.core.in_flight import Plan
 from holdfast.core.layout import Tier
 from holdfast.core.lease import Lease
 from holdfast.core.ledger import Account, Holder, Ledger, Pool
 from holdfast.core.pressure import Pressure
-from holdfast.core.registry import Plan
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.sequence import Sequence
 from holdfast.core.session import Life, Session
@@ -124,9 +124,9 @@ def fork_forgets_its_copies(patcher: Patcher) -> None:
 
     def faulty(self: Scheduler, parent: Session, child: Session, known: int) -> None:
         original(self, parent, child, known)
-        if any(owner is child for _, owner in self.registry.copies):
+        if self.registry.in_flight.has_copies_of(child):
             patcher.reach()
-            self.registry.purge_copies(child)
+            self.registry.in_flight.purge_copies(child)
 
     patcher.replace(Scheduler, "_share", faulty)
 
