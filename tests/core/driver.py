@@ -240,7 +240,7 @@ class Driver:
             "holds": {
                 serial: (list(grant.units), repr(grant.holder)) for serial, grant in ledger.live.items()
             },
-            "leases": {serial: record.length for serial, record in registry.tree.leases.items()},
+            "leases": {serial: record.length for serial, record in registry.tree.leases.records.items()},
             "sessions": {name: _picture(session) for name, session in registry.sessions.items()},
             "queue": list(registry.queue),
             "lists": [
@@ -285,10 +285,10 @@ class Driver:
             return True
 
         for pool in self.ledger.pools.values():
-            pool.gate = gate
+            pool.guard(gate)
         yield struck
         for pool in self.ledger.pools.values():
-            pool.gate = None
+            pool.guard(None)
 
 
 def _picture(session: Session) -> tuple[object, ...]:

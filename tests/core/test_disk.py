@@ -323,7 +323,7 @@ def test_without_room_on_disk_a_session_is_computed_again(layout: str) -> None:
     )
     with other.starved("adopt") as struck:
         assert not other.scheduler.adopt("a", 44)
-    assert struck and other.session("a").state == "IDLE" and not other.registry.tree.leases
+    assert struck and other.session("a").state == "IDLE" and not other.registry.tree.leases.records
     turn = other.turn("a", 3, 4, 9)
     assert (turn.cached, turn.computed) == (0, 44 + 6)
     other.scheduler.interrupt("a", other.now, keep=1)

@@ -214,7 +214,9 @@ def test_memory_whose_copy_was_lost_is_given_up(gone: bool) -> None:
         driver.scheduler.close("b", driver.now)
     driver.settle(error="lost")
     if gone:
-        assert driver.registry.tree.leases.keys() == {driver.session("a").sequence.lease.record.serial}
+        assert driver.registry.tree.leases.records.keys() == {
+            driver.session("a").sequence.lease.record.serial
+        }
         return
     assert (child.sequence.known, child.sequence.computed) == (24, 0)
     history = driver.tokens("b")

@@ -116,7 +116,7 @@ class Audit:
         found = self._dropped()
         owners = list(self.owners())
         claimed: list[Grant] = []
-        self.tree.claim(claimed)
+        self.tree.forest.claim(claimed)
         leases: list[LeaseRecord] = []
         for owner in owners:
             owner.claim(claimed)
@@ -141,8 +141,8 @@ class Audit:
         self._heard = ledger.drops
         if ledger.dropped:
             ledger.reclaim_dropped()
-        if tree.dropped:
-            tree.reclaim_dropped()
+        if tree.leases.dropped:
+            tree.leases.reclaim_dropped()
         found: list[Finding] = []
         leaks, ledger.leaks = ledger.leaks, []
         for leak in leaks:
@@ -153,7 +153,7 @@ class Audit:
             finding.healed = "reclaimed"
             finding.trail = self._trail(leak.holder)
             found.append(finding)
-        lock_leaks, tree.leaks = tree.leaks, []
+        lock_leaks, tree.leases.leaks = tree.leases.leaks, []
         for lock in lock_leaks:
             detail = f"a Lease of {lock.length} tokens taken at {lock.taken_at} was dropped alive"
             finding = Finding(FindingKind.DROPPED_LEASE, detail, "tree", [], lock.name, lock.step)
@@ -307,22 +307,22 @@ class Audit:
         if foreign:
             pool.poisoned[unit] = 1 << 30
         else:
-            self.ledger.poison(pool, unit, len(grants))
+            pool.poison(unit, len(grants))
         return finding
 
     def _lock_findings(self, claimed: list[LeaseRecord], owners: list[Owner], found: list[Finding]) -> None:
         """Leases that nobody keeps, locks that no lease accounts for, and leases of what is gone."""
         tree = self.tree
         kept = set(claimed)
-        for record in [record for record in tree.leases.values() if record not in kept]:
+        for record in [record for record in tree.leases.records.values() if record not in kept]:
             detail = f"no owner keeps the lease of {record.length} tokens, taken at {record.taken_at}"
             finding = Finding(
                 FindingKind.LOCK_WITHOUT_LESSEE, detail, "tree", [], record.name, self.ledger.step
             )
             finding.healed = "unlocked"
             found.append(finding)
-            tree.release(record, self.ledger.step)
-        for record in [record for record in tree.leases.values() if record.astray]:
+            tree.leases.release(record, self.ledger.step)
+        for record in [record for record in tree.leases.records.values() if record.astray]:
             detail = (
                 f"the lease of {record.length} tokens, taken at {record.taken_at}, names what lies past it"
             )
@@ -331,11 +331,11 @@ class Audit:
             )
             finding.healed = "unlocked"
             found.append(finding)
-            tree.unlock_state(record, self.ledger.step)
-            tree.unlock_tail(record, self.ledger.step)
+            tree.leases.unlock_state(record, self.ledger.step)
+            tree.leases.unlock_tail(record, self.ledger.step)
             record.window_first = min(record.window_first, record.pages)
-        locks = Locks(tree.leases.values(), self.ledger.layout)
-        nodes = list(tree.nodes())
+        locks = Locks(tree.leases.records.values(), self.ledger.layout)
+        nodes = list(tree.forest.nodes())
         there: set[Node | Tail] = set(nodes)
         for node in nodes:
             if node.tails:
@@ -346,43 +346,43 @@ class Audit:
         if not there.issuperset(locks.paths) or not there.issuperset(locks.tails):
             found += [
                 self._leased_but_gone(record, owners)
-                for record in tree.leases.values()
+                for record in tree.leases.records.values()
                 if record.node not in there or (record.tail is not None and record.tail not in there)
             ]
 
     def _member_findings(self, members: set[Node | Tail], found: list[Finding]) -> None:
         """Members that could be evicted but never come up, and states that are miscounted."""
         tree = self.tree
-        for member in [member for member in members if tree.lacks(member)]:
+        for member in [member for member in members if tree.forest.candidates.lacks(member)]:
             detail = f"what ends at {member.end} could be evicted, but is not queued"
             finding = Finding(
                 FindingKind.NOT_QUEUED, detail, "tree", [], f"TREE {member.root_key}", self.ledger.step
             )
             finding.healed = "queued"
             found.append(finding)
-            tree.offer(member)
+            tree.forest.candidates.offer_all(member)
         states = sum(member.state is not None for member in members)
-        if states != tree.states:
-            detail = f"{tree.states} states counted in the tree, {states} there"
+        if states != tree.forest.states:
+            detail = f"{tree.forest.states} states counted in the tree, {states} there"
             finding = Finding(FindingKind.COUNTER, detail, "tree", [], "tree", self.ledger.step)
             finding.healed = "recounted"
             found.append(finding)
-            tree.states = states
+            tree.forest.states = states
 
     def _lock_drift(self, node: Node, locks: Locks) -> Finding:
         """Set a node's locks to what its leases account for."""
         paths, states = locks.paths.get(node, 0), locks.states.get(node, 0)
         detail = f"{node.leases} and {node.state_leases} locks at {node.end} for {paths} and {states} leases"
-        lessees = sorted(record.name for record in self.tree.leases.values() if record.node is node)
+        lessees = sorted(record.name for record in self.tree.leases.records.values() if record.node is node)
         holder = ", ".join(lessees) or repr(node.holder)
         finding = Finding(FindingKind.LOCK_WITHOUT_LESSEE, detail, "tree", [], holder, self.ledger.step)
         finding.healed = "recounted"
         node.leases, node.state_leases = paths, states
         node.window_leases = locks.windows.get(node, set())
-        self.tree.offer(node)
+        self.tree.forest.candidates.offer_all(node)
         for tail in node.tails.values():
             tail.leases = locks.tails.get(tail, 0)
-            self.tree.offer(tail)
+            self.tree.forest.candidates.offer_all(tail)
         return finding
 
     def _leased_but_gone(self, record: LeaseRecord, owners: list[Owner]) -> Finding:

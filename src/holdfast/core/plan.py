@@ -43,13 +43,17 @@ class TierMove:
         self,
         number: int,
         component: Component,
-        source: tuple[Tier, list[int]],
-        destination: tuple[Tier, list[int]],
+        source_tier: Tier,
+        sources: list[int],
+        destination_tier: Tier,
+        destinations: list[int],
     ) -> None:
         self.number = number
         self.component = component
-        self.source_tier, self.sources = source
-        self.destination_tier, self.destinations = destination
+        self.source_tier = source_tier
+        self.sources = sources
+        self.destination_tier = destination_tier
+        self.destinations = destinations
 
 
 class TableChange:

@@ -46,7 +46,7 @@ class Shortage:
     @property
     def missing(self) -> int:
         """How many more units must be given up before the need can be met at once."""
-        room = len(self.pool.free) if self.account is None else self.account.room(self.pool)
+        room = len(self.pool.free) if self.account is None else self.pool.room(self.account)
         return max(0, self.need - room)
 
     @property
@@ -230,7 +230,7 @@ class Pressure:
             if (pool := registry.ledger.pools.get((component, tier))) is not None
         ]
         sinks = self.on_disk if tier is Tier.HOST else None
-        quota = any(account.room(pool) < need for pool, need in pools)
+        quota = any(pool.room(account) < need for pool, need in pools)
         heavier = {
             each
             for each in registry.ledger.accounts.values()

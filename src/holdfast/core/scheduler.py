@@ -49,7 +49,7 @@ class Scheduler:
         state_budget: int = 1 << 30,
         on_disk: OnDisk | None = None,
     ) -> None:
-        ledger.limit = policy.limit
+        ledger.limit_tenants(policy.limit)
         self.registry = Registry(ledger, PrefixTree(ledger, state_budget), policy)
         self.pressure = Pressure(self.registry, on_disk)
         self.planner = Planner(self.registry, self.pressure, propose)

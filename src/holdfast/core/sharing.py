@@ -51,7 +51,9 @@ def lean(sequence: Sequence, lease: Lease, length: int, sources: dict[Component,
 
 def tail_sources(lease: Lease) -> dict[Component, int]:
     """The units of a leased tail, by component: what its lessee copies."""
-    holds = zip(Component, lease.tail_holds(), strict=True)
+    tail = lease.tail
+    assert tail is not None, "this lease has no tail"
+    holds = ((Component.FULL, tail.full), (Component.WINDOW, tail.window), (Component.STATE, tail.state))
     return {component: hold.units[0] for component, hold in holds if hold is not None}
 
 
@@ -90,7 +92,7 @@ def _publish_pages(tree: PrefixTree, sequence: Sequence, lease: Lease, end: int,
     if sequence.full is not None:
         full = sequence.full.split_front(end - lease.pages)
         full.fence(sequence.fence)
-    window: tuple[Hold, int] | None = None
+    window: Run | None = None
     if sequence.window is not None:
         window = _window_to_publish(sequence, lease, sequence.window, end)
     changed = tree.extend(lease, sequence.tokens.packed(start, aligned), full, window, rank)
@@ -116,13 +118,13 @@ def _share_window_below(tree: PrefixTree, sequence: Sequence, lease: Lease, run:
     if run.first < lease.pages:
         below = run.hold.split_front(min(lease.pages - run.first, len(run.hold)))
         below.fence(sequence.fence)
-        tree.fill_window(lease, below, run.first)
+        tree.fill_window(lease, Run(below, run.first))
         sequence.changed = min(sequence.changed, run.first)
         run.first = lease.pages
 
 
-def _window_to_publish(sequence: Sequence, lease: Lease, run: Run, end: int) -> tuple[Hold, int]:
-    """The sequence's window pages below page `end`, and the number of the first."""
+def _window_to_publish(sequence: Sequence, lease: Lease, run: Run, end: int) -> Run:
+    """Take the window pages below page `end` from a sequence."""
     if run.first > lease.pages:
         # A gap: what points read of the tree's window would no longer adjoin what is leased.
         for point in [point for point in sequence.points if sequence.leans_for_window(point)]:
@@ -131,7 +133,7 @@ def _window_to_publish(sequence: Sequence, lease: Lease, run: Run, end: int) -> 
     hold = run.hold.split_front(end - first)
     hold.fence(sequence.fence)
     run.first = max(run.first, end)
-    return hold, first
+    return Run(hold, first)
 
 
 def reclaim(tree: PrefixTree, sequence: Sequence) -> None:
@@ -229,7 +231,7 @@ def _hand_over(tree: PrefixTree, parent: Sequence, child: Sequence, point: Resum
     parent.points.remove(point)
     run.hold.fence(parent.fence)
     partial = run.hold.split(child.lease.pages - run.first)
-    tree.fill_window(child.lease, run.hold, run.first)
+    tree.fill_window(child.lease, run)
     child.window.hold.join(partial.move_to(child.holder))
     if point.state is not None:
         point.state.fence(parent.fence)
@@ -287,5 +289,5 @@ def leave_history(tree: PrefixTree, sequence: Sequence, rank: int = 0) -> None:
     for hold in (full, window, state):
         if hold is not None:
             hold.fence(sequence.fence)
-    tree.add_tail(lease, sequence.tokens.packed(lease.length, sequence.computed), (full, window, state))
+    tree.add_tail(lease, sequence.tokens.packed(lease.length, sequence.computed), full, window, state)
     sequence.stand_at(lease.length)

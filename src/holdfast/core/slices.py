@@ -117,7 +117,7 @@ class Round:
     def __init__(self, ledger: Ledger, owners: list[Owner], tree: PrefixTree, sightings: Sightings) -> None:
         self._ledger = ledger
         self._tree = tree
-        self._leases = set(tree.leases.values())
+        self._leases = set(tree.leases.records.values())
         self._locks = Locks(self._leases, ledger.layout)
         self._nodes = list(tree.roots.values())
         self._owners = owners
@@ -156,7 +156,7 @@ class Round:
                 return True
             budget -= OWNER_COST
         if budget > 0 and self._leases:
-            if any(self._tree.leases.get(record.serial) is record for record in self._leases):
+            if any(self._tree.leases.records.get(record.serial) is record for record in self._leases):
                 return True
             self._leases = set()
         while budget > 0 and self._next < len(self._grants):
@@ -187,14 +187,14 @@ class Round:
         """Whether a node's locks are not those of leases, its Holds not its own, or it is never evicted."""
         if not self._locks.agree(node):
             # Leases have come and gone since they were counted: count those that are there now.
-            self._locks = Locks(self._tree.leases.values(), self._ledger.layout)
+            self._locks = Locks(self._tree.leases.records.values(), self._ledger.layout)
             if not self._locks.agree(node):
                 return True
-        if self._tree.lacks(node):
+        if self._tree.forest.candidates.lacks(node):
             return True
         claims = [hold.grant for hold in (node.full, node.window, node.state) if hold is not None]
         for tail in node.tails.values():
-            if self._tree.lacks(tail):
+            if self._tree.forest.candidates.lacks(tail):
                 return True
             claims += [hold.grant for hold in tail.holds()]
         return self._doubt_claims(claims)

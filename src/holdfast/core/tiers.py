@@ -92,7 +92,7 @@ def start_spill(
     while sequence.points:
         sequence.drop_point(sequence.points[-1])
     moves = [
-        TierMove(number, component, (Tier.DEVICE, list(own[component].units)), (tier, list(hold.units)))
+        TierMove(number, component, Tier.DEVICE, list(own[component].units), tier, list(hold.units))
         for component, hold in taken.items()
     ]
     return Parcel(tier, transit, taken, number), moves
@@ -120,8 +120,10 @@ def start_restore(sequence: Sequence, parcel: Parcel, transit: Holder, number: i
         TierMove(
             number,
             component,
-            (parcel.tier, list(parcel.away[component].units)),
-            (Tier.DEVICE, list(hold.units)),
+            parcel.tier,
+            list(parcel.away[component].units),
+            Tier.DEVICE,
+            list(hold.units),
         )
         for component, hold in parcel.home.items()
     ]

@@ -32,7 +32,7 @@ class Fingerprint:
         self.device = device
         self.audience = audience
         self.names: dict[tuple[Component, Tier, int], int] = {}
-        nodes = list(self.registry.tree.nodes())
+        nodes = list(self.registry.tree.forest.nodes())
         ticks = {node.used for node in nodes} | {tail.used for node in nodes for tail in node.tails.values()}
         self.ranks = {tick: rank for rank, tick in enumerate(sorted(ticks))}
 

@@ -46,7 +46,7 @@ class Inspection:
         ledger = self.registry.ledger
         for account in ledger.accounts.values():
             for pool in ledger.pools.values():
-                if account.room(pool) < 0:
+                if pool.room(account) < 0:
                     held, limit = account.held[pool.index], account.limits[pool.index]
                     what = f"{held} units of {pool.name} are held, at most {limit} may be"
                     raise Found("quota", what, f"tenant {account.name}")

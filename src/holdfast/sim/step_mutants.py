@@ -10,7 +10,7 @@ from holdfast.core import tiers
 from holdfast.core.in_flight import Plan
 from holdfast.core.layout import Tier
 from holdfast.core.lease import Lease
-from holdfast.core.ledger import Account, Holder, Ledger, Pool
+from holdfast.core.ledger import Account, Holder, Pool
 from holdfast.core.pressure import Pressure
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.sequence import Sequence
@@ -181,14 +181,15 @@ def seal_in_flight_counts_as_rest(patcher: Patcher) -> None:
 
 def account_is_not_lowered(patcher: Patcher) -> None:
     """What a tenant gives back stays on its account."""
-    original = Ledger.uncount
+    original = Pool.count
 
-    def faulty(self: Ledger, pool: Pool, holder: Holder, count: int) -> None:
-        original(self, pool, holder, count)
-        patcher.reach()
-        holder.account.held[pool.index] += count
+    def faulty(self: Pool, holder: Holder, count: int) -> None:
+        original(self, holder, count)
+        if count < 0:
+            patcher.reach()
+            holder.account.held[self.index] -= count
 
-    patcher.replace(Ledger, "uncount", faulty)
+    patcher.replace(Pool, "count", faulty)
 
 
 def quota_is_ignored(patcher: Patcher) -> None:
@@ -196,7 +197,7 @@ def quota_is_ignored(patcher: Patcher) -> None:
     original = Pool.require
 
     def faulty(self: Pool, count: int, account: Account) -> None:
-        if count > account.room(self):
+        if count > self.room(account):
             patcher.reach()
             account = Account(account.name, [count + held for held in account.held])
         original(self, count, account)

@@ -113,7 +113,7 @@ class TinyWorld:
         self.asked = 0
         self.refused: Container[int] = ()
         for pool in self.ledger.pools.values():
-            pool.gate = self._gate
+            pool.guard(self._gate)
         for name in NAMES:
             self._open(name)
         for event in setting.prologue:

@@ -25,7 +25,7 @@ def free_but_keep(patcher: Patcher, sequence: Sequence) -> None:
     """Let units go while a Hold still names them: what freeing the same list a second time does."""
     for hold in list(own_holds(sequence).values())[:1]:
         patcher.reach()
-        hold.pool.ledger.let_go(hold.pool, list(hold.units), 0)
+        hold.grant.books.let_go(hold.pool, list(hold.units), 0)
 
 
 # --- admission ----------------------------------------------------------------------------------------
@@ -41,9 +41,10 @@ def failed_admission_keeps_the_slot(patcher: Patcher) -> None:
         pool = ledger.pools.get((Component.STATE, Tier.DEVICE))
         if pool is not None and pool.free:
             patcher.reach()
-            gate, pool.gate = pool.gate, None
+            gate = pool.gate
+            pool.guard(None)
             patcher.park(ledger.take(pool, 1, self.turn.holder))
-            pool.gate = gate
+            pool.guard(gate)
 
     patcher.replace(Admission, "undo", faulty)
 
@@ -100,9 +101,10 @@ def retried_chunk_takes_twice(patcher: Patcher) -> None:
         full = session.sequence.full
         if room and full is not None and len(full.pool.free) > shortfall.asked:
             patcher.reach()
-            gate, full.pool.gate = full.pool.gate, None
+            gate = full.pool.gate
+            full.pool.guard(None)
             full.grow(1)
-            full.pool.gate = gate
+            full.pool.guard(gate)
         return room
 
     patcher.replace(PlanBuilder, "_room", faulty)

@@ -101,7 +101,7 @@ class DiskTier:
         self._to_look_at: deque[Session] = deque()
         for pool in self.scheduler.registry.ledger.pools.values():
             if pool.tier is Tier.DISK:
-                pool.gate = self._open
+                pool.guard(self._open)
         self._thread = DiskThread(self._carry_out)
 
     def _open(self, pool: Pool, count: int) -> bool:
