@@ -350,12 +350,15 @@ def test_a_checkpoint_that_goes_to_the_child_is_not_free_before_the_parents_step
     world.settle()
     world.plan()
     parent.sequence.fence = world.ledger.step
-    handed = set(parent.sequence.points[-2].window.hold.units)
+    point = parent.sequence.points[-2]
+    handed = set(point.window.hold.units)
+    slots = set(point.state.units) if point.state is not None else set()
     child = world.fork(parent, parent.ends[0])
     assert handed & {unit for _, unit in units_of(child.sequence)}, "the point's last page is the child's now"
     child.sequence.fence = 0
     world.close(child)
     assert not handed & set(world.ledger.pool(Component.WINDOW).free)
+    assert not slots or not slots & set(world.ledger.pool(Component.STATE).free)
     world.finish()
 
 

@@ -80,8 +80,6 @@ def publish(
             _publish_pages(tree, sequence, lease, stop, rank)
             if give_states:
                 _give_state(tree, sequence, lease)
-    if sequence.window is not None:
-        sequence.slide()
 
 
 def _publish_pages(tree: PrefixTree, sequence: Sequence, lease: Lease, end: int, rank: int) -> None:
@@ -101,15 +99,14 @@ def _publish_pages(tree: PrefixTree, sequence: Sequence, lease: Lease, end: int,
 
 def _give_state(tree: PrefixTree, sequence: Sequence, lease: Lease) -> None:
     """Leave the state of a point at the lease's end in the tree, if the sequence can do without it."""
-    mark_point = sequence.mark.point if sequence.mark is not None else None
-    for point in sequence.points:
-        given = point.length == lease.length < sequence.computed and point is not mark_point
-        if given and point.state is not None:
-            point.state.fence(sequence.fence)
-            tree.set_state(lease, point.state)
-            point.state = None
-            sequence.drop_point(point)
-            break
+    point = next((point for point in sequence.points if point.length == lease.length), None)
+    marked = sequence.mark is not None and sequence.mark.point is point
+    if point is None or point.state is None or marked or point.length == sequence.computed:
+        return
+    point.state.fence(sequence.fence)
+    tree.set_state(lease, point.state)
+    point.state = None
+    sequence.drop_point(point)
 
 
 def _share_window_below(tree: PrefixTree, sequence: Sequence, lease: Lease, run: Run) -> None:
@@ -152,14 +149,13 @@ def reclaim(tree: PrefixTree, sequence: Sequence) -> None:
         for point in [point for point in sequence.points if sequence.leans_for_window(point)]:
             sequence.drop_point(point)
     while lease.length > alone_from:
-        end = lease.pages
         taken = tree.withdraw(lease)
         if sequence.full is not None and taken.full is not None:
             whole = taken.full.move_to(sequence.holder)
             whole.join(sequence.full)
             sequence.full = whole
         if sequence.window is not None and taken.window is not None:
-            _take_window_back(sequence, sequence.window, taken.window, taken.first, end)
+            _take_window_back(sequence, sequence.window, Run(taken.window, taken.first))
         if taken.state is not None and sequence.state is None:
             sequence.state = taken.state.move_to(sequence.holder)
         elif taken.state is not None:
@@ -167,15 +163,15 @@ def reclaim(tree: PrefixTree, sequence: Sequence) -> None:
             taken.state.release()
 
 
-def _take_window_back(sequence: Sequence, run: Run, window: Hold, first: int, end: int) -> None:
-    """Put window pages `first` to `end` before the sequence's own, as far as it reads them and lacks them."""
-    keep = max(first, sequence.ledger.layout.window_first_page(sequence.computed))
-    if run.first > end or keep >= run.first:
-        window.release()
+def _take_window_back(sequence: Sequence, run: Run, taken: Run) -> None:
+    """Put window pages before the sequence's own, as far as it reads and lacks them."""
+    keep = max(taken.first, sequence.ledger.layout.window_first_page(sequence.computed))
+    if run.first > taken.end or keep >= run.first:
+        taken.hold.release()
         return
-    window.split(run.first - first).release()
-    window.shrink_front(keep - first)
-    whole = window.move_to(sequence.holder)
+    taken.hold.split(run.first - taken.first).release()
+    taken.hold.shrink_front(keep - taken.first)
+    whole = taken.hold.move_to(sequence.holder)
     whole.join(run.hold)
     run.hold, run.first = whole, keep
 
@@ -290,4 +286,3 @@ def leave_history(tree: PrefixTree, sequence: Sequence, rank: int = 0) -> None:
         if hold is not None:
             hold.fence(sequence.fence)
     tree.add_tail(lease, sequence.tokens.packed(lease.length, sequence.computed), full, window, state)
-    sequence.stand_at(lease.length)
