@@ -10,14 +10,14 @@ an argument everywhere; a clock that jumps back stands still here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from holdfast.core import errors
 from holdfast.core.audit import Audit, Finding, Owner
 from holdfast.core.events import Event, EventKind
 from holdfast.core.fallback import fall_back, resume_length
 from holdfast.core.in_flight import Plan
-from holdfast.core.layout import Component, Tier
+from holdfast.core.layout import Tier
 from holdfast.core.ledger import Kind, Ledger, OutOfUnits
 from holdfast.core.plan import StepResult
 from holdfast.core.planner import Planner, Proposer
@@ -25,11 +25,11 @@ from holdfast.core.policy import Policy
 from holdfast.core.prefix import PrefixTree
 from holdfast.core.pressure import OnDisk, Pressure
 from holdfast.core.registry import Registry
+from holdfast.core.requirements import require_fit, require_known_tokens, require_new_session
 from holdfast.core.session import Life, LifeEvent, Place, PlaceEvent, Session
 from holdfast.core.settler import Settler
 from holdfast.core.sharing import fork
 from holdfast.core.tiers import adopt
-from holdfast.core.tokens import all_known
 from holdfast.core.turn import KEEP_ALL, Ending, Turn, TurnEvent, TurnRequest, TurnState
 
 FLIGHTS_MAX = 2
@@ -57,6 +57,11 @@ class Scheduler:
         self.audit = Audit(ledger, self.registry.tree, self._owners)
         self.strict = strict
 
+    @property
+    def _drafting(self) -> bool:
+        """Whether rows may carry drafts, which need a state slot more."""
+        return self.planner.propose is not None
+
     # --- sessions ---------------------------------------------------------------------------------
 
     def open(self, session_id: str, tenant: str, now: float, ttl: float | None = None) -> Session:
@@ -64,19 +69,9 @@ class Scheduler:
         self.tick(now)
         return self._open(session_id, tenant, ttl if ttl is not None else self.registry.policy.session_ttl)
 
-    def _require_new(self, session_id: str, tenant: str) -> None:
-        """Raise unless a session of this name may be opened."""
-        registry, policy = self.registry, self.registry.policy
-        if session_id in registry.sessions:
-            raise errors.SessionExists(f"session {session_id} is open already")
-        if len(registry.sessions) >= policy.sessions_max:
-            raise errors.TooManySessions(f"{policy.sessions_max} sessions are open on this server")
-        if registry.tenants.get(tenant, 0) >= policy.tenant_sessions_max:
-            raise errors.TooManySessions(f"{policy.tenant_sessions_max} sessions of this tenant are open")
-
     def _open(self, session_id: str, tenant: str, ttl: float | None) -> Session:
-        self._require_new(session_id, tenant)
         registry = self.registry
+        require_new_session(registry, session_id, tenant)
         session = Session(registry.ledger, session_id, tenant, registry.number(), registry.now, ttl)
         registry.expired.pop(session_id, None)
         registry.enter(session)
@@ -92,8 +87,8 @@ class Scheduler:
     ) -> Session:
         """Open a session that has a history: its turns, each with what was generated. Nothing is computed."""
         for request, generated in history:
-            self._require_known(request.turn_id, request.tokens)
-            self._require_known(request.turn_id, generated)
+            require_known_tokens(self.registry, request.turn_id, request.tokens)
+            require_known_tokens(self.registry, request.turn_id, generated)
         session = self.open(session_id, tenant, now, ttl)
         tokens = session.sequence.tokens
         for request, generated in history:
@@ -162,7 +157,7 @@ class Scheduler:
             raise errors.AlreadyComputed(
                 f"session {session_id} has computed {session.sequence.computed} tokens, past {first}"
             )
-        self._require_fit(session.tenant, session.sequence.known, request)
+        require_fit(self.registry, session.tenant, session.sequence.known, request, self._drafting)
         return self._enqueue(session, request)
 
     def request(self, tenant: str, request: TurnRequest, now: float) -> Turn:
@@ -170,30 +165,8 @@ class Scheduler:
         self.tick(now)
         if request.turn_id in self.registry.sessions:
             raise errors.TurnExists(f"a request or session {request.turn_id} is open already")
-        self._require_fit(tenant, 0, request)
+        require_fit(self.registry, tenant, 0, request, self._drafting)
         return self._enqueue(self._open(request.turn_id, tenant, None), request)
-
-    def _require_fit(self, tenant: str, known: int, request: TurnRequest) -> None:
-        """Raise unless a turn may follow `known` tokens, and may wait."""
-        registry, policy = self.registry, self.registry.policy
-        if not request.tokens and not (request.goes_on and known):
-            raise errors.EmptyTurn("the turn brings no tokens")
-        if request.max_tokens < 1:
-            raise errors.BadMaxTokens(f"max_tokens must be at least 1, not {request.max_tokens}")
-        self._require_known(request.turn_id, request.tokens)
-        total = known + len(request.tokens) + request.max_tokens
-        if total > policy.context_length:
-            raise errors.ContextExceeded(total, policy.context_length)
-        self._require_room(tenant, total)
-        if len(registry.queues.waiting.turns) >= policy.queue_max:
-            raise errors.QueueFull(f"{policy.queue_max} turns are waiting")
-
-    def _require_known(self, turn_id: str, tokens: Sequence[int]) -> None:
-        """Raise unless the tokens of a turn are in the vocabulary. Every token that comes from outside, of a
-        client or of a journal, passes here before a row can carry it; the settler checks what is sampled."""
-        vocabulary = self.registry.policy.vocabulary
-        if not all_known(tokens, vocabulary):
-            raise errors.UnknownToken(turn_id, vocabulary)
 
     def _enqueue(self, session: Session, request: TurnRequest) -> Turn:
         registry = self.registry
@@ -206,25 +179,6 @@ class Scheduler:
         registry.queues.wait(session, turn)
         registry.watch_turn(session, turn)
         return turn
-
-    def _require_room(self, tenant: str, total: int) -> None:
-        """Refuse a turn that could not run even with all of memory, or of its tenant's part, to itself."""
-        ledger = self.registry.ledger
-        layout = ledger.layout
-        window_pages = 2 * (layout.pages_for(layout.window) + 1) + 1
-        needs = {
-            Component.FULL: layout.pages_for(total),
-            Component.WINDOW: min(layout.pages_for(total), window_pages),
-            Component.STATE: 3 if self.planner.propose is not None else 2,
-        }
-        for component in layout.components:
-            pool = ledger.pool(component)
-            available = pool.size - len(pool.quarantine)
-            if needs[component] > available:
-                raise errors.TooLarge(component.name.lower(), needs[component], available)
-            limit = ledger.account(tenant).limits[pool.index]
-            if needs[component] > limit:
-                raise errors.OverQuota(component.name.lower(), needs[component], limit)
 
     def abort(
         self, session_id: str, turn_id: str, now: float, keep: int | None = None, reason: str = "abort"
@@ -320,7 +274,7 @@ class Scheduler:
         turns = len(parent.boundaries) if turns is None else turns
         if not 0 <= turns <= len(parent.boundaries):
             raise errors.UnknownBoundary(f"session {session_id} has {len(parent.boundaries)} turns")
-        self._require_new(new_id, parent.tenant)
+        require_new_session(registry, new_id, parent.tenant)
         self._require_idle(parent)
         child = self._open(new_id, parent.tenant, parent.ttl)
         child.boundaries = parent.boundaries[:turns]

@@ -15,7 +15,7 @@ from holdfast.core.session import Session
 from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
 from holdfast.sim.content import extend, next_token
 from holdfast.sim.faults import Faults
-from holdfast.sim.found import Found
+from holdfast.sim.found import Check, Found
 from holdfast.sim.hearing import Audience
 from holdfast.sim.reference import Conversation
 from holdfast.sim.workloads import Workload
@@ -54,7 +54,7 @@ class Clients(Audience):
             self.trace = extend(self.trace, len(refused.code))
             if self._books() != before:
                 what = f"{name} was refused with {refused.code}, but changed memory"
-                raise Found("refusal", what, self.whom) from refused
+                raise Found(Check.REFUSAL, what, self.whom) from refused
         self.hear(self.scheduler.take_events())
 
     def _books(self) -> tuple[int, int, list[tuple[int, ...]]]:
@@ -239,9 +239,9 @@ class Clients(Audience):
         except errors.Refused as refused:
             if self._session_books(session_id) != before:
                 what = f"{request.turn_id} was refused with {refused.code}, but changed {session_id}"
-                raise Found("refusal", what, session_id) from refused
+                raise Found(Check.REFUSAL, what, session_id) from refused
             return
-        raise Found("refusal", f"{request.turn_id} was accepted on {session_id}", session_id)
+        raise Found(Check.REFUSAL, f"{request.turn_id} was accepted on {session_id}", session_id)
 
     def _session_books(self, session_id: str) -> tuple[object, ...]:
         session = self.scheduler.registry.sessions.get(session_id)
@@ -270,9 +270,9 @@ class Clients(Audience):
                 self.scheduler.abort(session.id, "t0", self.now)
             except errors.UnknownTurn as refused:
                 if self._session_books(session.id) != before:
-                    raise Found("refusal", f"a stale abort changed {session.id}", session.id) from refused
+                    raise Found(Check.REFUSAL, f"a stale abort changed {session.id}", session.id) from refused
                 return
-            raise Found("refusal", f"a stale abort was accepted on {session.id}", session.id)
+            raise Found(Check.REFUSAL, f"a stale abort was accepted on {session.id}", session.id)
 
     def double_close(self) -> None:
         """A client leaves twice."""

@@ -14,7 +14,7 @@ from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Life, Session
 from holdfast.core.turn import Turn, TurnRequest
 from holdfast.sim.content import extend
-from holdfast.sim.found import Found, found_by
+from holdfast.sim.found import Check, Found, found_by
 from holdfast.sim.reference import Conversation, Mismatch
 from holdfast.sim.roster import Roster
 
@@ -65,11 +65,11 @@ class Audience:
             self.trace = extend(self.trace, len(event.kind) * 131 + sum(event.tokens))
             conversation = self.conversations.get(event.session_id)
             if conversation is None:
-                raise Found("event", f"{event.kind} for unknown {event.session_id}", event.session_id)
+                raise Found(Check.EVENT, f"{event.kind} for unknown {event.session_id}", event.session_id)
             try:
                 self._tell(conversation, event)
             except Mismatch as mismatch:
-                raise Found("transcript", str(mismatch), event.session_id) from mismatch
+                raise Found(Check.TRANSCRIPT, str(mismatch), event.session_id) from mismatch
 
     def _tell(self, conversation: Conversation, event: Event) -> None:
         name, turn = event.session_id, event.turn
@@ -127,7 +127,7 @@ class Audience:
             found = min(conversation.began, turn.known_before)
             if computed < found:
                 what = f"the turn found {found} computed tokens and left {computed}"
-                raise Found("recomputation", what, f"{turn.request.turn_id} of {session.id}")
+                raise Found(Check.RECOMPUTATION, what, f"{turn.request.turn_id} of {session.id}")
 
     def compare(self, session: Session) -> None:
         """A session's log must be its conversation, whenever no turn is in flight on it."""
@@ -138,10 +138,10 @@ class Audience:
                 tokens.slice(0, len(tokens)) != conversation.tokens
                 or session.boundaries != conversation.boundaries
             ):
-                raise Found("transcript", f"the log of {session.id} is not what was said", session.id)
+                raise Found(Check.TRANSCRIPT, f"the log of {session.id} is not what was said", session.id)
             if session.life in {Life.QUEUED, Life.RUNNING}:
                 what = f"{session.id} is {session.life.value}, but has no turn"
-                raise Found("registry", what, session.id)
+                raise Found(Check.REGISTRY, what, session.id)
 
     def watch(self) -> None:
         """What was asked to end must end soon, and what has not ended must be where it can go on."""
@@ -153,16 +153,16 @@ class Audience:
                 if self.step - step > LATE_STEPS:
                     turn = self.conversations[name].turn_id
                     who = f"{turn} of {name}" if what == "turn" else name
-                    raise Found("late", f"the end of {what} {who} was asked for at step {step}", who)
+                    raise Found(Check.LATE, f"the end of {what} {who} was asked for at step {step}", who)
 
     def _check_turn(self, name: str) -> None:
         registry = self.scheduler.registry
         session, turn_id = registry.sessions.get(name), self.conversations[name].turn_id
         turn = session.turn if session is not None else None
         if session is None or turn is None or turn.request.turn_id != turn_id:
-            raise Found("registry", f"{name} has lost its turn {turn_id}", f"{turn_id} of {name}")
+            raise Found(Check.REGISTRY, f"{name} has lost its turn {turn_id}", f"{turn_id} of {name}")
         waits = registry.queue.get(turn.number) is turn
         idle = session.life in {Life.IDLE, Life.SEALING}
         if idle or waits != (session.life is Life.QUEUED) or (session in registry.running) == waits:
             what = f"{turn_id} of {name}, {session.life.value}, is in the wrong list"
-            raise Found("registry", what, f"{turn_id} of {name}")
+            raise Found(Check.REGISTRY, what, f"{turn_id} of {name}")

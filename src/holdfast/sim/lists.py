@@ -12,7 +12,7 @@ from collections import Counter
 from holdfast.core.ledger import Kind
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Life, Place, Session
-from holdfast.sim.found import Found
+from holdfast.sim.found import Check, Found
 
 
 class Lists:
@@ -39,7 +39,7 @@ class Lists:
             where = f"{session.id}, {session.life.value} and {session.place.value}"
             turn = session.turn
             whose = f"{turn.request.turn_id} of {session.id}" if turn is not None else session.id
-            raise Found("registry", f"{where}: wrong {what}", whose)
+            raise Found(Check.REGISTRY, f"{where}: wrong {what}", whose)
 
     def _in_flight(self) -> tuple[Counter[int], Counter[int]]:
         """Rows in flight by session, and those that sample by turn; checks the fences of what they name."""
@@ -96,12 +96,14 @@ class Lists:
             for session in table:
                 self._require(session, session in open_ones, "list: it is closed")
         if registry.tenants != Counter(session.tenant for session in open_ones):
-            raise Found("registry", f"sessions of tenants are miscounted: {registry.tenants}", "registry")
+            raise Found(Check.REGISTRY, f"sessions of tenants are miscounted: {registry.tenants}", "registry")
         for turn in registry.queue.values():
             session = registry.sessions[turn.session_id]
             if session.turn is not turn or session.life is not Life.QUEUED:
                 whose = f"{turn.request.turn_id} of {session.id}"
-                raise Found("registry", f"a turn waits whose session is {session.life.value}", whose)
+                raise Found(Check.REGISTRY, f"a turn waits whose session is {session.life.value}", whose)
         for number in self.scheduler.planner.prompts.matches:
             if number not in registry.queue:
-                raise Found("registry", f"a match of turn {number} is kept, which waits no more", "registry")
+                raise Found(
+                    Check.REGISTRY, f"a match of turn {number} is kept, which waits no more", "registry"
+                )

@@ -16,11 +16,13 @@ from holdfast.core.plan import RowResult, StepResult, TierMove
 from holdfast.core.policy import Policy, Share
 from holdfast.core.registry import Plan
 from holdfast.core.scheduler import Scheduler
+from holdfast.core.session import Session
+from holdfast.core.turn import Turn
 from holdfast.sim.clients import TENANTS, VOCABULARY, Clients
 from holdfast.sim.content import extend
 from holdfast.sim.device import SimDevice, WrongContent
 from holdfast.sim.faults import Faults
-from holdfast.sim.found import Found, assertions_of_the_core, found_by
+from holdfast.sim.found import Check, Found, assertions_of_the_core, found_by
 from holdfast.sim.inspection import Inspection
 from holdfast.sim.lists import Lists
 from holdfast.sim.restart import come_back
@@ -79,7 +81,11 @@ class World:
         """A process begins, with nothing in memory."""
         self.ledger = Ledger(self.layout, self.sizes)
         self.scheduler = Scheduler(
-            self.ledger, self.policy, strict=self.workload.strict, state_budget=self.state_budget
+            self.ledger,
+            self.policy,
+            propose=self._propose if self.drafting else None,
+            strict=self.workload.strict,
+            state_budget=self.state_budget,
         )
         self.device = SimDevice(self.layout, VOCABULARY, self._log)
         self.inspection = Inspection(self.scheduler, self.device)
@@ -91,9 +97,10 @@ class World:
     def _attach(self) -> None:
         """Clients find the process, and faults find it too."""
         self.clients.scheduler = self.scheduler
-        if self.drafting:
-            self.scheduler.planner.propose = self.clients.propose
         self.faults.guard(self.ledger)
+
+    def _propose(self, session: Session, turn: Turn) -> list[int]:
+        return self.clients.propose(session, turn)
 
     def _die(self) -> None:
         """The process is killed. Another begins with what was durable."""
@@ -218,7 +225,7 @@ class World:
             self.device.announce(plan, self.scheduler.registry.transits)
         except WrongContent as wrong:
             self._census()
-            raise Found("fence", str(wrong), self._whose(plan, wrong.number)) from wrong
+            raise Found(Check.FENCE, str(wrong), self._whose(plan, wrong.number)) from wrong
         self.clients.hear(self.scheduler.take_events())
 
     def _whose(self, plan: Plan, number: int) -> str:
@@ -260,7 +267,7 @@ class World:
             rows, moved = self.device.run(plan, late)
         except WrongContent as wrong:
             self._census()
-            raise Found("content", str(wrong), self._whose(plan, wrong.number)) from wrong
+            raise Found(Check.CONTENT, str(wrong), self._whose(plan, wrong.number)) from wrong
         moved = [arrived and not self.faults.strike("move lost") for arrived in moved]
         known = [
             None if move.number in late else arrived for move, arrived in zip(plan.moves, moved, strict=True)
@@ -335,7 +342,9 @@ class World:
             running = [session.turn for session in registry.running]
             waiting = [turn for turn in (*running, *registry.queue.values()) if turn is not None]
             first = f"{waiting[0].request.turn_id} of {waiting[0].session_id}"
-            raise Found("stall", f"nothing moved for {STALL_STEPS} steps; {len(waiting)} turns wait", first)
+            raise Found(
+                Check.STALL, f"nothing moved for {STALL_STEPS} steps; {len(waiting)} turns wait", first
+            )
 
     def _watch_the_oldest(self) -> None:
         """Whatever else moves, the oldest turn that runs must get on."""
@@ -349,7 +358,7 @@ class World:
         if turn is not None and self.oldest_waited > STALL_STEPS:
             self._census()
             which = f"{turn.request.turn_id} of {turn.session_id}"
-            raise Found("stall", f"the oldest turn has not got on for {STALL_STEPS} steps", which)
+            raise Found(Check.STALL, f"the oldest turn has not got on for {STALL_STEPS} steps", which)
 
     def close_down(self) -> None:
         """Close everything: every pool must be exactly full and the tree unlocked and empty."""
@@ -373,12 +382,12 @@ class World:
         clients.hear(self.scheduler.take_events())
         self._census()
         for name in clients.conversations:
-            raise Found("left over", "a session is still there after it was closed", name)
+            raise Found(Check.LEFT_OVER, "a session is still there after it was closed", name)
         for pool in self.ledger.pools.values():
             if len(pool.free) != pool.size:
-                raise Found("left over", f"{pool.name}: {pool.counts()}", self._keepers())
+                raise Found(Check.LEFT_OVER, f"{pool.name}: {pool.counts()}", self._keepers())
         if registry.tree.roots:
-            raise Found("left over", "the tree is not empty", f"TREE {next(iter(registry.tree.roots))}")
+            raise Found(Check.LEFT_OVER, "the tree is not empty", f"TREE {next(iter(registry.tree.roots))}")
 
     def _keepers(self) -> str:
         """Who still holds units."""
