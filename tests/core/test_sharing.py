@@ -298,7 +298,7 @@ def test_only_a_sequence_at_rest_takes_anything_back(name: str) -> None:
     other = world.open()
     other.sequence.tokens.extend([*PROMPT, 9])
     world.attach(other, 41)
-    with pytest.raises(AssertionError, match="somebody else"):
+    with pytest.raises(AssertionError, match="another lease"):
         world.tree.withdraw(chat.sequence.lease)
     world.finish()
 

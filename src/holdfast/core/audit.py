@@ -1,13 +1,13 @@
 """The audit: ownership recounted from the owners, always on, able to fail, and never fatal.
 
 Three ways to find what is wrong. A Hold or Lease that is dropped alive reports itself. The census asks
-every owner what it holds and compares that with the ledger: a Hold that nobody claims or two owners
-claim, a unit in two places or in none, a lock without a lessee, a counter that drifted, a part of the
-tree that could be evicted and never would be, a sequence whose books do not add up. The flight recorder
-says what happened to it last.
+every owner what it holds and compares that with the ledger: a Hold without an owner or with two, a unit
+in two places or in none, a lock without a lessee, a counter that drifted, a node that could be evicted but
+is in no queue, a sequence whose books do not add up. The flight recorder has the last transitions of a
+Hold.
 
 A finding is healed on the spot: parked units are reclaimed, doubtful ones barred from use, locks and
-counters set right. It names who is touched, so that the scheduler can fail those sequences and go on.
+counters set right. It names the owners at fault, so that the scheduler fails their turns and goes on.
 
 The whole census is for idle moments and for strict mode. In between, `slice` does a bounded part of one
 at a time (slices.py); what a slice suspects, the whole census confirms or clears.
@@ -45,7 +45,7 @@ ROWS_PER_SLICE = 1024
 
 
 class Audit:
-    """The census over one ledger, its tree, and everybody who keeps Holds."""
+    """The census over one ledger, its tree, and all owners of Holds."""
 
     __slots__ = (
         "_due",
@@ -225,7 +225,7 @@ class Audit:
     def _doubled(
         self, pool: Pool, unit: int, grants: list[Grant], free: bool, owners: list[Owner]
     ) -> Finding:
-        """Bar a unit that several name, or that the pool never had, from being used again."""
+        """Quarantine a unit that is in several places, or remove one that the pool never had."""
         foreign = not 0 <= unit < pool.size
         kind = FindingKind.CLAIMED_WHILE_FREE if free else FindingKind.CLAIMED_TWICE
         if foreign:

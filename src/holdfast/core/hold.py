@@ -148,7 +148,7 @@ class Hold:
         books.recorder.append((books.step, "grow", grant.serial, index, count, holder))
 
     def ungrow(self, count: int) -> None:
-        """Take a `grow` back at once: no plan names those units yet, whatever fence the others are behind."""
+        """Take a `grow` back at once: no plan names those units yet, so the fence does not apply."""
         grant = self.grant
         fence, grant.fence = grant.fence, 0
         self.shrink(count)

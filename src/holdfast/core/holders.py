@@ -1,4 +1,4 @@
-"""Holders: who can hold units of memory, and the account of the tenant that each belongs to."""
+"""Holders of units, and the account of the tenant that each belongs to."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Account:
 
 
 class Holder:
-    """Somebody who can hold units, with a count of what it holds in each pool."""
+    """An owner of units, with a count of what it holds in each pool."""
 
     __slots__ = ("account", "held", "kind", "name")
 

@@ -201,7 +201,7 @@ class Lease:
         self.record.table.raise_window(self.record, first_page, fence)
 
     def shorten(self, length: int, fence: int = 0) -> None:
-        """End at `length`, a page boundary inside the path, and give up what lies past it."""
+        """End at `length`, a page boundary inside the path, and give up the locks past it."""
         self.record.table.shorten(self.record, length, fence)
 
     def release(self, fence: int = 0) -> None:

@@ -1,7 +1,7 @@
 """The lease table: every lease of the prefix tree, and the locks that it keeps on nodes.
 
 A lease locks its deepest node, the window pages that its sequence may still read, and a state or a tail until
-the sequence has its own (lease.py). Whatever loses its last lock becomes a candidate for eviction.
+the sequence has its own (lease.py). A node that loses its last lock becomes a candidate for eviction.
 """
 
 from __future__ import annotations

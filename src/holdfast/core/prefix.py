@@ -278,7 +278,7 @@ class PrefixTree:
         """Take the last run of a path, which serves its lessee alone, out of the tree, and give it to it."""
         record = lease.record
         node, parent = record.node, record.node.parent
-        assert parent is not None and record.is_alone_in(node), "somebody else needs that run"
+        assert parent is not None and record.is_alone_in(node), "another lease needs that run"
         taken = Withdrawn(node.full, node.window, node.window_first)
         if record.state_node is node:
             taken.state, node.state, record.state_node = node.state, None, None

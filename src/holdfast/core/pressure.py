@@ -1,4 +1,4 @@
-"""When memory is short: what gives way, in which order.
+"""Memory pressure: what gives way, in which order.
 
     the prefix tree's unleased leaves, least recently used
     checkpoints of sessions
@@ -6,11 +6,11 @@
     recomputation; what is on disk as well leaves the host first
     running turns: the one that loses least is retracted; never the oldest
 
-Tenants give way one after the other, the one that holds most first, so that nobody loses memory to somebody
-who has more. Where a tenant is at its quota, it gives way alone.
+Tenants give way one after the other, the one that holds most first, so that no tenant loses memory to one
+that has more. Where a tenant is at its quota, it gives way alone.
 
-What is freed may still be named by a step in flight, and a spill takes a step: `make_room` then says that it
-is on its way, and the asker tries again in a later plan. Nothing more is given up while enough is coming.
+Units that are given up may still be named by a step in flight, and a spill takes a step: the asker then tries
+again in a later plan. Nothing more is given up while enough is on its way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OnDisk = Callable[[Session], bool]
 
 
 class Shortage:
-    """Units of a pool that somebody needs: for anybody, or for a tenant that may hold no more."""
+    """Units that a pool lacks: in all, or for a tenant at its quota (`account`)."""
 
     __slots__ = ("account", "need", "pool", "registry")
 
@@ -51,16 +51,16 @@ class Shortage:
 
     @property
     def over(self) -> bool:
-        """Whether enough is there or on its way."""
+        """Whether enough is free or on its way."""
         tenant = self.account.name if self.account is not None else None
         return self.missing <= self.registry.moves.leaving_units(self.pool.component, tenant)
 
     def concerns(self, session: Session) -> bool:
-        """Whether what a session has could help."""
+        """Whether memory of a session counts: any, or only of the tenant at its quota."""
         return self.account in (None, session.holder.account)
 
     def givers(self) -> Iterator[Account]:
-        """Who gives way: those that hold some, the one that holds most first."""
+        """The accounts that give way: those that hold units, the largest first."""
         index = self.pool.index
         accounts = self.registry.ledger.accounts.values() if self.account is None else (self.account,)
         return iter(
@@ -69,7 +69,7 @@ class Shortage:
 
 
 class Pressure:
-    """Makes room for whoever asks, at the cost of who can best spare it.
+    """Makes room for a session, at the cost of those that can best spare it.
 
     `on_disk` says whether a session's memory, wherever it lies, is in a file as well.
     """
@@ -81,7 +81,7 @@ class Pressure:
         self.on_disk = on_disk
 
     def make_room(self, shortfall: OutOfUnits, asker: Session, may_retract: bool) -> bool:
-        """True if the asker should try again at once; False if room is on its way, or cannot be had now."""
+        """True if the asker should try again at once; False if room is on its way, or there is none."""
         shortage = Shortage(self.registry, shortfall)
         if not shortage.missing:
             return False
@@ -103,7 +103,7 @@ class Pressure:
             self._empty_sessions(shortage, account, asker)
 
     def _drop_checkpoints(self, shortage: Shortage, account: Account) -> None:
-        """Give up checkpoints that nobody pins, session by session."""
+        """Give up checkpoints that are not pinned, session by session."""
         registry = self.registry
         for session in [each for each in registry.queues.checkpointed if each.holder.account is account]:
             if shortage.over:
@@ -154,8 +154,8 @@ class Pressure:
     def spill(self, session: Session, tier: Tier | None = None, asker: Session | None = None) -> bool:
         """Start moving a resting session's memory to another tier, or to that one; False without room.
 
-        What the tree keeps for the session alone goes along: it would pin the device for nobody else's use.
-        `asker` is for whom room is made: nothing is taken from it.
+        The pages that the tree keeps for the session alone go along. `asker` is the session that needs room:
+        nothing is taken from it.
         """
         registry = self.registry
         tiers = SPILL_TIERS if tier is None else (tier,)
@@ -215,7 +215,7 @@ class Pressure:
         return all(each.tenant != session.tenant for each in (*running, *transits.values(), *computing))
 
     def _clear(self, tier: Tier, session: Session, asker: Session | None) -> None:
-        """Make room on another tier for a session: what lies on the host and on disk stays on disk alone.
+        """Make room on another tier for a session: parcels on the host with a copy on disk leave the host.
 
         Where a tenant has more of the tier than the session's would have, its longest resting sessions make
         room and are dropped to recomputation.

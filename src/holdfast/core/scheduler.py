@@ -1,7 +1,7 @@
 """The scheduler: everything that may happen to a session, and the steps that carry it out.
 
     plan   = scheduler.plan(budget, now)         rows, copies and moves for an executor
-    events = scheduler.settle(plan, result, now) what clients should hear
+    events = scheduler.settle(plan, result, now) events for clients
 
 Between the two come the verbs of clients: open, submit, abort, interrupt, rewind, fork, spill, close. Each
 either does what it says or raises a `Refused` and changes nothing. At most two plans are in flight. Time is
@@ -65,7 +65,7 @@ class Scheduler:
     # --- sessions ---------------------------------------------------------------------------------
 
     def open(self, session_id: str, tenant: str, now: float, ttl: float | None = None) -> Session:
-        """Open a named session. `tenant` is who asked, and the root of the prefixes it may share."""
+        """Open a named session. It shares prefixes with sessions of its `tenant` alone."""
         self.tick(now)
         return self._open(session_id, tenant, ttl if ttl is not None else self.registry.policy.session_ttl)
 
@@ -103,7 +103,7 @@ class Scheduler:
         return session
 
     def adopt(self, session_id: str, length: int) -> bool:
-        """The first `length` tokens of a revived session lie in a file; False if there is no room for it."""
+        """Account for the first `length` tokens of a session, which are in a file; False without room."""
         registry = self.registry
         session = registry.find(session_id)
         if not registry.ledger.has(Tier.DISK):
@@ -258,7 +258,7 @@ class Scheduler:
         self.tick(now)
         session = self.registry.find(session_id)
         if not 0 <= turns <= len(session.boundaries):
-            raise errors.UnknownBoundary(f"session {session_id} has {len(session.boundaries)} turns")
+            raise errors.UnknownBoundary(f"session {session_id} has only {len(session.boundaries)} turns")
         self._require_idle(session)
         if turns == len(session.boundaries):
             return  # Nothing changes: the last turn can still be cut.
@@ -273,7 +273,7 @@ class Scheduler:
         parent = registry.find(session_id)
         turns = len(parent.boundaries) if turns is None else turns
         if not 0 <= turns <= len(parent.boundaries):
-            raise errors.UnknownBoundary(f"session {session_id} has {len(parent.boundaries)} turns")
+            raise errors.UnknownBoundary(f"session {session_id} has only {len(parent.boundaries)} turns")
         require_new_session(registry, new_id, parent.tenant)
         self._require_idle(parent)
         child = self._open(new_id, parent.tenant, parent.ttl)
@@ -318,7 +318,7 @@ class Scheduler:
             registry.moves.discard(session)
         pending = registry.in_flight.has_copies_of(session)
         away = known < sequence.computed and (session.place is not Place.HOME or pending)
-        # Where nothing of its own can be gone on from, the tree may have more.
+        # Where none of its own memory can be resumed from, the tree may have some.
         if away or (known and not resume_length(sequence, known)):
             registry.drop_memory(session)
         registry.ledger.purpose = "cut copy"
@@ -353,7 +353,7 @@ class Scheduler:
             return False
 
     def arrive(self, number: int, arrived: bool, now: float) -> None:
-        """What came of a move that was still under way when its step settled."""
+        """Report the outcome of a move that was still under way when its step settled."""
         self.tick(now)
         self.settler.arrive(number, arrived)
 
@@ -365,7 +365,7 @@ class Scheduler:
             self.settler.let_go(session)
 
     def flush(self) -> None:
-        """Evict what nobody leases. Sessions keep theirs."""
+        """Evict every prefix without a lease. Sessions keep their memory."""
         self.registry.tree.flush()
 
     # --- steps ------------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ class Scheduler:
         registry.tree.flush()
 
     def settle(self, plan: Plan, result: StepResult, now: float) -> list[Event]:
-        """Apply what came of the oldest plan in flight; returns what happened since the last call."""
+        """Apply the result of the oldest plan in flight; returns the events since the last call."""
         self.tick(now)
         plans = self.registry.in_flight.plans
         if not plans or plans[0] is not plan:
@@ -413,12 +413,12 @@ class Scheduler:
         return self.take_events()
 
     def take_events(self) -> list[Event]:
-        """What happened since this was last asked: verbs of clients have events too."""
+        """The events since the last call: verbs of clients have events too."""
         events, self.registry.events = self.registry.events, []
         return events
 
     def tick(self, now: float) -> None:
-        """Time has come: close what was idle for too long, abort what is overdue."""
+        """Advance the clock: close sessions that were idle for too long, abort turns past their deadline."""
         registry = self.registry
         registry.now = now = max(now, registry.now)
         again: list[tuple[Session, float]] = []
@@ -450,7 +450,7 @@ class Scheduler:
                 yield session.parcel
 
     def recount(self) -> list[Finding]:
-        """A whole census now, for an idle moment. Findings are healed; who is touched loses its memory."""
+        """A whole census now, for an idle moment. Findings are healed; owners at fault lose their memory."""
         found = self.audit.census()
         for finding in found:
             self._suffer(finding)
@@ -458,7 +458,7 @@ class Scheduler:
         return found
 
     def recount_some(self, budget: int) -> bool:
-        """About `budget` units' worth of a census, for an idle moment; whether that ended it."""
+        """A part of a census, about `budget` units, for an idle moment; whether that completed it."""
         for finding in self.audit.slice(budget):
             self._suffer(finding)
         self._drop_tainted()

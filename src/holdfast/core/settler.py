@@ -1,4 +1,4 @@
-"""Settling a step: what came of its rows becomes tokens, ends of turns, and memory at rest.
+"""Settling a step: the results of its rows become tokens, ends of turns, and memory at rest.
 
 A row that went well advances its sequence. A turn that is to end does so when none of its rows is in flight.
 A step that failed takes its turns back to their marks, voids the plans made after it, and is tried again
@@ -123,7 +123,7 @@ class Settler:
             publish(self.registry.tree, session.sequence, end, rank=0 if session.one_shot else 1)
 
     def _fault(self, row: Row[Turn], out: RowResult) -> str | None:
-        """What is wrong with a row's result, if anything."""
+        """What is wrong with a row's result, or None."""
         tokens = out.tokens
         if not row.sample:
             return f"{len(tokens)} tokens came back where none was asked for" if tokens else None
@@ -247,7 +247,7 @@ class Settler:
         registry, sequence = self.registry, session.sequence
         assert session.turn is None and not session.unsettled, "end the turn first"
         keeps = session.one_shot or registry.policy.leave_history
-        # What a copy has yet to complete is nothing that others could lean on.
+        # Memory that a copy has yet to complete cannot be shared.
         if (
             keeps
             and sequence.lease is not None
@@ -325,7 +325,7 @@ class Settler:
                 self.arrive(number, arrived)
 
     def arrive(self, number: int, arrived: bool) -> None:
-        """A parcel has arrived, or not; one that was cancelled meanwhile is nobody's any more."""
+        """Settle a parcel that has arrived, or not. No effect on one that was cancelled meanwhile."""
         session = self.registry.moves.transits.get(number)
         if session is not None:
             self._settle_parcel(session, arrived)
@@ -351,5 +351,5 @@ class Settler:
             session.moved(PlaceEvent.SETTLE)
             registry.emit(EventKind.RESTORED, session, None)
         else:
-            # A parcel that cannot be read is of no use: what it held is computed again.
+            # A parcel that cannot be read is dropped: the session is computed again.
             registry.drop_memory(session)

@@ -1,10 +1,10 @@
 """How sequences share memory: only through the prefix tree.
 
 `lean` starts an empty sequence from a leased prefix, `publish` moves a sequence's whole pages into the
-tree, `reclaim` takes back those that nobody else came for, `fork` lets a second sequence go on from where a
-first one is, and `leave_history` hands a closing session's memory to the tree. Whole pages are shared; at
-most one partly filled page and one state slot are copied. Each takes all it needs or raises and changes
-nothing that anybody could observe.
+tree, `reclaim` takes back those that no other sequence leases, `fork` lets a second sequence go on from where
+a first one is, and `leave_history` hands a closing session's memory to the tree. Whole pages are shared; at
+most one partly filled page and one state slot are copied. Each takes all it needs, or raises and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.core.sequence import Sequence
 def lean(sequence: Sequence, lease: Lease, length: int, sources: dict[Component, int]) -> list[UnitCopy]:
     """Start an empty sequence from a leased prefix of `length` tokens.
 
-    What lies past the lease's whole pages is copied from the units in `sources`, by component. Takes the
+    The part past the lease's whole pages is copied from the units in `sources`, by component. Takes the
     copies or raises; on a failure the caller still owns the lease. The copies belong into the next plan.
     """
     assert sequence.computed == sequence.planned == 0, "only an empty sequence can lean"
@@ -134,7 +134,7 @@ def _window_to_publish(sequence: Sequence, lease: Lease, run: Run, end: int) -> 
 
 
 def reclaim(tree: PrefixTree, sequence: Sequence) -> None:
-    """Take back what the tree keeps for this sequence alone: what `publish` gave, if nobody came for it.
+    """Take back what the tree keeps for this sequence alone: what it published, if no other leases it.
 
     The sequence is at rest. Points that read window pages of the tree are given up.
     """

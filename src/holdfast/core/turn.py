@@ -50,9 +50,9 @@ OVER = frozenset({TurnState.FINISHED, TurnState.ABORTED, TurnState.FAILED})
 class Ending:
     """How a turn is to end once none of its rows is in flight.
 
-    `keep` is the number of generated tokens that stay: None rolls everything back, `KEEP_ALL` keeps what
-    there is. A retraction is no end for the client: the turn goes back to the queue. Where a row went wrong,
-    what rows in flight have written is not `trusted`.
+    `keep` is the number of generated tokens that stay: None rolls everything back, `KEEP_ALL` keeps all. A
+    retraction is no end for the client: the turn goes back to the queue. After a row went wrong, memory that
+    rows in flight have written is not `trusted`.
     """
 
     __slots__ = ("event", "keep", "reason", "trusted")
@@ -72,8 +72,8 @@ NEVER = 1 << 62
 class TurnRequest:
     """What a client asked for, as far as the core needs to know.
 
-    `goes_on` allows an input without tokens: generation continues from what is there. `on_abort` is what
-    becomes of the turn when its client goes away: None rolls it back, a number keeps that many tokens.
+    `goes_on` allows an empty input: generation continues from the history. `on_abort` says what an abandoned
+    turn keeps: None rolls it back, a number keeps that many tokens.
     From `computes_from` on the turn computes everything itself: nothing past it comes from the prefix tree.
     """
 

@@ -4,9 +4,8 @@
                   tenant blue:  5  6
     priority 1 ── tenant blue:  9
 
-Turns of one priority are served in the order of their numbers at any time: who came first has waited longest.
-So only priorities are compared when turns are admitted. A tenant that may hold no more is passed over with
-its whole lane.
+Turns of one priority are always served in the order of their numbers: the first has waited longest. So only
+priorities are compared when turns are admitted. A tenant at its quota is passed over with its whole lane.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What the simulation says when something is not as it must be, and who it says it of.
+"""Findings of the simulation, and whom each of them names.
 
 A finding is `Found` by a check of the simulator, by the core's audit, or by an assertion of the core. The
 line between a finding and a crash: an `AssertionError`, a `LedgerError` or an `IllegalTransition` raised by
-code of the core means that the core noticed by itself that something was wrong, whatever planted it. Every
-other exception, and an assertion that fails outside the core, is a crash: nobody noticed anything.
+code of the core means that the core itself noticed that something was wrong. Every other exception, and an
+assertion that fails outside the core, is a crash: no check has noticed anything.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Found(Exception):
 
 
 def found_by(audit: Audit, finding: Finding) -> Found:
-    """A finding of the audit. Of a unit that nobody holds it tells who gave back units of its pool last."""
+    """A finding of the audit. For a unit without a holder it names the last holder that gave some back."""
     holder = finding.holder
     if holder in NOBODY:
         pools = list(audit.ledger.pools.values())

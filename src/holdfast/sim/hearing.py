@@ -1,4 +1,4 @@
-"""What clients hear, and whether it is what they must hear.
+"""Events as clients receive them, compared with what they must be.
 
 An `Audience` keeps a `Conversation` for every session: what it must say without any memory, what its client
 asked for, and since when it rests. Every event of the core is compared with it. Ends of turns and sessions
@@ -23,7 +23,7 @@ REMEMBERED = 6
 
 
 class Audience:
-    """Everybody who listens to one scheduler. `faulty` says whether anything has gone wrong so far."""
+    """Receives the events of one scheduler. `faulty` says whether a fault has struck so far."""
 
     def __init__(self, scheduler: Scheduler, faulty: Callable[[], bool]) -> None:
         self.scheduler = scheduler
@@ -57,7 +57,7 @@ class Audience:
             self.ending.setdefault(name, self.step)
 
     def hear(self, events: list[Event]) -> None:
-        """Follow what happened; whatever a conversation did not expect is found."""
+        """Follow events; one that its conversation does not expect is a finding."""
         if any(event.kind == "finding" for event in events):
             audit = self.scheduler.audit
             raise found_by(audit, audit.findings[0])
@@ -120,7 +120,7 @@ class Audience:
             raise Mismatch(f"{conversation.session_id} expired after {idle:.1f} seconds of rest")
 
     def _check_recomputation(self, conversation: Conversation, session: Session, turn: Turn) -> None:
-        """An end that nobody's fault brought about leaves in memory what the turn found there."""
+        """A turn that ends without a fault leaves as much in memory as it found."""
         running = conversation.planned_at == turn.retracts
         if running and not turn.failures and not self.doubtful:
             computed = session.sequence.computed

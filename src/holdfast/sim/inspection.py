@@ -1,8 +1,8 @@
-"""Reading all of memory, whoever holds it: what every owner keeps must be what it says it is.
+"""Reading all of memory: the content of every unit must be what its owner says it is.
 
 Rows read what they depend on when they run; this reads the rest too: sessions at rest, resume points, parcels
 on other tiers, the prefix tree with its tails. So what was spoilt is found where it lies, with its holder's
-name, and not only when somebody comes back to it.
+name, and not only when it is read again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Inspection:
                 self._session(session)
 
     def quotas(self) -> None:
-        """Nobody may hold more than it may."""
+        """No tenant may hold more than its quota."""
         ledger = self.registry.ledger
         for account in ledger.accounts.values():
             for pool in ledger.pools.values():

@@ -1,8 +1,8 @@
 """Whether the scheduler's lists say what its sessions say.
 
-Who runs, waits, rests, is sealed, moves or has rows in flight is written down twice: in the session, and in
-the lists that plans are made from. A session that is in a list too many or too few is served wrongly much
-later, or never. `check` compares both sides; what differs is `Found`. Called by the world after every step.
+Whether a session runs, waits, rests, is sealed, moves or has rows in flight is written down twice: in the
+session, and in the lists that plans are made from. A session that is in a list too many or too few is served
+wrongly much later, or never. `check` compares both sides. Called by the world after every step.
 """
 
 from __future__ import annotations

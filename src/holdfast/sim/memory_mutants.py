@@ -1,7 +1,7 @@
 """Planted bugs of the ledger and of sequences.
 
 Each function replaces one site by a version that differs in the effect of about one statement, and never
-raises of itself: it is for the audit, or for whoever reads memory back, to notice. See planting.py.
+raises of itself: the audit, or a row that reads the memory back, must notice it. See planting.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def close_forgets_state_slot(patcher: Patcher) -> None:
 
 
 def close_forgets_checkpoints(patcher: Patcher) -> None:
-    """The slots and window pages of resume points stay in a list that nobody reads."""
+    """The slots and window pages of resume points stay in a list that is never read."""
     original = Sequence.drop_memory
 
     def faulty(self: Sequence) -> None:
@@ -178,7 +178,7 @@ def drafts_keep_their_spare_slot(patcher: Patcher) -> None:
 
 
 def drafts_are_not_trimmed(patcher: Patcher) -> None:
-    """Pages past the accepted drafts stay, beyond what anybody accounts for."""
+    """Pages past the accepted drafts stay, although no account has them."""
     original = Sequence.give_back
 
     def faulty(self: Sequence) -> None:

@@ -1,7 +1,7 @@
 """Planted bugs of closing, of steps that fail, of copies, of tiers, of tenants' quotas and of coming back.
 
 Each function replaces one site by a version that differs in the effect of about one statement, and never
-raises of itself: it is for the audit, the device or the clients of a simulation to notice. See planting.py.
+raises of itself: the audit, the device or the clients of a simulation must notice it. See planting.py.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def freed_while_in_transit(patcher: Patcher) -> None:
 
 
 def aborted_restore_keeps_its_parcel(patcher: Patcher) -> None:
-    """A restore that is given up leaves its pages on the other tier, with nobody to answer for them."""
+    """A restore that is given up leaves its pages on the other tier, without an owner."""
     original = Parcel.discard
 
     def faulty(self: Parcel, fence: int) -> None:

@@ -66,12 +66,12 @@ class Setting:
 
 
 class Quiet(Audit):
-    """An audit that does not look: for events that were looked at when they first happened."""
+    """An audit that does nothing: for events that were checked when they first happened."""
 
     __slots__ = ()
 
     def slice(self, budget: int) -> list[Finding]:  # noqa: ARG002
-        """Look at nothing."""
+        """Check nothing."""
         return []
 
 

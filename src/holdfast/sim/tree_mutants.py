@@ -1,7 +1,7 @@
 """Planted bugs of the prefix tree and of leases.
 
 Each function replaces one site by a version that differs in the effect of about one statement, and never
-raises of itself: it is for the audit, or for whoever reads memory back, to notice. See planting.py.
+raises of itself: the audit, or a row that reads the memory back, must notice it. See planting.py.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def duplicate_insert_frees_the_trees_page(patcher: Patcher) -> None:
 
 
 def publish_leaves_stale_tables(patcher: Patcher) -> None:
-    """Who publishes what is there already goes on reading its own pages, which were freed."""
+    """A sequence that publishes a duplicate goes on reading its own pages, which were freed."""
     original = PrefixTree.extend
 
     def faulty(
@@ -134,7 +134,7 @@ def a_spill_takes_what_others_lease(patcher: Patcher) -> None:
 
 
 def match_crosses_tenants(patcher: Patcher) -> None:
-    """A tenant without a tree of its own is answered from somebody else's."""
+    """A tenant without a tree of its own is answered from another tenant's."""
     original = PrefixTree.match
 
     def faulty(self: PrefixTree, root_key: str, packed: bytes, limit: int) -> Match:

@@ -1,7 +1,7 @@
 """Planted bugs of admission and of turns.
 
 Each function replaces one site by a version that differs in the effect of about one statement, and never
-raises of itself: it is for the audit, the device or the clients of a simulation to notice. See planting.py.
+raises of itself: the audit, the device or the clients of a simulation must notice it. See planting.py.
 """
 
 from __future__ import annotations

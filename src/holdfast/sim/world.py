@@ -78,7 +78,7 @@ class World:
         self.death_rng = Random(f"deaths {setup.seed}")
 
     def _boot(self) -> None:
-        """A process begins, with nothing in memory."""
+        """Start a process with empty memory."""
         self.ledger = Ledger(self.layout, self.sizes)
         self.scheduler = Scheduler(
             self.ledger,
@@ -95,7 +95,7 @@ class World:
         self.launched = True
 
     def _attach(self) -> None:
-        """Clients find the process, and faults find it too."""
+        """Connect clients and faults to the process."""
         self.clients.scheduler = self.scheduler
         self.faults.guard(self.ledger)
 
@@ -103,7 +103,7 @@ class World:
         return self.clients.propose(session, turn)
 
     def _die(self) -> None:
-        """The process is killed. Another begins with what was durable."""
+        """Kill the process and start another from the durable state."""
         self._boot()
         come_back(self.clients, self.scheduler, self.device, self.now, self.death_rng)
         self._attach()
@@ -166,7 +166,7 @@ class World:
     # --- running ----------------------------------------------------------------------------------
 
     def run(self, steps: int) -> None:
-        """Live for a number of steps; raises `Found` at the first thing that must not be."""
+        """Run a number of steps; raises `Found` at the first finding."""
         with assertions_of_the_core():
             if not self.step:
                 for _ in range(self.workload.present):
@@ -248,7 +248,7 @@ class World:
     def _execute(self, plan: Plan) -> StepResult:
         """Run a plan on the device, or let it go wrong.
 
-        A plan that is void may have begun before anybody knew, unless the one before it never did: an
+        A void plan may have begun before the failure was known, unless the one before it never did: an
         executor that could not launch a step launches none after it.
         """
         if plan.void:
@@ -289,7 +289,7 @@ class World:
         return late
 
     def _arrive(self) -> None:
-        """What was under way is there, or lost; of what was cancelled nobody hears."""
+        """Moves under way arrive or are lost; cancelled ones are not reported."""
         for number in [number for number, (due, _) in self.late.items() if due < self.step]:
             _, moves = self.late.pop(number)
             if number in self.scheduler.registry.transits:
@@ -301,7 +301,7 @@ class World:
                 self.stalled = 0
 
     def _forsake(self) -> None:
-        """Copies that nobody waits for any more end before the plan that was just made begins."""
+        """Finish cancelled copies before the plan that was just made begins."""
         transits = self.scheduler.registry.transits
         for number in [number for number in self.late if number not in transits]:
             for move in self.late.pop(number)[1]:
@@ -323,7 +323,7 @@ class World:
     # --- watching ---------------------------------------------------------------------------------
 
     def _census(self) -> None:
-        """Count everything. Where the books are wrong, they say better who did it than what came of it."""
+        """Count everything. A finding of the audit names the culprit better than a later symptom."""
         found = self.scheduler.audit.census()
         if found:
             raise found_by(self.scheduler.audit, found[0])
@@ -347,7 +347,7 @@ class World:
             )
 
     def _watch_the_oldest(self) -> None:
-        """Whatever else moves, the oldest turn that runs must get on."""
+        """The oldest running turn must always get on."""
         running = self.scheduler.registry.running
         turn = running[0].turn if running else None
         state = (turn.number, turn.computed, turn.generated) if turn is not None else None
@@ -390,13 +390,13 @@ class World:
             raise Found(Check.LEFT_OVER, "the tree is not empty", f"TREE {next(iter(registry.tree.roots))}")
 
     def _keepers(self) -> str:
-        """Who still holds units."""
+        """The holders that still hold units."""
         holders = {repr(grant.holder): None for grant in self.ledger.live.values() if grant.units}
         return ", ".join(holders) or "nobody"
 
     @property
     def quarantined(self) -> int:
-        """Units that the audit has barred from use."""
+        """Units in quarantine."""
         return sum(len(pool.quarantine) for pool in self.ledger.pools.values())
 
     @property
