@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from holdfast.core.session import Life, Place, Session
-from holdfast.core.turn import Ending
+from holdfast.core.turn import Ending, TurnEvent
 from holdfast.server.http.problems import Problem
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import EngineClient, EngineObserver, TurnFeed
@@ -185,7 +185,7 @@ async def retracted(house: House) -> None:
     await running(house)
     turn = house.session.turn
     assert turn is not None
-    turn.ending = Ending("retract", "memory is short")
+    turn.ending = Ending(TurnEvent.RETRACT, "memory is short")
     # It is taken back when its rows have settled, and would be admitted again by the plan after that.
     house.loop._settle(house.loop._pending) if house.loop._pending is not None else None
     house.loop._pending = None

@@ -101,7 +101,7 @@ def _ledger(setup: EngineSetup, snapshots: SnapshotStore | None) -> Ledger:
     if snapshots is not None:
         for pool in ledger.pools.values():
             if pool.tier is Tier.DISK:
-                pool.gate = snapshots.back_off.admits
+                pool.guard(snapshots.back_off.admits)
     return ledger
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from holdfast.core.registry import Event
+from holdfast.core.events import Event, EventKind
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Session
 from holdfast.core.turn import Turn
@@ -25,7 +25,7 @@ __all__ = ["ENDS", "Dispatcher", "LiveTurn", "LiveTurns"]
 
 log = logging.getLogger("holdfast.engine")
 
-ENDS = frozenset({"finished", "aborted", "failed"})
+ENDS = frozenset({EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED})
 """The events that end a turn."""
 
 
@@ -134,10 +134,10 @@ class Dispatcher:
         self._closing.setdefault(session_id, []).append(act)
 
     def _session_event(self, event: Event) -> None:
-        if event.kind == "finding":
+        if event.kind is EventKind.FINDING:
             log.error("audit: %s", event.reason)
             self._observer.finding()
-        elif event.kind == "closed":
+        elif event.kind is EventKind.CLOSED:
             self._session_closed(event)
 
     def _session_closed(self, event: Event) -> None:

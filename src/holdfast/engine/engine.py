@@ -21,8 +21,8 @@ from typing import Concatenate, ParamSpec
 
 from holdfast.core.audit import Finding
 from holdfast.core.errors import EmptyTurn, SessionExpired
+from holdfast.core.events import Event, EventKind
 from holdfast.core.layout import Tier
-from holdfast.core.registry import Event
 from holdfast.core.session import Place
 from holdfast.core.turn import KEEP_ALL
 from holdfast.core.turn import Turn as CoreTurn
@@ -82,7 +82,7 @@ class Hearing(TurnListener):
 
     def hear(self, event: Event) -> None:
         """The turn has more tokens, or has ended."""
-        if event.kind != "tokens" and self.stream is not None:
+        if event.kind is not EventKind.TOKENS and self.stream is not None:
             self.end = event
             self.stream.end()
 
@@ -141,7 +141,7 @@ class Turn:
 
     def _raise_failure(self) -> None:
         end = self._hearing.end
-        if end is not None and end.kind == "failed":
+        if end is not None and end.kind is EventKind.FAILED:
             raise TurnFailed(f"turn {self.id} failed: {end.reason}")
 
     @property
@@ -167,7 +167,7 @@ class Turn:
         """`stop`, `length`, or `abort`; waits for the end."""
         end = self.wait()._hearing.end
         assert end is not None, "a turn that is done has its end"
-        return "abort" if end.kind == "aborted" else end.reason
+        return "abort" if end.kind is EventKind.ABORTED else end.reason
 
     @property
     def usage(self) -> Usage:

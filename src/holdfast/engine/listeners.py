@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from typing import Protocol
 
 from holdfast.core.errors import Refused
-from holdfast.core.registry import Event
+from holdfast.core.events import Event
 from holdfast.core.session import Session
 from holdfast.core.turn import Turn
 from holdfast.engine.durable.records import FinishedTurn

@@ -11,8 +11,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from holdfast.core.in_flight import Plan
 from holdfast.core.plan import StepResult
-from holdfast.core.registry import Plan
 from holdfast.core.scheduler import Scheduler
 from holdfast.engine.dispatch import Dispatcher
 from holdfast.engine.durable.session_log import SessionLog

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from holdfast.core.errors import Refused
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Life, Place, Session
-from holdfast.core.turn import KEEP_ALL, Turn
+from holdfast.core.turn import KEEP_ALL, Turn, TurnEvent
 
 __all__ = [
     "ATTEMPTS_MAX",
@@ -150,7 +150,7 @@ class TurnWait:
 
 def _is_aborting(turn: Turn) -> bool:
     """Whether a turn was aborted and waits only for its rows in flight."""
-    return turn.ending is not None and turn.ending.event == "abort"
+    return turn.ending is not None and turn.ending.event is TurnEvent.ABORT
 
 
 ATTEMPTS_MAX = 64

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from holdfast.core.registry import Event
+from holdfast.core.events import Event, EventKind
 from holdfast.core.session import Session
 from holdfast.core.turn import Turn
 from holdfast.engine.dispatch import ENDS
@@ -144,7 +144,7 @@ class TurnReply(TurnListener):
         self._outbox.add_end(
             wire.End(
                 turn=command.call,
-                outcome="aborted",
+                outcome=EventKind.ABORTED,
                 reason=reason,
                 text="",
                 tokens=[],
@@ -186,11 +186,11 @@ class TurnReply(TurnListener):
         """Report tokens, or the end."""
         turn, stream = self.turn, self._stream
         assert turn is not None and stream is not None, "a turn begins before it is heard of"
-        if event.kind == "tokens":
+        if event.kind is EventKind.TOKENS:
             self._report(turn, stream)
         elif event.kind in ENDS:
             stream.end()
-            if event.kind == "finished":
+            if event.kind is EventKind.FINISHED:
                 self._report(turn, stream)
             del self._turns[self._command.call]
             self._outbox.add_end(self._end(turn, stream, event))
@@ -209,7 +209,7 @@ class TurnReply(TurnListener):
         self._tokens = len(stream.tokens)
 
     def _end(self, turn: Turn, stream: TurnStream, event: Event) -> wire.End:
-        kept = turn.generated if event.kind != "failed" else 0
+        kept = turn.generated if event.kind is not EventKind.FAILED else 0
         asked = stream.sampling
         session = self._loop.scheduler.registry.sessions.get(event.session_id)
         now = self._loop.now()
