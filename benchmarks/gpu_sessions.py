@@ -100,6 +100,8 @@ def open_loop(model: Model, graphs: bool, **options: object) -> EngineLoop:
 class Talk(TurnListener):
     """One session driven to its end, turn by turn."""
 
+    turn: Turn | None = None
+
     def __init__(self, loop: EngineLoop, name: str, opened: bool = False) -> None:
         self.loop = loop
         self.name = name
@@ -117,8 +119,8 @@ class Talk(TurnListener):
         spec = TurnSpec(f"{self.name}.{self.turns}", "bench", tokens, sampling, self.name)
         Verbs(self.loop).submit(self, spec)
 
-    def begun(self, turn: Turn, stream: TurnStream) -> None:
-        """The turn is queued."""
+    def begun(self, turn: Turn, stream: TurnStream) -> None:  # noqa: ARG002
+        self.turn = turn
 
     def refused(self, refusal: Refusal) -> None:
         raise refusal

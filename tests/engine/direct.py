@@ -49,9 +49,10 @@ def direct(
 class Heard(TurnListener):
     """Hears a turn; `events` are what was told of it."""
 
+    turn: Turn | None = None
+
     def __init__(self, hear: Callable[[Event], object] | None = None) -> None:
         self.events: list[Event] = []
-        self.turn: Turn | None = None
         self._hear = hear
 
     def begun(self, turn: Turn, stream: TurnStream) -> None:

@@ -138,10 +138,10 @@ def test_a_turn_on_a_busy_session(loop: EngineLoop, patient: bool) -> None:
     else:
         second = submit(verbs, "t2", SHORT)
         assert verbs.waits and second.turn is None
-        verbs.abort(first, first.turn, None, "the client went away")
+        verbs.abort(first, None, "the client went away")
         run(verbs)
         assert first.events[-1].kind == "aborted" and second.events[-1].kind == "finished"
-    verbs.abort(first, first.turn, None, "the test is over")
+    verbs.abort(first, None, "the test is over")
     run(verbs)
 
 
@@ -158,9 +158,9 @@ def test_a_turn_that_is_aborted_while_it_waits_is_dropped(loop: EngineLoop) -> N
     loop.step()
     second = Dropped()
     verbs.submit(second, TurnSpec("t2", "ann", [1], SHORT, "s"))
-    verbs.abort(second, None, None, "the client went away")
+    verbs.abort(second, None, "the client went away")
     assert second.reason == "the client went away"
-    verbs.abort(second, None, None, "again")
-    verbs.abort(first, first.turn, None, "the test is over")
+    verbs.abort(second, None, "again")
+    verbs.abort(first, None, "the test is over")
     run(verbs)
     assert second.reason == "the client went away" and second.turn is None and second.events == []

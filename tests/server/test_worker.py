@@ -113,7 +113,7 @@ def test_a_large_ledger_is_recounted_in_slices_after_the_last_work(monkeypatch: 
     scheduler = engine.loop.scheduler
     monkeypatch.setattr(worker_module, "QUIET_SECONDS", -1.0)
     monkeypatch.setattr(worker_module, "WHOLE_HOLDS_MAX", 0)
-    monkeypatch.setattr(worker_module, "AUDIT_UNITS", 10_000)
+    monkeypatch.setattr(worker_module, "AUDIT_UNITS", 100)
     monkeypatch.setattr(Scheduler, "recount", lambda _self: pytest.fail("that would take long"))
     scheduler.recount_some(1)
     assert not scheduler.audit.between_rounds, "a census is under way that began before"

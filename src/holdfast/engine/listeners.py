@@ -41,6 +41,11 @@ class TurnListener(ABC):
 
     __slots__ = ()
 
+    @property
+    @abstractmethod
+    def turn(self) -> Turn | None:
+        """The turn, once it has begun."""
+
     @abstractmethod
     def begun(self, turn: Turn, stream: TurnStream) -> None:
         """The turn is queued; its output will be in `stream`."""

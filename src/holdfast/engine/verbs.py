@@ -17,7 +17,7 @@ from types import TracebackType
 from holdfast.core.errors import Refused, RequestConflict, TooManySessions, UnknownSession
 from holdfast.core.layout import Component, Tier
 from holdfast.core.session import Session
-from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
+from holdfast.core.turn import KEEP_ALL, TurnRequest
 from holdfast.engine.durable.session_log import require_text
 from holdfast.engine.listeners import Reply, TurnListener
 from holdfast.engine.loop import EngineLoop
@@ -317,11 +317,12 @@ class Verbs:
         self._queues.add_turn(session_id, attempt)
         self._dispatcher.tell()
 
-    def abort(self, listener: TurnListener, turn: Turn | None, keep: int | None, reason: str) -> None:
-        """End a turn, `turn` if it has begun; its listener hears of the end. One that is over stays as it is.
+    def abort(self, listener: TurnListener, keep: int | None, reason: str) -> None:
+        """End the turn of a listener, which hears of the end; a turn that is over stays as it is.
 
         `keep` is how many generated tokens stay, at most all: None to roll the turn back.
         """
+        turn = listener.turn
         if listener in self._waiting:
             self._waiting.discard(listener)
             listener.dropped(reason)

@@ -50,7 +50,7 @@ class EngineCommands:
             case wire.EndTurn():
                 reply = self.turns.get(command.turn)
                 if reply is not None:
-                    verbs.abort(reply, reply.turn, command.keep, command.reason)
+                    verbs.abort(reply, command.keep, command.reason)
             case wire.OpenSession(call=call, session=name):
                 verbs.open(
                     self._reply(call), name, command.tenant, command.ttl, command.metadata, command.system
