@@ -148,8 +148,8 @@ def measure_decode(name: str, loop: EngineLoop, bandwidth: float) -> None:
     for batch in (1, 16, 64, 256):
         timings.decode_step(loop, batch, 8)
         # A step of experts reads those that its tokens pick, which shapes alone do not tell.
-        known = not any(isinstance(layer.mlp, ExpertsConfig) for layer in loop.model.config.layers)
-        floor = step_bytes(loop.model, batch, 256) / bandwidth * 1e3 if known else None
+        known = not any(isinstance(layer.mlp, ExpertsConfig) for layer in loop.setup.model.config.layers)
+        floor = step_bytes(loop.setup.model, batch, 256) / bandwidth * 1e3 if known else None
         note(name, f"decode {batch}", timings.decode_step(loop, batch), "ms", floor)
 
 

@@ -122,7 +122,7 @@ def regret(model: Model) -> float:
         if kept is not None:
             while len(talk.said) < kept + 3:
                 loop.step()
-            loop.interrupt("one", kept)
+            loop.scheduler.interrupt("one", loop.now(), kept)
         for each in (talk, *beside):
             each.finish()
         while loop.busy:
@@ -131,7 +131,7 @@ def regret(model: Model) -> float:
     say(41, 24)
     say(20, 40, kept=6)
     say(3, 16)
-    loop.rewind("one", 2)
+    loop.scheduler.rewind("one", 2, loop.now())
     say(5, 16)
     findings = loop.scheduler.audit.census()
     assert not findings, [str(finding) for finding in findings]

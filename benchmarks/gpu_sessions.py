@@ -19,10 +19,15 @@ import transformers
 
 from benchmarks.gpu_models import small_models
 from holdfast.core.layout import Tier
-from holdfast.core.turn import KEEP_ALL, TurnRequest
+from holdfast.core.turn import KEEP_ALL, Turn
+from holdfast.engine.assembly import build_loop
+from holdfast.engine.listeners import Refusal, TurnListener
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import make_options
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.text.stream import TurnStream
+from holdfast.engine.turn_spec import TurnSpec
+from holdfast.engine.verbs import Verbs
 from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
 from holdfast.models.fp8 import BLOCK, Fp8Linear, Fp8Weight
 from holdfast.models.generation import GenerationDefaults
@@ -86,14 +91,16 @@ def dense_alone(model: Model) -> Iterator[None]:
 
 def open_loop(model: Model, graphs: bool, **options: object) -> EngineLoop:
     chosen = make_options(device=model.device.type, **options)
-    loop = EngineLoop(model, PlainTokens(), GenerationDefaults(), chosen)  # type: ignore[arg-type]
+    loop = build_loop(model, PlainTokens(), GenerationDefaults(), chosen)  # type: ignore[arg-type]
     if graphs:
         loop.executor.capture()
     return loop
 
 
-class Talk:
+class Talk(TurnListener):
     """One session driven to its end, turn by turn."""
+
+    turn: Turn | None = None
 
     def __init__(self, loop: EngineLoop, name: str, opened: bool = False) -> None:
         self.loop = loop
@@ -108,11 +115,15 @@ class Talk:
     def begin(self, tokens: list[int], count: int, temperature: float = 0.0) -> None:
         self.turns += 1
         self.said, self.first, self.over = [], None, False
-        request = TurnRequest(f"{self.name}.{self.turns}", tuple(tokens), count)
-        sampling = Sampling(temperature=temperature, seed=11, ignore_eos=True).with_defaults(
-            self.loop.defaults
-        )
-        self.loop.submit(self.name, request, sampling, self.hear)
+        sampling = Sampling(max_tokens=count, temperature=temperature, seed=11, ignore_eos=True)
+        spec = TurnSpec(f"{self.name}.{self.turns}", "bench", tokens, sampling, self.name)
+        Verbs(self.loop).submit(self, spec)
+
+    def begun(self, turn: Turn, stream: TurnStream) -> None:  # noqa: ARG002
+        self.turn = turn
+
+    def refused(self, refusal: Refusal) -> None:
+        raise refusal
 
     def hear(self, event: object) -> None:
         kind, tokens = event.kind, event.tokens  # type: ignore[attr-defined]
@@ -156,7 +167,7 @@ def conversation(loop: EngineLoop, vocabulary: int) -> list[int]:
     for calls_back in (False, True, False):
         while loop.scheduler.registry.seals or loop.scheduler.registry.flights:
             loop.step()
-        assert loop.spill("one", Tier.HOST)
+        assert loop.scheduler.spill("one", loop.now(), Tier.HOST)
         for number, other in enumerate(beside):
             other.begin([(number + 3 * i) % vocabulary for i in range(9)], 12, 0.8)
         while not calls_back and loop.scheduler.registry.transits:

@@ -61,7 +61,7 @@ def host_time(rows: int) -> float:
         talk.begin([(number + 31 * place) % VOCABULARY for place in range(INPUT)], 2 * STEPS)
     while not all(len(talk.said) >= 4 for talk in talks):
         loop.step()
-    watch, times = Watch(loop.model), []
+    watch, times = Watch(loop.setup.model), []
     for _ in range(STEPS):
         begun, spent = time.thread_time(), watch.spent
         loop.step()

@@ -168,7 +168,7 @@ class Driver:
         for steps in range(STEPS_MAX):
             registry = self.registry
             busy = registry.running or registry.queue or registry.seals or registry.flights
-            if not (busy or registry.forgotten or registry.moves or registry.copies):
+            if not (busy or registry.in_flight.forgotten or registry.moves.pending or registry.copies):
                 self.hear(self.scheduler.take_events())
                 assert self.scheduler.audit.census() == []
                 return steps
@@ -240,15 +240,24 @@ class Driver:
             "holds": {
                 serial: (list(grant.units), repr(grant.holder)) for serial, grant in ledger.live.items()
             },
-            "leases": {serial: record.length for serial, record in registry.tree.leases.items()},
+            "leases": {serial: record.length for serial, record in registry.tree.leases.records.items()},
             "sessions": {name: _picture(session) for name, session in registry.sessions.items()},
             "queue": list(registry.queue),
             "lists": [
                 [session.id for session in table]
-                for table in (registry.running, registry.resting, registry.checkpointed, registry.seals)
+                for table in (
+                    registry.running,
+                    registry.resting,
+                    registry.queues.checkpointed,
+                    registry.seals,
+                )
             ],
             "in flight": [plan.step for plan in registry.flights],
-            "planned": (len(registry.copies), len(registry.moves), list(registry.forgotten)),
+            "planned": (
+                len(registry.copies),
+                len(registry.moves.pending),
+                list(registry.in_flight.forgotten),
+            ),
             "tables": (dict(registry.tenants), registry.deadlines.entries(), list(registry.expired)),
             "events": len(registry.events),
             "numbers": registry.numbers,
@@ -276,10 +285,10 @@ class Driver:
             return True
 
         for pool in self.ledger.pools.values():
-            pool.gate = gate
+            pool.guard(gate)
         yield struck
         for pool in self.ledger.pools.values():
-            pool.gate = None
+            pool.guard(None)
 
 
 def _picture(session: Session) -> tuple[object, ...]:

@@ -4,6 +4,7 @@ from holdfast.core.audit import Audit
 from holdfast.core.layout import Component, named_layout
 from holdfast.core.lease import Lease
 from holdfast.core.ledger import Hold, Holder, Kind
+from holdfast.core.points import Run
 from holdfast.core.prefix import PrefixTree
 from holdfast.core.tokens import pack
 from tests.core.world import make_ledger
@@ -60,7 +61,7 @@ class Grove:
         if tokens:
             count = len(tokens) // self.layout.page_size
             full = self.take(Component.FULL, count) if self.layout.full else None
-            run = (self.take(Component.WINDOW, count - window), window) if self.layout.window else None
+            run = Run(self.take(Component.WINDOW, count - window), window) if self.layout.window else None
             self.tree.extend(lease, pack(tokens), full, run, rank)
         if state:
             self.tree.set_state(lease, self.take(Component.STATE, 1))
@@ -72,7 +73,7 @@ class Grove:
 
     def add_tail(self, lease: Lease, tokens) -> None:
         holds = tuple(self.take(c, 1) if c in self.layout.components else None for c in Component)
-        self.tree.add_tail(lease, pack(tokens), holds)
+        self.tree.add_tail(lease, pack(tokens), *holds)
 
     def release(self, lease: Lease, fence: int = 0) -> None:
         self.readers = [reader for reader in self.readers if reader.lease is not lease]
@@ -80,7 +81,7 @@ class Grove:
 
     def shape(self) -> list[tuple[int, int]]:
         """Start and end of every node but the roots."""
-        return sorted((node.start, node.end) for node in self.tree.nodes() if node.parent is not None)
+        return sorted((node.start, node.end) for node in self.tree.forest.nodes() if node.parent is not None)
 
     def check(self) -> None:
         found = self.audit.census()

@@ -64,7 +64,7 @@ def test_a_tail_copy_that_finds_no_room_gives_the_lease_back() -> None:
         driver.step()
         driver.step()
     assert len(struck) == 2 and session.sequence.lease is None
-    assert [record.name for record in driver.registry.tree.leases.values()] == ["other"]
+    assert [record.name for record in driver.registry.tree.leases.records.values()] == ["other"]
     driver.run()
     assert turn.cached == 25
 

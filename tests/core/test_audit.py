@@ -113,7 +113,7 @@ def free_a_placeholder(world):
 def hold_a_placeholder(world):
     hold = chat_named(world, "rest").sequence.points[0].state
     hold.grant.units.append(4000)
-    world.ledger.count(hold.pool, hold.holder, 1)
+    hold.pool.count(hold.holder, 1)
 
 
 def take_back_what_is_kept(world):
@@ -146,7 +146,7 @@ def lock_a_state_once_more(world):
 
 
 def lock_a_tail_once_more(world):
-    tails = [tail for node in world.tree.nodes() for tail in node.tails.values()]
+    tails = [tail for node in world.tree.forest.nodes() for tail in node.tails.values()]
     tails[0].leases += 1
 
 
@@ -197,7 +197,7 @@ def begin_the_window_past_the_end(world):
 
 def forget_to_queue(world):
     """A tail that nobody leases."""
-    tail = next(tail for node in world.tree.nodes() for tail in node.tails.values())
+    tail = next(tail for node in world.tree.forest.nodes() for tail in node.tails.values())
     assert not tail.leases
     tail.queued = 0
 
@@ -341,8 +341,8 @@ def test_a_lease_of_what_was_evicted_is_found_with_its_owner() -> None:
     world.rollback(running)
     world.close(running)
     node.leases -= 1
-    world.tree._remove_tail(tail)
-    world.tree._remove(node)
+    world.tree.forest.remove_tail(tail)
+    world.tree.forest.remove(node)
     node.leases += 1
     finding = world.census()[0]
     assert (finding.kind, finding.holder, finding.owners) == ("claimed while free", "rest", [rest])
@@ -358,7 +358,7 @@ def test_a_lease_of_a_tail_that_was_evicted_is_found() -> None:
     spare = chat_named(world, "spare").sequence
     spare.lease = world.tree.lease(match, "spare")
     match.tail.leases -= 1
-    world.tree._remove_tail(match.tail)
+    world.tree.forest.remove_tail(match.tail)
     match.tail.leases += 1
     kinds = {(finding.kind, finding.holder) for finding in world.census()}
     assert ("claimed while free", "spare") in kinds
@@ -366,10 +366,10 @@ def test_a_lease_of_a_tail_that_was_evicted_is_found() -> None:
 
 def test_a_wrong_count_of_states_in_the_tree_is_set_right() -> None:
     world = busy_world()
-    counted = world.tree.states
-    world.tree.states += 2
+    counted = world.tree.forest.states
+    world.tree.forest.states += 2
     (finding,) = world.census()
-    assert (finding.kind, finding.healed, world.tree.states) == ("counter", "recounted", counted)
+    assert (finding.kind, finding.healed, world.tree.forest.states) == ("counter", "recounted", counted)
     assert f"{counted + 2} states counted in the tree, {counted} there" in finding.detail
     world.check()
 

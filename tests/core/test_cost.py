@@ -99,8 +99,10 @@ def play(scheduler: Scheduler) -> list[tuple[str, int]]:
         1 << 30
     )  # What the audit does is paid for by rows, and is counted by its own tests.
     registry, ledger = scheduler.registry, scheduler.registry.ledger
-    for name in ("sessions", "resting", "checkpointed", "tenants"):
-        setattr(registry, name, CountedTable(getattr(registry, name), name, counts))
+    tables = ((registry, ("sessions", "tenants")), (registry.queues, ("resting", "checkpointed")))
+    for owner, names in tables:
+        for name in names:
+            setattr(owner, name, CountedTable(getattr(owner, name), name, counts))
     ledger.live = CountedTable(ledger.live, "live Holds", counts)
     serial = ledger.serial
     deadlines = len(registry.deadlines)

@@ -93,10 +93,10 @@ def test_sessions_that_were_in_no_plan_leave_nothing_for_the_next_one() -> None:
         driver.open(f"s{number}")
         driver.submit(f"s{number}", prompt(3), 1)
         driver.scheduler.close(f"s{number}", driver.now)
-    assert not registry.forgotten, "no executor has heard of them"
-    assert not registry.queue and not registry.waiting.by_priority(())
-    assert not driver.scheduler.planner._matches
+    assert not registry.in_flight.forgotten, "no executor has heard of them"
+    assert not registry.queue and not registry.queues.waiting.by_priority(())
+    assert not driver.scheduler.planner.prompts.matches
     driver.open("a")
     driver.turn("a", 3, 1)
     driver.scheduler.close("a", driver.now)
-    assert len(registry.forgotten) == 1
+    assert len(registry.in_flight.forgotten) == 1

@@ -61,7 +61,7 @@ def follows(driver: Driver, name: str = "a", cached: int | None = None) -> None:
 def test_others_go_on_while_a_move_is_under_way(layout: str, page_size: int) -> None:
     driver = resting(layout, page_size)
     driver.open("b")
-    before = driver.registry.parcel_units(driver.session("a"))
+    before = driver.registry.moves.parcel_units(driver.session("a"))
     assert driver.scheduler.spill("a", driver.now, Tier.DISK)
     driver.turn("b", 9, 5, 3)
     assert driver.session("a").state == "SPILLING", "nobody has said that it arrived"
@@ -323,7 +323,7 @@ def test_without_room_on_disk_a_session_is_computed_again(layout: str) -> None:
     )
     with other.starved("adopt") as struck:
         assert not other.scheduler.adopt("a", 44)
-    assert struck and other.session("a").state == "IDLE" and not other.registry.tree.leases
+    assert struck and other.session("a").state == "IDLE" and not other.registry.tree.leases.records
     turn = other.turn("a", 3, 4, 9)
     assert (turn.cached, turn.computed) == (0, 44 + 6)
     other.scheduler.interrupt("a", other.now, keep=1)

@@ -119,6 +119,6 @@ def test_what_leaves_the_tree_for_one_component_is_forgotten_by_the_others(layou
         for seed in range(200):
             driver.request((seed, *prompt(10, seed)), 2)
             driver.run()
-        for queue in driver.registry.tree.queues["red"].values():
+        for queue in driver.registry.tree.forest.candidates.queues["red"].values():
             gone = [entry for entry in queue._entries if not queue._evictable(entry[3])]
             assert len(gone) < ENTRIES_MIN

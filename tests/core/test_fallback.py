@@ -16,12 +16,12 @@ def world_of(name: str, page_size: int = 16, window: int = 7, **sizes: int) -> W
 
 def forbid_allocation(world: World) -> None:
     for pool in world.ledger.pools.values():
-        pool.gate = lambda pool, count: False
+        pool.guard(lambda pool, count: False)
 
 
 def allow_allocation(world: World) -> None:
     for pool in world.ledger.pools.values():
-        pool.gate = None
+        pool.guard(None)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -216,13 +216,13 @@ def test_a_cut_inside_the_lease_shortens_it_to_whole_pages_and_copies_the_partia
 def test_a_cut_that_finds_no_page_for_the_copy_changes_nothing(name: str) -> None:
     for failing in named_layout(name, 4).components:
         world, chat = published(name)
-        world.ledger.pool(failing).gate = lambda pool, count: False
+        world.ledger.pool(failing).guard(lambda pool, count: False)
         before = world.held(), world.claims(), chat.sequence.computed
         with pytest.raises(OutOfUnits):
             world.rewind(chat, 39)
         assert (world.held(), world.claims(), chat.sequence.computed) == before
         world.check()
-        world.ledger.pool(failing).gate = None
+        world.ledger.pool(failing).guard(None)
         world.rewind(chat, 39)
         world.turn(chat, [5], [6])
         world.finish()

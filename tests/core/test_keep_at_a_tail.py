@@ -52,9 +52,9 @@ def test_without_a_page_for_the_copy_it_is_computed_again(layout: str) -> None:
     component = driver.layout.components[0]
     pool = driver.ledger.pool(component)
     assert component is not Component.STATE
-    pool.gate = lambda _pool, _count: False
+    pool.guard(lambda _pool, _count: False)
     driver.scheduler.abort("a", "t", driver.now, keep=1)
-    pool.gate = None
+    pool.guard(None)
     assert driver.session("a").sequence.computed == 0
     assert len(driver.tokens()) == INPUT_END + 1
     driver.run()

@@ -4,6 +4,7 @@ import pytest
 
 from holdfast.core.layout import Component
 from holdfast.core.lease import DeadLease
+from holdfast.core.sharing import tail_sources
 from holdfast.core.tokens import pack
 from tests.core.grove import Grove
 
@@ -17,7 +18,7 @@ USES = {
     "full_units": lambda lease: lease.full_units(0),
     "window_units": lambda lease: lease.window_units(0),
     "state_unit": lambda lease: lease.state_unit(4),
-    "tail_holds": lambda lease: lease.tail_holds(),
+    "tail": lambda lease: lease.tail,
     "unlock_state": lambda lease: lease.unlock_state(),
     "unlock_tail": lambda lease: lease.unlock_tail(),
     "raise_window": lambda lease: lease.raise_window(1),
@@ -46,7 +47,7 @@ def test_a_stale_match_is_refused() -> None:
     grove.add(C)
     with pytest.raises(ValueError, match="match again"):
         grove.tree.lease(match, "late")
-    assert not grove.tree.leases
+    assert not grove.tree.leases.records
     grove.finish()
 
 
@@ -144,15 +145,16 @@ def test_a_tail_stays_locked_until_its_copies_have_settled(name: str) -> None:
     grove.add_tail(grove.insert(A, state=grove.layout.state), [5])
     lease = grove.lease([*A, 5])
     assert lease.length == 4, "the tail is not counted"
-    held = [hold for hold in lease.tail_holds() if hold is not None]
+    held = list(lease.tail.holds())
     assert len(held) == len(grove.layout.components)
     grove.tree.flush()
     assert all(hold.alive for hold in held)
     grove.ledger.step = 1
     lease.unlock_tail(fence=1)
     lease.unlock_tail()
+    assert lease.tail is None
     with pytest.raises(AssertionError, match="no tail"):
-        lease.tail_holds()
+        tail_sources(lease)
     grove.release(grove.readers[0].lease)
     grove.tree.flush()
     assert not any(hold.alive for hold in held)
@@ -216,13 +218,13 @@ def test_a_lease_that_is_dropped_alive_is_reported_and_its_locks_are_taken_back(
     grove.add(A + B, state=True)
     lease = grove.tree.lease(grove.tree.match("root", pack(A + B), 8), "forgetful")
     del lease
-    assert len(grove.tree.leases) == 1, "the finaliser itself changes nothing"
-    grove.tree.reclaim_dropped()
-    (leak,) = grove.tree.leaks
+    assert len(grove.tree.leases.records) == 1, "the finaliser itself changes nothing"
+    grove.tree.leases.reclaim_dropped()
+    (leak,) = grove.tree.leases.leaks
     assert (leak.name, leak.length, leak.step) == ("forgetful", 8, 0)
     assert leak.taken_at.startswith("test_lease.py:")
-    assert not grove.tree.leases
-    grove.tree.leaks = []
+    assert not grove.tree.leases.records
+    grove.tree.leases.leaks = []
     grove.finish()
 
 
@@ -234,8 +236,8 @@ def test_a_dropped_lease_does_not_take_the_tree_away_from_under_a_match() -> Non
     lease = grove.tree.lease(match, "reader")
     assert grove.tree.roots["root"] is lease.record.node
     lease.release()
-    grove.tree.reclaim_dropped()
-    grove.tree.leaks = []
+    grove.tree.leases.reclaim_dropped()
+    grove.tree.leases.leaks = []
     grove.finish()
 
 
@@ -243,12 +245,12 @@ def test_a_lease_that_the_audit_took_back_is_dead_to_its_owner_and_not_reported_
     grove = Grove("dense")
     grove.add(A)
     lease = grove.tree.lease(grove.tree.match("root", pack(A), 4), "slow")
-    grove.tree.release(lease.record, 0)
+    grove.tree.leases.release(lease.record, 0)
     with pytest.raises(DeadLease, match="reclaimed by the audit"):
         lease.release()
     del lease
-    grove.tree.reclaim_dropped()
-    assert grove.tree.leaks == []
+    grove.tree.leases.reclaim_dropped()
+    assert grove.tree.leases.leaks == []
     grove.finish()
 
 
@@ -256,20 +258,20 @@ def test_a_lease_of_a_tree_that_is_gone_can_still_be_given_up() -> None:
     grove = Grove("hybrid")
     lease = grove.lease([])
     gone = grove.tree.roots.pop("root")
-    del grove.tree.queues["root"]
+    del grove.tree.forest.candidates.queues["root"]
     other = grove.lease([])
     assert grove.tree.roots["root"] is not gone
     lease.release()
-    assert "root" in grove.tree.queues, "the new tree is not taken for the old one"
+    assert "root" in grove.tree.forest.candidates.queues, "the new tree is not taken for the old one"
     other.release()
-    assert not grove.tree.queues
+    assert not grove.tree.forest.candidates.queues
     state = Grove("hybrid")
     state.add(A, state=True)
     lease = state.lease(A)
     state.tree.roots.clear()
-    state.tree.queues.clear()
+    state.tree.forest.candidates.queues.clear()
     lease.release()
-    assert not state.tree.leases
+    assert not state.tree.leases.records
 
 
 def test_the_window_of_a_lease_whose_path_is_withdrawn_begins_inside_it() -> None:

@@ -4,9 +4,9 @@ import gc
 
 import pytest
 
+from holdfast.core.hold import RECORDER_LENGTH
 from holdfast.core.layout import Component, Tier, named_layout
 from holdfast.core.ledger import (
-    RECORDER_LENGTH,
     DeadHold,
     Hold,
     Kind,
@@ -29,7 +29,7 @@ def pool(ledger: Ledger) -> Pool:
 
 
 def kill_by_move(hold: Hold) -> Hold:
-    return hold.move_to(hold.pool.ledger.holder(Kind.SESSION, "next"))
+    return hold.move_to(hold.grant.books.holder(Kind.SESSION, "next"))
 
 
 def kill_by_release(hold: Hold) -> None:
@@ -37,7 +37,7 @@ def kill_by_release(hold: Hold) -> None:
 
 
 def kill_by_join(hold: Hold) -> Hold:
-    other = hold.pool.ledger.take(hold.pool, 1, hold.holder)
+    other = hold.grant.books.take(hold.pool, 1, hold.holder)
     other.join(hold)
     return other
 
@@ -95,7 +95,7 @@ def test_taking_more_than_is_free_takes_nothing_and_says_what_was_asked(ledger, 
 
 def test_a_gate_can_refuse_what_is_free_and_an_empty_taking_never_asks_it(ledger, pool) -> None:
     asked = []
-    pool.gate = lambda pool, count: bool(asked.append(count))
+    pool.guard(lambda pool, count: bool(asked.append(count)))
     holder = ledger.holder(Kind.TURN, "turn")
     with pytest.raises(OutOfUnits):
         ledger.take(pool, 2, holder)
@@ -104,7 +104,7 @@ def test_a_gate_can_refuse_what_is_free_and_an_empty_taking_never_asks_it(ledger
         hold.grow(1)
     hold.grow(0)
     assert asked == [2, 1]
-    pool.gate = lambda pool, count: True
+    pool.guard(lambda pool, count: True)
     hold.grow(2)
     assert len(hold) == 2
     hold.release()
@@ -326,7 +326,7 @@ def test_the_recorder_keeps_the_last_transitions_and_no_more(ledger, pool) -> No
 def test_a_poisoned_unit_goes_to_quarantine_with_its_last_reference(ledger, pool) -> None:
     hold = ledger.take(pool, 3, ledger.holder(Kind.TURN, "turn"))
     doubtful = hold.units[0]
-    ledger.poison(pool, doubtful, 2)
+    pool.poison(doubtful, 2)
     hold.shrink_front(1)
     assert pool.quarantine == []
     hold.grant.units.append(doubtful)
@@ -335,7 +335,7 @@ def test_a_poisoned_unit_goes_to_quarantine_with_its_last_reference(ledger, pool
     assert pool.quarantine == [doubtful]
     assert doubtful not in pool.free
     assert pool.poisoned == {}
-    ledger.poison(pool, pool.free.pop(), 0)
+    pool.poison(pool.free.pop(), 0)
     assert pool.counts()["QUARANTINE"] == 2
 
 

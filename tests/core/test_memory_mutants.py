@@ -97,10 +97,10 @@ def starved(world: World) -> Iterator[None]:
     chat = world.open("first")
     world.begin(chat, PROMPT)
     pool = world.ledger.pool(Component.STATE)
-    pool.gate = lambda pool, count: False
+    pool.guard(lambda pool, count: False)
     with pytest.raises(OutOfUnits):
         world.plan_row(chat, 17)
-    pool.gate = None
+    pool.guard(None)
     yield
     world.compute(chat)
     world.commit(chat)

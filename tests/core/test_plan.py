@@ -11,7 +11,7 @@ def test_a_plan_is_true_when_there_is_anything_to_do() -> None:
     for name, part in (
         ("rows", Row("turn", 1, 0, 1, [5], True, None)),
         ("copies", UnitCopy(Component.FULL, 3, 4)),
-        ("moves", TierMove(1, Component.STATE, (Tier.DEVICE, [0]), (Tier.HOST, [2]))),
+        ("moves", TierMove(1, Component.STATE, Tier.DEVICE, [0], Tier.HOST, [2])),
         ("forgotten", 7),
     ):
         plan: StepPlan[str, str] = StepPlan(2)
@@ -30,7 +30,7 @@ def test_values_keep_what_they_are_given_and_nothing_else() -> None:
     assert (row.turn, row.number, row.start, row.count, row.tokens) == ("turn", 1, 32, 2, [5, 6])
     assert row.sample and row.table is change and row.drafts == 0 and row.state is None
     assert (change.first, change.full, change.window_first, change.window) == (2, [7, 8], 3, [9])
-    move = TierMove(4, Component.FULL, (Tier.DEVICE, [1, 2]), (Tier.DISK, [8, 9]))
+    move = TierMove(4, Component.FULL, Tier.DEVICE, [1, 2], Tier.DISK, [8, 9])
     assert (move.number, move.source_tier, move.sources) == (4, Tier.DEVICE, [1, 2])
     assert (move.destination_tier, move.destinations) == (Tier.DISK, [8, 9])
     for value in (change, row, move, RowResult([])):

@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.core.layout import Component, Tier
-from holdfast.core.planner import _shared_pages
+from holdfast.core.prompts import shared_pages
 from holdfast.core.session import Life, Place
 from tests.core.driver import LAYOUTS, STATEFUL, VOCABULARY, Driver, prompt
 
@@ -72,14 +72,14 @@ def test_nothing_is_remembered_of_a_turn_that_waits_no_more(how: str) -> None:
     driver.open("b")  # Its turn is looked at, and finds no room beside the other.
     turn = driver.submit("b", prompt(44, 1), 2, deadline=driver.now + 5)
     driver.step()
-    assert driver.scheduler.planner._matches
+    assert driver.scheduler.planner.prompts.matches
     if how == "abort":
         driver.scheduler.abort("b", turn.request.turn_id, driver.now)
     elif how == "close":
         driver.scheduler.close("b", driver.now)
     driver.now += 6
     driver.step()
-    assert turn.over and not driver.scheduler.planner._matches
+    assert turn.over and not driver.scheduler.planner.prompts.matches
 
 
 def test_with_overlap_a_row_takes_the_token_that_the_row_before_it_samples() -> None:
@@ -389,9 +389,9 @@ def test_how_many_pages_two_prompts_share() -> None:
     for same in range(9):
         right_side = left[: same * 4] + bytes(32 - same * 4)
         expected = same if same else 0
-        assert _shared_pages(left, right_side, 8, 4) == expected
-    assert _shared_pages(left, left, 5, 4) == 5
-    assert _shared_pages(left, left, 0, 4) == 0
+        assert shared_pages(left, right_side, 8, 4) == expected
+    assert shared_pages(left, left, 5, 4) == 5
+    assert shared_pages(left, left, 0, 4) == 0
 
 
 # --- memory that is away ---

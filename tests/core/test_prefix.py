@@ -4,6 +4,7 @@ import pytest
 
 from holdfast.core.layout import Component
 from holdfast.core.ledger import Kind
+from holdfast.core.points import Run
 from holdfast.core.tokens import pack
 from tests.core.grove import Grove
 from tests.core.world import LAYOUTS, PAGE_SIZES
@@ -85,7 +86,7 @@ def test_duplicates_that_a_step_in_flight_reads_are_retired() -> None:
     full, window = grove.take(FULL, 2), grove.take(WINDOW, 2)
     full.fence(1)
     window.fence(1)
-    grove.tree.extend(lease, pack(A + B), full, (window, 0), 0)
+    grove.tree.extend(lease, pack(A + B), full, Run(window, 0), 0)
     for component in (FULL, WINDOW):
         assert grove.ledger.pool(component).counts()["RETIRING"] == 2
     lease.release()
@@ -152,10 +153,10 @@ def test_window_pages_fill_the_nodes_of_a_path_from_its_end() -> None:
     lease = grove.insert(A + B, window=2)
     hold = grove.take(WINDOW, 2)
     units = list(hold.units)
-    grove.tree.fill_window(lease, hold, 0)
+    grove.tree.fill_window(lease, Run(hold, 0))
     assert lease.window_units(0) == units
     assert grove.match(A + B) == 8
-    grove.tree.fill_window(lease, grove.take(WINDOW, 1), 1)
+    grove.tree.fill_window(lease, Run(grove.take(WINDOW, 1), 1))
     assert lease.window_units(0) == units
     grove.finish()
 
@@ -178,7 +179,7 @@ def test_a_second_state_at_the_same_length_and_one_at_the_root_are_released() ->
     unit = grove.lease(A).state_unit(4)
     grove.tree.set_state(lease, grove.take(STATE, 1))
     grove.tree.set_state(grove.lease(), grove.take(STATE, 1))
-    assert grove.in_tree(STATE) == 1 == grove.tree.states
+    assert grove.in_tree(STATE) == 1 == grove.tree.forest.states
     assert grove.lease(A).state_unit(4) == unit
     grove.finish()
 
@@ -187,11 +188,11 @@ def test_states_stay_within_their_budget_and_the_oldest_goes() -> None:
     grove = Grove("hybrid", state_budget=2)
     for run in (A, B, C):
         grove.add(run, state=True)
-    assert grove.tree.states == 2
+    assert grove.tree.forest.states == 2
     assert [grove.match(run) for run in (A, B, C)] == [0, 4, 4]
     held = [grove.lease(B), grove.lease(C)]
     grove.add(A, state=True)
-    assert grove.tree.states == 2, "both are leased: the newcomer is not kept"
+    assert grove.tree.forest.states == 2, "both are leased: the newcomer is not kept"
     assert grove.match(A) == 0
     for lease in held:
         grove.release(lease)
@@ -253,13 +254,13 @@ def test_tails_count_against_the_budget_of_states() -> None:
     grove = Grove("hybrid", state_budget=1)
     lease = grove.insert(A, state=True)
     grove.add_tail(lease, [5])
-    assert grove.tree.states == 1
+    assert grove.tree.forest.states == 1
     assert grove.match([*A, 5]) == 5, "the older state went"
     assert grove.match(A) == 0
     tail = grove.lease([*A, 5])
     grove.add_tail(lease, [6])
     assert grove.match([*A, 6]) == 0, "the leased one stays, the newcomer does not"
-    assert tail.tail_holds()[2] is not None
+    assert tail.tail.state is not None
     grove.finish()
 
 
@@ -273,7 +274,7 @@ def test_nobody_extends_below_a_leased_tail() -> None:
         grove.tree.extend(lease, pack(B), hold, None, 0)
     hold.release()
     with pytest.raises(AssertionError, match="inside a page"):
-        grove.tree.add_tail(lease, pack(A), (None, None, None))
+        grove.tree.add_tail(lease, pack(A), None, None, None)
     grove.finish()
 
 

@@ -48,7 +48,7 @@ def test_checkpoints_give_way_before_memory_that_is_needed() -> None:
         "those of one session are enough"
     )
     assert driver.session("a").sequence.points == []
-    assert driver.session("a") not in driver.registry.checkpointed
+    assert driver.session("a") not in driver.registry.queues.checkpointed
 
 
 def test_pinned_checkpoints_stay() -> None:
@@ -59,7 +59,7 @@ def test_pinned_checkpoints_stay() -> None:
     assert driver.counts(STATE) == {"FREE": 2, "SESSION": 1, "CHECKPOINT": 1}
     assert not ask(driver, "a", 3, STATE)
     assert driver.counts(STATE)["CHECKPOINT"] == 1, "the last turn is not durable yet"
-    assert driver.session("a") in driver.registry.checkpointed
+    assert driver.session("a") in driver.registry.queues.checkpointed
 
 
 def test_points_that_a_running_turn_has_left_on_its_way_give_way() -> None:

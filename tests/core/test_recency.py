@@ -11,7 +11,7 @@ A, B = [1, 2, 3, 4], [5, 6, 7, 8]
 
 def left(grove: Grove) -> set[int]:
     """The first tokens of the nodes that are left."""
-    return {memoryview(node.key).cast("I")[0] for node in grove.tree.nodes() if node.key}
+    return {memoryview(node.key).cast("I")[0] for node in grove.tree.forest.nodes() if node.key}
 
 
 def evict_one(grove: Grove) -> set[int]:
@@ -64,7 +64,7 @@ def test_a_tail_is_younger_than_what_came_before_it() -> None:
     grove.add_tail(first, [9])
     grove.release(second)
     assert evict_one(grove) == {5}
-    assert sum(len(node.tails) for node in grove.tree.nodes()) == 1
+    assert sum(len(node.tails) for node in grove.tree.forest.nodes()) == 1
     grove.release(first)
     grove.finish()
 
@@ -84,9 +84,9 @@ def test_a_look_up_that_ends_in_a_tail_makes_the_tail_younger() -> None:
 def test_both_parts_of_a_run_that_is_cut_are_as_old_as_ranked_and_as_fenced_as_it_was() -> None:
     grove = Grove("window")
     grove.release(grove.insert([*A, *B], rank=1), fence=1)
-    (whole,) = (node for node in grove.tree.nodes() if node.parent is not None)
+    (whole,) = (node for node in grove.tree.forest.nodes() if node.parent is not None)
     before = (whole.used, whole.rank, whole.fence)
     assert before == (1, 1, 1)
-    grove.tree._split(whole, 4)
+    grove.tree.forest.split(whole, 4)
     assert [(n.start, n.used, n.rank, n.fence) for n in (whole.parent, whole)] == [(0, *before), (4, *before)]
     grove.finish()

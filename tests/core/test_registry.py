@@ -38,14 +38,14 @@ def test_sessions_are_counted_by_tenant_and_struck_off_everything_when_they_leav
     registry = make_registry()
     sessions = [enter(registry, name, tenant) for name, tenant in (("a", "red"), ("b", "red"), ("c", "blue"))]
     assert registry.tenants == {"red": 2, "blue": 1}
-    for table in (registry.resting, registry.checkpointed, registry.seals, registry.tainted):
+    for table in (registry.resting, registry.queues.checkpointed, registry.seals, registry.queues.tainted):
         table[sessions[0]] = None
     sessions[0].sequence.fence = 7
     registry.leave(sessions[0])
     assert registry.tenants == {"red": 1, "blue": 1} and list(registry.sessions) == ["b", "c"]
-    assert not (registry.resting or registry.checkpointed or registry.seals or registry.tainted)
+    assert not (registry.resting or registry.queues.checkpointed or registry.seals or registry.queues.tainted)
     registry.leave(sessions[2])
-    assert registry.forgotten == [sessions[0].number], "the other one was in no plan"
+    assert registry.in_flight.forgotten == [sessions[0].number], "the other one was in no plan"
     assert registry.deadlines.entries() == [(5.0, sessions[1].number, "b")]
     assert registry.tenants == {"red": 1}
 
@@ -67,9 +67,9 @@ def test_only_sessions_with_memory_rest_and_the_longest_resting_comes_first() ->
     assert not registry.resting
     for session in sessions:
         session.sequence.lease = registry.tree.lease_root("red", session.id)
-        registry.rest(session)
+        registry.queues.rest(session)
     assert [session.id for session in registry.resting] == ["a", "b", "c"]
-    registry.rest(sessions[0])
+    registry.queues.rest(sessions[0])
     assert [session.id for session in registry.resting] == ["b", "c", "a"]
     for session in sessions:
         session.sequence.close()
@@ -120,28 +120,28 @@ def test_the_nearest_tier_with_room_for_all_components_is_chosen(host: int, disk
         driver.registry = driver.scheduler.registry
     driver.open("a")
     driver.turn("a", 10, 3)
-    assert driver.registry.spill_tier(driver.session("a")) is tier
+    assert driver.registry.moves.spill_tier(driver.session("a")) is tier
 
 
 def test_a_session_without_memory_has_nothing_to_spill() -> None:
     driver = Driver("hybrid", 4, host=50)
     driver.open("a")
-    assert driver.registry.spill_tier(driver.session("a")) is None
+    assert driver.registry.moves.spill_tier(driver.session("a")) is None
 
 
 def test_units_that_are_leaving_are_counted() -> None:
     driver = Driver("hybrid", 4, host=50)
     driver.open("a")
     driver.turn("a", 10, 3)
-    assert driver.registry.leaving_units(FULL) == 0
-    own = driver.registry.parcel_units(driver.session("a"))
+    assert driver.registry.moves.leaving_units(FULL) == 0
+    own = driver.registry.moves.parcel_units(driver.session("a"))
     assert own == {FULL: 4, STATE: 1}, "and what the tree keeps for it alone"
     driver.scheduler.spill("a", driver.now)
-    assert driver.registry.leaving_units(FULL) == own[FULL]
+    assert driver.registry.moves.leaving_units(FULL) == own[FULL]
     driver.plan()
     driver.submit("a", prompt(2, 1), 2)
     driver.plan()
-    assert driver.registry.leaving_units(FULL) == driver.ledger.pool(FULL).by_kind[Kind.RETIRING]
+    assert driver.registry.moves.leaving_units(FULL) == driver.ledger.pool(FULL).by_kind[Kind.RETIRING]
     driver.run()
 
 
@@ -155,7 +155,7 @@ def test_a_state_that_the_tree_keeps_for_one_session_is_counted_as_its_own() -> 
     match = tree.match("red", sequence.tokens.packed(0, 10), 9)
     lean(sequence, tree.lease(match, "b"), match.length, {})
     assert sequence.computed == 8 and sequence.state is None
-    assert driver.registry.parcel_units(driver.session("b")) == {FULL: 2, STATE: 1}
+    assert driver.registry.moves.parcel_units(driver.session("b")) == {FULL: 2, STATE: 1}
 
 
 def test_a_restore_on_its_way_is_not_leaving() -> None:
@@ -167,7 +167,7 @@ def test_a_restore_on_its_way_is_not_leaving() -> None:
     driver.submit("a", prompt(2, 1), 2)
     driver.plan()
     assert driver.session("a").place is Place.RETURNING
-    assert driver.registry.leaving_units(FULL) == 0
+    assert driver.registry.moves.leaving_units(FULL) == 0
     driver.run()
 
 

@@ -254,7 +254,7 @@ def test_a_fork_of_a_session_whose_memory_is_away_starts_with_its_tokens(place: 
     if place != "LEAVING":
         driver.run()
     if place == "RETURNING":
-        assert not driver.scheduler.planner._at_home(driver.session("a"))
+        assert driver.scheduler.pressure.restore(driver.session("a"))
     assert driver.session("a").place is Place[place]
     child = driver.scheduler.fork("a", "b", driver.now)
     assert (child.sequence.known, child.sequence.computed) == (24, 0)
@@ -603,7 +603,9 @@ def test_a_finding_about_a_request_of_its_own_ends_it() -> None:
     plan = driver.scheduler.plan(64, driver.now)
     events = driver.scheduler.settle(plan, driver.compute(plan), driver.now)
     assert [event.kind for event in events] == ["tokens", "finding", "failed", "closed"]
-    assert turn.state.value == "failed" and not driver.registry.sessions and not driver.registry.tainted
+    assert (
+        turn.state.value == "failed" and not driver.registry.sessions and not driver.registry.queues.tainted
+    )
 
 
 def test_a_fork_that_goes_back_past_its_own_memory_leans_on_the_tree_again() -> None:

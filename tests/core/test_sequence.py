@@ -54,13 +54,13 @@ def test_extending_takes_in_every_component_or_in_none(name: str) -> None:
         world = world_of(name, 4)
         chat = world.open()
         world.begin(chat, PROMPT)
-        world.ledger.pool(failing).gate = lambda pool, count: False
+        world.ledger.pool(failing).guard(lambda pool, count: False)
         before = world.held(), world.claims()
         with pytest.raises(OutOfUnits):
             chat.sequence.extend(9)
         assert (world.held(), world.claims()) == before
         assert chat.sequence.planned == 0
-        world.ledger.pool(failing).gate = None
+        world.ledger.pool(failing).guard(None)
         world.finish()
 
 
@@ -235,13 +235,13 @@ def test_a_point_that_finds_no_slot_is_not_left(name: str) -> None:
     chat = world.open()
     world.begin(chat, PROMPT, checkpoint=True)
     world.compute(chat, 20)
-    world.ledger.pool(Component.STATE).gate = lambda pool, count: False
+    world.ledger.pool(Component.STATE).guard(lambda pool, count: False)
     assert not chat.sequence.leave_point()
     points = len(chat.sequence.points)
     world.compute(chat)
     assert len(chat.sequence.points) == points, "the cut is passed without a point"
     assert chat.sequence.next_cut() is None
-    world.ledger.pool(Component.STATE).gate = None
+    world.ledger.pool(Component.STATE).guard(None)
     world.finish()
 
 
@@ -339,15 +339,15 @@ def test_drafts_without_a_second_slot_are_refused_and_change_nothing(name: str) 
         pool = world.ledger.pool(Component.STATE)
         allowed = 1 if computed_before == 0 else 0
         asked = []
-        pool.gate = lambda pool, count, asked=asked, allowed=allowed: (
-            asked.append(count) or len(asked) <= allowed
+        pool.guard(
+            lambda pool, count, asked=asked, allowed=allowed: asked.append(count) or len(asked) <= allowed
         )
         before = world.held(), world.claims()
         with pytest.raises(OutOfUnits):
             chat.sequence.extend_drafts(7)
         assert (world.held(), world.claims()) == before
         assert chat.sequence.planned == computed_before
-        pool.gate = None
+        pool.guard(None)
         world.check()
         world.finish()
 

@@ -214,7 +214,9 @@ def test_memory_whose_copy_was_lost_is_given_up(gone: bool) -> None:
         driver.scheduler.close("b", driver.now)
     driver.settle(error="lost")
     if gone:
-        assert driver.registry.tree.leases.keys() == {driver.session("a").sequence.lease.record.serial}
+        assert driver.registry.tree.leases.records.keys() == {
+            driver.session("a").sequence.lease.record.serial
+        }
         return
     assert (child.sequence.known, child.sequence.computed) == (24, 0)
     history = driver.tokens("b")
@@ -305,7 +307,7 @@ def test_a_spill_that_did_not_arrive_leaves_the_memory_at_home(layout: str, how:
     driver = Driver(layout, 3, host=100)
     session = driver.open("a")
     driver.turn("a", 7, 3)
-    own = driver.registry.parcel_units(session)
+    own = driver.registry.moves.parcel_units(session)
     driver.scheduler.spill("a", driver.now)
     driver.plan()
     lose_moves(driver, how)
@@ -401,7 +403,7 @@ def test_memory_that_a_finding_has_tainted_goes_as_soon_as_no_row_names_it(when:
     if when == "closing":
         assert session.life is Life.CLOSED
         return
-    assert session.life is Life.IDLE and not driver.registry.tainted
+    assert session.life is Life.IDLE and not driver.registry.queues.tainted
     assert session.sequence.computed == 0, "not one unit of it is used again"
     assert driver.tokens("a") == history
     driver.turn("a", 2, 2, 9)

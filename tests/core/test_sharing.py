@@ -4,6 +4,7 @@ import pytest
 
 from holdfast.core.layout import Component, named_layout
 from holdfast.core.ledger import Kind, OutOfUnits
+from holdfast.core.points import Run
 from holdfast.core.sharing import lean, publish, reclaim, tail_sources
 from holdfast.core.tokens import pack
 from tests.core.world import LAYOUTS, PAGE_SIZES, STATEFUL, WINDOWED, World, units_of
@@ -179,7 +180,7 @@ def test_what_nobody_came_for_is_taken_back_and_nothing_is_computed_again(
     world.check()
     before = world.tokens_computed
     world.reclaim(chat)
-    assert chat.sequence.lease.length == 0 and not any(node.parent for node in world.tree.nodes())
+    assert chat.sequence.lease.length == 0 and not any(node.parent for node in world.tree.forest.nodes())
     world.check()
     world.turn(chat, [6, 7], [8])
     assert world.tokens_computed - before == 3
@@ -235,7 +236,7 @@ def test_a_leased_state_is_taken_back_with_its_pages(name: str) -> None:
     assert sequence.computed == 40 and sequence.state is None
     world.reclaim(second)
     world.check()
-    assert sequence.lease.length == 0 and sequence.state is not None and world.tree.states == 0
+    assert sequence.lease.length == 0 and sequence.state is not None and world.tree.forest.states == 0
     before = world.tokens_computed
     world.turn(second, [6], [7])
     assert world.tokens_computed - before == 3
@@ -254,7 +255,7 @@ def test_a_leased_state_that_was_copied_is_given_up(name: str) -> None:
     world.close(parent)
     world.reclaim(child)
     world.check()
-    assert child.sequence.lease.length == 0 and world.tree.states == 0
+    assert child.sequence.lease.length == 0 and world.tree.forest.states == 0
     world.turn(child, [6], [7])
     world.finish()
 
@@ -272,7 +273,8 @@ def test_window_pages_that_a_sequence_has_itself_are_not_taken_back_twice(name: 
     own = lease.pages - run.first
     assert own > 0, "the window of the checkpoint that it went back to"
     pool = world.ledger.pool(Component.WINDOW)
-    world.tree.fill_window(lease, world.ledger.take(pool, own, parent.sequence.holder), run.first)
+    own_pages = world.ledger.take(pool, own, parent.sequence.holder)
+    world.tree.fill_window(lease, Run(own_pages, run.first))
     world.reclaim(parent)
     world.check()
     assert lease.length == 0 and parent.sequence.window.end == parent.sequence.pages
@@ -296,7 +298,7 @@ def test_only_a_sequence_at_rest_takes_anything_back(name: str) -> None:
     other = world.open()
     other.sequence.tokens.extend([*PROMPT, 9])
     world.attach(other, 41)
-    with pytest.raises(AssertionError, match="somebody else"):
+    with pytest.raises(AssertionError, match="another lease"):
         world.tree.withdraw(chat.sequence.lease)
     world.finish()
 
@@ -348,12 +350,15 @@ def test_a_checkpoint_that_goes_to_the_child_is_not_free_before_the_parents_step
     world.settle()
     world.plan()
     parent.sequence.fence = world.ledger.step
-    handed = set(parent.sequence.points[-2].window.hold.units)
+    point = parent.sequence.points[-2]
+    handed = set(point.window.hold.units)
+    slots = set(point.state.units) if point.state is not None else set()
     child = world.fork(parent, parent.ends[0])
     assert handed & {unit for _, unit in units_of(child.sequence)}, "the point's last page is the child's now"
     child.sequence.fence = 0
     world.close(child)
     assert not handed & set(world.ledger.pool(Component.WINDOW).free)
+    assert not slots or not slots & set(world.ledger.pool(Component.STATE).free)
     world.finish()
 
 
@@ -394,11 +399,11 @@ def test_a_fork_that_finds_no_unit_leaves_nothing_behind(name: str) -> None:
     world.publish(parent, 42)
     before = world.held(), world.claims()
     for pool in world.ledger.pools.values():
-        pool.gate = lambda pool, count: False
+        pool.guard(lambda pool, count: False)
     with pytest.raises(OutOfUnits):
         world.fork(parent, 42)
     for pool in world.ledger.pools.values():
-        pool.gate = None
+        pool.guard(None)
     assert (world.held(), world.claims()) == before
     world.check()
     world.finish()
@@ -488,13 +493,13 @@ def test_a_tail_is_copied_once_for_each_who_leases_it(name: str) -> None:
     assert set(tail_sources(lease)) == set(world.layout.components)
     world.plan()
     pool = world.ledger.pool(world.layout.components[0])
-    pool.gate = lambda pool, count: False
+    pool.guard(lambda pool, count: False)
     reader = world.open("reader")
     with pytest.raises(OutOfUnits):
         lean(reader.sequence, lease, 42, tail_sources(lease))
     assert lease.alive, "the caller still owns it"
     assert not reader.sequence.computed
-    pool.gate = None
+    pool.guard(None)
     lease.release()
     world.check()
     world.finish()

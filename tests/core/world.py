@@ -91,10 +91,12 @@ class World:
             chat.sequence.claim(grants)
             kept[chat.name] = tuple(sorted((g.pool.index, tuple(g.units), repr(g.holder)) for g in grants))
         grants = []
-        self.tree.claim(grants)
+        self.tree.forest.claim(grants)
         units = [(g.pool.index, unit, repr(g.holder)) for g in grants for unit in g.units]
         kept["tree"] = tuple(sorted(units))
-        kept["leases"] = tuple(sorted((r.name, r.length, r.window_first) for r in self.tree.leases.values()))
+        kept["leases"] = tuple(
+            sorted((r.name, r.length, r.window_first) for r in self.tree.leases.records.values())
+        )
         return kept
 
     # --- steps ------------------------------------------------------------------------------------
@@ -328,9 +330,9 @@ class World:
         for pool in self.ledger.pools.values():
             assert sorted(pool.free) == list(range(pool.size)), pool.counts()
         assert not self.ledger.live
-        assert not self.tree.leases
+        assert not self.tree.leases.records
         assert not self.tree.roots
-        assert self.tree.states == 0
+        assert self.tree.forest.states == 0
 
 
 def units_of(sequence: Sequence) -> list[tuple[Component, int]]:

@@ -52,8 +52,7 @@ def _maker(directory: Path) -> Iterator[Make]:
         each.close()
         assert each.audit() == []
         assert each.loop.scheduler.audit.findings == []
-        assert not each.loop.streams
-        assert not each.loop.listeners
+        assert not each.loop.dispatcher.live.turns
         assert len(each.loop.executor._free_rows) == each.options.max_running
         each.loop.scheduler.flush()
         each.loop.step()

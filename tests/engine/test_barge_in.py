@@ -3,8 +3,9 @@
 import pytest
 
 from holdfast.core.layout import Component
-from holdfast.engine.engine import Engine, Session, Turn, open_loop
+from holdfast.engine.engine import Engine, Session, Turn
 from holdfast.engine.options import make_options
+from holdfast.engine.startup import open_loop
 from tests.engine.conftest import Make
 from tests.engine.tiny import WORDS, greedy, word
 
@@ -26,7 +27,7 @@ def run(engine: Engine) -> None:
 def interrupted(session: Session, turn: int, heard: int, keep: int | str) -> Turn:
     """A turn that is cut in the middle of what it says."""
     spoken = session.say(said(turn), greedy(60))
-    while len(spoken._bound()[1].tokens) < heard:
+    while len(spoken._stream.tokens) < heard:
         session._engine.drive()
     session.interrupt(keep=keep)
     assert spoken.finish_reason == "abort"
@@ -37,7 +38,7 @@ def interrupted(session: Session, turn: int, heard: int, keep: int | str) -> Tur
 def test_fifty_interruptions_in_a_row_never_compute_the_history(make_any: Make, overlap: bool) -> None:
     """Each turn computes its own tokens, and at most what the turn before it kept."""
     engine = make_any(overlap=overlap)
-    anywhere = engine.loop.memory_plan.layout.cuts_anywhere
+    anywhere = engine.loop.setup.memory_plan.layout.cuts_anywhere
     session = engine.session()
     session.say(said(0, 300), greedy(20)).wait()
     run(engine)
@@ -45,7 +46,7 @@ def test_fifty_interruptions_in_a_row_never_compute_the_history(make_any: Make, 
     kept = 0
     for number in range(50):
         turn = interrupted(session, number, heard=7, keep=(0, 3, 6)[number % 3])
-        own = 20 + len(turn._bound()[1].tokens)
+        own = 20 + len(turn._stream.tokens)
         catching_up = 0 if anywhere else 20 + kept
         assert turn.usage.computed_tokens <= own + catching_up, f"interruption {number}"
         assert turn.usage.cached_tokens >= known - catching_up
@@ -78,7 +79,7 @@ def test_a_long_input_is_not_computed_again(make_any: Make) -> None:
     session = engine.session()
     session.say(said(0, 50), greedy(5)).wait()
     turn = session.say(said(1, 400), greedy(60))
-    while len(turn._bound()[1].tokens) < 9:
+    while len(turn._stream.tokens) < 9:
         engine.drive()
     session.interrupt(keep=6)
     after = session.say(said(2), greedy(4))
@@ -88,7 +89,7 @@ def test_a_long_input_is_not_computed_again(make_any: Make) -> None:
 
 def test_the_last_finished_turn_is_cut_as_cheaply(make_any: Make) -> None:
     engine = make_any()
-    anywhere = engine.loop.memory_plan.layout.cuts_anywhere
+    anywhere = engine.loop.setup.memory_plan.layout.cuts_anywhere
     session = engine.session()
     session.say(said(0, 200), greedy(20)).wait()
     for number in range(5):
@@ -119,7 +120,7 @@ def test_rewinding_computes_little(make_any: Make) -> None:
     session.rewind(6)
     turn = session.say(said(21), greedy(5))
     assert turn.usage.prompt_tokens == ends[6] + 20
-    anywhere = engine.loop.memory_plan.layout.cuts_anywhere
+    anywhere = engine.loop.setup.memory_plan.layout.cuts_anywhere
     assert turn.usage.cached_tokens == ends[6] if anywhere else turn.usage.cached_tokens > 0
 
 
@@ -148,7 +149,7 @@ def test_a_hundred_forks_cost_less_than_two_copies(name: str) -> None:
     session = engine.session()
     session.say([7] * (length - 3), greedy(3)).wait()
     run(engine)
-    ledger, unit_bytes = engine.loop.scheduler.registry.ledger, engine.loop.memory_plan.unit_bytes
+    ledger, unit_bytes = engine.loop.scheduler.registry.ledger, engine.loop.setup.memory_plan.unit_bytes
     components = ledger.layout.components
 
     def taken() -> dict[Component, int]:

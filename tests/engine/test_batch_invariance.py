@@ -160,7 +160,7 @@ def test_a_transcript_as_text_gives_the_same_tokens(directory_of: Callable[[str]
             assert set(turn.text.split()) <= set(WORDS)
             messages += [{"role": "user", "content": text}, {"role": "assistant", "content": turn.text}]
         known = engine.loop.scheduler.registry.find(session.id).sequence.tokens
-        rendered = engine.loop.tokenizer.encode_chat(messages)
+        rendered = engine.loop.setup.tokenizer.encode_chat(messages)
         assert rendered[: len(known)] == known.slice(0, len(known))
 
 

@@ -20,6 +20,7 @@ from holdfast.engine.tiers import files as snapshot_files
 from holdfast.engine.tiers.back_off import FAULT_SECONDS
 from holdfast.engine.tiers.files import SnapshotFiles
 from tests.engine.conftest import Make
+from tests.engine.direct import direct
 from tests.engine.tiny import WORDS, greedy, word
 
 LIMIT = 32 << 20
@@ -57,7 +58,7 @@ def run(engine: Engine) -> None:
 
 def to_disk(engine: Engine, name: str = "s") -> None:
     run(engine)
-    assert engine.loop.spill(name, Tier.DISK)
+    assert direct(engine.loop, "spill", name, Tier.DISK)
     run(engine)
     assert state(engine, name) == "SPILLED"
     parcel = engine.loop.scheduler.registry.find(name).parcel
@@ -93,12 +94,12 @@ def test_there_and_back_by_hand(make_any: Make, tmp_path: Path, overlap: bool) -
     costs_only_itself(session, 2, expected[2])
     to_disk(engine)
     assert len(files(tmp_path)) == 1, "the old file is gone"
-    assert engine.loop.restore("s")
+    assert direct(engine.loop, "restore", "s")
     run(engine)
     assert state(engine) == "IDLE"
     costs_only_itself(session, 3, expected[3])
     run(engine)
-    assert engine.loop.spill("s", Tier.HOST)
+    assert direct(engine.loop, "spill", "s", Tier.HOST)
     run(engine)
     assert state(engine) == "SPILLED"
     costs_only_itself(session, 4, expected[4])
@@ -132,7 +133,7 @@ def test_a_fork_that_leans_on_the_tree_survives_alone(make_any: Make, tmp_path: 
     talk(parent, range(2))
     child = parent.fork()
     run(engine)
-    assert engine.loop.spill(child.id, Tier.DISK)
+    assert direct(engine.loop, "spill", child.id, Tier.DISK)
     run(engine)
     engine.loop.shut_down()
     engine = make_any(**options(tmp_path))
@@ -221,7 +222,7 @@ def test_first_prompts_go_along_and_come_back(make_any: Make) -> None:
             assert len(answer.token_ids) == 3 and answer.usage.cached_tokens == known
             run(engine)
     registry = engine.loop.scheduler.registry
-    if engine.loop.memory_plan.layout.full:
+    if engine.loop.setup.memory_plan.layout.full:
         assert registry.counters.spills >= 5
     assert registry.counters.dropped == 0, "nothing was computed again"
 
@@ -247,7 +248,7 @@ def test_the_limit_is_kept(make: Make, tmp_path: Path) -> None:
     to_disk(engine, "new")
     assert set(disk.store.snapshots) == {"s0", "new"} and len(files(tmp_path)) == 2
     disk.store.limit = each
-    assert engine.loop.spill("s5", Tier.DISK)
+    assert direct(engine.loop, "spill", "s5", Tier.DISK)
     run(engine)
     assert state(engine, "s5") == "IDLE", "there is no room for it"
     assert set(disk.store.snapshots) == {"s0", "new"}, "what is nowhere else stays"
@@ -391,11 +392,11 @@ def test_closing_while_a_file_is_written_or_read_leaves_nothing(make: Make, tmp_
     for name in ("a", "b"):
         talk(engine.session(id=name), range(2))
     run(engine)
-    engine.loop.spill("a", Tier.DISK)
+    direct(engine.loop, "spill", "a", Tier.DISK)
     engine.drive()
     engine.resume("a").close()
     to_disk(engine, "b")
-    engine.loop.restore("b")
+    direct(engine.loop, "restore", "b")
     engine.drive()
     engine.resume("b").close()
     run(engine)
@@ -464,14 +465,14 @@ def test_while_the_journal_is_at_fault_nothing_waits_for_the_disk(make: Make, tm
     journal = engine.loop.session_log.journal
     assert journal is not None
     journal._connection.execute("PRAGMA query_only = ON")
-    assert engine.loop.spill("s", Tier.DISK)
+    assert direct(engine.loop, "spill", "s", Tier.DISK)
     for _ in range(200):
         engine.drive()
         if state(engine) == "IDLE":
             break
     assert engine.loop.session_log.fault is not None
     assert state(engine) == "IDLE", "it stays where it is"
-    assert not engine.loop.spill("s", Tier.DISK)
+    assert not direct(engine.loop, "spill", "s", Tier.DISK)
     journal._connection.execute("PRAGMA query_only = OFF")
     run(engine)
     to_disk(engine)

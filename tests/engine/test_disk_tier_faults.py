@@ -23,6 +23,7 @@ from holdfast.engine.tiers.files import Header, SnapshotFiles
 from holdfast.engine.tiers.session_memory import SessionMemory
 from holdfast.engine.tiers.thread import DiskThread, Job, JobKind
 from tests.engine.conftest import Make
+from tests.engine.direct import direct
 from tests.engine.test_disk_tier import (
     costs_only_itself,
     files,
@@ -125,7 +126,7 @@ def test_an_older_file_never_takes_the_place_of_a_newer_one(
     older = begin_writing(engine)
     talk(session, range(1, 2))
     for _ in range(50):
-        if state(engine) == "IDLE" and engine.loop.spill("s", Tier.DISK):
+        if state(engine) == "IDLE" and direct(engine.loop, "spill", "s", Tier.DISK):
             break
         engine.drive()
     engine.drive()
@@ -206,7 +207,7 @@ def test_no_room_for_a_copy_leaves_a_session_where_it_is(
     calls = fails_once(monkeypatch, "copy_out")
     with caplog.at_level(logging.WARNING, "holdfast.disk"):
         if asked == "by hand":
-            assert engine.loop.spill("s", Tier.DISK)
+            assert direct(engine.loop, "spill", "s", Tier.DISK)
         else:
             disk_of(engine).background.idle_seconds = 0.0
         run(engine)
@@ -297,16 +298,16 @@ def test_a_disk_that_had_no_room_is_asked_again(
     disk = disk_of(engine)
     disk.store.limit = disk.store.used
     with caplog.at_level(logging.WARNING, "holdfast.disk"):
-        assert engine.loop.spill("b", Tier.DISK)
+        assert direct(engine.loop, "spill", "b", Tier.DISK)
         run(engine)
     assert [record.getMessage().partition(" for ")[0] for record in caplog.records] == ["no room on disk"]
     assert state(engine, "b") == "IDLE"
-    assert not engine.loop.spill("b", Tier.DISK), "not now"
+    assert not direct(engine.loop, "spill", "b", Tier.DISK), "not now"
     if room == "a file goes":
         sessions["a"].close()
     else:
         disk.store.limit *= 2
-        assert not engine.loop.spill("b", Tier.DISK), "not yet"
+        assert not direct(engine.loop, "spill", "b", Tier.DISK), "not yet"
         monkeypatch.setattr(disk.store.back_off, "clock", lambda: engine.loop.now() + 601.0)
     to_disk(engine, "b")
     costs_only_itself(sessions["b"], 2, expected[2])
@@ -341,7 +342,7 @@ def test_nothing_is_copied_for_a_disk_without_room(
     talk(engine.session(id="s"), range(2))
     for _ in range(20):
         engine.drive()
-        engine.loop.spill("s", Tier.DISK)
+        direct(engine.loop, "spill", "s", Tier.DISK)
         run(engine)
     assert copied == [] and files(tmp_path) == []
     disk.store.limit = limit
@@ -419,7 +420,7 @@ def test_no_file_goes_for_one_that_would_not_fit_even_so(make: Make, tmp_path: P
     begin_writing(engine, "small")
     run(engine)
     disk.store.limit = disk.store.used + 1
-    assert engine.loop.spill("large", Tier.DISK)
+    assert direct(engine.loop, "spill", "large", Tier.DISK)
     run(engine)
     assert state(engine, "large") == "IDLE" and list(disk.store.snapshots) == ["small"]
     assert len(files(tmp_path)) == 1
@@ -497,7 +498,7 @@ def test_no_memory_to_write_a_file_leaves_a_session_where_it_is(
         raise MemoryError
 
     monkeypatch.setattr("holdfast.engine.tiers.disk.encode", fails)
-    assert engine.loop.spill("s", Tier.DISK)
+    assert direct(engine.loop, "spill", "s", Tier.DISK)
     for _ in range(200):
         if engine.loop.busy:
             engine.drive()

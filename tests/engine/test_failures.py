@@ -1,6 +1,7 @@
 """Steps that fail, and rows that go wrong: turns are tried again once, one bad row harms nobody else."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MethodType
 
@@ -9,8 +10,8 @@ import torch
 
 from holdfast import kernels
 from holdfast.core.registry import Plan
-from holdfast.core.turn import TurnRequest
-from holdfast.engine.engine import Engine, Turn, TurnFailed
+from holdfast.core.scheduler import Scheduler
+from holdfast.engine.engine import Engine, TurnFailed
 from holdfast.engine.step.executor import DeviceLost, Flight
 from holdfast.engine.step.inputs import Sample
 from holdfast.engine.text.tokenizer import Detokenizer
@@ -18,6 +19,7 @@ from holdfast.kernels import Batch
 from holdfast.models.memory import Memory
 from holdfast.models.model import Model
 from tests.engine.conftest import Make
+from tests.engine.direct import settle
 from tests.engine.tiny import greedy, tiny_engine, tokenizer, word
 
 PROMPTS = [[word("the")] * 9, [word("river")] * 21, [word("deep"), word("old")] * 7]
@@ -37,7 +39,7 @@ def break_forward(engine: Engine, fault: Fault) -> None:
         calls += 1
         return fault(calls, Model.forward(model, batch, memory), batch)
 
-    engine.loop.model.forward = MethodType(forward, engine.loop.model)  # type: ignore[method-assign]
+    engine.loop.setup.model.forward = MethodType(forward, engine.loop.setup.model)  # type: ignore[method-assign]
 
 
 def raising(*numbers: int) -> Fault:
@@ -68,7 +70,7 @@ def test_a_step_that_fails_twice_fails_its_turns(make: Make, overlap: bool) -> N
     engine = make(overlap=overlap)
     session = engine.session()
     before = session.say(PROMPTS[0], greedy(4)).token_ids
-    engine.settle(session.id)
+    settle(engine, session.id)
     break_forward(engine, lambda number, hidden, batch: raising(number)(number, hidden, batch))
     with pytest.raises(TurnFailed, match="the executor failed: RuntimeError"):
         session.say(PROMPTS[1], greedy(4)).wait()
@@ -239,7 +241,7 @@ def test_a_tokenizer_that_fails_costs_its_own_turn_alone(make: Make, overlap: bo
     engine = make(overlap=overlap)
     sessions = [engine.session() for _ in PROMPTS]
     turns = [session.say(prompt, greedy(COUNT)) for session, prompt in zip(sessions, PROMPTS, strict=True)]
-    stream = turns[bad]._bound()[1]
+    stream = turns[bad]._stream
     stream._detokenizer = Crashing(stream._detokenizer)
     expected = undisturbed(make)
     for number, turn in enumerate(turns):
@@ -260,7 +262,7 @@ def test_a_tokenizer_that_fails_at_the_very_end_keeps_no_end_from_being_told(
     engine = make(overlap=overlap)
     turns = [engine.session().say(prompt, greedy(2)) for prompt in PROMPTS]
     for turn in turns:
-        stream = turn._bound()[1]
+        stream = turn._stream
         stream._detokenizer = Crashing(stream._detokenizer)
     expected = undisturbed(make)
     assert [turn.token_ids for turn in turns] == [each[:2] for each in expected]
@@ -294,10 +296,14 @@ def test_a_turn_that_waits_again_lends_its_sampler_row(make: Make, monkeypatch: 
     turns = [engine.session().say(prompt, greedy(COUNT)) for prompt in PROMPTS[:2]]
     for _ in range(5):
         engine.drive()
-    urgent, session = Turn(engine), engine.session()
-    chosen, limit = engine.settle_sampling(greedy(COUNT), len(PROMPTS[2]))
-    request = TurnRequest("urgent", tuple(PROMPTS[2]), limit, priority=9)
-    urgent.attach(engine.loop.submit(session.id, request, chosen, urgent.hear))
+    submit = Scheduler.submit
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            Scheduler,
+            "submit",
+            lambda self, name, request, now: submit(self, name, replace(request, priority=9), now),
+        )
+        urgent = engine.session().say(PROMPTS[2], greedy(COUNT))
     break_forward(engine, raising(1))
     assert [turn.token_ids for turn in (*turns, urgent)] == expected
     assert len(lent) >= 1

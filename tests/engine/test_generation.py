@@ -20,7 +20,7 @@ OTHERS = [[word("old")] * 5, [word("stones")] * 33, [word("runs"), word("deep")]
 
 def logprobs_of(engine: Engine, tokens: list[int]) -> torch.Tensor:
     """The model's own log-probabilities of what follows each token, computed at once."""
-    return PagedRunner(engine.loop.model, 16).run([(Sequence(), tokens)])[0].log_softmax(dim=-1)
+    return PagedRunner(engine.loop.setup.model, 16).run([(Sequence(), tokens)])[0].log_softmax(dim=-1)
 
 
 def close(found: list[float], expected: torch.Tensor) -> bool:
@@ -92,7 +92,7 @@ def test_log_probabilities_of_a_long_chunk_are_computed_some_at_a_time(
         rows.append(len(hidden))
         return Model.logits(model, hidden)
 
-    monkeypatch.setattr(engine.loop.model, "logits", MethodType(logits, engine.loop.model))
+    monkeypatch.setattr(engine.loop.setup.model, "logits", MethodType(logits, engine.loop.setup.model))
     (turn,) = engine.generate([prompt], greedy(3, prompt_logprobs=2))
     assert sum(rows) >= len(prompt) > 3 * PROMPT_ROWS
     assert max(rows) == PROMPT_ROWS

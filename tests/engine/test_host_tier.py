@@ -11,6 +11,7 @@ from holdfast.engine.engine import Engine, Session
 from holdfast.engine.tiers import host as host_tier
 from holdfast.engine.tiers.host import CopyEvent, HostTier, StorageCopy, ThreadCopy
 from tests.engine.conftest import Make
+from tests.engine.direct import direct
 from tests.engine.slow_copies import SlowCopier, slow_down
 from tests.engine.tiny import WORDS, greedy, word
 
@@ -38,7 +39,7 @@ def leave(engine: Engine, name: str) -> None:
     """A session sets out for the host."""
     while engine.loop.scheduler.registry.seals or engine.loop.scheduler.registry.flights:
         engine.drive()
-    assert engine.loop.spill(name, Tier.HOST)
+    assert direct(engine.loop, "spill", name, Tier.HOST)
     engine.drive()
     assert state(engine, name) == "SPILLING"
 
@@ -134,7 +135,7 @@ def test_a_session_is_closed_while_it_returns(slow: tuple[Engine, SlowCopier, li
     leave(engine, "s")
     finish(copier)
     run(engine)
-    assert engine.loop.restore("s")
+    assert direct(engine.loop, "restore", "s")
     engine.drive()
     assert state(engine, "s") == "RESTORING"
     session.close()
@@ -160,7 +161,7 @@ def test_a_step_that_fails_abandons_its_copies(
         raise RuntimeError("no device")
 
     turn = other.say(said(2), greedy(9))
-    assert engine.loop.spill("s", Tier.HOST)
+    assert direct(engine.loop, "spill", "s", Tier.HOST)
     monkeypatch.setattr(engine.loop.executor, "_compute", fails)
     engine.drive()
     for _ in range(3):
@@ -244,7 +245,7 @@ def test_a_copy_that_fails_costs_the_session_its_memory_at_most(
     run(engine)
     if direction == "there":
         monkeypatch.setattr(host_tier, "copy_units", fails)
-    assert engine.loop.spill("s", Tier.HOST)
+    assert direct(engine.loop, "spill", "s", Tier.HOST)
     run(engine)
     assert state(engine, "s") == ("IDLE" if direction == "there" else "SPILLED")
     monkeypatch.setattr(host_tier, "copy_units", fails)

@@ -124,9 +124,7 @@ def test_pools_that_cannot_be_had_are_refused_by_name(
 ) -> None:
     room = 0 if option == "session_tokens" else 64 * PAGE_BYTES + 64 * SLOT_BYTES
     monkeypatch.setattr(memory_plan, "free_bytes", lambda device: room)
-    with pytest.raises(
-        OptionError, match=r"is too much: pools would take .* GB, and .* GB are free"
-    ) as refused:
+    with pytest.raises(OptionError, match=r"is too large: pools need .* GB, and .* GB are free") as refused:
         plan_memory(hybrid, make_options(**sizes))
     assert refused.value.option == option
 
@@ -144,5 +142,5 @@ def test_host_memory_that_cannot_be_had_is_refused(hybrid: Model, monkeypatch: p
     room = 64 * PAGE_BYTES + 20 * SLOT_BYTES
     monkeypatch.setattr(memory_plan, "free_bytes", lambda device: room + (1 << 20))
     plan_memory(hybrid, make_options(**pools, host_memory=1 << 20))
-    with pytest.raises(OptionError, match="host_memory is too much"):
+    with pytest.raises(OptionError, match="host_memory is too large"):
         plan_memory(hybrid, make_options(**pools, host_memory=(1 << 20) + 1))

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.engine.engine import Engine, open_loop
+from holdfast.engine.engine import Engine
 from holdfast.engine.options import CHOICES, EngineOptions, OptionError, check_context, make_options
 from holdfast.engine.pull import PullError
+from holdfast.engine.startup import open_loop
 from holdfast.models.checkpoint import choose_placement, open_checkpoint
 from holdfast.models.config import AttentionConfig, LayerConfig, ModelConfig
 from holdfast.models.families import family_of
@@ -165,7 +166,8 @@ def test_a_gpu_that_is_not_there_is_refused_before_a_model_is_looked_for() -> No
 
 
 def test_an_unknown_option_is_refused_with_those_there_are() -> None:
-    with pytest.raises(OptionError, match=r"^pagesize is no option; there are .*page_size") as caught:
+    expected = r"^pagesize is not an option; the options are .*page_size"
+    with pytest.raises(OptionError, match=expected) as caught:
         make_options(pagesize=16)
     assert caught.value.option == "pagesize"
 
@@ -203,7 +205,7 @@ def test_a_longer_context_than_the_models_own_is_warned_of(
     asked: int | None, reach: int | None, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     check_context(make_options(context_length=asked), 4096, reach)
-    said = f"context_length {asked} is more than the 4096 tokens that the model was made for"
+    said = f"context_length {asked} is more than the 4096 tokens that the model was trained for"
     assert caplog.messages == ([said] if warned else [])
 
 
@@ -213,7 +215,7 @@ def test_a_context_that_the_model_cannot_have_is_refused_before_its_weights_are_
         open_loop(directory, make_options(context_length=2049))
     assert (
         caught.value.typed
-        == "--context-length must be at most 2048, as far as the model's positions carry, not 2049"
+        == "--context-length must be at most 2048, the limit of the model's positions, not 2049"
     )
     # Random weights were made for nothing.
     assert open_loop(directory, make_options(context_length=2049, load_format="dummy", kv_tokens=64))
@@ -224,7 +226,7 @@ def test_a_context_that_the_model_cannot_have_is_refused_before_its_weights_are_
     [
         ("load_model", torch.OutOfMemoryError("tried 90 GiB"), "for the weights: a smaller model"),
         ("load_model", RuntimeError("not enough memory: tried 90 GiB"), "for the weights: a smaller model"),
-        ("EngineLoop", MemoryError("tried 90 GiB"), "for pools and steps: smaller pools"),
+        ("build_loop", MemoryError("tried 90 GiB"), "for pools and steps: smaller pools"),
     ],
 )
 def test_memory_that_runs_out_while_starting_is_said_in_one_line(
@@ -233,7 +235,7 @@ def test_memory_that_runs_out_while_starting_is_said_in_one_line(
     def run_out(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(f"holdfast.engine.engine.{part}", run_out)
+    monkeypatch.setattr(f"holdfast.engine.startup.{part}", run_out)
     with pytest.raises(OptionError) as caught:
         open_loop(str(write_model(tmp_path)), make_options(load_format="dummy"))
     assert caught.value.typed.startswith(f"--device cpu has too little free memory {said}")
@@ -246,6 +248,6 @@ def test_what_goes_wrong_otherwise_while_starting_keeps_its_name(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("an illegal instruction")
 
-    monkeypatch.setattr("holdfast.engine.engine.load_model", fail)
+    monkeypatch.setattr("holdfast.engine.startup.load_model", fail)
     with pytest.raises(RuntimeError, match="an illegal instruction"):
         open_loop(str(write_model(tmp_path)), make_options())

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.errors import JournalUnavailable, SessionExpired
-from holdfast.core.turn import KEEP_ALL, TurnRequest
 from holdfast.engine.durable.journal_reading import read_sessions
 from holdfast.engine.echo import open_echo
 from holdfast.engine.engine import Engine
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import make_options
 from holdfast.engine.sampling import Sampling
+from tests.engine.direct import direct, submit
 
 
 class Clock:
@@ -38,9 +38,8 @@ def clock() -> Clock:
 @pytest.fixture
 def open_loop(tmp_path: Path, clock: Clock) -> Callable[..., EngineLoop]:
     def opened(**options: object) -> EngineLoop:
-        loop = open_echo("echo", make_options(journal=str(tmp_path / "journal"), overlap=False, **options))
-        loop.now = clock  # type: ignore[method-assign]
-        return loop
+        chosen = make_options(journal=str(tmp_path / "journal"), overlap=False, **options)
+        return open_echo("echo", chosen, clock=clock)
 
     return opened
 
@@ -51,8 +50,9 @@ def run(loop: EngineLoop) -> None:
 
 
 def say(loop: EngineLoop, turn: str, count: int, deadline: float | None = None) -> None:
-    request = TurnRequest(turn, (1, 2, 3), count, on_abort=KEEP_ALL, deadline=deadline)
-    loop.submit("s", request, Sampling(max_tokens=count, ignore_eos=True), lambda _: None)
+    timeout = None if deadline is None else deadline - loop.now()
+    sampling = Sampling(max_tokens=count, ignore_eos=True)
+    submit(loop, "s", turn, (1, 2, 3), sampling, keeps=True, timeout=timeout)
 
 
 def in_memory(loop: EngineLoop) -> dict[str, list[int]]:
@@ -69,12 +69,12 @@ def in_journal(path: Path) -> dict[str, list[int]]:
 
 
 VERBS: dict[str, Callable[[EngineLoop], object]] = {
-    "fork": lambda loop: loop.fork("s", "f"),
-    "fork of the first turn": lambda loop: loop.fork("s", "f", 1),
-    "rewind to where it is": lambda loop: loop.rewind("s", 2),
-    "rewind": lambda loop: loop.rewind("s", 1),
-    "interrupt": lambda loop: loop.interrupt("s", 2),
-    "open": lambda loop: loop.open_session("f", "red"),
+    "fork": lambda loop: direct(loop, "fork", "s", "f"),
+    "fork of the first turn": lambda loop: direct(loop, "fork", "s", "f", 1),
+    "rewind to where it is": lambda loop: direct(loop, "rewind", "s", 2),
+    "rewind": lambda loop: direct(loop, "rewind", "s", 1),
+    "interrupt": lambda loop: direct(loop, "interrupt", "s", 2),
+    "open": lambda loop: direct(loop, "open", "f", "red"),
 }
 
 
@@ -84,8 +84,8 @@ def test_a_turn_that_is_overdue_ends_before_a_verb(
     open_loop: Callable[..., EngineLoop], tmp_path: Path, clock: Clock, verb: str, found: str
 ) -> None:
     loop = open_loop()
-    loop.open_session("s", "red")
-    loop.open_session("other", "red")
+    direct(loop, "open", "s", "red")
+    direct(loop, "open", "other", "red")
     say(loop, "t1", 50)
     run(loop)
     say(loop, "t2", 500, deadline=clock.now + 5)
@@ -93,7 +93,7 @@ def test_a_turn_that_is_overdue_ends_before_a_verb(
         loop.step()
     clock.now += 6
     if found:
-        loop.spill("other")
+        direct(loop, "spill", "other")
     VERBS[verb](loop)
     run(loop)
     say(loop, "t3", 5)

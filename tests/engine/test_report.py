@@ -6,7 +6,6 @@ from collections import Counter
 import pytest
 
 from holdfast.core.layout import Component
-from holdfast.core.turn import TurnRequest
 from holdfast.engine.coarse import COARSE_PARTS, coarse
 from holdfast.engine.echo import open_echo
 from holdfast.engine.loop import EngineLoop
@@ -14,6 +13,7 @@ from holdfast.engine.memory_map import MemoryPicture
 from holdfast.engine.options import make_options
 from holdfast.engine.report import TOP_HOLDERS, finish, memory_report, memory_reports
 from holdfast.engine.sampling import Sampling
+from tests.engine.direct import direct, submit
 
 numbers = itertools.count()
 
@@ -25,9 +25,9 @@ def made(size: int = 1 << 14) -> EngineLoop:
 def talk(loop: EngineLoop, name: str, tokens: int) -> None:
     """A session of a tenant, with as many tokens of its own as nobody else has."""
     tenant = name.partition("/")[0]
-    loop.open_session(name, tenant)
+    direct(loop, "open", name, tenant)
     said = tuple((next(numbers) // 250**place) % 250 for place in range(2)) + (1,) * (tokens - 2)
-    loop.submit(name, TurnRequest("t", said, 1), Sampling(max_tokens=1, ignore_eos=True), lambda event: None)
+    submit(loop, name, "t", said, Sampling(max_tokens=1, ignore_eos=True))
     while loop.busy:
         loop.step()
 
@@ -42,10 +42,10 @@ def test_what_the_holders_have_adds_up_to_the_ledger() -> None:
     loop = made()
     for number in range(30):
         talk(loop, f"{'ab'[number % 2]}/{number}", 30 + number)
-    loop.spill("a/0")
-    loop.spill("b/1")
+    direct(loop, "spill", "a/0")
+    direct(loop, "spill", "b/1")
     loop.step()
-    loop.restore("b/1")
+    direct(loop, "restore", "b/1")
     ledger = loop.scheduler.registry.ledger
     counted = {pool.index: Counter[str]() for pool in ledger.pools.values()}
     reports = finish(memory_reports(loop, {"a", "b", "nobody"}))
@@ -87,8 +87,8 @@ def test_what_a_tenant_takes_itself_does_not_move_what_it_sees_of_others() -> No
     for number in range(80):
         talk(loop, f"carl/{number}", 40)
         seen.add(pools(finish(memory_reports(loop, {"carl"}))["carl"])[index]["OTHERS"])
-        loop.close_session(
-            f"carl/{number}"
+        direct(
+            loop, "close", f"carl/{number}"
         )  # What it gives up retires, and is nobody's until a step settles.
         seen.add(pools(finish(memory_reports(loop, {"carl"}))["carl"])[index]["OTHERS"])
     assert len(seen) == 1
@@ -125,7 +125,7 @@ def test_a_picture_in_portions_is_the_one_taken_at_once() -> None:
     assert portions > 1
     assert whole == finish(MemoryPicture(loop).take())
     assert finish(picture.take()) is whole, "nothing happened since"
-    loop.close_session("ann/7")
+    direct(loop, "close", "ann/7")
     numbers_before = {name: number for number, _, name, _ in whole["holders"]}
     after = {name: number for number, _, name, _ in finish(picture.take())["holders"]}
     assert "ann/7" not in after and all(numbers_before[name] == number for name, number in after.items())

@@ -18,7 +18,7 @@ def history(engine: Engine, session: Session) -> list[int]:
 
 def until(session: Session, turn: object, count: int) -> None:
     """Drive until a turn has said a number of tokens."""
-    while len(turn._bound()[1].tokens) < count:  # type: ignore[attr-defined]
+    while len(turn._stream.tokens) < count:  # type: ignore[attr-defined]
         session._engine.drive()
 
 
@@ -195,7 +195,7 @@ def test_memory_names_every_holder(make: Make) -> None:
     assert report["findings"] == []
     pools = report["pools"]
     assert isinstance(pools, list)
-    components = [pool.name.lower() for pool in engine.loop.memory_plan.layout.components]
+    components = [pool.name.lower() for pool in engine.loop.setup.memory_plan.layout.components]
     assert [(pool["component"], pool["tier"]) for pool in pools] == [(name, "device") for name in components]
     for pool in pools:
         assert sum(pool["holders"].values()) == pool["units"]
@@ -250,7 +250,7 @@ def test_tokens_that_the_model_does_not_have_are_refused_and_cost_nobody_anythin
 def test_a_mark_that_only_the_tokenizer_knows_is_refused_and_costs_nobody_anything(engine: Engine) -> None:
     """On a GPU its row of the token table would be the end of the engine, with all sessions."""
     mark = AddedToken("<|image|>", special=True)
-    assert engine.loop.tokenizer._encoder.add_special_tokens([mark]) == 1
+    assert engine.loop.setup.tokenizer._encoder.add_special_tokens([mark]) == 1
     with engine.session() as session, engine.session() as other:
         expected = session.say("deep", greedy(4)).token_ids
         speaking = other.say("old", greedy(8))

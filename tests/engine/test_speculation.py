@@ -59,7 +59,7 @@ def propose_half_right(engine: Engine, answers: dict[int, list[int]]) -> list[in
     made: list[int] = []
 
     def propose(session: Session, turn: Turn) -> list[int]:
-        seed = engine.loop.stream_of(turn).sampling.seed
+        seed = engine.loop.dispatcher.live.stream_of(turn).sampling.seed
         assert seed is not None
         guesses = answers[seed][turn.generated : turn.generated + 4]
         wrong = [
@@ -97,7 +97,7 @@ def test_turns_stops_and_interruptions_with_guesses(tmp_path: Path) -> None:
         stop = Sampling(max_tokens=60, temperature=0.0, stop_token_ids=(first[-1],), ignore_eos=True)
         second = session.say([7, 8, 9], stop).token_ids
         turn = session.say(REPEATING, greedy(50))
-        while len(turn._bound()[1].tokens) < 9:
+        while len(turn._stream.tokens) < 9:
             engine.drive()
         session.interrupt()
         session.rewind(1)

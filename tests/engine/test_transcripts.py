@@ -21,6 +21,7 @@ from holdfast.core.layout import Tier
 from holdfast.engine.durable.journal_reading import read_sessions
 from holdfast.engine.engine import Engine, Session, Turn
 from holdfast.engine.sampling import Sampling
+from tests.engine.direct import direct, settle
 from tests.engine.slow_copies import slow_down
 from tests.models.small import (
     CLEAR_MARGIN,
@@ -197,7 +198,7 @@ class Play:
         turn, said, expected = started
         for _ in range(steps):
             self.engine.drive()
-        core = turn._bound()[0]
+        core = turn._turn
         if isinstance(kept, int):
             kept = min(kept, core.generated)
         begun = core.admitted is not None
@@ -241,8 +242,8 @@ class Play:
 
     def spill(self, place: int, where: str | None) -> None:
         session = self.session(place)
-        self.engine.settle(session.id)
-        self.engine.loop.spill(session.id, None if where is None else Tier[where.upper()])
+        settle(self.engine, session.id)
+        direct(self.engine.loop, "spill", session.id, None if where is None else Tier[where.upper()])
         self.engine.drive()
 
     def restore(self, place: int) -> None:

@@ -10,7 +10,6 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Encoder
 
 from holdfast.core import errors
-from holdfast.core.turn import TurnRequest
 from holdfast.engine.durable.journal import Journal
 from holdfast.engine.durable.journal_reading import read_sessions
 from holdfast.engine.durable.records import Ended, FinishedTurn, Opened, Record
@@ -20,6 +19,7 @@ from holdfast.engine.options import OptionError
 from holdfast.engine.sampling import Sampling, SamplingError
 from holdfast.engine.text.tokenizer import Tokenizer
 from tests.engine.conftest import Make
+from tests.engine.direct import direct, submit
 from tests.engine.test_session_log import history
 from tests.engine.tiny import VOCABULARY, encoder, greedy, tokenizer, word
 
@@ -166,14 +166,11 @@ def test_how_merges_are_laid_out_does_not_count() -> None:
 def test_no_caller_brings_an_unknown_token_past_the_loop(make: Make, token: int) -> None:
     engine: Engine = make()
     loop = engine.loop
-    loop.open_session("s", "local")
-    request = TurnRequest("t", (1, token), 3)
-    sampling = greedy(3).with_defaults(loop.defaults)
-    with pytest.raises(errors.UnknownToken):
-        loop.submit("s", request, sampling, lambda event: None)
-    with pytest.raises(errors.UnknownToken):
-        loop.request("local", request, sampling, lambda event: None)
-    assert not loop.streams and not loop.busy
+    direct(loop, "open", "s", "local")
+    for session_id in ("s", None):
+        with pytest.raises(errors.UnknownToken):
+            submit(loop, session_id, "t", (1, token), greedy(3))
+    assert not loop.dispatcher.live.turns and not loop.busy
     with pytest.raises(ValueError, match="token ids are whole numbers"):
         engine.resume("s").say([1, token])
 
@@ -181,11 +178,10 @@ def test_no_caller_brings_an_unknown_token_past_the_loop(make: Make, token: int)
 @pytest.mark.parametrize("field", ["stop_token_ids", "logit_bias"])
 def test_no_caller_brings_an_unknown_token_in_what_a_turn_asks_for(make: Make, field: str) -> None:
     loop = make().loop
-    loop.open_session("s", "local")
+    direct(loop, "open", "s", "local")
     values = {VOCABULARY: 1.0} if field == "logit_bias" else [VOCABULARY]
-    sampling = Sampling(max_tokens=3, **{field: values}).with_defaults(loop.defaults)  # type: ignore[arg-type]
-    with pytest.raises(SamplingError, match=f"{field} names a token past the vocabulary"):
-        loop.submit("s", TurnRequest("t", (1,), 3), sampling, lambda event: None)
-    with pytest.raises(SamplingError, match=f"{field} names a token past the vocabulary"):
-        loop.request("local", TurnRequest("t", (1,), 3), sampling, lambda event: None)
-    assert not loop.streams and not loop.busy
+    sampling = Sampling(max_tokens=3, **{field: values})  # type: ignore[arg-type]
+    for session_id in ("s", None):
+        with pytest.raises(SamplingError, match=f"{field} names a token past the vocabulary"):
+            submit(loop, session_id, "t", (1,), sampling)
+    assert not loop.dispatcher.live.turns and not loop.busy

@@ -9,8 +9,9 @@ from holdfast.core.layout import Component, Tier
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Place
 from holdfast.engine.engine import Engine, Session
-from holdfast.engine.waiting import Wait, end_of_turn
+from holdfast.engine.waiting import MemoryWait, end_of_turn
 from tests.engine.conftest import Make
+from tests.engine.direct import direct, settle
 from tests.engine.tiny import WORDS, greedy, word
 
 INPUT, OUTPUT = 21, 9
@@ -101,8 +102,8 @@ def test_a_copy_that_completes_a_fork_is_waited_for(make: Make, tmp_path: Path) 
     engine, _ = prepared(make, tmp_path)
     if not engine.loop.scheduler.registry.ledger.layout.cuts_anywhere:
         pytest.skip("a fork has no checkpoint to go back to")
-    engine.settle("s")
-    engine.loop.fork("s", "child")
+    settle(engine, "s")
+    direct(engine.loop, "fork", "s", "child")
     assert engine.loop.scheduler.registry.copies, "a page is shared in part"
     child = engine.resume("child")
     child.rewind(2)
@@ -129,11 +130,11 @@ def test_a_refusal_brings_nothing_back(make_any: Make, tmp_path: Path) -> None:
 def test_nobody_waits_for_a_session_whose_time_is_over(make: Make) -> None:
     engine = make(host_memory=8 << 20)
     loop = engine.loop
-    loop.open_session("s", "local", ttl=1000.0)
+    direct(loop, "open", "s", "local", ttl=1000.0)
     session = engine.resume("s")
     talk(session, range(1))
     assert session.spill("host")
-    wait = Wait(loop.scheduler, "s", end_of_turn(None), forks=True)
+    wait = MemoryWait(loop.scheduler, "s", end_of_turn(None), forks=True)
     assert wait.over(loop.now() + 2000.0) and "s" not in loop.scheduler.registry.sessions
 
 
@@ -141,7 +142,7 @@ def test_nobody_waits_for_another_session_that_has_the_name_since(make: Make) ->
     engine = make(host_memory=8 << 20)
     loop = engine.loop
     session = engine.session(id="s")
-    wait = Wait(loop.scheduler, "s", end_of_turn(None), forks=True)
+    wait = MemoryWait(loop.scheduler, "s", end_of_turn(None), forks=True)
     session.close()
     session = engine.session(id="s")
     talk(session, range(1))
@@ -156,12 +157,12 @@ def test_a_move_under_way_is_waited_for(make: Make, tmp_path: Path, verb: Verb) 
     for back in (False, True):
         engine, session = prepared(make, tmp_path / f"moving-{back}")
         place = engine.loop.scheduler.registry.find("s")
-        engine.settle("s")
-        assert engine.loop.spill("s", Tier.DISK)
+        settle(engine, "s")
+        assert direct(engine.loop, "spill", "s", Tier.DISK)
         if back:
             while place.place is not Place.AWAY:
                 engine.drive()
-            assert engine.loop.restore("s")
+            assert direct(engine.loop, "restore", "s")
         assert place.place is (Place.RETURNING if back else Place.LEAVING)
         answer, computed = cost(verb(session))
         assert answer == expected

@@ -10,9 +10,11 @@ from pathlib import Path
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Encoder
 
-from holdfast.engine.engine import Engine, open_loop
+from holdfast.engine.engine import Engine
+from holdfast.engine.listeners import SessionObserver
 from holdfast.engine.options import make_options
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.startup import open_loop
 from holdfast.engine.text.tokenizer import Tokenizer
 
 MARKS = ("<|end|>", "<|start|>", "<|pad|>")
@@ -112,10 +114,10 @@ def write_model(directory: Path, family: str = "llama") -> Path:
     return directory
 
 
-def tiny_engine(directory: Path, **options: object) -> Engine:
+def tiny_engine(directory: Path, observer: SessionObserver | None = None, **options: object) -> Engine:
     """An engine of a directory that `write_model` wrote."""
     chosen = make_options(**{"load_format": "dummy", **SIZES, **options})
-    return Engine(open_loop(str(directory), chosen))
+    return Engine(open_loop(str(directory), chosen, observer=observer))
 
 
 def greedy(count: int, **more: object) -> Sampling:

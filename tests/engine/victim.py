@@ -20,8 +20,10 @@ import torch
 from holdfast.core.errors import Refused
 from holdfast.core.layout import Tier
 from holdfast.core.registry import Event
-from holdfast.core.turn import KEEP_ALL, TurnRequest
+from holdfast.core.turn import KEEP_ALL
 from holdfast.engine.engine import Engine
+from holdfast.engine.turn_spec import TurnSpec
+from tests.engine.direct import Heard, direct
 from tests.engine.tiny import WORDS, greedy, tiny_engine, word
 
 SESSIONS = 6
@@ -39,6 +41,7 @@ class Victim:
     def __init__(self, engine: Engine, seed: int, at: Callable[[str], None]) -> None:
         self.engine = engine
         self.loop = engine.loop
+        self.verbs = engine.verbs
         self.random = random.Random(seed)
         self.seed = seed
         self.serial = 0
@@ -64,7 +67,7 @@ class Victim:
     def turn(self, name: str, turn_id: str, tokens: list[int], limit: int) -> None:
         fingerprint = FINGERPRINT.format(turn_id)
         say(ask="turn", session=name, turn_id=turn_id, tokens=tokens, limit=limit)
-        replayed = self.loop.replay(name, turn_id, fingerprint)
+        replayed = self.loop.session_log.replay(name, turn_id, fingerprint)
         if replayed is not None:
             self.confirm(name, "turn", turn_id=turn_id, output=replayed.tokens, replayed=True)
             return
@@ -79,8 +82,8 @@ class Victim:
                 output = log.slice(end, end + event.turn.generated) if stands else None
                 self.confirm(name, "turn", turn_id=turn_id, output=output)
 
-        sampling = greedy(limit).with_defaults(self.loop.defaults)
-        self.loop.submit(name, TurnRequest(turn_id, tuple(tokens), limit), sampling, hear, fingerprint)
+        spec = TurnSpec(turn_id, "local", tokens, greedy(limit), name, fingerprint=fingerprint)
+        self.verbs.submit(Heard(hear), spec)
 
     def act(self) -> None:
         """Begin something on a session that has nothing to do."""
@@ -90,7 +93,7 @@ class Victim:
             name = self.next_name("s")
             say(ask="open", session=name)
             self.busy.add(name)
-            self.loop.open_session(name, "local", done=lambda: self.confirm(name, "open"))
+            direct(self.verbs, "open", name, "local", done=lambda: self.confirm(name, "open"))
             return
         if not names:
             return
@@ -108,24 +111,35 @@ class Victim:
         if dice < 0.80:
             keep = self.random.choice([0, KEEP_ALL, None])
             say(ask="cut", session=name)
-            self.loop.interrupt(name, keep, done=lambda: self.confirm(name, "cut"))
+            direct(self.verbs, "interrupt", name, keep, done=lambda: self.confirm(name, "cut"))
         elif dice < 0.86:
             say(ask="rewind", session=name)
-            self.loop.rewind(name, self.random.randint(0, turns), done=lambda: self.confirm(name, "rewind"))
+            direct(
+                self.verbs,
+                "rewind",
+                name,
+                self.random.randint(0, turns),
+                done=lambda: self.confirm(name, "rewind"),
+            )
         elif dice < 0.91 and len(self.loop.session_log.sessions) < SESSIONS:
             child = self.next_name("f")
             say(ask="fork", session=child)
             self.busy.discard(name)
             self.busy.add(child)
-            self.loop.fork(
-                name, child, self.random.randint(0, turns), done=lambda: self.confirm(child, "fork")
+            direct(
+                self.verbs,
+                "fork",
+                name,
+                child,
+                self.random.randint(0, turns),
+                done=lambda: self.confirm(child, "fork"),
             )
         elif dice < 0.95:
             self.busy.discard(name)
-            self.loop.spill(name, self.random.choice([Tier.DISK, None]))
+            direct(self.verbs, "spill", name, self.random.choice([Tier.DISK, None]))
         else:
             say(ask="close", session=name)
-            self.loop.close_session(name, done=lambda: self.confirm(name, "close"))
+            direct(self.verbs, "close", name, done=lambda: self.confirm(name, "close"))
 
     def barge_in(self) -> None:
         """Sometimes a turn in flight is interrupted; what it says of itself at its end is what counts."""
@@ -134,7 +148,7 @@ class Victim:
             session = self.random.choice(running)
             assert session.turn is not None
             keep = self.random.choice([None, KEEP_ALL, self.random.randint(0, session.turn.generated)])
-            self.loop.interrupt(session.id, keep)
+            direct(self.verbs, "interrupt", session.id, keep)
 
     def live(self) -> None:
         """Until death."""
@@ -150,6 +164,7 @@ class Victim:
                         if session.turn is not None
                     }
             self.loop.step()
+            self.verbs.retry()
 
 
 def main() -> None:

@@ -78,7 +78,7 @@ def give_shapes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Replaye
     monkeypatch.setattr(executor, "TILES_ONLY", 0)
     monkeypatch.setattr(executor, "small_step_of", lambda model: 16)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Device)
-    running, model = engine.loop.executor, engine.loop.model
+    running, model = engine.loop.executor, engine.loop.setup.model
     mixers = [mixer for layer in model.config.layers for mixer in layer.mixers]
     attention = next(each for each in mixers if isinstance(each, AttentionConfig) and each.window is None)
     running._sharing = Sharing(attention, graphs.largest_of(graphs.shapes(3)), model.device, None)

@@ -53,14 +53,14 @@ def test_every_removal_compiles_and_keeps_the_other_lines(file: str) -> None:
 @pytest.mark.parametrize(
     ("file", "function", "text", "says"),
     [
-        ("prefix.py", "PrefixTree.match", "self.tick += 1", None),
+        ("prefix.py", "PrefixTree.match", "forest.tick += 1", None),
         ("prefix.py", "PrefixTree.match", "at = covered = 0", None),
         ("prefix.py", "PrefixTree.match", "page_bytes = self.page_bytes", "undefined name"),
-        ("prefix.py", "PrefixTree.__init__", "self.tick = 0", None),
+        ("forest.py", "Forest.__init__", "self.tick = 0", None),
         ("prefix.py", "PrefixTree.__init__", "self.state_budget = state_budget", "undefined attribute"),
         ("node.py", "Node.root_key", "return self.holder.name", "missing return"),
-        ("prefix.py", "PrefixTree._prune", "return", None),
-        ("prefix.py", "", "Queues = dict[Component, EvictionQueue[Node | Tail]]", "undefined name"),
+        ("forest.py", "Forest.prune", "return", None),
+        ("waiting.py", "", "Entry = tuple[int, str, Turn]", "undefined name"),
         ("layout.py", "Tier", "HOST = 1", None),
     ],
 )
@@ -109,8 +109,8 @@ def without(statement: Statement) -> str | None:
 
 
 def test_a_removal_is_noticed_in_its_fork_alone() -> None:
-    lock = find("prefix.py", "PrefixTree.lease", "node.leases += 1")
-    step = find("ledger.py", "Leak.__init__", "self.step = step")
+    lock = find("lease_table.py", "LeaseTable.open", "node.leases += 1")
+    step = find("hold.py", "Leak.__init__", "self.step = step")
     works = [(statement, partial(without, statement)) for statement in (lock, step)]
     found = dict(in_forks(works, jobs=1, cpu_seconds=60))
     assert str(found[lock]).startswith("lock without a lessee")

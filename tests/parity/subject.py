@@ -16,8 +16,8 @@ from tokenizers import Tokenizer as Encoder
 from tokenizers import models
 from transformers import PreTrainedModel
 
+from holdfast.engine.assembly import build_loop
 from holdfast.engine.engine import Engine, Session, Turn
-from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import make_options
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.step.sampler import Sampled
@@ -71,7 +71,7 @@ class Watched:
     def __init__(self, subject: Subject, **options: object) -> None:
         self.subject = subject
         chosen = make_options(**{**SIZES, "audit": "strict", "page_size": 16, **options})
-        self.loop = EngineLoop(subject.ours, number_tokenizer(), GenerationDefaults(), chosen)
+        self.loop = build_loop(subject.ours, number_tokenizer(), GenerationDefaults(), chosen)
         self.engine = Engine(self.loop)
         self.seen: dict[tuple[int, int], torch.Tensor] = {}
         memory = self.loop.executor.memory
@@ -128,7 +128,7 @@ class Watched:
 
     def check(self, turn: Turn, before: list[int], said: list[int] | None = None) -> list[int]:
         """A turn after the tokens `before`, its input included: logits agree and tokens are greedy."""
-        core = turn._bound()[0]
+        core = turn._turn
         tokens = turn.token_ids if said is None else said
         assert tokens, "a turn says something"
         transcript = before + tokens

@@ -64,7 +64,7 @@ def test_abort_and_rollback_then_another_turn(subject: Subject, overlap: bool) -
     with Watched(subject, overlap=overlap) as watched, watched.engine.session() as session:
         transcript = watched.check(session.say(prompt(37, 1), greedy(20)), prompt(37, 1))
         lost = session.say(prompt(19, 2), greedy(50))
-        while len(lost._bound()[1].tokens) < 9:
+        while len(lost._stream.tokens) < 9:
             watched.loop.step()
         session.interrupt(keep="none")
         assert lost.finish_reason == "abort"
@@ -83,7 +83,7 @@ def test_keep_then_another_turn(subject: Subject, keep: int, overlap: bool) -> N
     with Watched(subject, overlap=overlap) as watched, watched.engine.session() as session:
         transcript = watched.check(session.say(prompt(21, 1), greedy(10)), prompt(21, 1))
         cut = session.say(prompt(14, 2), greedy(50))
-        while len(cut._bound()[1].tokens) < 9:
+        while len(cut._stream.tokens) < 9:
             watched.loop.step()
         session.interrupt(keep=keep)
         assert len(cut.token_ids) == keep

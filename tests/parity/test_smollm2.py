@@ -52,7 +52,7 @@ def engine(file: Path) -> Iterator[Engine]:
 def chat(engine: Engine, question: str, system: str | None = None) -> list[int]:
     """A question as the model's own template has it."""
     first = [] if system is None else [{"role": "system", "content": system}]
-    return engine.loop.tokenizer.encode_chat([*first, {"role": "user", "content": question}])
+    return engine.loop.setup.tokenizer.encode_chat([*first, {"role": "user", "content": question}])
 
 
 @torch.inference_mode()

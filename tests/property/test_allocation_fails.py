@@ -23,7 +23,7 @@ class NthFails:
         self.fails = fails
         self.asked = 0
         for pool in world.ledger.pools.values():
-            pool.gate = self
+            pool.guard(self)
 
     def __call__(self, pool: Pool, count: int) -> bool:
         self.asked += 1
@@ -96,7 +96,7 @@ def play(world: World, gate: NthFails) -> int:
         world.check()
         world.settle()
     for pool in world.ledger.pools.values():
-        pool.gate = None
+        pool.guard(None)
     world.finish()
     return failures
 

@@ -259,11 +259,11 @@ class NoAllocation:
 
     def __enter__(self) -> None:
         for pool in self.pools:
-            pool.gate = lambda pool, count: False
+            pool.guard(lambda pool, count: False)
 
     def __exit__(self, *problem: object) -> None:
         for pool in self.pools:
-            pool.gate = None
+            pool.guard(None)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -14,6 +14,7 @@ from holdfast.core.audit import Audit
 from holdfast.core.layout import Component, named_layout
 from holdfast.core.lease import Lease
 from holdfast.core.ledger import Hold, Kind
+from holdfast.core.points import Run
 from holdfast.core.prefix import PrefixTree
 from holdfast.core.tokens import pack
 from tests.core.world import LAYOUTS, make_ledger
@@ -113,7 +114,9 @@ class TreeMachine(RuleBasedStateMachine):
         aligned = expected // self.layout.page_size * self.layout.page_size
         assert (reader.root, reader.path) == (root, tuple(tokens[:aligned]))
         if expected > aligned:
-            held = tuple(None if hold is None else hold.units[0] for hold in lease.tail_holds())
+            tail = lease.tail
+            holds = (tail.full, tail.window, tail.state)
+            held = tuple(None if hold is None else hold.units[0] for hold in holds)
             assert held == self.model.tails[root, tuple(tokens[:expected])]
         elif expected:
             state = self.model.units.get((root, tuple(tokens[:expected]), "state"))
@@ -132,8 +135,8 @@ class TreeMachine(RuleBasedStateMachine):
         full = self.take(Component.FULL, len(pages)) if self.layout.full else None
         end = before + len(pages)
         first = min(before + gap % 3, end)
-        window = (self.take(Component.WINDOW, end - first), first) if self.layout.window else None
-        offered = list(full.units) if full else [], list(window[0].units) if window else []
+        window = Run(self.take(Component.WINDOW, end - first), first) if self.layout.window else None
+        offered = list(full.units) if full else [], list(window.hold.units) if window else []
         changed = self.tree.extend(lease, pack(run), full, window, rank)
         lowest = end
         for page in range(before, end):
@@ -157,7 +160,7 @@ class TreeMachine(RuleBasedStateMachine):
         first = max(0, end - back)
         hold = self.take(Component.WINDOW, end - first)
         offered = list(hold.units)
-        self.tree.fill_window(reader.lease, hold, first)
+        self.tree.fill_window(reader.lease, Run(hold, first))
         for page in range(first, end):
             prefix = reader.path[: (page + 1) * self.layout.page_size]
             self.model.units.setdefault((reader.root, prefix, "window"), offered[page - first])
@@ -168,7 +171,7 @@ class TreeMachine(RuleBasedStateMachine):
     def set_state(self, at: int) -> None:
         reader = self.pick(at)
         hold = self.take(Component.STATE, 1)
-        unit, room = hold.units[0], self.tree.states < self.tree.state_budget
+        unit, room = hold.units[0], self.tree.forest.states < self.tree.state_budget
         key = (reader.root, reader.path, "state")
         self.tree.set_state(reader.lease, hold)
         if room and reader.path and key not in self.model.units:
@@ -178,7 +181,7 @@ class TreeMachine(RuleBasedStateMachine):
             if Forest.of(self.tree).units.get(key) == unit:
                 self.model.units[key] = unit
             self.resync(keeps_ends=False)
-        assert self.tree.states == self.model.count(Component.STATE) <= self.tree.state_budget
+        assert self.tree.forest.states == self.model.count(Component.STATE) <= self.tree.state_budget
 
     @precondition(lambda self: self.readers and self.layout.page_size > 1)
     @rule(at=PICK, tokens=st.lists(st.integers(1, 2), min_size=1, max_size=2))
@@ -191,7 +194,7 @@ class TreeMachine(RuleBasedStateMachine):
         )
         units = tuple(None if hold is None else hold.units[0] for hold in holds)
         where = (reader.root, reader.path + key)
-        self.tree.add_tail(reader.lease, pack(key), holds)
+        self.tree.add_tail(reader.lease, pack(key), *holds)
         if where not in self.model.tails and where in Forest.of(self.tree).tails:
             self.model.tails[where] = units
         self.resync(keeps_ends=not self.layout.state)
@@ -286,7 +289,7 @@ class TreeMachine(RuleBasedStateMachine):
     @invariant()
     def the_version_changes_with_the_tree(self) -> None:
         """A match, and what is remembered of one, is good for as long as the version stays."""
-        nodes = {node: node.start for node in self.tree.nodes() if node.parent is not None}
+        nodes = {node: node.start for node in self.tree.forest.nodes() if node.parent is not None}
         roots, forest = set(self.tree.roots.values()), Forest.of(self.tree)
         if self.seen[0] == self.tree.version:
             assert self.seen[1] <= roots, "a root that a match may have found is gone"

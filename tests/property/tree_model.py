@@ -48,7 +48,7 @@ class Forest:
         """The content of a real tree."""
         forest = cls(tree.layout)
         size = tree.layout.page_size
-        for node in tree.nodes():
+        for node in tree.forest.nodes():
             root, path = node.holder.name, path_of(node)
             for page in range(node.start // size, node.end // size):
                 prefix = path[: (page + 1) * size]

@@ -17,7 +17,7 @@ class EchoEngine(Engine):
         loop = open_echo("echo", make_options())
         facts = model_facts(loop, "echo")
         self.service.supervisor.facts = facts
-        self.service.supervisor.on_ready(wire.Ready(facts, vocabulary_of(loop.tokenizer), []))
+        self.service.engine_ready(wire.Ready(facts, vocabulary_of(loop.setup.tokenizer), []))
 
     def started(self) -> list[wire.StartTurn]:
         """The turns that it was asked to start."""

@@ -8,13 +8,12 @@ import pytest
 import zmq
 
 from holdfast.engine.durable.journal_reading import read_sessions
-from holdfast.engine.echo import open_echo
 from holdfast.engine.loop import EngineLoop
-from holdfast.engine.options import make_options
 from holdfast.server.link import wire, worker
-from holdfast.server.link.commands import Desk
+from holdfast.server.link.commands import EngineCommands
 from holdfast.server.link.worker import Worker
-from tests.server.test_desk import SESSION, ends, gone, of_call, reports, until_quiet
+from tests.server.in_process import echo_commands
+from tests.server.test_commands import SESSION, ends, gone, of_call, reports, until_quiet
 
 WAIT_SECONDS = 60.0
 
@@ -41,56 +40,61 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def desk(path: Path) -> Iterator[Desk]:
-    """A desk with one session, at rest, and a journal."""
-    loop = open_echo("echo", make_options(journal=str(path)))
-    made = Desk(loop)
+def commands(path: Path) -> Iterator[EngineCommands]:
+    """One session, at rest, and a journal."""
+    made = echo_commands(journal=str(path))
     made.receive(wire.OpenSession(1, SESSION, "ann"))
     until_quiet(made)
     yield made
-    loop.shut_down()
+    made.loop.shut_down()
 
 
-def start(desk: Desk, call: int, name: str, fingerprint: str | None = "body", **more: object) -> None:
+def start(
+    commands: EngineCommands, call: int, name: str, fingerprint: str | None = "body", **more: object
+) -> None:
     fields = wire.SamplingFields(max_tokens=4, **more)  # type: ignore[arg-type]
-    tokens = desk.loop.tokenizer.encode("hello")
-    desk.receive(wire.StartTurn(call, name, "ann", tokens, fields, session=SESSION, fingerprint=fingerprint))
+    tokens = commands.loop.setup.tokenizer.encode("hello")
+    commands.receive(
+        wire.StartTurn(call, name, "ann", tokens, fields, session=SESSION, fingerprint=fingerprint)
+    )
 
 
-def until_computed(desk: Desk) -> list[wire.Report]:
+def until_computed(commands: EngineCommands) -> list[wire.Report]:
     """Make steps while one has anything to do, whatever is being written."""
     heard: list[wire.Report] = []
-    while desk.loop.active:
-        desk.loop.step()
-        desk.try_waiting()
-        heard += reports(desk)
+    while commands.loop.active:
+        commands.loop.step()
+        commands.retry()
+        heard += reports(commands)
     return heard
 
 
-def test_steps_go_on_while_the_journal_is_written(desk: Desk) -> None:
-    gate = Gate(desk.loop)
+def test_steps_go_on_while_the_journal_is_written(commands: EngineCommands) -> None:
+    gate = Gate(commands.loop)
     gate.open.clear()
-    start(desk, 2, "t1")
-    assert ends(until_computed(desk)) == [], "its end is not durable"
+    start(commands, 2, "t1")
+    assert ends(until_computed(commands)) == [], "its end is not durable"
     sampling = wire.SamplingFields(max_tokens=8)
-    desk.receive(wire.StartTurn(3, "alone", "ann", desk.loop.tokenizer.encode("by itself"), sampling))
-    heard = until_computed(desk)
+    commands.receive(
+        wire.StartTurn(3, "alone", "ann", commands.loop.setup.tokenizer.encode("by itself"), sampling)
+    )
+    heard = until_computed(commands)
     assert ends(heard) == [(3, "finished")], "what needs no journal does not wait for it"
     gate.open.set()
-    assert ends(until_quiet(desk)) == [(2, "finished")]
+    assert ends(until_quiet(commands)) == [(2, "finished")]
     assert gate.threads == {"holdfast-journal"}, "nothing is written in the loop"
 
 
-def test_a_turn_that_is_being_written_is_waited_for(desk: Desk, path: Path) -> None:
-    gate = Gate(desk.loop)
+def test_a_turn_that_is_being_written_is_waited_for(commands: EngineCommands, path: Path) -> None:
+    gate = Gate(commands.loop)
     gate.open.clear()
-    start(desk, 2, "t1")
-    heard = until_computed(desk)
-    start(desk, 3, "t1")
-    desk.try_waiting()
-    assert of_call(reports(desk), 3) == [], "neither refused nor said twice"
+    start(commands, 2, "t1")
+    heard = until_computed(commands)
+    start(commands, 3, "t1")
+    commands.retry()
+    assert of_call(reports(commands), 3) == [], "neither refused nor said twice"
     gate.open.set()
-    heard += until_quiet(desk)
+    heard += until_quiet(commands)
     assert ends(heard) == [(2, "finished"), (3, "finished")]
     (answer,) = of_call(heard, 3)
     assert isinstance(answer, wire.Done) and answer.replayed
@@ -99,44 +103,46 @@ def test_a_turn_that_is_being_written_is_waited_for(desk: Desk, path: Path) -> N
     assert [len(session.turns) for session in read_sessions(path)] == [1]
 
 
-def test_another_body_for_a_turn_that_is_being_written_is_a_conflict(desk: Desk) -> None:
-    gate = Gate(desk.loop)
+def test_another_body_for_a_turn_that_is_being_written_is_a_conflict(commands: EngineCommands) -> None:
+    gate = Gate(commands.loop)
     gate.open.clear()
-    start(desk, 2, "t1")
-    until_computed(desk)
-    start(desk, 3, "t1", "another body")
+    start(commands, 2, "t1")
+    until_computed(commands)
+    start(commands, 3, "t1", "another body")
     gate.open.set()
-    (refused,) = of_call(until_quiet(desk), 3)
+    (refused,) = of_call(until_quiet(commands), 3)
     assert isinstance(refused, wire.Declined) and refused.code == "turn_conflict"
 
 
-def test_a_turn_that_cannot_be_written_is_not_waited_for(desk: Desk) -> None:
-    assert desk.loop.session_log.journal is not None
-    connection = desk.loop.session_log.journal._connection
+def test_a_turn_that_cannot_be_written_is_not_waited_for(commands: EngineCommands) -> None:
+    assert commands.loop.session_log.journal is not None
+    connection = commands.loop.session_log.journal._connection
     connection.execute("PRAGMA query_only = ON")
-    start(desk, 2, "t1")
-    until_computed(desk)
-    start(desk, 3, "t1")
-    while desk.waits:
-        desk.loop.step()
-        desk.try_waiting()
-    (refused,) = of_call(reports(desk), 3)
+    start(commands, 2, "t1")
+    until_computed(commands)
+    start(commands, 3, "t1")
+    while commands.waits:
+        commands.loop.step()
+        commands.retry()
+    (refused,) = of_call(reports(commands), 3)
     assert isinstance(refused, wire.Declined) and refused.code == "journal_unavailable"
     connection.execute("PRAGMA query_only = OFF")
-    assert ends(until_quiet(desk)) == [(2, "finished")]
+    assert ends(until_quiet(commands)) == [(2, "finished")]
 
 
-def test_each_close_is_acknowledged_when_its_own_session_is_gone_for_good(desk: Desk, path: Path) -> None:
-    gate = Gate(desk.loop)
+def test_each_close_is_acknowledged_when_its_own_session_is_gone_for_good(
+    commands: EngineCommands, path: Path
+) -> None:
+    gate = Gate(commands.loop)
     gate.open.clear()
-    desk.receive(wire.CloseSession(2, SESSION))
-    desk.receive(wire.CloseSession(3, SESSION))
-    desk.receive(wire.OpenSession(4, SESSION, "ann"))
-    desk.receive(wire.CloseSession(5, SESSION))
-    desk.loop.session_log.flush()
-    assert reports(desk) == []
+    commands.receive(wire.CloseSession(2, SESSION))
+    commands.receive(wire.CloseSession(3, SESSION))
+    commands.receive(wire.OpenSession(4, SESSION, "ann"))
+    commands.receive(wire.CloseSession(5, SESSION))
+    commands.loop.session_log.flush()
+    assert reports(commands) == []
     gate.open.set()
-    heard = until_quiet(desk)
+    heard = until_quiet(commands)
     answers = [
         (report.call, type(report)) for report in heard if isinstance(report, wire.Done | wire.Declined)
     ]
@@ -150,13 +156,14 @@ def test_an_idle_engine_wakes_up_when_something_is_durable(
 ) -> None:
     """It sleeps until a command comes, for ever if none does: only the journal's news can end that."""
     monkeypatch.setattr(worker, "NAP_SECONDS", 10 * WAIT_SECONDS)
-    loop = open_echo("echo", make_options(journal=str(path)))
+    commands = echo_commands(journal=str(path))
+    loop = commands.loop
     gate = Gate(loop)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     mine, other = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
     mine.bind("inproc://engine")
     other.connect("inproc://engine")
-    engine = Worker(other, Desk(loop), worker.os.getppid())
+    engine = Worker(other, commands, worker.os.getppid())
     asleep = engine._wait
 
     def sleep(milliseconds: int) -> object:
@@ -178,7 +185,7 @@ def test_an_idle_engine_wakes_up_when_something_is_durable(
             if isinstance(report, wire.Done) and report.call == 1:
                 awaited.discard("open")
                 gate.open.clear()
-                tokens = loop.tokenizer.encode("hello")
+                tokens = loop.setup.tokenizer.encode("hello")
                 mine.send(wire.encode(wire.StartTurn(2, "t1", "ann", tokens, sampling, session=SESSION)))
             elif isinstance(report, wire.Step) and report.ends:
                 awaited.discard("end")
@@ -198,14 +205,16 @@ def test_an_idle_engine_wakes_up_when_something_is_durable(
 
 @pytest.mark.parametrize("token", [-1, 258, 1 << 40])
 @pytest.mark.parametrize("session", [SESSION, None])
-def test_unknown_tokens_are_refused_by_the_engine_itself(desk: Desk, token: int, session: str | None) -> None:
+def test_unknown_tokens_are_refused_by_the_engine_itself(
+    commands: EngineCommands, token: int, session: str | None
+) -> None:
     fields = wire.SamplingFields(max_tokens=4)
-    desk.receive(wire.StartTurn(2, "t1", "ann", [1, token], fields, session=session))
-    (refused,) = of_call(reports(desk), 2)
+    commands.receive(wire.StartTurn(2, "t1", "ann", [1, token], fields, session=session))
+    (refused,) = of_call(reports(commands), 2)
     assert isinstance(refused, wire.Declined)
     assert (refused.code, refused.param) == ("unknown_token", "input")
-    start(desk, 3, "t2")
-    assert ends(until_quiet(desk)) == [(3, "finished")]
+    start(commands, 3, "t2")
+    assert ends(until_quiet(commands)) == [(3, "finished")]
 
 
 @pytest.mark.parametrize(
@@ -217,15 +226,17 @@ def test_unknown_tokens_are_refused_by_the_engine_itself(desk: Desk, token: int,
         wire.SamplingFields(logit_bias={-1: 1.0}),
     ],
 )
-def test_unknown_tokens_in_what_a_turn_asks_for_are_refused(desk: Desk, fields: wire.SamplingFields) -> None:
+def test_unknown_tokens_in_what_a_turn_asks_for_are_refused(
+    commands: EngineCommands, fields: wire.SamplingFields
+) -> None:
     for call, session in ((2, SESSION), (3, None)):
-        desk.receive(wire.StartTurn(call, f"t{call}", "ann", [1], fields, session=session))
-        (refused,) = of_call(reports(desk), call)
+        commands.receive(wire.StartTurn(call, f"t{call}", "ann", [1], fields, session=session))
+        (refused,) = of_call(reports(commands), call)
         assert isinstance(refused, wire.Declined) and refused.code == "bad_sampling"
 
 
 @pytest.mark.parametrize("choice", [-1, 1])
-def test_a_choice_that_was_not_asked_for_is_refused(desk: Desk, choice: int) -> None:
-    desk.receive(wire.StartTurn(2, "t1", "ann", [1], wire.SamplingFields(), choice=choice))
-    (refused,) = of_call(reports(desk), 2)
+def test_a_choice_that_was_not_asked_for_is_refused(commands: EngineCommands, choice: int) -> None:
+    commands.receive(wire.StartTurn(2, "t1", "ann", [1], wire.SamplingFields(), choice=choice))
+    (refused,) = of_call(reports(commands), 2)
     assert isinstance(refused, wire.Declined) and refused.code == "bad_sampling"

@@ -16,8 +16,8 @@ from tests.server.conftest import Serve
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("--kv-tokens", "2000000000", "--kv-tokens is too much: pools would take "),
-        ("--host-memory", "1000TB", "--host-memory is too much: "),
+        ("--kv-tokens", "2000000000", "--kv-tokens is too large: pools need "),
+        ("--host-memory", "1000TB", "--host-memory is too large: "),
     ],
 )
 def test_memory_that_the_machine_does_not_have_is_refused_by_its_option(

@@ -13,15 +13,13 @@ from typing import Any
 import pytest
 import zmq
 
-from holdfast.engine.echo import open_echo
-from holdfast.engine.options import make_options
+from holdfast.engine.waiting import ATTEMPTS_MAX
 from holdfast.server.link import wire
-from holdfast.server.link.commands import Desk
 from holdfast.server.link.rounds import READ_MAX
-from holdfast.server.link.session_queues import ATTEMPTS_MAX
 from holdfast.server.link.worker import Worker
 from holdfast.server.seeds import Seeds
 from holdfast.server.sessions import SessionRecord, SessionTable, engine_name
+from tests.server.in_process import echo_commands
 
 FEW, MANY = 10, 10_000
 SPEAKING = 300
@@ -51,10 +49,10 @@ def lines(act: Callable[[], object]) -> int:
 
 
 class Crowd:
-    """A desk with so many sessions, each of a tenant of its own, requests that wait, and one busy session."""
+    """An engine with sessions, each of a tenant of its own, requests that wait, and one busy session."""
 
     def __init__(self, size: int) -> None:
-        options = make_options(
+        self.engine = echo_commands(
             kv_tokens=1 << 18,
             overlap=True,
             host_memory=1 << 24,
@@ -63,8 +61,7 @@ class Crowd:
             max_running=8,
             session_ttl=3600.0,
         )
-        self.loop = open_echo("echo", options)
-        self.desk = Desk(self.loop)
+        self.loop = self.engine.loop
         self.calls = 0
         for number in range(size):
             self.do(wire.OpenSession, f"t{number}/s", f"t{number}")
@@ -83,26 +80,26 @@ class Crowd:
         for _ in range(size):  # In the queue, and in line behind the session that is busy.
             self.request()
             self.last = self.say("ann/busy", "again", 4)
-        self.desk.take_reports()
+        self.engine.take_reports()
 
     def do(self, command: Callable[..., wire.Command], *fields: object, **more: object) -> int:
         self.calls += 1
-        self.desk.receive(command(self.calls, *fields, **more))
+        self.engine.receive(command(self.calls, *fields, **more))
         return self.calls
 
     def turn(self, session: str | None, said: str, limit: int, name: str) -> wire.StartTurn:
         self.calls += 1
-        tokens = self.loop.tokenizer.encode(said)
+        tokens = self.loop.setup.tokenizer.encode(said)
         fields = wire.SamplingFields(max_tokens=limit, ignore_eos=True)
         tenant = "ann" if session is None else session.partition("/")[0]
         return wire.StartTurn(self.calls, f"{name}-{self.calls}", tenant, tokens, fields, session=session)
 
     def say(self, session: str, said: str, limit: int) -> int:
-        self.desk.receive(self.turn(session, said, limit, "t"))
+        self.engine.receive(self.turn(session, said, limit, "t"))
         return self.calls
 
     def request(self) -> int:
-        self.desk.receive(self.turn(None, "alone", 4, "ann#r"))
+        self.engine.receive(self.turn(None, "alone", 4, "ann#r"))
         return self.calls
 
     def open_with_turn(self, name: str) -> None:
@@ -111,10 +108,10 @@ class Crowd:
         self.settle()
 
     def settle(self) -> None:
-        while self.loop.busy or self.desk.waits:
+        while self.loop.busy or self.engine.waits:
             self.loop.step()
-            self.desk.try_waiting()
-        self.desk.take_reports()
+            self.engine.retry()
+        self.engine.take_reports()
 
     def names(self, count: int) -> list[str]:
         return [f"t{number % FEW}/s" for number in range(count)]
@@ -127,7 +124,7 @@ def command_rows() -> Iterator[tuple[str, Callable[[Crowd], object]]]:
     yield "start", lambda crowd: crowd.say("ann/new", "hello", 4)
     yield "start a request of its own", Crowd.request
     yield "start behind others", lambda crowd: crowd.say("ann/busy", "again", 4)
-    yield "end a turn that waits", lambda crowd: crowd.desk.receive(wire.EndTurn(crowd.last, None, "gone"))
+    yield "end a turn that waits", lambda crowd: crowd.engine.receive(wire.EndTurn(crowd.last, None, "gone"))
     yield "interrupt a turn that is over", lambda crowd: crowd.do(wire.Interrupt, "ann/cut", None, 1)
     yield "rewind", lambda crowd: crowd.do(wire.Rewind, "ann/cut", 0)
     yield "fork", lambda crowd: crowd.do(wire.Fork, "ann/idle", "ann/fork", None)
@@ -136,8 +133,8 @@ def command_rows() -> Iterator[tuple[str, Callable[[Crowd], object]]]:
     yield "close", lambda crowd: crowd.do(wire.CloseSession, "ann/new")
     yield "ask for a session", lambda crowd: crowd.do(wire.Ask, "session", "ann/idle")
     yield "ask for what it leases", lambda crowd: crowd.do(wire.Ask, "leased", "ann/idle")
-    yield "end a turn that runs", lambda crowd: crowd.desk.receive(wire.EndTurn(crowd.busy, None, "gone"))
-    yield "pulse", lambda crowd: crowd.desk.pulse()
+    yield "end a turn that runs", lambda crowd: crowd.engine.receive(wire.EndTurn(crowd.busy, None, "gone"))
+    yield "pulse", lambda crowd: crowd.engine.pulse()
     yield "tick", lambda crowd: crowd.loop.scheduler.tick(crowd.loop.now())
 
 
@@ -175,10 +172,10 @@ def test_no_portion_of_a_report_costs_more_among_many(crowds: tuple[Crowd, Crowd
     for crowd in crowds:
         asked.append(lines(lambda crowd=crowd: REPORTS[report](crowd)))
         portions = []
-        while crowd.desk.reporting:
-            portions.append(lines(lambda crowd=crowd: crowd.desk.report(lambda: True)))
+        while crowd.engine.reporting:
+            portions.append(lines(lambda crowd=crowd: crowd.engine.report(lambda: True)))
         most.append(max(portions))
-        answers = [each for each in crowd.desk.take_reports() if isinstance(each, wire.Done)]
+        answers = [each for each in crowd.engine.take_reports() if isinstance(each, wire.Done)]
         assert [each.call for each in answers if each.call == crowd.calls] == [crowd.calls], (
             "and it is answered"
         )
@@ -187,7 +184,7 @@ def test_no_portion_of_a_report_costs_more_among_many(crowds: tuple[Crowd, Crowd
 
 
 def test_what_waits_is_tried_a_few_at_a_time_and_all_of_it_in_the_end(crowds: tuple[Crowd, Crowd]) -> None:
-    most = [max(lines(crowd.desk.try_waiting) for _ in range(ROUNDS)) for crowd in crowds]
+    most = [max(lines(crowd.engine.retry) for _ in range(ROUNDS)) for crowd in crowds]
     assert most[1] <= 1.25 * ATTEMPTS_MAX / FEW * most[0] + 200, most
 
 
@@ -223,42 +220,42 @@ class Ticking:
 
 
 def test_a_flood_of_commands_is_taken_in_rounds_and_delays_no_interruption() -> None:
-    desk = Desk(open_echo("echo", make_options(overlap=False, max_sessions=5000)))
+    engine = echo_commands(overlap=False, max_sessions=5000)
     flood = [wire.encode(wire.OpenSession(10 + number, f"bob/{number}", "bob")) for number in range(1000)]
     flood.insert(500, wire.encode(wire.EndTurn(2, None, "the client went away")))
-    tokens = desk.loop.tokenizer.encode("on and on")
+    tokens = engine.loop.setup.tokenizer.encode("on and on")
     fields = wire.SamplingFields(max_tokens=20_000, ignore_eos=True)
     first = [
         wire.OpenSession(1, "ann/s", "ann"),
         wire.StartTurn(2, "t", "ann", tokens, fields, session="ann/s"),
     ]
-    worker = Worker(Wire([]), desk, os.getppid(), Ticking())
+    worker = Worker(Wire([]), engine, os.getppid(), Ticking())
     for command in first:
-        desk.receive(command)
-    desk.loop.step()
+        engine.receive(command)
+    engine.loop.step()
     worker.socket.frames.extend(flood)
     counts: list[int] = []
     ended = None
-    while len(desk.loop.scheduler.registry.sessions) < 1001:
-        before = len(desk.loop.scheduler.registry.sessions)
+    while len(engine.loop.scheduler.registry.sessions) < 1001:
+        before = len(engine.loop.scheduler.registry.sessions)
         worker._read(0.0)
         worker._carry_out(worker._budget())
-        desk.loop.step()
-        counts.append(len(desk.loop.scheduler.registry.sessions) - before)
-        if ended is None and not desk.turns:
+        engine.loop.step()
+        counts.append(len(engine.loop.scheduler.registry.sessions) - before)
+        if ended is None and not engine.turns:
             ended = len(counts)
     running = counts[: ended or len(counts)]
     assert min(counts) >= 1 and max(running) <= 12, "a round has a budget"
     assert max(counts) <= READ_MAX
     assert ended is not None and sum(running) < 100, "the end passed commands of other sessions"
-    opened = list(desk.loop.scheduler.registry.sessions)
+    opened = list(engine.loop.scheduler.registry.sessions)
     assert opened == ["ann/s", *(f"bob/{number}" for number in range(1000))], "in their order"
 
 
 def test_the_order_of_a_session_is_kept() -> None:
-    desk = Desk(open_echo("echo", make_options(overlap=False)))
-    worker = Worker(Wire([]), desk, os.getppid(), Ticking())
-    tokens = desk.loop.tokenizer.encode("on")
+    engine = echo_commands(overlap=False)
+    worker = Worker(Wire([]), engine, os.getppid(), Ticking())
+    tokens = engine.loop.setup.tokenizer.encode("on")
     fields = wire.SamplingFields(max_tokens=50, ignore_eos=True)
     commands: list[wire.Command] = [
         wire.OpenSession(1, "ann/s", "ann"),

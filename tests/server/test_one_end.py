@@ -1,4 +1,4 @@
-"""Every request has exactly one end: all pairs of verbs, in every state of a turn, on the real desk and link.
+"""Every request has exactly one end: all pairs of verbs, in every state of a turn.
 
 The echo engine runs in this process. Commands and reports cross as frames, as between two processes. Whatever
 two verbs do to each other, each call is answered once, and each turn that was accepted ends once.
@@ -9,17 +9,16 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from holdfast.core.session import Life, Place, Session
-from holdfast.core.turn import Ending
-from holdfast.engine.echo import open_echo
-from holdfast.engine.options import make_options
+from holdfast.core.turn import Ending, TurnEvent
 from holdfast.server.http.problems import Problem
 from holdfast.server.link import wire
-from holdfast.server.link.commands import Desk
-from holdfast.server.link.engine_client import EngineLink, TurnFeed
+from holdfast.server.link.engine_client import EngineClient, EngineObserver, TurnFeed
+from tests.server.in_process import echo_commands
 
 ROUNDS_MAX = 400
 
@@ -28,18 +27,17 @@ class House:
     """An engine, and a link to it."""
 
     def __init__(self, overlap: bool, journal: Path | None = None) -> None:
-        options = make_options(
+        self.commands = echo_commands(
+            "echo-hybrid",
             kv_tokens=1 << 16,
             state_slots=256,
             overlap=overlap,
             host_memory=1 << 22,
             journal=None if journal is None else str(journal),
         )
-        self.loop = open_echo("echo-hybrid", options)
-        self.desk = Desk(self.loop)
-        self.link = EngineLink()
+        self.loop = self.commands.loop
         self.sent: list[wire.Command] = []
-        self.link.send = self.sent.append
+        self.link = self._client()
         self.answers: Counter[int] = Counter()
         self.ends: Counter[int] = Counter()
         self.accepted: set[int] = set()
@@ -48,6 +46,11 @@ class House:
         self.lost = False
         self.names = itertools.count()
         self.name = ""
+
+    def _client(self) -> EngineClient:
+        client = EngineClient(Mock(spec=EngineObserver))
+        client.connect(self.sent.append)
+        return client
 
     # --- the engine -------------------------------------------------------------------------------
 
@@ -61,9 +64,9 @@ class House:
             await asyncio.sleep(0)
         commands, self.sent[:] = list(self.sent), []
         for command in commands:
-            self.desk.receive(wire.decode_command(wire.encode(command)))
-        self.desk.try_waiting()
-        self.desk.report()
+            self.commands.receive(wire.decode_command(wire.encode(command)))
+        self.commands.retry()
+        self.commands.report()
         self._tell()
         if step:
             self.loop.step()
@@ -72,7 +75,7 @@ class House:
             await asyncio.sleep(0)
 
     def _tell(self) -> None:
-        for report in self.desk.take_reports():
+        for report in self.commands.take_reports():
             heard = wire.decode_report(wire.encode(report))
             if isinstance(heard, wire.Done | wire.Declined):
                 self.answers[heard.call] += 1
@@ -102,7 +105,7 @@ class House:
     def start(self, max_tokens: int = 5000, session: bool = True) -> None:
         async def speaks() -> object:
             call = self.link.number()
-            tokens = self.loop.tokenizer.encode("on and on")
+            tokens = self.loop.setup.tokenizer.encode("on and on")
             fields = wire.SamplingFields(max_tokens=max_tokens, ignore_eos=True)
             name = self.name if session else None
             turn = f"t-{call}" if session else f"ann#r-{call}"
@@ -121,7 +124,7 @@ class House:
             if not self.lost and self.link.turns:
                 self.link.end_all("the test is over")
             await self.round()
-            if not (self.loop.busy or self.desk.waits or self.desk.reporting or self.sent):
+            if not (self.loop.busy or self.commands.waits or self.commands.reporting or self.sent):
                 break
         waiting = [task for task in self.tasks if not task.done()]
         assert not waiting, f"{case}: {len(waiting)} of {len(self.tasks)} requests hang"
@@ -133,17 +136,16 @@ class House:
             turns = {feed.call for feed in self.feeds}
             assert {call: self.ends[call] for call in turns} == dict.fromkeys(turns, 1), case
             assert set(self.ends.values()) <= {1} and set(self.ends) <= self.accepted, f"{case}: {self.ends}"
-        assert self.desk.turns == {} and not self.desk.waits, case
+        assert self.commands.turns == {} and not self.commands.waits, case
 
     async def reset(self) -> None:
         """Another session, and a link that knows of nothing."""
         if self.name in self.loop.scheduler.registry.sessions:
-            self.loop.close_session(self.name)
+            self.commands.receive(wire.CloseSession(0, self.name))
         while self.loop.busy:
             self.loop.step()
-        self.desk.take_reports()
-        self.link = EngineLink()
-        self.link.send = self.sent.append
+        self.commands.take_reports()
+        self.link = self._client()
         self.link._numbers = itertools.count(1 + 1000 * next(self.names))
         self.answers.clear(), self.ends.clear(), self.accepted.clear()
         self.tasks, self.feeds, self.lost = [], [], False
@@ -176,14 +178,14 @@ async def held(house: House) -> None:
     await running(house)
     house.start()
     await house.round(step=False)
-    assert len(house.desk._held) == 1
+    assert len(house.commands.verbs._waiting) == 1
 
 
 async def retracted(house: House) -> None:
     await running(house)
     turn = house.session.turn
     assert turn is not None
-    turn.ending = Ending("retract", "memory is short")
+    turn.ending = Ending(TurnEvent.RETRACT, "memory is short")
     # It is taken back when its rows have settled, and would be admitted again by the plan after that.
     house.loop._settle(house.loop._pending) if house.loop._pending is not None else None
     house.loop._pending = None
@@ -260,8 +262,8 @@ def _lose(house: House) -> None:
     house.lost = True
     house.link.lose()
     # The engine process ends; here it is told that nobody listens any more.
-    for call in [*house.desk.turns, *house.desk._held]:
-        house.desk.receive(wire.EndTurn(call, None, "the server is stopping"))
+    for call in list(house.commands.turns):
+        house.commands.receive(wire.EndTurn(call, None, "the server is stopping"))
 
 
 def _end(house: House) -> None:

@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.engine.echo import open_echo
-from holdfast.engine.options import make_options
 from holdfast.server.link import wire
-from holdfast.server.link.commands import Desk
+from tests.server.in_process import echo_commands
 from tests.server.serving import Server
 
 Message = dict[str, str]
@@ -140,33 +138,33 @@ def test_of_two_that_open_a_session_at_once_one_does(echo: Server) -> None:
 
 
 def test_the_engine_decides_whether_there_is_a_history() -> None:
-    loop = open_echo("echo", make_options())
-    desk = Desk(loop)
-    desk.receive(wire.OpenSession(1, "ann/s", "ann"))
+    commands = echo_commands()
+    loop = commands.loop
+    commands.receive(wire.OpenSession(1, "ann/s", "ann"))
     fields = wire.SamplingFields(max_tokens=1)
-    desk.receive(wire.StartTurn(2, "t-2", "ann", [65], fields, session="ann/s", known=0, opens=True))
+    commands.receive(wire.StartTurn(2, "t-2", "ann", [65], fields, session="ann/s", known=0, opens=True))
     while loop.busy:
         loop.step()
-    assert [report.call for report in desk.take_reports() if isinstance(report, wire.Done)] == [1, 2]
+    assert [report.call for report in commands.take_reports() if isinstance(report, wire.Done)] == [1, 2]
     known = loop.scheduler.registry.find("ann/s").sequence.known
     # Written for a session without a history, and for one that has it.
     for call, tokens, written_for in ((3, [65], 0), (4, [], known)):
-        desk.receive(
+        commands.receive(
             wire.StartTurn(
                 call, f"t-{call}", "ann", tokens, fields, session="ann/s", known=written_for, opens=True
             )
         )
-        (declined,) = desk.take_reports()
+        (declined,) = commands.take_reports()
         assert isinstance(declined, wire.Declined)
         assert (declined.call, declined.code) == (call, "history_repeated")
         assert declined.view is not None and declined.view.known == known
     # While a turn speaks, there may be a history or none in the end: the session is busy.
     talking = wire.SamplingFields(max_tokens=500, ignore_eos=True)
-    desk.receive(wire.StartTurn(5, "t-5", "ann", [65], talking, session="ann/s", known=known))
+    commands.receive(wire.StartTurn(5, "t-5", "ann", [65], talking, session="ann/s", known=known))
     loop.step()
-    desk.receive(wire.StartTurn(6, "t-6", "ann", [], fields, session="ann/s", known=known, opens=True))
-    while desk.waits:
+    commands.receive(wire.StartTurn(6, "t-6", "ann", [], fields, session="ann/s", known=known, opens=True))
+    while commands.waits:
         loop.step()
-        desk.try_waiting()
-    declines = [report for report in desk.take_reports() if isinstance(report, wire.Declined)]
+        commands.retry()
+    declines = [report for report in commands.take_reports() if isinstance(report, wire.Declined)]
     assert [(declined.call, declined.code) for declined in declines] == [(6, "session_busy")]

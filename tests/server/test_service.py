@@ -13,8 +13,6 @@ from holdfast.engine.options import make_options
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem
 from holdfast.server.link import wire
-from holdfast.server.link.engine_client import EngineLink
-from holdfast.server.link.supervisor import Supervisor
 from holdfast.server.link.worker import model_facts, vocabulary_of
 from holdfast.server.options import ServerOptions
 from holdfast.server.routes.sglang_call import Call
@@ -32,10 +30,11 @@ class Engine:
     """Stands for the engine process: what it was asked, and what it says to that."""
 
     def __init__(self) -> None:
-        self.link = EngineLink()
-        self.link.send = self._take
-        supervisor = Supervisor(self.link, wire.Configure("none", {}), 60.0, lambda *_: None)
-        self.service = Service(ServerOptions(seed=7), self.link, supervisor, Metrics(), "none")
+        self.service = Service(
+            ServerOptions(seed=7), wire.Configure("none", {}), Metrics(), "none", lambda *_: None
+        )
+        self.link = self.service.link
+        self.link.connect(self._take)
         self.asked: list[Any] = []
 
     def _take(self, command: wire.Command) -> None:
@@ -227,7 +226,7 @@ def test_a_request_whose_ordinary_session_is_closed_as_it_is_started_is_ended() 
         loop = open_echo("echo", make_options())
         facts = model_facts(loop, "echo")
         engine.service.supervisor.facts = facts
-        engine.service.supervisor.on_ready(wire.Ready(facts, vocabulary_of(loop.tokenizer), []))
+        engine.service.engine_ready(wire.Ready(facts, vocabulary_of(loop.setup.tokenizer), []))
         native = Native(engine.service)
         native.open(ANN, "o", None)
         branches = native.find("ann", "o")
@@ -262,9 +261,9 @@ def test_a_mark_that_only_the_tokenizer_knows_is_refused() -> None:
         loop = open_echo("echo", make_options())
         facts = model_facts(loop, "echo")
         vocabulary = facts.vocabulary
-        loop.tokenizer._encoder.add_special_tokens([AddedToken("<|image|>", special=True)])
+        loop.setup.tokenizer._encoder.add_special_tokens([AddedToken("<|image|>", special=True)])
         engine.service.supervisor.facts = facts
-        engine.service.supervisor.on_ready(wire.Ready(facts, vocabulary_of(loop.tokenizer), []))
+        engine.service.engine_ready(wire.Ready(facts, vocabulary_of(loop.setup.tokenizer), []))
         assert await engine.service.prompts.text("<|image|>", first=False) == [vocabulary]
         for said in (
             Input(text="a picture"),

@@ -7,12 +7,11 @@ import pytest
 import zmq
 
 from holdfast.core.scheduler import Scheduler
-from holdfast.engine.echo import open_echo
-from holdfast.engine.options import make_options
 from holdfast.server.link import wire
 from holdfast.server.link import worker as worker_module
-from holdfast.server.link.commands import Desk
+from holdfast.server.link.commands import EngineCommands
 from holdfast.server.link.worker import Worker
+from tests.server.in_process import echo_commands
 
 SESSION = "ann/talk"
 
@@ -39,35 +38,37 @@ class Counter:
         self.commands += self.answer(wire.decode_report(frame))
 
 
-def start(desk: Desk, call: int, text: str) -> wire.StartTurn:
-    tokens = desk.loop.tokenizer.encode(text)
+def start(engine: EngineCommands, call: int, text: str) -> wire.StartTurn:
+    tokens = engine.loop.setup.tokenizer.encode(text)
     return wire.StartTurn(call, f"t-{call}", "ann", tokens, wire.SamplingFields(), session=SESSION)
 
 
-def make_desk(overlap: bool = False) -> Desk:
-    return Desk(open_echo("echo-hybrid", make_options(audit="strict", overlap=overlap)))
+def make_engine(overlap: bool = False) -> EngineCommands:
+    return echo_commands("echo-hybrid", audit="strict", overlap=overlap)
 
 
-def run(desk: Desk, answer: Callable[[wire.Report], list[wire.Command]], *commands: wire.Command) -> None:
+def run(
+    engine: EngineCommands, answer: Callable[[wire.Report], list[wire.Command]], *commands: wire.Command
+) -> None:
     counter = Counter(answer)
     counter.commands += commands
-    Worker(counter, desk, os.getppid()).run()
-    assert desk.loop.scheduler.recount() == []
+    Worker(counter, engine, os.getppid()).run()
+    assert engine.loop.scheduler.recount() == []
 
 
 def test_a_turn_s_acceptance_is_told_before_its_first_step() -> None:
-    desk = make_desk()
+    engine = make_engine()
     accepted: list[int] = []
     ended: list[int] = []
 
     def hear(report: wire.Report) -> list[wire.Command]:
         if isinstance(report, wire.Done) and report.call == 2:
-            accepted.append(desk.loop.scheduler.registry.ledger.step)
+            accepted.append(engine.loop.scheduler.registry.ledger.step)
         elif isinstance(report, wire.Step):
             ended.extend(end.turn for end in report.ends)
         return []
 
-    run(desk, hear, wire.OpenSession(1, SESSION, "ann"), start(desk, 2, "hello"))
+    run(engine, hear, wire.OpenSession(1, SESSION, "ann"), start(engine, 2, "hello"))
     assert accepted == [0] and ended == [2]
 
 
@@ -76,8 +77,8 @@ def test_a_turn_s_acceptance_is_told_before_its_first_step() -> None:
 def test_a_turn_right_after_an_abort_is_accepted_once_and_no_step_is_lost(
     overlap: bool, end_first: bool
 ) -> None:
-    desk = make_desk(overlap)
-    ledger = desk.loop.scheduler.registry.ledger
+    engine = make_engine(overlap)
+    ledger = engine.loop.scheduler.registry.ledger
     left: list[int] = []
     accepted: list[int] = []
     refused: list[str] = []
@@ -92,11 +93,11 @@ def test_a_turn_right_after_an_abort_is_accepted_once_and_no_step_is_lost(
             ends.extend((end.turn, end.outcome) for end in report.ends)
             if not left and any(delta.turn == 2 for delta in report.deltas):
                 left.append(ledger.step)
-                commands = [wire.EndTurn(2, None, "the client went away"), start(desk, 3, "again")]
+                commands = [wire.EndTurn(2, None, "the client went away"), start(engine, 3, "again")]
                 return commands if end_first else commands[::-1]
         return []
 
-    run(desk, hear, wire.OpenSession(1, SESSION, "ann"), start(desk, 2, "x" * 400))
+    run(engine, hear, wire.OpenSession(1, SESSION, "ann"), start(engine, 2, "x" * 400))
     assert refused == [] and ends == [(2, "aborted"), (3, "finished")]
     # With overlap one row is in flight, and settles with the plan that is made after it.
     assert accepted == [left[0] + (1 if overlap else 0)]
@@ -104,19 +105,19 @@ def test_a_turn_right_after_an_abort_is_accepted_once_and_no_step_is_lost(
 
 def test_a_large_ledger_is_recounted_in_slices_after_the_last_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a census that began after the last step counts, whatever slices were done before it."""
-    desk = make_desk()
-    desk.receive(wire.OpenSession(1, SESSION, "ann"))
-    desk.receive(start(desk, 2, "hello"))
-    while desk.loop.busy:
-        desk.loop.step()
-    scheduler = desk.loop.scheduler
+    engine = make_engine()
+    engine.receive(wire.OpenSession(1, SESSION, "ann"))
+    engine.receive(start(engine, 2, "hello"))
+    while engine.loop.busy:
+        engine.loop.step()
+    scheduler = engine.loop.scheduler
     monkeypatch.setattr(worker_module, "QUIET_SECONDS", -1.0)
     monkeypatch.setattr(worker_module, "WHOLE_HOLDS_MAX", 0)
-    monkeypatch.setattr(worker_module, "AUDIT_UNITS", 10_000)
+    monkeypatch.setattr(worker_module, "AUDIT_UNITS", 100)
     monkeypatch.setattr(Scheduler, "recount", lambda _self: pytest.fail("that would take long"))
     scheduler.recount_some(1)
     assert not scheduler.audit.between_rounds, "a census is under way that began before"
-    worker = Worker(Counter(lambda _report: []), desk, os.getppid())
+    worker = Worker(Counter(lambda _report: []), engine, os.getppid())
     begun: list[bool] = []
     original = Scheduler.recount_some
 

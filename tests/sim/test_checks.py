@@ -160,7 +160,7 @@ def test_an_abort_that_nobody_asked_for_is_told() -> None:
     talk.begin("t1", request.tokens)
     talk.planned(0, 0)
     turn = Turn(request, "s1", 1, 0.0, bench.sessions[1].holder)
-    with pytest.raises(Mismatch, match="nobody had asked"):
+    with pytest.raises(Mismatch, match="had not asked"):
         talk.interrupted("aborted", "abort", turn)
     talk.ask_to_end(None)
     talk.interrupted("aborted", "abort", turn)

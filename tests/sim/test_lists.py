@@ -88,16 +88,16 @@ LIES: dict[str, tuple[str, Callable[[World], object]]] = {
     ),
     "a checkpoint that nobody sees": (
         "with checkpoints",
-        lambda w: w.scheduler.registry.checkpointed.clear(),
+        lambda w: w.scheduler.registry.queues.checkpointed.clear(),
     ),
     "a closed session in a list": (
         "it is closed",
-        lambda w: w.scheduler.registry.tainted.update({closed(w): None}),
+        lambda w: w.scheduler.registry.queues.tainted.update({closed(w): None}),
     ),
     "a tenant that is miscounted": ("miscounted", lambda w: w.scheduler.registry.tenants.update(red=1)),
     "a match of a turn that is gone": (
         "waits no more",
-        lambda w: w.scheduler.planner._matches.update({999: (0, 0, b"")}),
+        lambda w: w.scheduler.planner.prompts.matches.update({999: (0, 0, b"")}),
     ),
 }
 

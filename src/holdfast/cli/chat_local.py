@@ -107,7 +107,7 @@ def run(
     except (PullError, ConfigurationError) as error:
         raise Unusable(str(error)) from error
     with engine:
-        Chat(LocalHost(engine, system, pleasantly(sampling, engine.loop.defaults, pleasant))).run()
+        Chat(LocalHost(engine, system, pleasantly(sampling, engine.loop.setup.defaults, pleasant))).run()
 
 
 def pleasantly(sampling: Sampling, defaults: GenerationDefaults, pleasant: dict[str, Any]) -> Sampling:

@@ -1,8 +1,8 @@
 """Admission: one transaction that owns everything a turn takes on its way in.
 
 It matches the prefix tree, leases what it found, takes copies of a tail, appends the input and begins the
-turn on the session's memory. Until the turn is running it can be undone whole, any number of times, and the
-session is then as it was: nothing of an admission that failed stays behind.
+turn on the session's memory. Until the turn is running it can be undone whole, and the session is then as it
+was before.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Admission:
         if sequence.lease is None:
             self._lean()
         if not turn.request.tokens and not turn.generated and sequence.computed == sequence.known:
-            # To go on with what is there, its last token is computed once more.
+            # To continue without new input, the last known token is computed once more.
             copies = fall_back(sequence, sequence.known - 1)
-            self.registry.copies += [(copy, self.session) for copy in copies]
+            self.registry.in_flight.add_copies(copies, self.session)
         if sequence.known == turn.known_before:
             sequence.tokens.extend(turn.request.tokens)
         self.pinned = [point for point in sequence.points if point.pinned]
@@ -49,7 +49,7 @@ class Admission:
         self._ask_for_points()
 
     def _lean(self) -> None:
-        """Start from the longest prefix in the tree; a later turn from history alone: it may return to it."""
+        """Start from the longest prefix in the tree; a later turn takes no more than its history from it."""
         registry, session = self.registry, self.session
         packed = packed_prompt(session, self.turn)
         match = registry.tree.match(session.tenant, packed, match_limit(self.turn, packed))
@@ -64,10 +64,10 @@ class Admission:
             raise
         self.leaned = True
         self.branch = match.branch
-        registry.copies += [(copy, session) for copy in copies]
+        registry.in_flight.add_copies(copies, session)
 
     def _ask_for_points(self) -> None:
-        """Where chunks should end: where an interruption, or another request, will want to go on."""
+        """Ask for resume points where an interruption, or another request, is likely to resume."""
         turn, sequence = self.turn, self.session.sequence
         layout = self.registry.ledger.layout
         if len(turn.request.tokens) > layout.checkpoint_tokens:
@@ -87,7 +87,7 @@ class Admission:
                 point.pinned = point in self.pinned
         sequence.tokens.cut(self.known)
         if self.leaned:
-            self.registry.purge_copies(session)
+            self.registry.in_flight.purge_copies(session)
             sequence.drop_memory()
 
 

@@ -1,13 +1,13 @@
 """The audit: ownership recounted from the owners, always on, able to fail, and never fatal.
 
 Three ways to find what is wrong. A Hold or Lease that is dropped alive reports itself. The census asks
-every owner what it holds and compares that with the ledger: a Hold that nobody claims or two owners
-claim, a unit in two places or in none, a lock without a lessee, a counter that drifted, a part of the
-tree that could be evicted and never would be, a sequence whose books do not add up. The flight recorder
-says what happened to it last.
+every owner what it holds and compares that with the ledger: a Hold without an owner or with two, a unit
+in two places or in none, a lock without a lessee, a counter that drifted, a node that could be evicted but
+is in no queue, a sequence whose books do not add up. The flight recorder has the last transitions of a
+Hold.
 
 A finding is healed on the spot: parked units are reclaimed, doubtful ones barred from use, locks and
-counters set right. It names who is touched, so that the scheduler can fail those sequences and go on.
+counters set right. It names the owners at fault, so that the scheduler fails their turns and goes on.
 
 The whole census is for idle moments and for strict mode. In between, `slice` does a bounded part of one
 at a time (slices.py); what a slice suspects, the whole census confirms or clears.
@@ -18,13 +18,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import chain
 
+from holdfast.core.findings import Finding, FindingKind
 from holdfast.core.lease import LeaseRecord
 from holdfast.core.ledger import Account, Grant, Holder, Kind, Ledger, Pool
-from holdfast.core.node import Node, Tail
+from holdfast.core.lock_census import LockCensus
 from holdfast.core.prefix import PrefixTree
-from holdfast.core.slices import Locks, Owner, Round, Sightings, claims_of
+from holdfast.core.slices import Owner, Round, Sightings, claims_of
 
-__all__ = ["FINDINGS_KEPT", "ROWS_PER_SLICE", "ROWS_PER_UNIT", "TRAIL_LENGTH", "Audit", "Finding", "Owner"]
+__all__ = [
+    "FINDINGS_KEPT",
+    "ROWS_PER_SLICE",
+    "ROWS_PER_UNIT",
+    "TRAIL_LENGTH",
+    "Audit",
+    "Finding",
+    "FindingKind",
+    "Owner",
+]
 
 TRAIL_LENGTH = 8
 FINDINGS_KEPT = 256
@@ -34,33 +44,13 @@ ROWS_PER_UNIT = 8
 ROWS_PER_SLICE = 1024
 
 
-class Finding:
-    """Something that must not be, what was done about it, and who is touched."""
-
-    __slots__ = ("detail", "healed", "holder", "kind", "owners", "pool", "step", "trail", "units")
-
-    def __init__(self, kind: str, detail: str, pool: str, units: list[int], holder: str, step: int) -> None:
-        self.kind = kind
-        self.detail = detail
-        self.pool = pool
-        self.units = units
-        self.holder = holder
-        self.step = step
-        self.healed = ""
-        self.trail: list[str] = []
-        self.owners: list[Owner] = []
-
-    def __str__(self) -> str:
-        where = f" ({self.pool} {self.units[:8]})" if self.units else ""
-        return f"step {self.step}: {self.kind}: {self.holder}: {self.detail}{where}; {self.healed}"
-
-
 class Audit:
-    """The census over one ledger, its tree, and everybody who keeps Holds."""
+    """The census over one ledger, its tree, and all owners of Holds."""
 
     __slots__ = (
         "_due",
         "_heard",
+        "_locks",
         "_round",
         "_sightings",
         "findings",
@@ -76,6 +66,7 @@ class Audit:
         self.owners = owners
         self.findings: list[Finding] = []
         self.last_full_step = 0
+        self._locks = LockCensus(ledger, tree)
         self._round: Round | None = None
         self._sightings = Sightings(ledger)
         self._due = ROWS_PER_SLICE
@@ -88,7 +79,7 @@ class Audit:
         found = self._dropped()
         owners = list(self.owners())
         claimed: list[Grant] = []
-        self.tree.claim(claimed)
+        self.tree.forest.claim(claimed)
         leases: list[LeaseRecord] = []
         for owner in owners:
             owner.claim(claimed)
@@ -102,7 +93,7 @@ class Audit:
         if not len(claimed) == len(distinct) == len(live) or not distinct.issuperset(live.values()):
             self._hold_findings(claimed, set(live.values()), owners, found)
         self._unit_findings(owners, found)
-        self._lock_findings(leases, owners, found)
+        found += self._locks.findings(leases, owners)
         self.last_full_step = self.ledger.step
         self._keep(found)
         return found
@@ -113,29 +104,27 @@ class Audit:
         self._heard = ledger.drops
         if ledger.dropped:
             ledger.reclaim_dropped()
-        if tree.dropped:
-            tree.reclaim_dropped()
+        if tree.leases.dropped:
+            tree.leases.reclaim_dropped()
         found: list[Finding] = []
         leaks, ledger.leaks = ledger.leaks, []
         for leak in leaks:
-            detail = f"a Hold taken at {leak.taken_at} was dropped alive"
-            finding = Finding(
-                "dropped hold", detail, leak.pool.name, leak.units, repr(leak.holder), leak.step
-            )
-            finding.healed = "reclaimed"
+            detail, holder = f"a Hold taken at {leak.taken_at} was dropped alive", repr(leak.holder)
+            kind, pool = FindingKind.DROPPED_HOLD, leak.pool.name
+            finding = Finding(kind, detail, holder, "reclaimed", leak.step, pool, leak.units)
             finding.trail = self._trail(leak.holder)
             found.append(finding)
-        lock_leaks, tree.leaks = tree.leaks, []
+        lock_leaks, tree.leases.leaks = tree.leases.leaks, []
         for lock in lock_leaks:
             detail = f"a Lease of {lock.length} tokens taken at {lock.taken_at} was dropped alive"
-            finding = Finding("dropped lease", detail, "tree", [], lock.name, lock.step)
-            finding.healed = "unlocked"
+            finding = Finding(FindingKind.DROPPED_LEASE, detail, lock.name, "unlocked", lock.step)
             found.append(finding)
         return found
 
     def _books(self, owner: Owner, faults: list[str]) -> Finding:
-        finding = Finding("books", "; ".join(faults), "sequence", [], repr(owner.holder), self.ledger.step)
-        finding.healed = "its memory is to be dropped"
+        detail, healed = "; ".join(faults), "its memory is to be dropped"
+        holder, step = repr(owner.holder), self.ledger.step
+        finding = Finding(FindingKind.BOOKS, detail, holder, healed, step, "sequence")
         finding.owners = [owner]
         finding.trail = self._trail(owner.holder)
         return finding
@@ -143,34 +132,31 @@ class Audit:
     def _hold_findings(
         self, claimed: list[Grant], live: set[Grant], owners: list[Owner], found: list[Finding]
     ) -> None:
-        """Holds that nobody claims, that two claim, or that are claimed but were taken back."""
-        ledger = self.ledger
+        """Holds without an owner, with two owners, or with an owner although they were taken back."""
         seen: set[Grant] = set()
         for grant in claimed:
             if grant in seen:
-                finding = self._of_grant("claimed twice", f"two owners keep Hold #{grant.serial}", grant)
-                finding.owners = [owner for owner in owners if grant in claims_of(owner)]
-                finding.healed = "its owners are to be dropped"
-                found.append(finding)
+                detail = f"two owners keep Hold #{grant.serial}"
+                found.append(self._of_owned(FindingKind.CLAIMED_TWICE, detail, grant, owners))
             seen.add(grant)
             if grant not in live:
-                finding = self._of_grant("claimed while free", f"Hold #{grant.serial} was taken back", grant)
-                finding.owners = [owner for owner in owners if grant in claims_of(owner)]
-                finding.healed = "its owners are to be dropped"
-                found.append(finding)
+                detail = f"Hold #{grant.serial} was taken back"
+                found.append(self._of_owned(FindingKind.CLAIMED_WHILE_FREE, detail, grant, owners))
         for grant in sorted(live - seen, key=lambda grant: grant.serial):
             detail = f"no owner keeps Hold #{grant.serial}, taken at {grant.taken_at}"
-            finding = self._of_grant("unclaimed", detail, grant)
-            finding.healed = "reclaimed"
-            found.append(finding)
-            ledger.reclaim(grant)
+            found.append(self._of_grant(FindingKind.UNCLAIMED, detail, grant, "reclaimed"))
+            self.ledger.reclaim(grant)
 
-    def _of_grant(self, kind: str, detail: str, grant: Grant) -> Finding:
-        finding = Finding(
-            kind, detail, grant.pool.name, list(grant.units), repr(grant.holder), self.ledger.step
-        )
-        finding.trail = self._trail(grant.holder)
+    def _of_owned(self, kind: FindingKind, detail: str, grant: Grant, owners: list[Owner]) -> Finding:
+        finding = self._of_grant(kind, detail, grant, "its owners are to be dropped")
+        finding.owners = [owner for owner in owners if grant in claims_of(owner)]
         return finding
+
+    def _of_grant(self, kind: FindingKind, detail: str, grant: Grant, healed: str) -> Finding:
+        units, holder = list(grant.units), repr(grant.holder)
+        found = Finding(kind, detail, holder, healed, self.ledger.step, grant.pool.name, units)
+        found.trail = self._trail(grant.holder)
+        return found
 
     def _unit_findings(self, owners: list[Owner], found: list[Finding]) -> None:
         """Units in two places or in none, and counters that drifted."""
@@ -200,21 +186,17 @@ class Audit:
                 self._misplaced(pool, owners, found)
 
     def _drifted(self, pool: Pool, count: list[int]) -> Finding:
+        """Set right how many units of a pool each kind of holder has."""
         kinds = [kind.name for kind in Kind if count[kind] != pool.by_kind[kind]]
-        finding = Finding(
-            "counter", f"{', '.join(kinds)} miscounted", pool.name, [], "ledger", self.ledger.step
-        )
-        finding.healed = "recounted"
+        detail = f"{', '.join(kinds)} miscounted"
         pool.by_kind[:] = count
-        return finding
+        return Finding(FindingKind.COUNTER, detail, "ledger", "recounted", self.ledger.step, pool.name)
 
     def _misaccounted(self, account: Account, held: list[int]) -> Finding:
         """Set right what a tenant is said to hold, and so what it may still take."""
-        detail = f"{account.held} units on the account, {held} held"
-        finding = Finding("counter", detail, "ledger", [], f"tenant {account.name}", self.ledger.step)
-        finding.healed = "recounted"
+        detail, holder = f"{account.held} units on the account, {held} held", f"tenant {account.name}"
         account.held[:] = held
-        return finding
+        return Finding(FindingKind.COUNTER, detail, holder, "recounted", self.ledger.step, "ledger")
 
     def _misplaced(self, pool: Pool, owners: list[Owner], found: list[Finding]) -> None:
         """Find and heal every unit of a pool that is in two places, in none, or was never in the pool."""
@@ -234,22 +216,23 @@ class Audit:
                 found.append(self._doubled(pool, unit, grants, len(places[unit]) > len(grants), owners))
         for unit in range(pool.size):
             if unit not in places:
-                finding = Finding(
-                    "lost", "no Hold and no list has it", pool.name, [unit], "nobody", self.ledger.step
+                step, detail = self.ledger.step, "no Hold and no list has it"
+                found.append(
+                    Finding(FindingKind.LOST, detail, "nobody", "reclaimed", step, pool.name, [unit])
                 )
-                finding.healed = "reclaimed"
-                found.append(finding)
-                self.ledger.let_go(pool, [unit], self.ledger.step)
+                self.ledger.let_go(pool, [unit], step)
 
     def _doubled(
         self, pool: Pool, unit: int, grants: list[Grant], free: bool, owners: list[Owner]
     ) -> Finding:
-        """Bar a unit that several name, or that the pool never had, from being used again."""
+        """Quarantine a unit that is in several places, or remove one that the pool never had."""
         foreign = not 0 <= unit < pool.size
-        kind = "foreign unit" if foreign else "claimed while free" if free else "claimed twice"
+        kind = FindingKind.CLAIMED_WHILE_FREE if free else FindingKind.CLAIMED_TWICE
+        if foreign:
+            kind = FindingKind.FOREIGN_UNIT
         holders = ", ".join(sorted({repr(grant.holder) for grant in grants})) or "the free list"
-        finding = Finding(kind, f"unit {unit} is in {holders}", pool.name, [unit], holders, self.ledger.step)
-        finding.healed = "removed" if foreign else "quarantined"
+        detail, healed = f"unit {unit} is in {holders}", "removed" if foreign else "quarantined"
+        finding = Finding(kind, detail, holders, healed, self.ledger.step, pool.name, [unit])
         finding.owners = [owner for owner in owners if any(grant in grants for grant in claims_of(owner))]
         for grant in grants:
             finding.trail += self._trail(grant.holder)
@@ -260,86 +243,7 @@ class Audit:
         if foreign:
             pool.poisoned[unit] = 1 << 30
         else:
-            self.ledger.poison(pool, unit, len(grants))
-        return finding
-
-    def _lock_findings(self, claimed: list[LeaseRecord], owners: list[Owner], found: list[Finding]) -> None:
-        """Leases that nobody keeps, locks that no lease accounts for, and leases of what is gone."""
-        tree = self.tree
-        kept = set(claimed)
-        for record in [record for record in tree.leases.values() if record not in kept]:
-            detail = f"no owner keeps the lease of {record.length} tokens, taken at {record.taken_at}"
-            finding = Finding("lock without a lessee", detail, "tree", [], record.name, self.ledger.step)
-            finding.healed = "unlocked"
-            found.append(finding)
-            tree.release(record, self.ledger.step)
-        for record in [record for record in tree.leases.values() if record.astray]:
-            detail = (
-                f"the lease of {record.length} tokens, taken at {record.taken_at}, names what lies past it"
-            )
-            finding = Finding("lock without a lessee", detail, "tree", [], record.name, self.ledger.step)
-            finding.healed = "unlocked"
-            found.append(finding)
-            tree.unlock_state(record, self.ledger.step)
-            tree.unlock_tail(record, self.ledger.step)
-            record.window_first = min(record.window_first, record.pages)
-        locks = Locks(tree.leases.values(), self.ledger.layout)
-        nodes = list(tree.nodes())
-        there: set[Node | Tail] = set(nodes)
-        for node in nodes:
-            if node.tails:
-                there.update(node.tails.values())
-            if not locks.agree(node):
-                found.append(self._lock_drift(node, locks))
-        self._member_findings(there, found)
-        if not there.issuperset(locks.paths) or not there.issuperset(locks.tails):
-            found += [
-                self._leased_but_gone(record, owners)
-                for record in tree.leases.values()
-                if record.node not in there or (record.tail is not None and record.tail not in there)
-            ]
-
-    def _member_findings(self, members: set[Node | Tail], found: list[Finding]) -> None:
-        """Members that could be evicted but never come up, and states that are miscounted."""
-        tree = self.tree
-        for member in [member for member in members if tree.lacks(member)]:
-            detail = f"what ends at {member.end} could be evicted, but is not queued"
-            finding = Finding("not queued", detail, "tree", [], f"TREE {member.root_key}", self.ledger.step)
-            finding.healed = "queued"
-            found.append(finding)
-            tree.offer(member)
-        states = sum(member.state is not None for member in members)
-        if states != tree.states:
-            detail = f"{tree.states} states counted in the tree, {states} there"
-            finding = Finding("counter", detail, "tree", [], "tree", self.ledger.step)
-            finding.healed = "recounted"
-            found.append(finding)
-            tree.states = states
-
-    def _lock_drift(self, node: Node, locks: Locks) -> Finding:
-        """Set a node's locks to what its leases account for."""
-        paths, states = locks.paths.get(node, 0), locks.states.get(node, 0)
-        detail = f"{node.leases} and {node.state_leases} locks at {node.end} for {paths} and {states} leases"
-        lessees = sorted(record.name for record in self.tree.leases.values() if record.node is node)
-        holder = ", ".join(lessees) or repr(node.holder)
-        finding = Finding("lock without a lessee", detail, "tree", [], holder, self.ledger.step)
-        finding.healed = "recounted"
-        node.leases, node.state_leases = paths, states
-        node.window_leases = locks.windows.get(node, set())
-        self.tree.offer(node)
-        for tail in node.tails.values():
-            tail.leases = locks.tails.get(tail, 0)
-            self.tree.offer(tail)
-        return finding
-
-    def _leased_but_gone(self, record: LeaseRecord, owners: list[Owner]) -> Finding:
-        """A lease of a node or tail that is not in the tree any more: what it reads may be anybody's."""
-        detail = f"the lease of {record.length} tokens, taken at {record.taken_at}, is of what was evicted"
-        finding = Finding("claimed while free", detail, "tree", [], record.name, self.ledger.step)
-        finding.healed = "its owners are to be dropped"
-        finding.owners = [
-            owner for owner in owners if owner.lease is not None and owner.lease.record is record
-        ]
+            pool.poison(unit, len(grants))
         return finding
 
     # --- a part at a time -------------------------------------------------------------------------

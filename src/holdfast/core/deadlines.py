@@ -1,4 +1,4 @@
-"""When to look at whom: one entry for each session with a time to live, and for each turn with a deadline.
+"""Deadlines: one entry for each session with a time to live, and for each turn with a deadline.
 
 A heap with lazy deletion. Entries that were dropped stay in the heap until they come up, but are cleared away
 as soon as they outnumber those that count: the heap is never much more than twice as long as what lives.
@@ -36,13 +36,13 @@ class Deadlines:
         heapq.heappush(self._heap, (when, key))
 
     def drop(self, key: int) -> None:
-        """There is nothing to look at any more, if there ever was."""
+        """Remove an entry. No effect without one."""
         if self._live.pop(key, None) is not None and len(self._heap) > 2 * len(self._live) + SLACK:
             self._heap = [(when, each) for each, (when, _) in self._live.items()]
             heapq.heapify(self._heap)
 
     def due(self, now: float) -> Iterator[tuple[int, str]]:
-        """Take out what is due, one by one. What is dropped or added meanwhile is seen."""
+        """Take out entries that are due, one by one. Entries dropped or added meanwhile are seen."""
         while self._heap and self._heap[0][0] <= now:
             when, key = heapq.heappop(self._heap)
             entry = self._live.get(key)

@@ -1,4 +1,4 @@
-"""What the core says when it refuses: each a type of its own, with the figures that explain it.
+"""Refusals of the core: each is a type of its own, with the figures that explain it.
 
 A refusal changes nothing. `code` is stable and machine-readable; `param` names the field at fault, where
 there is one. The server turns the class into a status.
@@ -49,13 +49,13 @@ class TooManySessions(Refused):
 
 
 class QueueFull(Refused):
-    """As many turns are waiting as may wait."""
+    """The queue of waiting turns is full."""
 
     code = "queue_full"
 
 
 class EmptyTurn(Refused):
-    """A turn brought no tokens, and did not ask to go on with what is there."""
+    """A turn has no input tokens, and did not ask to continue without input."""
 
     code = "empty_turn"
     param = "input"
@@ -96,20 +96,20 @@ class RequestConflict(Refused):
 
 
 class JournalUnavailable(Refused):
-    """What happens now could not be written down: nothing new is begun until it can."""
+    """The journal cannot be written: no new work is accepted until it can."""
 
     code = "journal_unavailable"
 
 
 class UnknownTurn(Refused):
-    """The turn that an event names is not in flight: it is over, or never was."""
+    """The named turn is not in flight: it has ended, or never existed."""
 
     code = "turn_not_found"
     param = "turn_id"
 
 
 class NothingToKeep(Refused):
-    """An interruption asks to keep more than there is, or there is no turn that it could cut."""
+    """An interruption asks to keep more tokens than the turn has generated."""
 
     code = "nothing_to_keep"
     param = "keep_tokens"
@@ -123,7 +123,7 @@ class UnknownBoundary(Refused):
 
 
 class AlreadyComputed(Refused):
-    """A turn asks for what only computing shows, of tokens that its session has computed before."""
+    """A turn asks for log probabilities of tokens that its session has computed already."""
 
     code = "already_computed"
     param = "prompt_logprobs"
@@ -143,7 +143,7 @@ class ContextExceeded(Refused):
     param = "max_tokens"
 
     def __init__(self, needed: int, limit: int) -> None:
-        super().__init__(f"the turn needs a context length of {needed} tokens; at most {limit} are possible")
+        super().__init__(f"the turn needs a context length of {needed} tokens; the maximum is {limit}")
         self.needed = needed
         self.limit = limit
 
@@ -175,4 +175,4 @@ class OverQuota(Refused):
 
 
 class IllegalTransition(Exception):
-    """An event met a state that it cannot happen in: a fault of the caller, never of the client."""
+    """An event is not allowed in the present state: a fault of the caller, never of the client."""

@@ -1,8 +1,8 @@
 """Falling back: the ways in which a sequence comes to have computed less.
 
 A turn that is kept in part, rolled back or retracted, and a session that is rewound, all do the same: let
-`computed` fall to the nearest length from which every component can go on, and free what lies past it.
-Only what becomes of the tokens differs. Nothing here recomputes, and nothing allocates, except that a cut
+`computed` fall to the nearest length from which every component can resume, and free the memory past it.
+They differ in what becomes of the tokens. Nothing here recomputes, and nothing allocates, except that a cut
 inside the leased prefix takes a copy of the one page that it leaves partly filled.
 """
 
@@ -30,7 +30,7 @@ def resume_length(sequence: Sequence, limit: int) -> int:
 def fall_back(sequence: Sequence, limit: int) -> list[UnitCopy]:
     """Let computed fall to the nearest resumable length at or below `limit`.
 
-    Only a cut inside the leased prefix needs new units (a copy of the partial page); if they cannot be had
+    Only a cut inside the leased prefix needs new units (a copy of the partial page); without room for them
     this raises and changes nothing. The copies returned belong into the very next plan.
     """
     length = resume_length(sequence, limit)
@@ -87,7 +87,7 @@ def keep(
 
 
 def rollback(sequence: Sequence, holder: Holder, checkpoints: Holder, certain: int | None = None) -> None:
-    """End the turn as if it had never begun. Never allocates, recomputes no history."""
+    """End the turn as if it had never begun. Allocates nothing and recomputes no history."""
     assert sequence.mark is not None, "no turn to roll back"
     copies = keep(sequence, sequence.mark.known, holder, checkpoints, certain)
     assert not copies, "a mark lies at or past the lease, or at the very start"
@@ -131,7 +131,7 @@ def _prepare_shorter_lease(sequence: Sequence, length: int) -> tuple[list[UnitCo
 def _owns_window_page(sequence: Sequence, run: Run, page: int, length: int) -> bool:
     """Whether the window page that a cut at `length` leaves partly filled is the sequence's own.
 
-    It is if the current window or a point at or past the cut has it: whoever does gives it down.
+    It is if the current window has it, or a point at or past the cut: such a point gives it down.
     """
     if run.first <= page:
         return True

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import NoReturn, Protocol
 
 from holdfast.core.layout import MemoryLayout
-from holdfast.core.ledger import Hold, Ledger, LedgerError, Site
+from holdfast.core.ledger import Ledger, LedgerError, Site
 from holdfast.core.node import Node, Tail
 
 
@@ -26,7 +26,7 @@ class DeadLease(LedgerError):
 
 
 class Lessor(Protocol):
-    """What a lease asks of the tree that it came from."""
+    """What a lease asks of the table that it is in."""
 
     layout: MemoryLayout
     ledger: Ledger
@@ -49,7 +49,7 @@ class Lessor(Protocol):
 
 
 class LeaseRecord:
-    """The tree's record of a Lease: what outlives a Lease that somebody dropped."""
+    """The record of a Lease in the table; it outlives a Lease that was dropped."""
 
     __slots__ = (
         "length",
@@ -59,19 +59,19 @@ class LeaseRecord:
         "serial",
         "site",
         "state_node",
+        "table",
         "tail",
-        "tree",
         "window_first",
     )
 
-    def __init__(self, tree: Lessor, node: Node, name: str, serial: int, site: Site) -> None:
-        self.tree = tree
+    def __init__(self, table: Lessor, node: Node, name: str, serial: int, site: Site) -> None:
+        self.table = table
         self.node = node
         self.name = name
         self.serial = serial
         self.site = site
         self.length = node.end
-        self.pages = node.end // tree.layout.page_size
+        self.pages = node.end // table.layout.page_size
         self.window_first = self.pages
         self.state_node: Node | None = None
         self.tail: Tail | None = None
@@ -80,10 +80,10 @@ class LeaseRecord:
         """Let the path end at another node, at a page boundary."""
         self.node = node
         self.length = length
-        self.pages = length // self.tree.layout.page_size
+        self.pages = length // self.table.layout.page_size
 
     def is_alone_in(self, node: Node) -> bool:
-        """Whether a node on its path, below which nobody else leans, is there for this lease alone."""
+        """Whether a node on its path serves this lease alone, given that the nodes below it do."""
         last = node is self.node
         others = node.leases - last + len(node.children) - (not last) + len(node.tails)
         states = node.state_leases - (self.state_node is node)
@@ -91,7 +91,7 @@ class LeaseRecord:
 
     @property
     def astray(self) -> bool:
-        """Whether it names window pages, a state or a tail past its end, which its lessee can never read."""
+        """Whether it locks window pages, a state or a tail past its end, where its lessee never reads."""
         if self.window_first > self.pages or (self.tail is not None and self.tail.node is not self.node):
             return True
         return self.state_node is not None and self.state_node.end > self.length
@@ -128,8 +128,8 @@ class Lease:
     def __del__(self) -> None:
         record = self.record
         if record.__class__ is LeaseRecord:
-            record.tree.dropped.append(record)
-            record.tree.ledger.drops += 1
+            record.table.dropped.append(record)
+            record.table.ledger.drops += 1
 
     @property
     def alive(self) -> bool:
@@ -155,7 +155,7 @@ class Lease:
         """The full pages from `first_page` to the end of the path, in order."""
         parts: list[list[int]] = []
         node = self.record.node
-        page_size = self.record.tree.layout.page_size
+        page_size = self.record.table.layout.page_size
         while node.parent is not None and node.end // page_size > first_page:
             if node.full is not None:
                 skip = max(0, first_page - node.start // page_size)
@@ -167,7 +167,7 @@ class Lease:
         """The window pages from `first_page` to the end of the path; all must be locked by this lease."""
         parts: list[list[int]] = []
         node = self.record.node
-        page_size = self.record.tree.layout.page_size
+        page_size = self.record.table.layout.page_size
         assert first_page >= self.record.window_first, "those window pages are not leased"
         while node.parent is not None and node.end // page_size > first_page:
             assert node.window is not None, "a leased window page is gone"
@@ -183,37 +183,36 @@ class Lease:
         assert node.state is not None, "a locked state is gone"
         return node.state.units[0]
 
-    def tail_holds(self) -> tuple[Hold | None, Hold | None, Hold | None]:
-        """The leased tail's full page, window page and state slot: what the lessee copies."""
-        tail = self.record.tail
-        assert tail is not None, "this lease has no tail"
-        return tail.full, tail.window, tail.state
+    @property
+    def tail(self) -> Tail | None:
+        """The tail that the lessee copies, until `unlock_tail`."""
+        return self.record.tail
 
     def unlock_state(self, fence: int = 0) -> None:
         """Give up the state lock; no effect without one."""
-        self.record.tree.unlock_state(self.record, fence)
+        self.record.table.unlock_state(self.record, fence)
 
     def unlock_tail(self, fence: int = 0) -> None:
         """Give up the tail: its copies have settled. No effect without one."""
-        self.record.tree.unlock_tail(self.record, fence)
+        self.record.table.unlock_tail(self.record, fence)
 
     def raise_window(self, first_page: int, fence: int = 0) -> None:
         """Keep window pages from `first_page` on only."""
-        self.record.tree.raise_window(self.record, first_page, fence)
+        self.record.table.raise_window(self.record, first_page, fence)
 
     def shorten(self, length: int, fence: int = 0) -> None:
-        """End at `length`, a page boundary inside the path, and give up what lies past it."""
-        self.record.tree.shorten(self.record, length, fence)
+        """End at `length`, a page boundary inside the path, and give up the locks past it."""
+        self.record.table.shorten(self.record, length, fence)
 
     def release(self, fence: int = 0) -> None:
         """Give up every lock; `fence` is the newest step whose plan reads through this lease."""
         record = self.record
-        record.tree.release(record, fence)
+        record.table.release(record, fence)
         self.record = _DEAD  # type: ignore[assignment]
 
 
 class LockLeak:
-    """A live Lease that was dropped, as the tree saw it."""
+    """A live Lease that was dropped, as the table saw it."""
 
     __slots__ = ("length", "name", "serial", "step", "taken_at")
 

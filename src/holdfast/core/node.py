@@ -1,4 +1,4 @@
-"""The parts of the prefix tree: nodes, tails, and what a look-up returns.
+"""The parts of the prefix tree: nodes, tails, and the result of a look-up.
 
 A node holds, per component, its units or a tombstone:
 
@@ -20,7 +20,7 @@ from holdfast.core.tokens import TOKEN_BYTES
 
 
 class WindowLock(Protocol):
-    """Somebody who keeps a path's window pages from `window_first` on."""
+    """A lease, as a node sees it: it keeps a path's window pages from `window_first` on."""
 
     window_first: int
 
@@ -79,7 +79,7 @@ class Node:
 
 
 class Tail:
-    """A leaf that ends inside a page. Nothing hangs below it, and nobody writes to it."""
+    """A leaf that ends inside a page. It has no children, and is never written to."""
 
     __slots__ = ("fence", "full", "key", "leases", "node", "queued", "rank", "state", "used", "window")
 
@@ -115,7 +115,7 @@ class Tail:
 
 
 class Withdrawn:
-    """What a run held that was taken out of the tree; `first` is the number of its first window page."""
+    """The units of a run that was taken out of the tree; `first` is the number of its first window page."""
 
     __slots__ = ("first", "full", "state", "window")
 
@@ -133,7 +133,7 @@ class Withdrawn:
 
 
 class Match:
-    """What a look-up found. `length` can be resumed from; full KV reaches to `branch`."""
+    """The result of a look-up: `length` can be resumed from; full KV reaches to `branch`."""
 
     __slots__ = ("branch", "length", "node", "root_key", "tail", "version")
 
@@ -156,14 +156,14 @@ def leaf_may_go(member: Node | Tail) -> bool:
 
 
 def window_may_go(member: Node | Tail) -> bool:
-    """Whether a member has window pages that nobody leases."""
+    """Whether a member has window pages without a lease."""
     if isinstance(member, Tail):
         return not member.leases and member.window is not None
     return member.window is not None and not member.window_leases
 
 
 def state_may_go(member: Node | Tail) -> bool:
-    """Whether a member has a state that nobody leases."""
+    """Whether a member has a state without a lease."""
     if isinstance(member, Tail):
         return not member.leases and member.state is not None
     return member.state is not None and not member.state_leases

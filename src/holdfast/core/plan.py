@@ -1,6 +1,6 @@
 """Plans and results: all that passes between the core and an executor.
 
-A `StepPlan` says what to compute in one step; a `StepResult` says what came of it. Both are plain
+A `StepPlan` says what to compute in one step; a `StepResult` has the outcome. Both are plain
 slotted values: rows are made by the hundred in every step, and nothing here may cost more than an
 attribute. An executor runs plans in the order of their steps: copies and moves first, then the rows.
 """
@@ -33,8 +33,8 @@ class UnitCopy:
 class TierMove:
     """Copy units of one component from a tier to another. The source stays valid until the step settles.
 
-    `number` names the transit that the move is part of, afresh each time: one that was cancelled and begun
-    again is another.
+    `number` names the transit that the move is part of. A transit that is cancelled and begun again gets a
+    new number.
     """
 
     __slots__ = ("component", "destination_tier", "destinations", "number", "source_tier", "sources")
@@ -43,13 +43,17 @@ class TierMove:
         self,
         number: int,
         component: Component,
-        source: tuple[Tier, list[int]],
-        destination: tuple[Tier, list[int]],
+        source_tier: Tier,
+        sources: list[int],
+        destination_tier: Tier,
+        destinations: list[int],
     ) -> None:
         self.number = number
         self.component = component
-        self.source_tier, self.sources = source
-        self.destination_tier, self.destinations = destination
+        self.source_tier = source_tier
+        self.sources = sources
+        self.destination_tier = destination_tier
+        self.destinations = destinations
 
 
 class TableChange:
@@ -114,7 +118,7 @@ class StepPlan(Generic[T, Owner]):
 
 
 class RowResult:
-    """What one row gave: the sampled token, after the drafts that stand; why it ends, or what went wrong."""
+    """The result of one row: the accepted drafts and the sampled token; why the turn ends, or an error."""
 
     __slots__ = ("error", "finish", "tokens")
 
@@ -125,9 +129,9 @@ class RowResult:
 
 
 class StepResult:
-    """What a step gave: one result for each row, one flag for each move; `error` if the whole step failed.
+    """The result of a step: one for each row, one flag for each move; `error` if the whole step failed.
 
-    A move whose flag is None is still under way: `Scheduler.arrive` says later what came of it.
+    A move whose flag is None is still under way: `Scheduler.arrive` reports its outcome later.
     """
 
     __slots__ = ("error", "moved", "rows")

@@ -1,4 +1,4 @@
-"""Resume points: lengths at which every component of a sequence can go on.
+"""Resume points: lengths from which every component of a sequence can resume.
 
 A point at length b needs the state slot at exactly b and the window pages that cover [b - W, b);
 full pages below b are there anyway. Points of one sequence lie on a line, and several may need the
@@ -38,7 +38,7 @@ class Run:
 
 
 class ResumePoint:
-    """A length to go on from. `pinned` points are not evicted: somebody may still return to them."""
+    """A length to resume from. `pinned` points are not evicted: their turn may still be rolled back."""
 
     __slots__ = ("holder", "length", "pinned", "state", "window")
 
@@ -50,7 +50,7 @@ class ResumePoint:
         self.pinned = False
 
     def receive(self, hold: Hold, first: int) -> None:
-        """Take window pages that a newer needer gives up; they follow what the point has."""
+        """Take window pages that a newer point gives up; they follow those that the point has."""
         moved = hold.move_to(self.holder)
         if self.window is None:
             self.window = Run(moved, first)

@@ -1,6 +1,6 @@
-"""Choices: limits, the order of the queue, and who gives way.
+"""Policy: limits, the order of the queue, and the order in which sessions give way.
 
-Pure functions of what they are given. The scheduler asks; nothing here changes anything.
+Pure functions: nothing here changes anything.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Policy:
 
     `checkpoints` is how many resume points a session may keep past its last turn. A turn that waits for
     `age_seconds` counts as one priority higher, so that nothing starves. With `durable_turns` a turn's mark
-    is kept until somebody says that the turn is durable. A tenant may hold its own of `shares`, or `share`.
+    is kept until the turn is reported as durable. A tenant may hold its own of `shares`, or `share`.
     """
 
     context_length: int = 8192

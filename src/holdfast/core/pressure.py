@@ -1,4 +1,4 @@
-"""When memory is short: what gives way, in which order.
+"""Memory pressure: what gives way, in which order.
 
     the prefix tree's unleased leaves, least recently used
     checkpoints of sessions
@@ -6,11 +6,11 @@
     recomputation; what is on disk as well leaves the host first
     running turns: the one that loses least is retracted; never the oldest
 
-Tenants give way one after the other, the one that holds most first, so that nobody loses memory to somebody
-who has more. Where a tenant is at its quota, it gives way alone.
+Tenants give way one after the other, the one that holds most first, so that no tenant loses memory to one
+that has more. Where a tenant is at its quota, it gives way alone.
 
-What is freed may still be named by a step in flight, and a spill takes a step: `make_room` then says that it
-is on its way, and the asker tries again in a later plan. Nothing more is given up while enough is coming.
+Units that are given up may still be named by a step in flight, and a spill takes a step: the asker then tries
+again in a later plan. Nothing more is given up while enough is on its way.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from holdfast.core.fallback import retract
+from holdfast.core.in_flight import Plan
 from holdfast.core.layout import Tier
 from holdfast.core.ledger import Account, Kind, OutOfUnits, OverQuota
+from holdfast.core.moves import SPILL_TIERS
 from holdfast.core.policy import retraction_victim, spill_order
-from holdfast.core.registry import SPILL_TIERS, Registry
-from holdfast.core.session import Life, Place, Session
+from holdfast.core.registry import Registry
+from holdfast.core.session import Life, LifeEvent, Place, PlaceEvent, Session
 from holdfast.core.sharing import reclaim
-from holdfast.core.tiers import sink, start_spill
-from holdfast.core.turn import Ending
+from holdfast.core.tiers import sink, start_restore, start_spill
+from holdfast.core.turn import Ending, TurnEvent
 
 OnDisk = Callable[[Session], bool]
 
 
 class Shortage:
-    """Units of a pool that somebody needs: for anybody, or for a tenant that may hold no more."""
+    """Units that a pool lacks: in all, or for a tenant at its quota (`account`)."""
 
     __slots__ = ("account", "need", "pool", "registry")
 
@@ -44,21 +46,21 @@ class Shortage:
     @property
     def missing(self) -> int:
         """How many more units must be given up before the need can be met at once."""
-        room = len(self.pool.free) if self.account is None else self.account.room(self.pool)
+        room = len(self.pool.free) if self.account is None else self.pool.room(self.account)
         return max(0, self.need - room)
 
     @property
     def over(self) -> bool:
-        """Whether enough is there or on its way."""
+        """Whether enough is free or on its way."""
         tenant = self.account.name if self.account is not None else None
-        return self.missing <= self.registry.leaving_units(self.pool.component, tenant)
+        return self.missing <= self.registry.moves.leaving_units(self.pool.component, tenant)
 
     def concerns(self, session: Session) -> bool:
-        """Whether what a session has could help."""
+        """Whether memory of a session counts: any, or only of the tenant at its quota."""
         return self.account in (None, session.holder.account)
 
     def givers(self) -> Iterator[Account]:
-        """Who gives way: those that hold some, the one that holds most first."""
+        """The accounts that give way: those that hold units, the largest first."""
         index = self.pool.index
         accounts = self.registry.ledger.accounts.values() if self.account is None else (self.account,)
         return iter(
@@ -67,7 +69,7 @@ class Shortage:
 
 
 class Pressure:
-    """Makes room for whoever asks, at the cost of who can best spare it.
+    """Makes room for a session, at the cost of those that can best spare it.
 
     `on_disk` says whether a session's memory, wherever it lies, is in a file as well.
     """
@@ -79,7 +81,7 @@ class Pressure:
         self.on_disk = on_disk
 
     def make_room(self, shortfall: OutOfUnits, asker: Session, may_retract: bool) -> bool:
-        """True if the asker should try again at once; False if room is on its way, or cannot be had now."""
+        """True if the asker should try again at once; False if room is on its way, or there is none."""
         shortage = Shortage(self.registry, shortfall)
         if not shortage.missing:
             return False
@@ -101,9 +103,9 @@ class Pressure:
             self._empty_sessions(shortage, account, asker)
 
     def _drop_checkpoints(self, shortage: Shortage, account: Account) -> None:
-        """Give up checkpoints that nobody pins, session by session."""
+        """Give up checkpoints that are not pinned, session by session."""
         registry = self.registry
-        for session in [each for each in registry.checkpointed if each.holder.account is account]:
+        for session in [each for each in registry.queues.checkpointed if each.holder.account is account]:
             if shortage.over:
                 return
             sequence = session.sequence
@@ -111,8 +113,8 @@ class Pressure:
                 if point.holder.kind is Kind.CHECKPOINT:
                     sequence.drop_point(point)
             if not sequence.points:
-                del registry.checkpointed[session]
-        for session in registry.running:
+                del registry.queues.checkpointed[session]
+        for session in registry.queues.running:
             if shortage.over:
                 return
             if session.holder.account is account:
@@ -121,7 +123,7 @@ class Pressure:
     def _empty_sessions(self, shortage: Shortage, account: Account, asker: Session) -> None:
         """Take the memory of sessions at rest, in the order of the policy; evict what they alone leased."""
         registry, pool = self.registry, shortage.pool
-        resting = (session for session in registry.resting if session.holder.account is account)
+        resting = (session for session in registry.queues.resting if session.holder.account is account)
         for session in spill_order(resting, registry.now):
             if shortage.over:
                 return
@@ -130,13 +132,13 @@ class Pressure:
             lease = session.sequence.lease
             if not session.holder.held[pool.index] and (lease is None or not lease.length):
                 continue
-            takes_along = pool.component in registry.parcel_units(session)
+            takes_along = pool.component in registry.moves.parcel_units(session)
             if not (takes_along and self.spill(session, asker=asker)):
                 self._drop(session, shortage)
 
     def _drop_parcels(self, shortage: Shortage, asker: Session) -> None:
         """The last resort before running turns: sessions that are away still lease what the tree holds."""
-        for session in list(self.registry.resting):
+        for session in list(self.registry.queues.resting):
             if shortage.over:
                 return
             lease = session.sequence.lease
@@ -152,15 +154,15 @@ class Pressure:
     def spill(self, session: Session, tier: Tier | None = None, asker: Session | None = None) -> bool:
         """Start moving a resting session's memory to another tier, or to that one; False without room.
 
-        What the tree keeps for the session alone goes along: it would pin the device for nobody else's use.
-        `asker` is for whom room is made: nothing is taken from it.
+        The pages that the tree keeps for the session alone go along. `asker` is the session that needs room:
+        nothing is taken from it.
         """
         registry = self.registry
         tiers = SPILL_TIERS if tier is None else (tier,)
         for each in tiers:
             self._clear(each, session, asker)
-        tier = registry.spill_tier(session, tiers)
-        if tier is None or any(owner is session for _, owner in registry.copies):
+        tier = registry.moves.spill_tier(session, tiers)
+        if tier is None or registry.in_flight.has_copies_of(session):
             return False
         reclaim(registry.tree, session.sequence)
         transit = registry.ledger.holder(Kind.TRANSIT, session.id, session.tenant)
@@ -169,34 +171,66 @@ class Pressure:
             parcel, moves = start_spill(session.sequence, tier, transit, registry.number())
         except OutOfUnits:
             return False
-        registry.seals.pop(session, None)
-        registry.checkpointed.pop(session, None)
+        registry.queues.seals.pop(session, None)
+        registry.queues.checkpointed.pop(session, None)
         if session.life is Life.SEALING:
-            session.on("end")
+            session.on(LifeEvent.END)
         session.parcel = parcel
-        session.moved("spill")
-        session.sequence.fence = registry.ledger.step
-        registry.transits[parcel.transit] = session
-        registry.moves += moves
+        registry.moves.begin(session, PlaceEvent.SPILL, moves)
         return True
 
+    def restore(self, session: Session, plan: Plan | None = None) -> bool:
+        """Start bringing a session's memory back; `plan` is the one in the making.
+
+        Raises `OutOfUnits` if there is no room now. Where there never will be, the memory is given up, and
+        this returns False.
+        """
+        registry = self.registry
+        parcel = session.parcel
+        assert parcel is not None
+        transit = registry.ledger.holder(Kind.TRANSIT, session.id, session.tenant)
+        registry.ledger.purpose = "restore"
+        while True:
+            try:
+                moves = start_restore(session.sequence, parcel, transit, registry.number())
+            except OutOfUnits as shortfall:
+                if self.make_room(shortfall, session, may_retract=False):
+                    continue
+                if not self.in_vain(shortfall, session, plan):
+                    raise
+                registry.give_up(session)
+                return False
+            registry.moves.begin(session, PlaceEvent.RESTORE, moves)
+            return True
+
+    def in_vain(self, shortfall: OutOfUnits, session: Session, plan: Plan | None) -> bool:
+        """Whether waiting would bring no room: nothing runs or moves that could give some back."""
+        registry = self.registry
+        running, transits = registry.queues.running, registry.moves.transits
+        plans = registry.in_flight.plans if plan is None else (*registry.in_flight.plans, plan)
+        if not isinstance(shortfall, OverQuota):
+            return not (running or transits or registry.in_flight.plans or plan)
+        rows = (row.turn.session_id for each in plans for row in each.rows)
+        computing = (registry.sessions[name] for name in rows if name in registry.sessions)
+        return all(each.tenant != session.tenant for each in (*running, *transits.values(), *computing))
+
     def _clear(self, tier: Tier, session: Session, asker: Session | None) -> None:
-        """Make room on another tier for a session: what lies on the host and on disk stays on disk alone.
+        """Make room on another tier for a session: parcels on the host with a copy on disk leave the host.
 
         Where a tenant has more of the tier than the session's would have, its longest resting sessions make
         room and are dropped to recomputation.
         """
         registry = self.registry
-        if registry.spill_tier(session, (tier,)) is not None:
+        if registry.moves.spill_tier(session, (tier,)) is not None:
             return
         account = session.holder.account
         pools = [
             (pool, need)
-            for component, need in registry.parcel_units(session).items()
+            for component, need in registry.moves.parcel_units(session).items()
             if (pool := registry.ledger.pools.get((component, tier))) is not None
         ]
         sinks = self.on_disk if tier is Tier.HOST else None
-        quota = any(account.room(pool) < need for pool, need in pools)
+        quota = any(pool.room(account) < need for pool, need in pools)
         heavier = {
             each
             for each in registry.ledger.accounts.values()
@@ -205,11 +239,11 @@ class Pressure:
         }
         if sinks is None and not heavier:
             return
-        for older in list(registry.resting):
+        for older in list(registry.queues.resting):
             parcel = older.parcel
             if older is asker or parcel is None or older.place is not Place.AWAY or parcel.tier is not tier:
                 continue
-            if registry.spill_tier(session, (tier,)) is not None:
+            if registry.moves.spill_tier(session, (tier,)) is not None:
                 return
             if quota and older.holder.account is not account:
                 continue
@@ -222,7 +256,7 @@ class Pressure:
         """Take back turns until enough is free or on its way; a turn with rows in flight ends after them."""
         registry = self.registry
         while not shortage.over:
-            running = [session for session in registry.running if shortage.concerns(session)]
+            running = [session for session in registry.queues.running if shortage.concerns(session)]
             if any(session.turn is not None and session.turn.ending is not None for session in running):
                 return
             victim = retraction_victim(running)
@@ -230,7 +264,7 @@ class Pressure:
                 return
             turn = victim.turn
             assert turn is not None
-            turn.ending = Ending("retract", "memory is short")
+            turn.ending = Ending(TurnEvent.RETRACT, "memory is short")
             if not victim.unsettled:
                 take_back(registry, victim)
             if victim is asker:
@@ -257,10 +291,10 @@ def take_back(registry: Registry, session: Session, certain: int | None = None) 
     turn.ending = None
     turn.awaiting = 0
     turn.retracts += 1
-    turn.on("retract")
-    session.on("retract")
+    turn.on(TurnEvent.RETRACT)
+    session.on(LifeEvent.RETRACT)
     retract(session.sequence, session.holder, session.checkpoints, certain)
-    registry.running.remove(session)
-    registry.wait(session, turn)
-    registry.rest(session)
+    registry.queues.running.remove(session)
+    registry.queues.wait(session, turn)
+    registry.queues.rest(session)
     registry.counters.retracts += 1

@@ -1,7 +1,7 @@
 """The scheduler: everything that may happen to a session, and the steps that carry it out.
 
     plan   = scheduler.plan(budget, now)         rows, copies and moves for an executor
-    events = scheduler.settle(plan, result, now) what clients should hear
+    events = scheduler.settle(plan, result, now) events for clients
 
 Between the two come the verbs of clients: open, submit, abort, interrupt, rewind, fork, spill, close. Each
 either does what it says or raises a `Refused` and changes nothing. At most two plans are in flight. Time is
@@ -10,25 +10,27 @@ an argument everywhere; a clock that jumps back stands still here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from holdfast.core import errors
 from holdfast.core.audit import Audit, Finding, Owner
+from holdfast.core.events import Event, EventKind
 from holdfast.core.fallback import fall_back, resume_length
-from holdfast.core.layout import Component, Tier
+from holdfast.core.in_flight import Plan
+from holdfast.core.layout import Tier
 from holdfast.core.ledger import Kind, Ledger, OutOfUnits
 from holdfast.core.plan import StepResult
 from holdfast.core.planner import Planner, Proposer
 from holdfast.core.policy import Policy
 from holdfast.core.prefix import PrefixTree
 from holdfast.core.pressure import OnDisk, Pressure
-from holdfast.core.registry import EXPIRED_KEPT, Event, Plan, Registry
-from holdfast.core.session import Life, Place, Session
+from holdfast.core.registry import Registry
+from holdfast.core.requirements import require_fit, require_known_tokens, require_new_session
+from holdfast.core.session import Life, LifeEvent, Place, PlaceEvent, Session
 from holdfast.core.settler import Settler
 from holdfast.core.sharing import fork
 from holdfast.core.tiers import adopt
-from holdfast.core.tokens import all_known
-from holdfast.core.turn import KEEP_ALL, Ending, Turn, TurnRequest, TurnState
+from holdfast.core.turn import KEEP_ALL, Ending, Turn, TurnEvent, TurnRequest, TurnState
 
 FLIGHTS_MAX = 2
 
@@ -47,7 +49,7 @@ class Scheduler:
         state_budget: int = 1 << 30,
         on_disk: OnDisk | None = None,
     ) -> None:
-        ledger.limit = policy.limit
+        ledger.limit_tenants(policy.limit)
         self.registry = Registry(ledger, PrefixTree(ledger, state_budget), policy)
         self.pressure = Pressure(self.registry, on_disk)
         self.planner = Planner(self.registry, self.pressure, propose)
@@ -55,26 +57,21 @@ class Scheduler:
         self.audit = Audit(ledger, self.registry.tree, self._owners)
         self.strict = strict
 
+    @property
+    def _drafting(self) -> bool:
+        """Whether rows may carry drafts, which need a state slot more."""
+        return self.planner.propose is not None
+
     # --- sessions ---------------------------------------------------------------------------------
 
     def open(self, session_id: str, tenant: str, now: float, ttl: float | None = None) -> Session:
-        """Open a named session. `tenant` is who asked, and the root of the prefixes it may share."""
+        """Open a named session. It shares prefixes with sessions of its `tenant` alone."""
         self.tick(now)
         return self._open(session_id, tenant, ttl if ttl is not None else self.registry.policy.session_ttl)
 
-    def _require_new(self, session_id: str, tenant: str) -> None:
-        """Raise unless a session of this name may be opened."""
-        registry, policy = self.registry, self.registry.policy
-        if session_id in registry.sessions:
-            raise errors.SessionExists(f"session {session_id} is open already")
-        if len(registry.sessions) >= policy.sessions_max:
-            raise errors.TooManySessions(f"{policy.sessions_max} sessions are open on this server")
-        if registry.tenants.get(tenant, 0) >= policy.tenant_sessions_max:
-            raise errors.TooManySessions(f"{policy.tenant_sessions_max} sessions of this tenant are open")
-
     def _open(self, session_id: str, tenant: str, ttl: float | None) -> Session:
-        self._require_new(session_id, tenant)
         registry = self.registry
+        require_new_session(registry, session_id, tenant)
         session = Session(registry.ledger, session_id, tenant, registry.number(), registry.now, ttl)
         registry.expired.pop(session_id, None)
         registry.enter(session)
@@ -90,8 +87,8 @@ class Scheduler:
     ) -> Session:
         """Open a session that has a history: its turns, each with what was generated. Nothing is computed."""
         for request, generated in history:
-            self._require_known(request.turn_id, request.tokens)
-            self._require_known(request.turn_id, generated)
+            require_known_tokens(self.registry, request.turn_id, request.tokens)
+            require_known_tokens(self.registry, request.turn_id, generated)
         session = self.open(session_id, tenant, now, ttl)
         tokens = session.sequence.tokens
         for request, generated in history:
@@ -106,7 +103,7 @@ class Scheduler:
         return session
 
     def adopt(self, session_id: str, length: int) -> bool:
-        """The first `length` tokens of a recovered session lie in a file; False if there is no room."""
+        """Account for the first `length` tokens of a session, which are in a file; False without room."""
         registry = self.registry
         session = registry.find(session_id)
         if not registry.ledger.has(Tier.DISK):
@@ -119,8 +116,8 @@ class Scheduler:
         except OutOfUnits:
             lease.release()
             return False
-        session.moved("adopt")
-        registry.rest(session)
+        session.moved(PlaceEvent.ADOPT)
+        registry.queues.rest(session)
         return True
 
     def close(self, session_id: str, now: float) -> None:
@@ -135,15 +132,15 @@ class Scheduler:
         registry = self.registry
         turn = session.turn
         if turn is not None and session.life is Life.QUEUED:
-            self._drop_waiting(session, turn, "abort", reason, None)
+            self._drop_waiting(session, turn, reason, None)
         if session.unsettled or session.life is Life.RUNNING:
-            session.on("defer close")
+            session.on(LifeEvent.DEFER_CLOSE)
             if turn is not None and not turn.over:
-                turn.will_end("abort", reason)
+                turn.will_end(TurnEvent.ABORT, reason)
                 if not session.unsettled:
                     self.settler.end(session)
             return
-        registry.seals.pop(session, None)
+        registry.queues.seals.pop(session, None)
         self.settler.close(session, reason)
 
     # --- turns ------------------------------------------------------------------------------------
@@ -160,7 +157,7 @@ class Scheduler:
             raise errors.AlreadyComputed(
                 f"session {session_id} has computed {session.sequence.computed} tokens, past {first}"
             )
-        self._require_fit(session.tenant, session.sequence.known, request)
+        require_fit(self.registry, session.tenant, session.sequence.known, request, self._drafting)
         return self._enqueue(session, request)
 
     def request(self, tenant: str, request: TurnRequest, now: float) -> Turn:
@@ -168,61 +165,20 @@ class Scheduler:
         self.tick(now)
         if request.turn_id in self.registry.sessions:
             raise errors.TurnExists(f"a request or session {request.turn_id} is open already")
-        self._require_fit(tenant, 0, request)
+        require_fit(self.registry, tenant, 0, request, self._drafting)
         return self._enqueue(self._open(request.turn_id, tenant, None), request)
-
-    def _require_fit(self, tenant: str, known: int, request: TurnRequest) -> None:
-        """Raise unless a turn may follow `known` tokens, and may wait."""
-        registry, policy = self.registry, self.registry.policy
-        if not request.tokens and not (request.goes_on and known):
-            raise errors.EmptyTurn("the turn brings no tokens")
-        if request.max_tokens < 1:
-            raise errors.BadMaxTokens(f"max_tokens must be at least 1, not {request.max_tokens}")
-        self._require_known(request.turn_id, request.tokens)
-        total = known + len(request.tokens) + request.max_tokens
-        if total > policy.context_length:
-            raise errors.ContextExceeded(total, policy.context_length)
-        self._require_room(tenant, total)
-        if len(registry.queue) >= policy.queue_max:
-            raise errors.QueueFull(f"{policy.queue_max} turns are waiting")
-
-    def _require_known(self, turn_id: str, tokens: Sequence[int]) -> None:
-        """Raise unless the tokens of a turn are in the vocabulary. Every token that comes from outside, of a
-        client or of a journal, passes here before a row can carry it; the settler checks what is sampled."""
-        vocabulary = self.registry.policy.vocabulary
-        if not all_known(tokens, vocabulary):
-            raise errors.UnknownToken(turn_id, vocabulary)
 
     def _enqueue(self, session: Session, request: TurnRequest) -> Turn:
         registry = self.registry
         holder = registry.ledger.holder(Kind.TURN, f"{request.turn_id} of {session.id}", session.tenant)
         turn = Turn(request, session.id, registry.number(), registry.now, holder)
         turn.known_before = session.sequence.known
-        session.on("submit")
+        session.on(LifeEvent.SUBMIT)
         session.turn = turn
-        registry.seals.pop(session, None)
-        registry.wait(session, turn)
+        registry.queues.seals.pop(session, None)
+        registry.queues.wait(session, turn)
         registry.watch_turn(session, turn)
         return turn
-
-    def _require_room(self, tenant: str, total: int) -> None:
-        """Refuse a turn that could not run even with all of memory, or of its tenant's part, to itself."""
-        ledger = self.registry.ledger
-        layout = ledger.layout
-        window_pages = 2 * (layout.pages_for(layout.window) + 1) + 1
-        needs = {
-            Component.FULL: layout.pages_for(total),
-            Component.WINDOW: min(layout.pages_for(total), window_pages),
-            Component.STATE: 3 if self.planner.propose is not None else 2,
-        }
-        for component in layout.components:
-            pool = ledger.pool(component)
-            available = pool.size - len(pool.quarantine)
-            if needs[component] > available:
-                raise errors.TooLarge(component.name.lower(), needs[component], available)
-            limit = ledger.account(tenant).limits[pool.index]
-            if needs[component] > limit:
-                raise errors.OverQuota(component.name.lower(), needs[component], limit)
 
     def abort(
         self, session_id: str, turn_id: str, now: float, keep: int | None = None, reason: str = "abort"
@@ -239,22 +195,22 @@ class Scheduler:
         if keep is not None and keep != KEEP_ALL and not 0 <= keep <= turn.generated:
             raise errors.NothingToKeep(f"{keep} tokens are to be kept, {turn.generated} were generated")
         if session.life is Life.QUEUED:
-            self._drop_waiting(session, turn, "abort", reason, keep)
+            self._drop_waiting(session, turn, reason, keep)
             if session.one_shot:
                 self.settler.close(session, reason)
             return
-        if turn.ending is None or turn.ending.event == "retract":
-            turn.will_end("abort", reason, keep)
+        if turn.ending is None or turn.ending.event is TurnEvent.RETRACT:
+            turn.will_end(TurnEvent.ABORT, reason, keep)
             if not session.unsettled:
                 self.settler.end(session)
 
-    def _drop_waiting(self, session: Session, turn: Turn, event: str, reason: str, keep: int | None) -> None:
-        """End a turn that is waiting. One that ran before and was retracted may keep what it generated."""
+    def _drop_waiting(self, session: Session, turn: Turn, reason: str, keep: int | None) -> None:
+        """Abort a turn that is waiting. One that ran before and was retracted may keep what it generated."""
         registry, sequence = self.registry, session.sequence
-        registry.wait_no_more(session, turn)
-        self.planner.forget(turn)
-        turn.on(event)
-        session.on("end")
+        registry.queues.wait_no_more(session, turn)
+        self.planner.prompts.forget(turn)
+        turn.on(TurnEvent.ABORT)
+        session.on(LifeEvent.END)
         registry.over(session)
         ran = sequence.known > turn.known_before
         if ran and keep is not None:
@@ -266,7 +222,7 @@ class Scheduler:
         elif ran:
             self._cut(session, turn.known_before)
             session.last = None
-        registry.emit("aborted" if event == "abort" else "failed", session, turn, reason)
+        registry.emit(EventKind.ABORTED, session, turn, reason)
 
     def interrupt(self, session_id: str, now: float, keep: int | None, turn_id: str | None = None) -> None:
         """Barge in: end the turn in flight, or cut the last finished one if no other has begun."""
@@ -302,7 +258,7 @@ class Scheduler:
         self.tick(now)
         session = self.registry.find(session_id)
         if not 0 <= turns <= len(session.boundaries):
-            raise errors.UnknownBoundary(f"session {session_id} has {len(session.boundaries)} turns")
+            raise errors.UnknownBoundary(f"session {session_id} has only {len(session.boundaries)} turns")
         self._require_idle(session)
         if turns == len(session.boundaries):
             return  # Nothing changes: the last turn can still be cut.
@@ -317,15 +273,15 @@ class Scheduler:
         parent = registry.find(session_id)
         turns = len(parent.boundaries) if turns is None else turns
         if not 0 <= turns <= len(parent.boundaries):
-            raise errors.UnknownBoundary(f"session {session_id} has {len(parent.boundaries)} turns")
-        self._require_new(new_id, parent.tenant)
+            raise errors.UnknownBoundary(f"session {session_id} has only {len(parent.boundaries)} turns")
+        require_new_session(registry, new_id, parent.tenant)
         self._require_idle(parent)
         child = self._open(new_id, parent.tenant, parent.ttl)
         child.boundaries = parent.boundaries[:turns]
         known = child.boundaries[-1] if turns else 0
         child.sequence.tokens.extend(parent.sequence.tokens.slice(0, known))
         shareable = parent.sequence.lease is not None and parent.place is Place.HOME and known
-        if shareable and not any(owner is parent for _, owner in registry.copies):
+        if shareable and not registry.in_flight.has_copies_of(parent):
             self._share(parent, child, known)
         return child
 
@@ -343,15 +299,15 @@ class Scheduler:
                 ):
                     continue
                 return
-            registry.copies += [(copy, child) for copy in copies]
-            registry.rest(child)
+            registry.in_flight.add_copies(copies, child)
+            registry.queues.rest(child)
             return
 
     def _require_idle(self, session: Session) -> None:
         """Raise unless nothing is happening on a session; a seal that has not been planned is given up."""
         if session.life is Life.SEALING and not session.unsettled:
-            self.registry.seals.pop(session, None)
-            session.on("end")
+            self.registry.queues.seals.pop(session, None)
+            session.on(LifeEvent.END)
         if session.life is not Life.IDLE or session.unsettled:
             raise errors.SessionBusy(f"session {session.id} is {session.state}")
 
@@ -359,10 +315,10 @@ class Scheduler:
         """Cut a resting session's history, and its memory as far as it must."""
         registry, sequence = self.registry, session.sequence
         if session.place is Place.LEAVING:
-            registry.discard_parcel(session, registry.ledger.step)
-        pending = any(owner is session for _, owner in registry.copies)
+            registry.moves.discard(session)
+        pending = registry.in_flight.has_copies_of(session)
         away = known < sequence.computed and (session.place is not Place.HOME or pending)
-        # Where nothing of its own can be gone on from, the tree may have more.
+        # Where none of its own memory can be resumed from, the tree may have some.
         if away or (known and not resume_length(sequence, known)):
             registry.drop_memory(session)
         registry.ledger.purpose = "cut copy"
@@ -373,7 +329,7 @@ class Scheduler:
                 if attempt or not self.pressure.make_room(shortfall, session, may_retract=False):
                     registry.give_up(session)
                 continue
-            registry.copies += [(copy, session) for copy in copies]
+            registry.in_flight.add_copies(copies, session)
             break
         sequence.tokens.cut(known)
 
@@ -389,10 +345,15 @@ class Scheduler:
         self.tick(now)
         session = self.registry.find(session_id)
         self._require_idle(session)
-        return session.place is Place.AWAY and self.planner.restore(session)
+        if session.place is not Place.AWAY:
+            return False
+        try:
+            return self.pressure.restore(session)
+        except OutOfUnits:
+            return False
 
     def arrive(self, number: int, arrived: bool, now: float) -> None:
-        """What came of a move that was still under way when its step settled."""
+        """Report the outcome of a move that was still under way when its step settled."""
         self.tick(now)
         self.settler.arrive(number, arrived)
 
@@ -404,7 +365,7 @@ class Scheduler:
             self.settler.let_go(session)
 
     def flush(self) -> None:
-        """Evict what nobody leases. Sessions keep theirs."""
+        """Evict every prefix without a lease. Sessions keep their memory."""
         self.registry.tree.flush()
 
     # --- steps ------------------------------------------------------------------------------------
@@ -412,52 +373,52 @@ class Scheduler:
     def plan(self, budget: int, now: float) -> Plan:
         """The next step, of at most `budget` tokens; empty if there is nothing to do or all must wait."""
         self.tick(now)
-        registry = self.registry
-        assert len(registry.flights) < FLIGHTS_MAX, "settle a plan first"
+        registry, plans = self.registry, self.registry.in_flight.plans
+        assert len(plans) < FLIGHTS_MAX, "settle a plan first"
         registry.ledger.step += 1
         plan: Plan = Plan(registry.ledger.step)
         self.planner.fill(plan, budget)
-        stuck = not plan and not registry.flights and not registry.transits
-        if stuck and (registry.running or registry.queue):
+        stuck = not (plan or plans or registry.moves.transits)
+        if stuck and (registry.queues.running or registry.queues.waiting.turns):
             self._unblock()
             self.planner.fill(plan, budget)
-        registry.flights.append(plan)
+        plans.append(plan)
         return plan
 
     def _unblock(self) -> None:
         """Nothing could be planned, nothing is in flight: take back the youngest turn, or drop what rests."""
-        registry = self.registry
-        if len(registry.running) > 1:
-            session = registry.running[-1]
+        registry, queues = self.registry, self.registry.queues
+        if len(queues.running) > 1:
+            session = queues.running[-1]
             assert session.turn is not None
-            session.turn.ending = Ending("retract", "memory is short")
+            session.turn.ending = Ending(TurnEvent.RETRACT, "memory is short")
             self.settler.end(session)
             return
-        for session in list(registry.resting):
+        for session in list(queues.resting):
             registry.give_up(session)
         registry.tree.flush()
 
     def settle(self, plan: Plan, result: StepResult, now: float) -> list[Event]:
-        """Apply what came of the oldest plan in flight; returns what happened since the last call."""
+        """Apply the result of the oldest plan in flight; returns the events since the last call."""
         self.tick(now)
-        registry = self.registry
-        if not registry.flights or registry.flights[0] is not plan:
+        plans = self.registry.in_flight.plans
+        if not plans or plans[0] is not plan:
             raise errors.IllegalTransition(f"step {plan.step} is not the oldest in flight")
-        registry.flights.popleft()
+        plans.popleft()
         self.settler.settle(plan, result)
         for finding in self.audit.census() if self.strict else self.audit.tick(len(plan.rows)):
             self._suffer(finding)
-        if registry.tainted:
+        if self.registry.queues.tainted:
             self._drop_tainted()
         return self.take_events()
 
     def take_events(self) -> list[Event]:
-        """What happened since this was last asked: verbs of clients have events too."""
+        """The events since the last call: verbs of clients have events too."""
         events, self.registry.events = self.registry.events, []
         return events
 
     def tick(self, now: float) -> None:
-        """Time has come: close what was idle for too long, abort what is overdue."""
+        """Advance the clock: close sessions that were idle for too long, abort turns past their deadline."""
         registry = self.registry
         registry.now = now = max(now, registry.now)
         again: list[tuple[Session, float]] = []
@@ -469,7 +430,8 @@ class Scheduler:
                 idle = session.life in (Life.IDLE, Life.SEALING)
                 due = (session.idle_since if idle else now) + session.ttl
                 if idle and due <= now:
-                    self._expire(session)
+                    registry.expire(session)
+                    self._close(session, "expired")
                 else:
                     again.append((session, due))
             elif session.life is not Life.CLOSING:
@@ -478,13 +440,6 @@ class Scheduler:
                 self._abort(session, turn, keep if keep is None else min(keep, turn.generated), "deadline")
         for session, due in again:
             registry.watch(session, due)
-
-    def _expire(self, session: Session) -> None:
-        expired = self.registry.expired
-        expired[session.id] = None
-        if len(expired) > EXPIRED_KEPT:
-            del expired[next(iter(expired))]
-        self._close(session, "expired")
 
     # --- the audit --------------------------------------------------------------------------------
 
@@ -495,7 +450,7 @@ class Scheduler:
                 yield session.parcel
 
     def recount(self) -> list[Finding]:
-        """A whole census now, for an idle moment. Findings are healed; who is touched loses its memory."""
+        """A whole census now, for an idle moment. Findings are healed; owners at fault lose their memory."""
         found = self.audit.census()
         for finding in found:
             self._suffer(finding)
@@ -503,7 +458,7 @@ class Scheduler:
         return found
 
     def recount_some(self, budget: int) -> bool:
-        """About `budget` units' worth of a census, for an idle moment; whether that ended it."""
+        """A part of a census, about `budget` units, for an idle moment; whether that completed it."""
         for finding in self.audit.slice(budget):
             self._suffer(finding)
         self._drop_tainted()
@@ -512,7 +467,7 @@ class Scheduler:
     def _suffer(self, finding: Finding) -> None:
         """A finding names owners whose memory cannot be trusted: their turns fail, their memory goes."""
         registry = self.registry
-        registry.events.append(Event("finding", "", None, [], str(finding)))
+        registry.events.append(Event(EventKind.FINDING, "", None, [], str(finding)))
         for owner in finding.owners:
             for session in [s for s in registry.sessions.values() if owner in (s.sequence, s.parcel)]:
                 self._fail_memory(session, str(finding))
@@ -521,15 +476,15 @@ class Scheduler:
         """Fail a session's turn and give up its memory; its committed tokens stay."""
         turn = session.turn
         if turn is not None and session.life in (Life.RUNNING, Life.CLOSING):
-            turn.ending = Ending("fail", reason, trusted=False)
+            turn.ending = Ending(TurnEvent.FAIL, reason, trusted=False)
             if not session.unsettled:
                 self.settler.end(session)
         if session.id in self.registry.sessions:
-            self.registry.tainted[session] = None
+            self.registry.queues.tainted[session] = None
 
     def _drop_tainted(self) -> None:
         """Give up memory that cannot be trusted, as soon as no row in flight names it."""
-        registry = self.registry
-        for session in [session for session in registry.tainted if not session.unsettled]:
-            del registry.tainted[session]
-            registry.drop_memory(session)
+        tainted = self.registry.queues.tainted
+        for session in [session for session in tainted if not session.unsettled]:
+            del tainted[session]
+            self.registry.drop_memory(session)

@@ -8,7 +8,7 @@ fault of the caller.
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 from holdfast.core.errors import IllegalTransition
 from holdfast.core.ledger import Holder, Kind, Ledger
@@ -17,7 +17,7 @@ from holdfast.core.tiers import Parcel
 from holdfast.core.turn import Turn
 
 
-class Life(Enum):
+class Life(StrEnum):
     """What a session is doing."""
 
     IDLE = "idle"
@@ -28,25 +28,37 @@ class Life(Enum):
     CLOSED = "closed"
 
 
-LIFE_TABLE: dict[tuple[Life, str], Life] = {
-    (Life.IDLE, "submit"): Life.QUEUED,
-    (Life.IDLE, "close"): Life.CLOSED,
-    (Life.IDLE, "defer close"): Life.CLOSING,
-    (Life.QUEUED, "admit"): Life.RUNNING,
-    (Life.QUEUED, "end"): Life.IDLE,
-    (Life.RUNNING, "retract"): Life.QUEUED,
-    (Life.RUNNING, "end"): Life.IDLE,
-    (Life.RUNNING, "seal"): Life.SEALING,
-    (Life.RUNNING, "defer close"): Life.CLOSING,
-    (Life.SEALING, "submit"): Life.QUEUED,
-    (Life.SEALING, "end"): Life.IDLE,
-    (Life.SEALING, "close"): Life.CLOSED,
-    (Life.SEALING, "defer close"): Life.CLOSING,
-    (Life.CLOSING, "close"): Life.CLOSED,
+class LifeEvent(StrEnum):
+    """What may happen to a session."""
+
+    SUBMIT = "submit"
+    ADMIT = "admit"
+    RETRACT = "retract"
+    SEAL = "seal"
+    END = "end"
+    DEFER_CLOSE = "defer close"
+    CLOSE = "close"
+
+
+LIFE_TABLE: dict[tuple[Life, LifeEvent], Life] = {
+    (Life.IDLE, LifeEvent.SUBMIT): Life.QUEUED,
+    (Life.IDLE, LifeEvent.CLOSE): Life.CLOSED,
+    (Life.IDLE, LifeEvent.DEFER_CLOSE): Life.CLOSING,
+    (Life.QUEUED, LifeEvent.ADMIT): Life.RUNNING,
+    (Life.QUEUED, LifeEvent.END): Life.IDLE,
+    (Life.RUNNING, LifeEvent.RETRACT): Life.QUEUED,
+    (Life.RUNNING, LifeEvent.END): Life.IDLE,
+    (Life.RUNNING, LifeEvent.SEAL): Life.SEALING,
+    (Life.RUNNING, LifeEvent.DEFER_CLOSE): Life.CLOSING,
+    (Life.SEALING, LifeEvent.SUBMIT): Life.QUEUED,
+    (Life.SEALING, LifeEvent.END): Life.IDLE,
+    (Life.SEALING, LifeEvent.CLOSE): Life.CLOSED,
+    (Life.SEALING, LifeEvent.DEFER_CLOSE): Life.CLOSING,
+    (Life.CLOSING, LifeEvent.CLOSE): Life.CLOSED,
 }
 
 
-class Place(Enum):
+class Place(StrEnum):
     """Where a session's memory is."""
 
     HOME = "home"
@@ -55,15 +67,25 @@ class Place(Enum):
     RETURNING = "returning"
 
 
-PLACE_TABLE: dict[tuple[Place, str], Place] = {
-    (Place.HOME, "spill"): Place.LEAVING,
-    (Place.HOME, "adopt"): Place.AWAY,
-    (Place.LEAVING, "settle"): Place.AWAY,
-    (Place.LEAVING, "drop"): Place.HOME,
-    (Place.AWAY, "restore"): Place.RETURNING,
-    (Place.AWAY, "drop"): Place.HOME,
-    (Place.RETURNING, "settle"): Place.HOME,
-    (Place.RETURNING, "drop"): Place.HOME,
+class PlaceEvent(StrEnum):
+    """What may happen to a session's memory."""
+
+    SPILL = "spill"
+    ADOPT = "adopt"
+    SETTLE = "settle"
+    RESTORE = "restore"
+    DROP = "drop"
+
+
+PLACE_TABLE: dict[tuple[Place, PlaceEvent], Place] = {
+    (Place.HOME, PlaceEvent.SPILL): Place.LEAVING,
+    (Place.HOME, PlaceEvent.ADOPT): Place.AWAY,
+    (Place.LEAVING, PlaceEvent.SETTLE): Place.AWAY,
+    (Place.LEAVING, PlaceEvent.DROP): Place.HOME,
+    (Place.AWAY, PlaceEvent.RESTORE): Place.RETURNING,
+    (Place.AWAY, PlaceEvent.DROP): Place.HOME,
+    (Place.RETURNING, PlaceEvent.SETTLE): Place.HOME,
+    (Place.RETURNING, PlaceEvent.DROP): Place.HOME,
 }
 
 SHOWN = {
@@ -134,14 +156,14 @@ class Session:
         """The state as clients see it."""
         return SHOWN.get((self.life, self.place), self.life.name)
 
-    def on(self, event: str) -> None:
+    def on(self, event: LifeEvent) -> None:
         """Follow the table of lives."""
         after = LIFE_TABLE.get((self.life, event))
         if after is None:
             raise IllegalTransition(f"session {self.id}: {event} while {self.life.value}")
         self.life = after
 
-    def moved(self, event: str) -> None:
+    def moved(self, event: PlaceEvent) -> None:
         """Follow the table of places."""
         after = PLACE_TABLE.get((self.place, event))
         if after is None:

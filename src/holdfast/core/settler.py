@@ -1,4 +1,4 @@
-"""Settling a step: what came of its rows becomes tokens, ends of turns, and memory at rest.
+"""Settling a step: the results of its rows become tokens, ends of turns, and memory at rest.
 
 A row that went well advances its sequence. A turn that is to end does so when none of its rows is in flight.
 A step that failed takes its turns back to their marks, voids the plans made after it, and is tried again
@@ -9,17 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from holdfast.core.events import Event, EventKind
 from holdfast.core.fallback import fall_back, forget_rows, keep, rollback
+from holdfast.core.in_flight import Plan
 from holdfast.core.ledger import OutOfUnits
 from holdfast.core.plan import Row, RowResult, StepResult
 from holdfast.core.pressure import take_back
-from holdfast.core.registry import Event, Plan, Registry
-from holdfast.core.session import Life, Place, Session
+from holdfast.core.registry import Registry
+from holdfast.core.session import Life, LifeEvent, Place, PlaceEvent, Session
 from holdfast.core.sharing import leave_history, publish
 from holdfast.core.tiers import finish_restore, finish_spill
-from holdfast.core.turn import KEEP_ALL, NEVER, Ending, Turn, TurnState
+from holdfast.core.turn import KEEP_ALL, NEVER, Ending, Turn, TurnEvent, TurnState
 
 FAILURES_MAX = 2
+
+# Named here because looking up a member of an enum costs as much as the rest of a row's checks.
+RUNNING = TurnState.RUNNING
+TOKENS = EventKind.TOKENS
 
 
 class Settler:
@@ -56,7 +62,7 @@ class Settler:
         turn = row.turn
         session = registry.sessions[turn.session_id]
         session.unsettled -= 1
-        if turn.state is not TurnState.RUNNING:
+        if turn.state is not RUNNING:
             assert not session.unsettled, "one row at most outlives its turn"
             if out.error is not None:
                 self._unseal(session)
@@ -99,9 +105,9 @@ class Settler:
         ending = turn.ending
         if turn.first_token is None:
             turn.first_token = registry.now
-        if ending is None or ending.event == "retract" or ending.keep == KEEP_ALL:
-            registry.events.append(Event("tokens", session.id, turn, tokens, ""))
-        if ending is not None and ending.event != "retract":
+        if ending is None or ending.event is TurnEvent.RETRACT or ending.keep == KEEP_ALL:
+            registry.events.append(Event(TOKENS, session.id, turn, tokens, ""))
+        if ending is not None and ending.event is not TurnEvent.RETRACT:
             return
         if out.finish is not None:
             self._finish(session, turn, out.finish)
@@ -117,7 +123,7 @@ class Settler:
             publish(self.registry.tree, session.sequence, end, rank=0 if session.one_shot else 1)
 
     def _fault(self, row: Row[Turn], out: RowResult) -> str | None:
-        """What is wrong with a row's result, if anything."""
+        """What is wrong with a row's result, or None."""
         tokens = out.tokens
         if not row.sample:
             return f"{len(tokens)} tokens came back where none was asked for" if tokens else None
@@ -133,9 +139,9 @@ class Settler:
         """A row went wrong: its turn is tried again once, unless the row itself says that it cannot be."""
         turn.failures += 1
         if error is not None or turn.failures >= FAILURES_MAX:
-            turn.ending = Ending("fail", fault, trusted=False)
-        elif turn.ending is None or turn.ending.event == "retract":
-            turn.ending = Ending("retract", fault, trusted=False)
+            turn.ending = Ending(TurnEvent.FAIL, fault, trusted=False)
+        elif turn.ending is None or turn.ending.event is TurnEvent.RETRACT:
+            turn.ending = Ending(TurnEvent.RETRACT, fault, trusted=False)
         else:
             turn.ending = Ending(turn.ending.event, turn.ending.reason, turn.ending.keep, trusted=False)
 
@@ -145,27 +151,27 @@ class Settler:
         """A turn ends well. A row still in flight, or one more row, computes its last token."""
         registry, sequence = self.registry, session.sequence
         turn.ending = None
-        turn.on("finish")
+        turn.on(TurnEvent.FINISH)
         sequence.commit(session.holder, session.checkpoints)
         session.boundaries.append(sequence.known)
         session.last = turn
         session.durable = not registry.policy.durable_turns
         self._depart(session)
-        registry.emit("finished", session, turn, reason)
+        registry.emit(EventKind.FINISHED, session, turn, reason)
         if session.unsettled:
-            session.on("seal")
+            session.on(LifeEvent.SEAL)
         elif session.one_shot:
-            session.on("end")
+            session.on(LifeEvent.END)
             self.close(session, "finished")
         else:
             assert sequence.computed < sequence.known, "what was sampled last is not computed yet"
-            session.on("seal")
-            registry.seals[session] = None
-            registry.rest(session)
+            session.on(LifeEvent.SEAL)
+            registry.queues.seals[session] = None
+            registry.queues.rest(session)
 
     def _depart(self, session: Session) -> None:
         """A session's turn is over: it no longer runs, and its idle time counts."""
-        self.registry.running.remove(session)
+        self.registry.queues.running.remove(session)
         self.registry.over(session)
 
     def _sealed(self, session: Session) -> None:
@@ -177,8 +183,8 @@ class Settler:
             self.close(session, "finished")
         else:
             if session.life is Life.SEALING:
-                session.on("end")
-            registry.rest(session)
+                session.on(LifeEvent.END)
+            registry.queues.rest(session)
             self.let_go(session)
 
     def let_go(self, session: Session) -> None:
@@ -196,7 +202,7 @@ class Settler:
         ending, turn.ending = turn.ending, None
         certain = None if ending.trusted else forget_rows(session.sequence)
         turn.awaiting = 0
-        if ending.event == "retract":
+        if ending.event is TurnEvent.RETRACT:
             take_back(self.registry, session, certain)
             return
         if ending.keep is None:
@@ -206,14 +212,15 @@ class Settler:
             self._keep(session, turn, ending.keep, certain)
         turn.on(ending.event)
         self._depart(session)
-        self.registry.emit("aborted" if ending.event == "abort" else "failed", session, turn, ending.reason)
+        kind = EventKind.ABORTED if ending.event is TurnEvent.ABORT else EventKind.FAILED
+        self.registry.emit(kind, session, turn, ending.reason)
         if session.life is Life.CLOSING or session.one_shot:
             if session.life is not Life.CLOSING:
-                session.on("end")
+                session.on(LifeEvent.END)
             self.close(session, ending.reason)
             return
-        session.on("end")
-        self.registry.rest(session)
+        session.on(LifeEvent.END)
+        self.registry.queues.rest(session)
         self.let_go(session)
 
     def _keep(self, session: Session, turn: Turn, generated: int, certain: int | None) -> None:
@@ -229,7 +236,7 @@ class Settler:
             copies = keep(sequence, known, session.holder, session.checkpoints, certain)
         except OutOfUnits:
             copies = keep(sequence, known, session.holder, session.checkpoints, certain=0)
-        registry.copies += [(copy, session) for copy in copies]
+        registry.in_flight.add_copies(copies, session)
         turn.generated = known - turn.input_end
         session.boundaries.append(known)
         session.last = turn
@@ -240,35 +247,41 @@ class Settler:
         registry, sequence = self.registry, session.sequence
         assert session.turn is None and not session.unsettled, "end the turn first"
         keeps = session.one_shot or registry.policy.leave_history
-        # What a copy has yet to complete is nothing that others could lean on.
-        if keeps and sequence.lease is not None and not sequence.away and not registry.copying(session):
+        # Memory that a copy has yet to complete cannot be shared.
+        if (
+            keeps
+            and sequence.lease is not None
+            and not sequence.away
+            and not registry.in_flight.is_copying(session)
+        ):
             leave_history(registry.tree, sequence)
-        registry.purge_copies(session)
-        registry.discard_parcel(session, registry.ledger.step)
+        registry.in_flight.purge_copies(session)
+        registry.moves.discard(session)
         sequence.close()
-        session.on("close")
+        session.on(LifeEvent.CLOSE)
         registry.leave(session)
-        registry.emit("closed", session, None, reason)
+        registry.emit(EventKind.CLOSED, session, None, reason)
 
     # --- steps that failed ------------------------------------------------------------------------
 
     def _fail_step(self, plan: Plan, error: str) -> None:
         """Take the turns of a failed step, and of all plans made after it, back to their marks."""
-        registry = self.registry
+        registry, in_flight = self.registry, self.registry.in_flight
         touched: dict[str, bool] = {}
         for row in plan.rows:
             touched[row.turn.session_id] = True
-        for later in registry.flights:
+        for later in in_flight.plans:
             later.void = True
             for row in later.rows:
                 touched.setdefault(row.turn.session_id, False)
-        registry.uncopied = {owner: None for flight in (plan, *registry.flights) for owner in flight.copied}
+        lost = (plan, *in_flight.plans)
+        in_flight.uncopied = {owner: None for each in lost for owner in each.copied}
         self._lose_moves(plan)
         for session_id, guilty in touched.items():
             self._take_from_failed_step(registry.sessions[session_id], guilty, error)
-        for owner in [owner for owner in registry.uncopied if owner.life is not Life.CLOSED]:
+        for owner in [owner for owner in in_flight.uncopied if owner.life is not Life.CLOSED]:
             registry.drop_memory(owner)
-        registry.uncopied = {}
+        in_flight.uncopied = {}
 
     def _take_from_failed_step(self, session: Session, guilty: bool, error: str) -> None:
         session.unsettled = 0
@@ -279,10 +292,10 @@ class Settler:
             if guilty:
                 turn.failures += 1
             ending = turn.ending
-            if turn.failures >= FAILURES_MAX and (ending is None or ending.event == "retract"):
-                ending = Ending("fail", error)
+            if turn.failures >= FAILURES_MAX and (ending is None or ending.event is TurnEvent.RETRACT):
+                ending = Ending(TurnEvent.FAIL, error)
             elif ending is None:
-                ending = Ending("retract", error)
+                ending = Ending(TurnEvent.RETRACT, error)
             turn.ending = Ending(ending.event, ending.reason, ending.keep, trusted=False)
             self.end(session)
             return
@@ -293,7 +306,7 @@ class Settler:
         registry, sequence = self.registry, session.sequence
         certain = forget_rows(sequence)
         try:
-            registry.copies += [(copy, session) for copy in fall_back(sequence, certain)]
+            registry.in_flight.add_copies(fall_back(sequence, certain), session)
         except OutOfUnits:
             sequence.drop_memory()
         self._sealed(session)
@@ -312,8 +325,8 @@ class Settler:
                 self.arrive(number, arrived)
 
     def arrive(self, number: int, arrived: bool) -> None:
-        """A parcel has arrived, or not; one that was cancelled meanwhile is nobody's any more."""
-        session = self.registry.transits.get(number)
+        """Settle a parcel that has arrived, or not. No effect on one that was cancelled meanwhile."""
+        session = self.registry.moves.transits.get(number)
         if session is not None:
             self._settle_parcel(session, arrived)
 
@@ -323,20 +336,20 @@ class Settler:
     def _settle_parcel(self, session: Session, arrived: bool) -> None:
         registry, parcel = self.registry, session.parcel
         assert parcel is not None
-        del registry.transits[parcel.transit]
+        del registry.moves.transits[parcel.transit]
         if session.place is Place.LEAVING:
             if arrived:
                 finish_spill(session.sequence, parcel)
-                session.moved("settle")
+                session.moved(PlaceEvent.SETTLE)
                 registry.counters.spills += 1
-                registry.emit("spilled", session, None)
+                registry.emit(EventKind.SPILLED, session, None)
             else:
-                registry.discard_parcel(session, registry.ledger.step)
+                registry.moves.discard(session)
         elif arrived:
             finish_restore(session.sequence, parcel)
             session.parcel = None
-            session.moved("settle")
-            registry.emit("restored", session, None)
+            session.moved(PlaceEvent.SETTLE)
+            registry.emit(EventKind.RESTORED, session, None)
         else:
-            # A parcel that cannot be read is of no use: what it held is computed again.
+            # A parcel that cannot be read is dropped: the session is computed again.
             registry.drop_memory(session)

@@ -1,10 +1,10 @@
 """How sequences share memory: only through the prefix tree.
 
 `lean` starts an empty sequence from a leased prefix, `publish` moves a sequence's whole pages into the
-tree, `reclaim` takes back those that nobody else came for, `fork` lets a second sequence go on from where a
-first one is, and `leave_history` hands a closing session's memory to the tree. Whole pages are shared; at
-most one partly filled page and one state slot are copied. Each takes all it needs or raises and changes
-nothing that anybody could observe.
+tree, `reclaim` takes back those that no other sequence leases, `fork` lets a second sequence go on from where
+a first one is, and `leave_history` hands a closing session's memory to the tree. Whole pages are shared; at
+most one partly filled page and one state slot are copied. Each takes all it needs, or raises and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.core.sequence import Sequence
 def lean(sequence: Sequence, lease: Lease, length: int, sources: dict[Component, int]) -> list[UnitCopy]:
     """Start an empty sequence from a leased prefix of `length` tokens.
 
-    What lies past the lease's whole pages is copied from the units in `sources`, by component. Takes the
+    The part past the lease's whole pages is copied from the units in `sources`, by component. Takes the
     copies or raises; on a failure the caller still owns the lease. The copies belong into the next plan.
     """
     assert sequence.computed == sequence.planned == 0, "only an empty sequence can lean"
@@ -51,7 +51,9 @@ def lean(sequence: Sequence, lease: Lease, length: int, sources: dict[Component,
 
 def tail_sources(lease: Lease) -> dict[Component, int]:
     """The units of a leased tail, by component: what its lessee copies."""
-    holds = zip(Component, lease.tail_holds(), strict=True)
+    tail = lease.tail
+    assert tail is not None, "this lease has no tail"
+    holds = ((Component.FULL, tail.full), (Component.WINDOW, tail.window), (Component.STATE, tail.state))
     return {component: hold.units[0] for component, hold in holds if hold is not None}
 
 
@@ -78,8 +80,6 @@ def publish(
             _publish_pages(tree, sequence, lease, stop, rank)
             if give_states:
                 _give_state(tree, sequence, lease)
-    if sequence.window is not None:
-        sequence.slide()
 
 
 def _publish_pages(tree: PrefixTree, sequence: Sequence, lease: Lease, end: int, rank: int) -> None:
@@ -90,7 +90,7 @@ def _publish_pages(tree: PrefixTree, sequence: Sequence, lease: Lease, end: int,
     if sequence.full is not None:
         full = sequence.full.split_front(end - lease.pages)
         full.fence(sequence.fence)
-    window: tuple[Hold, int] | None = None
+    window: Run | None = None
     if sequence.window is not None:
         window = _window_to_publish(sequence, lease, sequence.window, end)
     changed = tree.extend(lease, sequence.tokens.packed(start, aligned), full, window, rank)
@@ -99,15 +99,14 @@ def _publish_pages(tree: PrefixTree, sequence: Sequence, lease: Lease, end: int,
 
 def _give_state(tree: PrefixTree, sequence: Sequence, lease: Lease) -> None:
     """Leave the state of a point at the lease's end in the tree, if the sequence can do without it."""
-    mark_point = sequence.mark.point if sequence.mark is not None else None
-    for point in sequence.points:
-        given = point.length == lease.length < sequence.computed and point is not mark_point
-        if given and point.state is not None:
-            point.state.fence(sequence.fence)
-            tree.set_state(lease, point.state)
-            point.state = None
-            sequence.drop_point(point)
-            break
+    point = next((point for point in sequence.points if point.length == lease.length), None)
+    marked = sequence.mark is not None and sequence.mark.point is point
+    if point is None or point.state is None or marked or point.length == sequence.computed:
+        return
+    point.state.fence(sequence.fence)
+    tree.set_state(lease, point.state)
+    point.state = None
+    sequence.drop_point(point)
 
 
 def _share_window_below(tree: PrefixTree, sequence: Sequence, lease: Lease, run: Run) -> None:
@@ -116,13 +115,13 @@ def _share_window_below(tree: PrefixTree, sequence: Sequence, lease: Lease, run:
     if run.first < lease.pages:
         below = run.hold.split_front(min(lease.pages - run.first, len(run.hold)))
         below.fence(sequence.fence)
-        tree.fill_window(lease, below, run.first)
+        tree.fill_window(lease, Run(below, run.first))
         sequence.changed = min(sequence.changed, run.first)
         run.first = lease.pages
 
 
-def _window_to_publish(sequence: Sequence, lease: Lease, run: Run, end: int) -> tuple[Hold, int]:
-    """The sequence's window pages below page `end`, and the number of the first."""
+def _window_to_publish(sequence: Sequence, lease: Lease, run: Run, end: int) -> Run:
+    """Take the window pages below page `end` from a sequence."""
     if run.first > lease.pages:
         # A gap: what points read of the tree's window would no longer adjoin what is leased.
         for point in [point for point in sequence.points if sequence.leans_for_window(point)]:
@@ -131,11 +130,11 @@ def _window_to_publish(sequence: Sequence, lease: Lease, run: Run, end: int) -> 
     hold = run.hold.split_front(end - first)
     hold.fence(sequence.fence)
     run.first = max(run.first, end)
-    return hold, first
+    return Run(hold, first)
 
 
 def reclaim(tree: PrefixTree, sequence: Sequence) -> None:
-    """Take back what the tree keeps for this sequence alone: what `publish` gave, if nobody came for it.
+    """Take back what the tree keeps for this sequence alone: what it published, if no other leases it.
 
     The sequence is at rest. Points that read window pages of the tree are given up.
     """
@@ -150,14 +149,13 @@ def reclaim(tree: PrefixTree, sequence: Sequence) -> None:
         for point in [point for point in sequence.points if sequence.leans_for_window(point)]:
             sequence.drop_point(point)
     while lease.length > alone_from:
-        end = lease.pages
         taken = tree.withdraw(lease)
         if sequence.full is not None and taken.full is not None:
             whole = taken.full.move_to(sequence.holder)
             whole.join(sequence.full)
             sequence.full = whole
         if sequence.window is not None and taken.window is not None:
-            _take_window_back(sequence, sequence.window, taken.window, taken.first, end)
+            _take_window_back(sequence, sequence.window, Run(taken.window, taken.first))
         if taken.state is not None and sequence.state is None:
             sequence.state = taken.state.move_to(sequence.holder)
         elif taken.state is not None:
@@ -165,15 +163,15 @@ def reclaim(tree: PrefixTree, sequence: Sequence) -> None:
             taken.state.release()
 
 
-def _take_window_back(sequence: Sequence, run: Run, window: Hold, first: int, end: int) -> None:
-    """Put window pages `first` to `end` before the sequence's own, as far as it reads them and lacks them."""
-    keep = max(first, sequence.ledger.layout.window_first_page(sequence.computed))
-    if run.first > end or keep >= run.first:
-        window.release()
+def _take_window_back(sequence: Sequence, run: Run, taken: Run) -> None:
+    """Put window pages before the sequence's own, as far as it reads and lacks them."""
+    keep = max(taken.first, sequence.ledger.layout.window_first_page(sequence.computed))
+    if run.first > taken.end or keep >= run.first:
+        taken.hold.release()
         return
-    window.split(run.first - first).release()
-    window.shrink_front(keep - first)
-    whole = window.move_to(sequence.holder)
+    taken.hold.split(run.first - taken.first).release()
+    taken.hold.shrink_front(keep - taken.first)
+    whole = taken.hold.move_to(sequence.holder)
     whole.join(run.hold)
     run.hold, run.first = whole, keep
 
@@ -229,7 +227,7 @@ def _hand_over(tree: PrefixTree, parent: Sequence, child: Sequence, point: Resum
     parent.points.remove(point)
     run.hold.fence(parent.fence)
     partial = run.hold.split(child.lease.pages - run.first)
-    tree.fill_window(child.lease, run.hold, run.first)
+    tree.fill_window(child.lease, run)
     child.window.hold.join(partial.move_to(child.holder))
     if point.state is not None:
         point.state.fence(parent.fence)
@@ -287,5 +285,4 @@ def leave_history(tree: PrefixTree, sequence: Sequence, rank: int = 0) -> None:
     for hold in (full, window, state):
         if hold is not None:
             hold.fence(sequence.fence)
-    tree.add_tail(lease, sequence.tokens.packed(lease.length, sequence.computed), (full, window, state))
-    sequence.stand_at(lease.length)
+    tree.add_tail(lease, sequence.tokens.packed(lease.length, sequence.computed), full, window, state)

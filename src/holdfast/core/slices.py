@@ -23,11 +23,11 @@ NODE_COST = 48
 HOLD_COST = 24
 LEASE_COST = 4
 
-NOBODY: frozenset[WindowLock] = frozenset()
+NO_LOCKS: frozenset[WindowLock] = frozenset()
 
 
 class Owner(Protocol):
-    """Somebody who keeps Holds: a sequence, or a copy between tiers."""
+    """An owner of Holds: a sequence, or a copy between tiers."""
 
     holder: Holder
     lease: Lease | None
@@ -36,7 +36,7 @@ class Owner(Protocol):
         """Name every Hold that is kept."""
 
     def faults(self) -> list[str]:
-        """What does not add up in the owner's own books."""
+        """What is wrong with the owner's own books."""
 
 
 class Locks:
@@ -69,7 +69,7 @@ class Locks:
         """Whether a node and its tails have just these locks."""
         if node.leases != self.paths.get(node, 0) or node.state_leases != self.states.get(node, 0):
             return False
-        if node.window_leases != self.windows.get(node, NOBODY):
+        if node.window_leases != self.windows.get(node, NO_LOCKS):
             return False
         return not node.tails or all(tail.leases == self.tails.get(tail, 0) for tail in node.tails.values())
 
@@ -92,9 +92,9 @@ class Sightings:
 class Round:
     """One sliced census: nodes, owners, leases, Holds, free lists, in turn. Only ever raises suspicions.
 
-    It works on snapshots of lists, never of units. A Hold that is moved gets a fresh serial, so what
-    changed hands since the round began is told apart from what nobody claims. Nodes are found as the walk
-    goes: what joins the tree meanwhile comes with fresh serials, and a split keeps the lower part in place.
+    It works on snapshots of lists, never of units. A Hold that is moved gets a fresh serial, so a
+    Hold that changed hands since the round began is told apart from one without an owner. Nodes are found as
+    the walk goes: those that join the tree meanwhile have fresh serials, and a split keeps the lower part.
     """
 
     __slots__ = (
@@ -117,7 +117,7 @@ class Round:
     def __init__(self, ledger: Ledger, owners: list[Owner], tree: PrefixTree, sightings: Sightings) -> None:
         self._ledger = ledger
         self._tree = tree
-        self._leases = set(tree.leases.values())
+        self._leases = set(tree.leases.records.values())
         self._locks = Locks(self._leases, ledger.layout)
         self._nodes = list(tree.roots.values())
         self._owners = owners
@@ -156,7 +156,7 @@ class Round:
                 return True
             budget -= OWNER_COST
         if budget > 0 and self._leases:
-            if any(self._tree.leases.get(record.serial) is record for record in self._leases):
+            if any(self._tree.leases.records.get(record.serial) is record for record in self._leases):
                 return True
             self._leases = set()
         while budget > 0 and self._next < len(self._grants):
@@ -187,14 +187,14 @@ class Round:
         """Whether a node's locks are not those of leases, its Holds not its own, or it is never evicted."""
         if not self._locks.agree(node):
             # Leases have come and gone since they were counted: count those that are there now.
-            self._locks = Locks(self._tree.leases.values(), self._ledger.layout)
+            self._locks = Locks(self._tree.leases.records.values(), self._ledger.layout)
             if not self._locks.agree(node):
                 return True
-        if self._tree.lacks(node):
+        if self._tree.forest.candidates.lacks(node):
             return True
         claims = [hold.grant for hold in (node.full, node.window, node.state) if hold is not None]
         for tail in node.tails.values():
-            if self._tree.lacks(tail):
+            if self._tree.forest.candidates.lacks(tail):
                 return True
             claims += [hold.grant for hold in tail.holds()]
         return self._doubt_claims(claims)
@@ -210,7 +210,7 @@ class Round:
         return self._doubt_claims(claims_of(owner))
 
     def _doubt_claims(self, claims: list[Grant]) -> bool:
-        """Whether one of these Holds was taken back, or somebody else keeps it as well."""
+        """Whether one of these Holds was taken back, or has another owner as well."""
         live, claimed = self._ledger.live, self._claimed
         for grant in claims:
             if grant in claimed or live.get(grant.serial) is not grant:
@@ -219,7 +219,7 @@ class Round:
         return False
 
     def _doubt_grant(self, grant: Grant, part: list[int]) -> bool:
-        """Whether nobody claims a Hold, or one of its units is no unit, or in another Hold as well."""
+        """Whether a Hold has no owner, or one of its units is out of range, or in another Hold as well."""
         if self._ledger.live.get(grant.serial) is not grant:
             return False
         if grant.serial <= self._last_serial and grant not in self._claimed:

@@ -92,7 +92,7 @@ def start_spill(
     while sequence.points:
         sequence.drop_point(sequence.points[-1])
     moves = [
-        TierMove(number, component, (Tier.DEVICE, list(own[component].units)), (tier, list(hold.units)))
+        TierMove(number, component, Tier.DEVICE, list(own[component].units), tier, list(hold.units))
         for component, hold in taken.items()
     ]
     return Parcel(tier, transit, taken, number), moves
@@ -120,8 +120,10 @@ def start_restore(sequence: Sequence, parcel: Parcel, transit: Holder, number: i
         TierMove(
             number,
             component,
-            (parcel.tier, list(parcel.away[component].units)),
-            (Tier.DEVICE, list(hold.units)),
+            parcel.tier,
+            list(parcel.away[component].units),
+            Tier.DEVICE,
+            list(hold.units),
         )
         for component, hold in parcel.home.items()
     ]
@@ -160,9 +162,9 @@ def sink(sequence: Sequence, parcel: Parcel) -> None:
 
 
 def adopt(sequence: Sequence, lease: Lease, length: int, transit: Holder, number: int) -> Parcel:
-    """An empty sequence whose first `length` tokens lie in a file: take room for it there, or raise.
+    """Take room on disk for an empty sequence whose first `length` tokens are in a file, or raise.
 
-    Its memory is away from the first moment, nothing of it leased. A failure leaves the lease to the caller.
+    All its memory is on disk, none of it leased. On a failure the caller still owns the lease.
     """
     layout = sequence.ledger.layout
     assert sequence.lease is None and 0 < length <= sequence.known, "only what was never computed here"

@@ -61,7 +61,7 @@ class TokenLog:
         self._tokens.extend(tokens)
 
     def cut(self, length: int) -> None:
-        """Forget what lies at `length` and past it."""
+        """Forget the tokens from `length` on."""
         if not 0 <= length <= len(self._tokens):
             raise ValueError(f"cannot cut {len(self._tokens)} tokens to {length}")
         del self._tokens[length:]
@@ -69,7 +69,7 @@ class TokenLog:
             del self._digests[-1]
 
     def digest(self, length: int) -> str:
-        """A name for the first `length` tokens, which no others have, at the cost of those that are new."""
+        """A digest of the first `length` tokens, at the cost of those that are new since the last one."""
         assert 0 <= length <= len(self._tokens), "only what is known"
         fresh: tuple[int, Hash] = (0, sha256())
         known, state = next((each for each in reversed(self._digests) if each[0] <= length), fresh)

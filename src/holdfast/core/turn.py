@@ -8,13 +8,13 @@ noted as its `ending` and carried out when the last of those rows has settled.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from holdfast.core.errors import IllegalTransition
 from holdfast.core.ledger import Holder
 
 
-class TurnState(Enum):
+class TurnState(StrEnum):
     """Where a turn is in its life."""
 
     QUEUED = "queued"
@@ -24,14 +24,24 @@ class TurnState(Enum):
     FAILED = "failed"
 
 
-TURN_TABLE: dict[tuple[TurnState, str], TurnState] = {
-    (TurnState.QUEUED, "admit"): TurnState.RUNNING,
-    (TurnState.QUEUED, "abort"): TurnState.ABORTED,
-    (TurnState.QUEUED, "fail"): TurnState.FAILED,
-    (TurnState.RUNNING, "retract"): TurnState.QUEUED,
-    (TurnState.RUNNING, "finish"): TurnState.FINISHED,
-    (TurnState.RUNNING, "abort"): TurnState.ABORTED,
-    (TurnState.RUNNING, "fail"): TurnState.FAILED,
+class TurnEvent(StrEnum):
+    """What may happen to a turn."""
+
+    ADMIT = "admit"
+    RETRACT = "retract"
+    FINISH = "finish"
+    ABORT = "abort"
+    FAIL = "fail"
+
+
+TURN_TABLE: dict[tuple[TurnState, TurnEvent], TurnState] = {
+    (TurnState.QUEUED, TurnEvent.ADMIT): TurnState.RUNNING,
+    (TurnState.QUEUED, TurnEvent.ABORT): TurnState.ABORTED,
+    (TurnState.QUEUED, TurnEvent.FAIL): TurnState.FAILED,
+    (TurnState.RUNNING, TurnEvent.RETRACT): TurnState.QUEUED,
+    (TurnState.RUNNING, TurnEvent.FINISH): TurnState.FINISHED,
+    (TurnState.RUNNING, TurnEvent.ABORT): TurnState.ABORTED,
+    (TurnState.RUNNING, TurnEvent.FAIL): TurnState.FAILED,
 }
 
 OVER = frozenset({TurnState.FINISHED, TurnState.ABORTED, TurnState.FAILED})
@@ -40,14 +50,14 @@ OVER = frozenset({TurnState.FINISHED, TurnState.ABORTED, TurnState.FAILED})
 class Ending:
     """How a turn is to end once none of its rows is in flight.
 
-    `keep` is the number of generated tokens that stay: None rolls everything back, `KEEP_ALL` keeps what
-    there is. A retraction is no end for the client: the turn goes back to the queue. Where a row went wrong,
-    what rows in flight have written is not `trusted`.
+    `keep` is the number of generated tokens that stay: None rolls everything back, `KEEP_ALL` keeps all. A
+    retraction is no end for the client: the turn goes back to the queue. After a row went wrong, memory that
+    rows in flight have written is not `trusted`.
     """
 
     __slots__ = ("event", "keep", "reason", "trusted")
 
-    def __init__(self, event: str, reason: str, keep: int | None = None, trusted: bool = True) -> None:
+    def __init__(self, event: TurnEvent, reason: str, keep: int | None = None, trusted: bool = True) -> None:
         self.event = event
         self.reason = reason
         self.keep = keep
@@ -62,8 +72,8 @@ NEVER = 1 << 62
 class TurnRequest:
     """What a client asked for, as far as the core needs to know.
 
-    `goes_on` allows an input without tokens: generation continues from what is there. `on_abort` is what
-    becomes of the turn when its client goes away: None rolls it back, a number keeps that many tokens.
+    `goes_on` allows an empty input: generation continues from the history. `on_abort` says what an abandoned
+    turn keeps: None rolls it back, a number keeps that many tokens.
     From `computes_from` on the turn computes everything itself: nothing past it comes from the prefix tree.
     """
 
@@ -121,14 +131,14 @@ class Turn:
         self.first_token: float | None = None
         self.ending: Ending | None = None
 
-    def on(self, event: str) -> None:
+    def on(self, event: TurnEvent) -> None:
         """Follow the table; an event that cannot happen here is a fault."""
         after = TURN_TABLE.get((self.state, event))
         if after is None:
             raise IllegalTransition(f"turn {self.request.turn_id}: {event} while {self.state.value}")
         self.state = after
 
-    def will_end(self, event: str, reason: str, keep: int | None = None) -> None:
+    def will_end(self, event: TurnEvent, reason: str, keep: int | None = None) -> None:
         """Note how the turn is to end, instead of what was noted before.
 
         Where one of its rows has gone wrong, rows that are still in flight stay untrusted.

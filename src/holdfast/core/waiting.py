@@ -4,9 +4,8 @@
                   tenant blue:  5  6
     priority 1 ── tenant blue:  9
 
-Turns of one priority are served in the order of their numbers at any time: who came first has waited longest.
-So only priorities are compared when turns are admitted. A tenant that may hold no more is passed over with
-its whole lane.
+Turns of one priority are always served in the order of their numbers: the first has waited longest. So only
+priorities are compared when turns are admitted. A tenant at its quota is passed over with its whole lane.
 """
 
 from __future__ import annotations
@@ -71,19 +70,22 @@ class Lanes:
 
 
 class Waiting:
-    """All turns that wait, by priority."""
+    """All turns that wait: `turns` by number, and lanes by priority."""
 
-    __slots__ = ("_priorities",)
+    __slots__ = ("_priorities", "turns")
 
     def __init__(self) -> None:
+        self.turns: dict[int, Turn] = {}
         self._priorities: dict[int, Lanes] = {}
 
     def add(self, turn: Turn, tenant: str) -> None:
         """A turn waits from now on."""
+        self.turns[turn.number] = turn
         self._priorities.setdefault(turn.request.priority, Lanes()).add((turn.number, tenant, turn))
 
     def remove(self, turn: Turn, tenant: str) -> None:
         """A turn waits no more."""
+        del self.turns[turn.number]
         lanes = self._priorities[turn.request.priority]
         lanes.remove((turn.number, tenant, turn))
         if not lanes:

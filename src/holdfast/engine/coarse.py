@@ -1,7 +1,7 @@
 """What one tenant may know of what the others hold: their total in a pool, rounded down to a sixteenth of it.
 
-Only what others hold is rounded, never a total that includes the asker's own: by taking and giving back units
-of its own a tenant could move such a total over the nearest step, and count from there.
+Only the units of others are rounded, never a total that includes the tenant's own: by allocating and freeing
+its own units a tenant could move such a total over the nearest step, and derive the exact figure.
 """
 
 from __future__ import annotations

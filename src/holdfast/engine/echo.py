@@ -1,13 +1,14 @@
-"""A model that needs no weights and takes no time: it says what it was told.
+"""A model without weights that repeats its input, at no cost.
 
-`holdfast serve echo` is for people who test a client, and for measuring what the server itself costs. The
-scheduler, the memory's bookkeeping, the audit and the server are the real ones; only the tensors are missing.
-`echo` has the memory of a dense model, `echo-window` of a sliding-window one, `echo-hybrid` of one with
-recurrent state. Words are tokens of one byte.
+`holdfast serve echo` is for testing clients, and for measuring the overhead of the server itself. The
+scheduler, the ledger, the audit and the server are real; only the tensors are missing. `echo` has the
+memory of a dense model, `echo-window` of a sliding-window one, `echo-hybrid` of one with recurrent state. A
+token is one byte.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,8 @@ from tokenizers.models import BPE
 from holdfast.core.plan import Row, RowResult, StepResult
 from holdfast.core.registry import Plan
 from holdfast.core.turn import Turn
+from holdfast.engine.assembly import Clock, build_loop
+from holdfast.engine.listeners import SessionObserver
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions
 from holdfast.engine.step.executor import Flight
@@ -77,7 +80,7 @@ _SHAPES: dict[str, tuple[str, dict[str, Json]]] = {
 
 @dataclass(frozen=True, slots=True)
 class EchoModel:
-    """The description of a model that has no weights."""
+    """The description of a model without weights."""
 
     config: ModelConfig
     context_length: int
@@ -87,7 +90,7 @@ class EchoModel:
 
 
 def echo_model(name: str, context_length: int | None) -> EchoModel:
-    """One of the shapes of memory. Nothing is computed, so that a context may be of any length."""
+    """The model with one of the shapes of memory; its context may have any length."""
     architecture, fields = _SHAPES[name]
     config = family_of(architecture).configure(Fields(dict(fields), name), architecture)
     length = context_length if context_length is not None else CONTEXT_LENGTH
@@ -95,7 +98,7 @@ def echo_model(name: str, context_length: int | None) -> EchoModel:
 
 
 class EchoExecutor:
-    """Runs every plan at once: a turn is answered with the words of its last message, again and again."""
+    """Runs every plan at once: a turn repeats its last message until it is ended."""
 
     def __init__(self, stream_of: Callable[[Turn], TurnStream], end: int) -> None:
         self.stream_of = stream_of
@@ -104,11 +107,11 @@ class EchoExecutor:
         self._words: dict[int, list[int]] = {}
 
     def start(self, plan: Plan) -> Flight:
-        """There is nothing to launch."""
+        """Nothing to launch."""
         return Flight(plan, None, None, [])
 
     def finish(self, flight: Flight) -> StepResult:
-        """Say the next word of every row."""
+        """The next byte of every row."""
         return StepResult([self._row(row) for row in flight.plan.rows], [True] * len(flight.plan.moves))
 
     def _row(self, row: Row[Turn]) -> RowResult:
@@ -126,7 +129,7 @@ class EchoExecutor:
         return RowResult(stream.push([token], logprobs), stream.finish)
 
     def _message(self, tokens: tuple[int, ...]) -> list[int]:
-        """The words of the last message, without the marks around them and the name of who said them."""
+        """The bytes of the last message, without special tokens and role."""
         ends = [place for place, token in enumerate(tokens) if token == self.end]
         if not ends:
             return [token for token in tokens if token < self.end]
@@ -135,31 +138,36 @@ class EchoExecutor:
         return list(said[said.index(NEWLINE) + 1 :]) if start >= 0 and NEWLINE in said else list(said)
 
     def small_step(self, rows: int) -> int | None:  # noqa: ARG002
-        """Steps take no time, whatever their size."""
+        """No limit: steps take no time."""
         return None
 
     def release(self, turn: Turn) -> None:
-        """A turn is over."""
+        """Forget a turn that is over."""
         self._words.pop(turn.number, None)
 
 
 def echo_tokenizer() -> Tokenizer:
-    """One token for each byte, then the two marks."""
+    """One token for each byte, then the two special tokens."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     encoder = Encoder(BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
     encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     encoder.decoder = decoders.ByteLevel()
     encoder.add_special_tokens([AddedToken(END, special=True), AddedToken(START, special=True)])
     end = len(letters)
-    assert encoder.token_to_id(END) == end, "the marks follow the bytes"
+    assert encoder.token_to_id(END) == end, "the special tokens follow the bytes"
     return Tokenizer(encoder, template=TEMPLATE, names={"eos_token": END}, eos_tokens=(end,))
 
 
 NEWLINE = echo_tokenizer().encode("\n")[0]
 
 
-def open_echo(name: str, options: EngineOptions) -> EngineLoop:
-    """The loop of a model that says what it was told."""
+def open_echo(
+    name: str,
+    options: EngineOptions,
+    observer: SessionObserver | None = None,
+    clock: Clock = time.monotonic,
+) -> EngineLoop:
+    """The loop of a model that repeats its input."""
     if options.kv_tokens is None:
         options = replace(options, kv_tokens=KV_TOKENS)
     if options.window_tokens is None:
@@ -168,10 +176,12 @@ def open_echo(name: str, options: EngineOptions) -> EngineLoop:
         options = replace(options, state_slots=STATE_SLOTS)
     tokenizer = echo_tokenizer()
     end = tokenizer.eos_tokens[0]
-    return EngineLoop(
+    return build_loop(
         echo_model(name, options.context_length),
         tokenizer,
         GenerationDefaults((end,)),
         options,
-        make_executor=lambda loop: EchoExecutor(loop.stream_of, end),
+        make_executor=lambda stream_of: EchoExecutor(stream_of, end),
+        observer=observer,
+        clock=clock,
     )

@@ -1,9 +1,8 @@
-"""What holds the engine's loop between two steps, and for how long: a histogram for each kind of work.
+"""How long the loop's work between two steps takes: a histogram for each kind of work.
 
-Everything that the loop does beside the steps themselves is measured here under the name of its kind:
-commands by their tags, `waiting`, `report`, `tick`, `audit`, `send`, `plan`, `journal`, `disk`. `all` is what
-one round of the loop did together. The server shows the counts in `/metrics`. Used by the loop, and by the
-engine process around it.
+The kinds are the tags of commands, and `waiting`, `report`, `tick`, `audit`, `send`, `plan`, `journal` and
+`disk`. `all` is the work of one round together. The server shows the counts in `/metrics`. Used by the loop,
+and by the engine process around it.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from contextlib import contextmanager
 __all__ = ["BOUNDS", "LoopTimes"]
 
 BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
-"""Upper bounds of the buckets, in seconds; one more bucket has the rest."""
+"""Upper bounds of the buckets, in seconds; the last bucket has no bound."""
 
 ALL = "all"
 
 
 class LoopTimes:
-    """Counts of one loop: for each kind of work the buckets, and the seconds in all."""
+    """The histograms of one loop: bucket counts and total seconds by kind of work."""
 
     __slots__ = ("_clock", "_round", "counts", "seconds")
 
@@ -34,7 +33,7 @@ class LoopTimes:
 
     @contextmanager
     def measured(self, work: str) -> Iterator[None]:
-        """Count what is done inside as `work`."""
+        """Measure the body as `work`."""
         begun = self._clock()
         try:
             yield
@@ -44,7 +43,7 @@ class LoopTimes:
             self._count(work, seconds)
 
     def end_round(self) -> None:
-        """A round of the loop is over: count what it did together, if it did anything."""
+        """A round of the loop is over: count its total time, if it did anything."""
         if self._round:
             self._count(ALL, self._round)
             self._round = 0.0

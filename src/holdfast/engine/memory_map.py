@@ -1,10 +1,10 @@
-"""Who holds each unit, as numbers that can be compared and sent cheaply: what a live map is drawn from.
+"""The holder of each unit, as numbers that are cheap to compare and to send: the data of the live map.
 
 One object beside an engine loop. A picture has a number for each unit of each pool: the value of a `Kind` for
-units that nobody holds, and from `FIRST_NAMED` on a holder of the table that comes with it; a tenant's prefix
-tree is a holder with the tenant's name. A holder keeps its number while it holds anything. Looking changes
-nothing; where nothing happened since the last look, that picture is given again. A picture of many Holds is
-made in portions, between which steps go on: each Hold is shown as it was when its portion was made.
+units without a holder, and from `FIRST_NAMED` on an index into the table of holders that comes with it; a
+tenant's prefix tree is a holder with the tenant's name. A holder keeps its number while it holds anything.
+Taking a picture changes nothing; if nothing has happened since the last one, that one is returned again. A
+picture of many Holds is made in portions, with steps in between: each Hold is shown as of its own portion.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["FIRST_NAMED", "MemoryPicture", "leased_units"]
 
 FIRST_NAMED = len(Kind)
 NUMBERS_MAX = (1 << 16) - 2
-"""The highest number that is given: the server uses the one after it for what a viewer may not know."""
+"""The highest number of a holder: the server uses the next one for holders that a viewer may not see."""
 
 PORTION = 128
-"""Holds that are looked at before others have their turn."""
+"""Holds in one portion."""
 
 
 class MemoryPicture:
@@ -44,7 +44,7 @@ class MemoryPicture:
     def take(self) -> Portions[dict[str, Any]]:
         """The step, the pools with two bytes for each unit, and the named holders; in portions."""
         ledger = self._loop.scheduler.registry.ledger
-        # The last entry itself is kept, so that another one cannot take its place unnoticed.
+        # The last entry itself is kept, so that no other one can have its identity.
         entry = ledger.recorder[-1] if ledger.recorder else None
         findings = len(self._loop.scheduler.audit.findings)
         mark = (ledger.step, ledger.settled, findings, entry)
@@ -59,7 +59,7 @@ class MemoryPicture:
         cells = {pool.index: np.full(pool.size, Kind.FREE, dtype=np.uint16) for pool in ledger.pools.values()}
         seen: dict[Holder, tuple[int, int, str, str]] = {}
         for place, grant in enumerate(list(ledger.live.values()), 1):
-            # What was given up since the look began is not live any more, or has no units.
+            # A Hold released since the walk began is not live any more, or has no units.
             if grant.units and ledger.live.get(grant.serial) is grant:
                 number = self._number(grant.holder)
                 if number is not None and grant.holder not in seen:
@@ -86,7 +86,7 @@ class MemoryPicture:
         }
 
     def _number(self, holder: Holder) -> int | None:
-        """A holder's number, a new one where it has none; None if there are no more."""
+        """A holder's number, a new one if it has none; None if all are in use."""
         number = self._numbers.get(holder)
         if number is None and self._free:
             number = self._numbers[holder] = heapq.heappop(self._free)
@@ -97,7 +97,7 @@ class MemoryPicture:
 
 
 def leased_units(loop: EngineLoop, name: str) -> dict[int, list[int]]:
-    """What a session reads of the shared prefixes, by the place of the pool in a picture."""
+    """The units of shared prefixes that a session leases, by the index of the pool in a picture."""
     registry = loop.scheduler.registry
     lease = registry.find(name).sequence.lease
     if lease is None:

@@ -1,8 +1,9 @@
-"""How memory is shared out: units for each component, from the model's shapes and what the machine has.
+"""The sizes of the memory pools: units for each component, from the model's shapes and the free memory.
 
-The plan is numbers only, printed at start-up and turned into the core's layout and the storage tensors.
-Without stated sizes the memory goes to as many sessions of the expected length as fit, so that no component
-runs out long before the others; on a GPU it is what the largest step, run once for that, leaves free.
+The plan is numbers only, printed at start-up and turned into the core's layout and the storage tensors. Pools
+without a stated size get the units of as many sessions of the expected length as fit, so that no component
+runs out long before the others. On a GPU, free memory is what remains beside the largest step, which is run
+once to measure it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from holdfast.models.model import Model, ModelDescription
 
 SESSIONS_PLANNED_MAX = 4096
 CPU_FRACTION, GPU_FRACTION = 0.25, 0.95
-"""Shares of the free memory that pools take where nobody says otherwise: a CPU's memory is for others too."""
+"""Default shares of the free memory for pools: other programs need a CPU's memory, too."""
 GRAPH_BYTES = 2 << 30
-"""What captured graphs and the libraries' workspaces may take beside a step's own memory."""
+"""Reserved for captured graphs and library workspaces, beside a step's own memory."""
 DISK_SHARE = 0.8
 DISK_UNITS_MAX = 1 << 17
 _SIZE_OPTIONS = {
@@ -38,7 +39,7 @@ SLOTS_PER_SESSION = 3  # At rest one; while a turn runs two; a checkpoint.
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Units on the device, on the host and on disk, and what a unit weighs."""
+    """Units on the device, on the host and on disk, and the bytes of a unit."""
 
     layout: MemoryLayout
     device: UnitCounts
@@ -49,7 +50,7 @@ class MemoryPlan:
     disk: UnitCounts
 
     def sizes(self) -> dict[tuple[Component, Tier], int]:
-        """The pools that the core is to manage."""
+        """The sizes of the core's pools."""
         sizes: dict[tuple[Component, Tier], int] = {}
         tiers = ((Tier.DEVICE, self.device), (Tier.HOST, self.host), (Tier.DISK, self.disk))
         for tier, counts in tiers:
@@ -61,11 +62,11 @@ class MemoryPlan:
 
     @property
     def tokens_max(self) -> int:
-        """The longest sequence that full pages can hold, all of them for one."""
+        """The longest sequence that fits into all full-attention pages."""
         return self.device.full * self.layout.page_size if self.layout.full else 1 << 62
 
     def lines(self) -> list[str]:
-        """The plan in words, one line a component."""
+        """The plan as text, one line a component."""
         lines = []
         for component in self.layout.components:
             units = _units(self.device, component)
@@ -81,7 +82,7 @@ def _units(counts: UnitCounts, component: Component) -> int:
 
 
 def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
-    """Share out the memory that is free now, or take the sizes that were stated."""
+    """Size the pools as stated, or by the memory that is free now."""
     shape = model.memory_shape
     layout = MemoryLayout(
         options.page_size,
@@ -129,7 +130,7 @@ def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
 
 
 def _pool_bytes(model: ModelDescription, options: EngineOptions) -> int:
-    """What pools may take: on a GPU what is free once the largest step and the graphs have their part."""
+    """Bytes for pools: on a GPU what is free beside the largest step and the graphs."""
     fraction = options.memory_fraction
     if model.device.type != "cuda" or not isinstance(model, Model):
         return int(free_bytes(model.device) * (CPU_FRACTION if fraction is None else fraction))
@@ -141,10 +142,10 @@ def _pool_bytes(model: ModelDescription, options: EngineOptions) -> int:
 def _check_room(
     device: torch.device, room: dict[Component, int], stated: list[Component], options: EngineOptions
 ) -> None:
-    """Refuse pools that cannot be had; lazily given memory would be missed only in the middle of a turn."""
+    """Reject pools that do not fit: memory allocated lazily would run out in the middle of a turn."""
     free, needed = free_bytes(device), sum(room.values())
     if needed > free:
-        said = f"is too much: pools would take {_gb(needed)}, and {_gb(free)} are free"
+        said = f"is too large: pools need {_gb(needed)}, and {_gb(free)} are free"
         if not stated:
             raise OptionError("session_tokens", said)
         largest = max(stated, key=lambda component: room[component])
@@ -155,7 +156,7 @@ def _check_room(
         if options.host_memory > left:
             raise OptionError(
                 "host_memory",
-                f"is too much: {_gb(options.host_memory)} are asked for and {_gb(left)} are free",
+                f"is too large: {_gb(options.host_memory)} were requested, and {_gb(left)} are free",
             )
 
 
@@ -164,7 +165,7 @@ def _gb(size: int) -> str:
 
 
 def session_units(layout: MemoryLayout, tokens: int) -> dict[Component, int]:
-    """Units that a session of `tokens` tokens is planned with, its turns and a checkpoint included."""
+    """Units of a session of `tokens` tokens, with a running turn and a checkpoint."""
     pages = layout.pages_for(tokens)
     window = min(pages, 2 * (layout.pages_for(layout.window) + 1))
     needs = {Component.FULL: pages, Component.WINDOW: window, Component.STATE: SLOTS_PER_SESSION}
@@ -172,9 +173,9 @@ def session_units(layout: MemoryLayout, tokens: int) -> dict[Component, int]:
 
 
 def tier_units(needs: dict[Component, int], weights: dict[Component, int], room: int) -> dict[Component, int]:
-    """Units that `room` bytes of another tier hold: whole sessions, or what holds a shorter one.
+    """Units that fit into `room` bytes of another tier: for whole sessions, or for part of one.
 
-    Nobody can rest in a tier that lacks a component: of each there is a unit at least, or none of any.
+    A tier that lacks a component can hold no session: it has a unit of each component, or none at all.
     """
     each = sum(needs[component] * weights[component] for component in needs)
     if room >= each:
@@ -192,7 +193,7 @@ def tier_units(needs: dict[Component, int], weights: dict[Component, int], room:
 
 
 def unit_bytes(shape: MemoryShape, page_size: int, element_bytes: int) -> dict[Component, int]:
-    """What a unit of each component takes."""
+    """Bytes of a unit of each component."""
     weights: dict[Component, int] = {}
     if shape.full is not None:
         weights[Component.FULL] = shape.full.bytes_per_page(page_size, element_bytes)
@@ -204,7 +205,7 @@ def unit_bytes(shape: MemoryShape, page_size: int, element_bytes: int) -> dict[C
 
 
 def disk_bytes(options: EngineOptions) -> int:
-    """What files of sessions may take: what was stated, or a good part of what is free."""
+    """Maximum bytes for files of sessions: as stated, or most of the free space."""
     if options.disk is None:
         return 0
     directory = Path(options.disk)
@@ -217,7 +218,7 @@ def disk_bytes(options: EngineOptions) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that is free on a device now; what torch keeps there without use is given back first."""
+    """Free memory of a device; torch's unused cache is released first."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(device)

@@ -1,7 +1,7 @@
-"""Everything that can be chosen when an engine starts, with its defaults and its limits.
+"""The options of an engine, with their defaults and limits.
 
-One frozen value that the command line, the environment, a file and the Python API all fill. A wrong value is
-an error that names the option: first its type is looked at, which is that of the field, then its range.
+One frozen value for the command line, the environment, the configuration file and the Python API. A wrong
+value is an error that names the option: first the type is checked, which is the field's, then the range.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COUNTS_OR_NONE = (
     "tenant_sessions",
     "disk_limit",
 )
-"""Options that are whole numbers of at least 1, or left open."""
+"""Options that are whole numbers of at least 1, or None."""
 
 MOST: Mapping[str, int] = {
     **dict.fromkeys((*COUNTS, *COUNTS_OR_NONE), (1 << 31) - 1),
@@ -49,7 +49,7 @@ MOST: Mapping[str, int] = {
     "page_size": PAGE_SIZE_MAX,
     "max_running": 1 << 16,
 }
-"""Counts go as far as tables can count, and no number further than time and sizes are calculated with."""
+"""Upper limits: 32-bit for counts that are in tables, 60-bit for times and sizes."""
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "device": ("auto", "cpu", "cuda"),
@@ -59,7 +59,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "speculate": ("none", "ngram"),
     "audit": ("on", "strict"),
 }
-"""The options that are one of a few words. A device may be one of several GPUs besides, such as `cuda:1`."""
+"""The options with a fixed set of values. A device may also be one of several GPUs, such as `cuda:1`."""
 
 PARTS = f"a mapping from tenants to mappings from {', '.join(TIERS)} to numbers"
 WORDS: Mapping[Any, str] = {
@@ -71,11 +71,11 @@ WORDS: Mapping[Any, str] = {
     collections.abc.Mapping: PARTS,
     Literal: "a text",
 }
-"""The types that options have, as an error calls them."""
+"""The types of options in the words of error messages."""
 
 
 class OptionError(ValueError):
-    """An option has a value that cannot be; `option` is its name."""
+    """An option has an invalid value; `option` is its name."""
 
     def __init__(self, option: str, problem: str) -> None:
         super().__init__(f"{option} {problem}")
@@ -84,22 +84,22 @@ class OptionError(ValueError):
 
     @property
     def typed(self) -> str:
-        """What is wrong, with the option named as on the command line."""
+        """The error message, with the option named as on the command line."""
         return f"--{self.option.replace('_', '-')} {self.problem}"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How an engine is set up. None means: worked out from the model and the machine.
+    """How an engine is set up. None means: derived from the model and the machine.
 
-    `kv_tokens`, `window_tokens` and `state_slots` size the pools; without them memory is shared out for
-    sessions of `session_tokens` tokens. `host_memory` is in bytes. With a `journal` (a file) sessions outlive
-    the process; `durability` says what their answers wait for. `disk` is a directory for the memory of
-    sessions at rest, of at most `disk_limit` bytes; one that is idle for `snapshot_seconds` is written there.
-    `overlap` plans a step while the one before runs. `pack_weights` keeps weights in twelve bits too, on GPUs
-    that read those faster. `fast_start` captures no graphs of steps. One tenant may
-    hold `tenant_device` of the memory of the device (1 is all of it), and likewise of the host's and the
-    disk's; `tenant_shares` says otherwise for single tenants: parts by tier (device, host, disk) by name.
+    `kv_tokens`, `window_tokens` and `state_slots` size the pools; without them the pools are sized for
+    sessions of `session_tokens` tokens. `host_memory` is in bytes. With a `journal` (a file) sessions survive
+    the process; `durability` says what answers wait for. `disk` is a directory for the memory of idle
+    sessions, of at most `disk_limit` bytes; a session is written there after `snapshot_seconds` without a
+    turn. `overlap` plans a step while the one before runs. `pack_weights` also keeps weights in twelve bits,
+    on GPUs that read those faster. `fast_start` captures no CUDA graphs. A tenant may hold the fraction
+    `tenant_device` of the device's memory (1 is all of it), and likewise of the host's and the disk's;
+    `tenant_shares` has other fractions for single tenants: by name, then by tier (device, host, disk).
     """
 
     device: str = "auto"
@@ -146,7 +146,7 @@ class EngineOptions:
                 raise OptionError(name, f"must be a whole number of at least 1, not {value!r}")
         for name, most in MOST.items():
             value = getattr(self, name)
-            if value is not None and most < value < float("inf"):  # What never ends may.
+            if value is not None and most < value < float("inf"):  # inf is allowed
                 raise OptionError(name, f"must be at most {most}, not {value}")
         if self.memory_fraction is not None and not 0.0 < self.memory_fraction <= 0.98:
             raise OptionError(
@@ -157,7 +157,9 @@ class EngineOptions:
         for tenant, parts in self.tenant_shares.items():
             for tier, part in parts.items():
                 if tier not in TIERS:
-                    raise OptionError("tenant_shares", f"of {tenant}: {tier} is none of {', '.join(TIERS)}")
+                    raise OptionError(
+                        "tenant_shares", f"of {tenant}: {tier} must be one of {', '.join(TIERS)}"
+                    )
                 require_part("tenant_shares", part)
         if self.host_memory < 0 or self.checkpoints < 0:
             raise OptionError(
@@ -185,7 +187,7 @@ def _kinds() -> Mapping[str, Any]:
 
 
 def require_kind(option: str, value: object, kind: Any) -> None:
-    """Raise unless a value is of a type that an option may have."""
+    """Raise unless a value has the type of an option."""
     if not _fits(value, kind):
         allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
         words = " or ".join(WORDS[typing.get_origin(one) or one] for one in allowed)
@@ -193,7 +195,7 @@ def require_kind(option: str, value: object, kind: Any) -> None:
 
 
 def _fits(value: object, kind: Any) -> bool:
-    """Whether a value is of a type; a whole number is a number as well, and a truth is neither."""
+    """Whether a value has a type; an int is a float as well, and a bool is neither."""
     origin = typing.get_origin(kind)
     if isinstance(kind, types.UnionType):
         return any(_fits(value, one) for one in typing.get_args(kind))
@@ -210,37 +212,39 @@ def _fits(value: object, kind: Any) -> bool:
 
 
 def require_part(option: str, part: float) -> None:
-    """Raise unless a number is a part of something: more than 0, at most 1."""
+    """Raise unless a number is a fraction: more than 0, at most 1."""
     if not 0.0 < part <= 1.0:
         raise OptionError(option, f"must be more than 0 and at most 1, not {part}")
 
 
 def tenant_parts(options: EngineOptions) -> dict[str, float]:
-    """Which part of each tier a tenant may hold that has no shares of its own."""
+    """The default fractions of each tier that a tenant may hold."""
     return {tier: getattr(options, f"tenant_{tier}") for tier in TIERS}
 
 
 def check_context(options: EngineOptions, made_for: int, reach: int | None) -> None:
-    """Raise if contexts are asked for that a model's positions do not carry to, and warn past its own length.
+    """Raise if the context length is beyond the model's positions; warn if it is beyond its training length.
 
-    A model is made for `made_for` tokens; its positions carry to `reach`, or have no end where that is None.
-    Random weights were made for nothing, and may be measured at any length.
+    A model was trained for `made_for` tokens; its positions end at `reach`, or have no limit if that is None.
+    Random weights may be measured at any length.
     """
     asked = options.context_length
     if asked is None or asked <= made_for or options.load_format == "dummy":
         return
     if reach is not None and asked > reach:
         raise OptionError(
-            "context_length", f"must be at most {reach}, as far as the model's positions carry, not {asked}"
+            "context_length", f"must be at most {reach}, the limit of the model's positions, not {asked}"
         )
-    log.warning("context_length %d is more than the %d tokens that the model was made for", asked, made_for)
+    log.warning(
+        "context_length %d is more than the %d tokens that the model was trained for", asked, made_for
+    )
 
 
 def make_options(**given: object) -> EngineOptions:
-    """Options from keywords; an unknown one is an error that lists those there are. A path may be a Path."""
+    """Options from keywords; an unknown one is an error that lists the options. Paths may be `Path`."""
     known = {field.name for field in fields(EngineOptions)}
     unknown = sorted(set(given) - known)
     if unknown:
-        raise OptionError(unknown[0], f"is no option; there are {', '.join(sorted(known))}")
+        raise OptionError(unknown[0], f"is not an option; the options are {', '.join(sorted(known))}")
     plain = {name: os.fspath(value) if isinstance(value, Path) else value for name, value in given.items()}
     return EngineOptions(**plain)  # type: ignore[arg-type]

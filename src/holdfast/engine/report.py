@@ -1,10 +1,10 @@
 """The ledger as a report: who holds the memory, as `/v1/memory` and `Engine.memory` show it.
 
-A report of everything walks all sessions and tenants, so it is made in portions: a generator that pauses
-after each, between which steps go on, and returns the report at last. Units by kind are the ledger's own
-counters at the end; who holds them was counted on the way. A tenant's report shows its own memory exactly and
-that of all others as one figure, rounded down to a sixteenth of the pool: neither what others hold nor a
-change of it can be read off, whatever the tenant itself takes and gives back meanwhile.
+A report walks all sessions and tenants, so it is made in portions: a generator that yields after each, so
+that steps can run in between, and returns the report. Units by kind are the ledger's counters at the end of
+the walk; holders are counted on the way. A tenant's report shows its own memory exactly, and that of all
+others as one figure, rounded down to a sixteenth of the pool: a tenant cannot derive what others hold, or a
+change of it, by allocating and freeing units of its own.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ __all__ = [
 TOP_HOLDERS = 10
 TOP_TENANTS = 1000
 PORTION = 32
-"""Sessions, tenants or prefix trees that are looked at before others have their turn."""
+"""Sessions, tenants or prefix trees in one portion."""
 
 SESSIONS_PORTION = 16
 
 Answer = TypeVar("Answer")
 Portions = Generator[None, None, Answer]
-"""Work in portions: it pauses after each and returns its answer."""
+"""Work in portions: it yields after each and returns its answer."""
 
 Report = dict[str, object]
 
 
 def finish(work: Portions[Answer]) -> Answer:
-    """The answer of work in portions, all of them at once."""
+    """The answer of work in portions, without pauses."""
     while True:
         try:
             next(work)
@@ -59,7 +59,7 @@ def memory_report(loop: EngineLoop) -> Report:
 
 
 class Census:
-    """What one asker is told of: all holders, or those of one tenant."""
+    """Counts for one report: of all holders, or of one tenant."""
 
     def __init__(self, ledger: Ledger, tenant: str | None) -> None:
         self.tenant = tenant
@@ -69,7 +69,7 @@ class Census:
         self._numbers = count()
 
     def add(self, holder: Holder) -> None:
-        """Count what a holder has."""
+        """Count the units of a holder."""
         total = sum(holder.held)
         if not total:
             return
@@ -94,10 +94,10 @@ class Census:
         return shown
 
     def holders(self, pool: Pool) -> dict[str, int]:
-        """Units of a pool by kind: all, or a tenant's own, and what others hold as one coarse figure."""
+        """Units of a pool by kind: all, or a tenant's own with the others' as one coarse figure."""
         if self.tenant is None:
             return pool.counts()
-        # What retires is on nobody's account: counted as others', it would tell a tenant where they stand.
+        # Retiring units are on no account: counted as others', they would reveal what others hold.
         used = pool.size - len(pool.free) - pool.by_kind[Kind.RETIRING]
         account = self.ledger.accounts.get(self.tenant)
         held = 0 if account is None else account.held[pool.index]
@@ -110,7 +110,7 @@ class Census:
 
 
 def memory_reports(loop: EngineLoop, tenants: Iterable[str | None]) -> Portions[dict[str | None, Report]]:
-    """The reports of some tenants, and under None the one of everything, from one walk."""
+    """The reports of some tenants, and under None of all, from one walk."""
     registry = loop.scheduler.registry
     ledger = registry.ledger
     asked = {tenant: Census(ledger, tenant) for tenant in tenants}
@@ -137,7 +137,7 @@ def memory_reports(loop: EngineLoop, tenants: Iterable[str | None]) -> Portions[
 
 
 def _holders(loop: EngineLoop) -> Iterator[Holder]:
-    """Everybody who may hold units: sessions, what is theirs, and the prefix trees of tenants."""
+    """All holders of units: sessions with their checkpoints, turns and parcels, and prefix trees."""
     registry = loop.scheduler.registry
     for session in list(registry.sessions.values()):
         yield session.holder
@@ -147,7 +147,7 @@ def _holders(loop: EngineLoop) -> Iterator[Holder]:
         if session.parcel is not None:
             yield session.parcel.holder
             for hold in session.parcel.home.values():
-                yield hold.holder  # One for all of them, and another than the parcel's.
+                yield hold.holder  # All of them have the same holder, which is not the parcel's.
                 break
     for root in list(registry.tree.roots.values()):
         yield root.holder
@@ -168,7 +168,7 @@ def _report(loop: EngineLoop, census: Census, tenants: list[Report]) -> Report:
             shown["page_size"] = ledger.layout.page_size
         shown |= {
             "units": pool.size,
-            "bytes_per_unit": loop.memory_plan.unit_bytes[pool.component],
+            "bytes_per_unit": loop.setup.memory_plan.unit_bytes[pool.component],
             "holders": census.holders(pool),
         }
         pools.append(shown)
@@ -178,7 +178,7 @@ def _report(loop: EngineLoop, census: Census, tenants: list[Report]) -> Report:
         "top": census.largest(),
         "tenants": tenants,
         "audit": {
-            "mode": loop.options.audit,
+            "mode": loop.setup.options.audit,
             "steps": ledger.settled,
             "last_full_census_step": audit.last_full_step,
         },
@@ -196,7 +196,7 @@ def _report(loop: EngineLoop, census: Census, tenants: list[Report]) -> Report:
 
 
 def _tenants(ledger: Ledger) -> Portions[list[Report]]:
-    """What each tenant holds and may hold of every pool: those that hold something, largest first."""
+    """Units and quota of each tenant that holds units, largest first."""
     largest: list[tuple[int, int, Account]] = []
     for number, account in enumerate(list(ledger.accounts.values()), 1):
         held = sum(account.held)
@@ -230,7 +230,7 @@ def _row(ledger: Ledger, account: Account) -> Report:
 
 
 def session_reports(loop: EngineLoop, names: list[str]) -> Portions[list[Report]]:
-    """Some sessions, in that order; those that are no more are left out."""
+    """Reports of some sessions, in that order; closed sessions are left out."""
     sessions = loop.scheduler.registry.sessions
     reports: list[Report] = []
     for place, name in enumerate(names, 1):
@@ -243,7 +243,7 @@ def session_reports(loop: EngineLoop, names: list[str]) -> Portions[list[Report]
 
 
 def session_report(loop: EngineLoop, session: Session) -> Report:
-    """One session: what it does, how long it is, and what it holds. Its name is the caller's business."""
+    """One session: its state, its length, and the memory that it holds."""
     ledger = loop.scheduler.registry.ledger
     held: dict[str, object] = {}
     for component in Component:
@@ -256,7 +256,7 @@ def session_report(loop: EngineLoop, session: Session) -> Report:
                 units += sum(holder.held[pool.index] for holder in holders)
         held[component.name.lower()] = {
             "units": units,
-            "bytes": units * loop.memory_plan.unit_bytes.get(component, 0),
+            "bytes": units * loop.setup.memory_plan.unit_bytes.get(component, 0),
         }
     sequence = session.sequence
     lease = sequence.lease

@@ -1,31 +1,47 @@
-"""What a verb waits for, so that it gives up no memory that it could keep.
+"""Waiting for a session: when a verb or a turn may act on it, and the queue of those that cannot yet.
 
-The core cuts, forks and moves a session at once, as it finds it, and drops what it cannot use in that moment:
-the last token while its row is in flight, what a copy has yet to complete, memory on another tier. A client's
-verb has time for a few steps. So whoever carries one out first lets rows and copies settle, and has memory
-that the verb can use brought back. Used by the engine's sessions and by the server's desk.
+The core cuts, forks and moves a session at once, and drops memory that it cannot use at that moment: the last
+token while its row is in flight, a copy that is not complete, memory on another tier. A client's verb has
+time for a few steps. So it waits until rows and copies have settled and usable memory is back on the device
+(`MemoryWait`). A turn may wait one step for the turn before it to be aborted (`TurnWait`).
+
+What waits is queued by session (`SessionQueues`). Used by `verbs`.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from holdfast.core.errors import Refused
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Life, Place, Session
-from holdfast.core.turn import KEEP_ALL
+from holdfast.core.turn import KEEP_ALL, Turn, TurnEvent
+
+__all__ = [
+    "ATTEMPTS_MAX",
+    "Length",
+    "MemoryWait",
+    "SessionQueues",
+    "TurnWait",
+    "end_of_turn",
+    "kept_of_turn",
+    "no_memory",
+    "turn_before",
+]
 
 Length = Callable[[Session], int]
-"""How much of a session's history a verb goes on from; 0 where it needs no memory, or will be refused."""
+"""How much of a session's history a verb continues from; 0 if it needs no memory, or will be refused."""
 
 
 def no_memory(_: Session) -> int:
-    """The verb goes on from nothing: it moves memory, or needs none."""
+    """The verb moves memory, or needs none."""
     return 0
 
 
 def end_of_turn(turns: int | None) -> Length:
-    """A rewind or a fork goes on from the end of so many turns, or of all."""
+    """A rewind or a fork continues from the end of turn `turns`, or of the last."""
 
     def length(session: Session) -> int:
         count = len(session.boundaries) if turns is None else turns
@@ -35,7 +51,7 @@ def end_of_turn(turns: int | None) -> Length:
 
 
 def kept_of_turn(keep: int | None, turn_id: str | None) -> Length:
-    """An interruption of the last turn, which has ended, goes on from what is kept of it."""
+    """An interruption of the last turn, which has ended, continues from what is kept of it."""
 
     def length(session: Session) -> int:
         last = session.last
@@ -46,17 +62,17 @@ def kept_of_turn(keep: int | None, turn_id: str | None) -> Length:
     return length
 
 
-class Wait:
-    """One verb on one session, until it is time to carry it out.
+class MemoryWait:
+    """One verb on one session, until it can act without dropping memory that it could keep.
 
-    It is meant for the session that has the name now. If that one is closed and another has the name by
-    then, there is nothing left to wait for: whoever carries verbs out refuses this one.
+    The verb is meant for the session that has the name now. If that session is closed and another one gets
+    the name, the wait is over, and the verb is refused.
 
-    Memory is asked for once. Where it has no room on the device now, or its file cannot be read, the verb is
-    carried out without it, and what it held is computed again.
+    Memory is requested once. If the device has no room for it, or its file cannot be read, the verb acts
+    without it, and the history is computed again.
     """
 
-    __slots__ = ("_asked", "_forks", "_length", "_scheduler", "session", "session_id")
+    __slots__ = ("_forks", "_length", "_requested", "_scheduler", "session", "session_id")
 
     def __init__(
         self, scheduler: Scheduler, session_id: str, length: Length = no_memory, forks: bool = False
@@ -66,10 +82,10 @@ class Wait:
         self.session = scheduler.registry.sessions.get(session_id)
         self._length = length
         self._forks = forks
-        self._asked = False
+        self._requested = False
 
     def over(self, now: float) -> bool:
-        """Whether there is nothing left to wait for. To be asked between steps, until it is so."""
+        """Whether the verb may act. Call it between steps until it returns True."""
         registry = self._scheduler.registry
         session = registry.sessions.get(self.session_id)
         if session is None or session is not self.session or session.turn is not None:
@@ -79,21 +95,162 @@ class Wait:
         if session.life is not Life.IDLE or session.place is Place.HOME or not self._wants_memory(session):
             return True
         if session.place is Place.LEAVING:
-            return not self._forks  # A cut calls it back by itself.
+            return not self._forks  # A cut cancels the move by itself.
         if session.place is Place.RETURNING:
             return False
-        if self._asked:
+        if self._requested:
             return True
-        self._asked = True
+        self._requested = True
         try:
             return not self._scheduler.restore(self.session_id, now)
         except Refused:
-            return True  # Its time is over, for example: the verb will be told.
+            return True  # The session has expired, for example: the verb is refused as well.
 
     def _wants_memory(self, session: Session) -> bool:
-        """Whether the verb could use what is away, and would lose it otherwise."""
+        """Whether the verb can use the memory that is away, and would drop it otherwise."""
         sequence, length = session.sequence, self._length(session)
         if length >= sequence.computed:
             return self._forks and sequence.computed > 0
         leased = 0 if sequence.lease is None else sequence.lease.length
         return length > leased and sequence.ledger.layout.cuts_anywhere
+
+
+def turn_before(scheduler: Scheduler, session_id: str) -> Turn | None:
+    """The turn in flight on a session, unless the session is being closed."""
+    session = scheduler.registry.sessions.get(session_id)
+    return None if session is None or session.life is Life.CLOSING else session.turn
+
+
+class TurnWait:
+    """One turn on one session, until the turn before it has ended or is known to go on.
+
+    A client that aborts a turn and starts the next at once is heard in either order: the abort comes on one
+    connection, the new turn on another. So a turn on a busy session waits for one step, and is refused only
+    if no abort of the turn before has come by then. The step counts from when that turn is first seen: it
+    may have begun while this one waited for something else.
+    """
+
+    __slots__ = ("_before", "_scheduler", "_settled", "session", "session_id")
+
+    def __init__(self, scheduler: Scheduler, session_id: str) -> None:
+        self._scheduler = scheduler
+        self.session_id = session_id
+        self.session = scheduler.registry.sessions.get(session_id)
+        self._before = turn_before(scheduler, session_id)
+        self._settled = scheduler.registry.ledger.settled
+
+    def over(self) -> bool:
+        """Whether the turn is to be submitted now, or refused."""
+        settled = self._scheduler.registry.ledger.settled
+        before = turn_before(self._scheduler, self.session_id)
+        if before is not self._before:
+            self._before, self._settled = before, settled
+        return before is None or (settled != self._settled and not _is_aborting(before))
+
+
+def _is_aborting(turn: Turn) -> bool:
+    """Whether a turn was aborted and waits only for its rows in flight."""
+    return turn.ending is not None and turn.ending.event is TurnEvent.ABORT
+
+
+ATTEMPTS_MAX = 64
+"""Maximum attempts of one `retry`."""
+
+Attempt = Callable[[], bool]
+"""Acts if it may; whether it did."""
+
+
+class Entry(NamedTuple):
+    """A verb or turn that waits; `number` is its place in the order of arrival."""
+
+    number: int
+    attempt: Attempt
+
+
+class SessionQueue:
+    """The verbs and turns that wait for one session."""
+
+    __slots__ = ("turns", "verbs")
+
+    def __init__(self) -> None:
+        self.turns: deque[Entry] = deque()
+        self.verbs: deque[Entry] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self.turns or self.verbs)
+
+
+class SessionQueues:
+    """All verbs and turns that wait, one queue a session, tried a bounded number at a time.
+
+    A queue is in order of arrival. A turn waits for everything ahead of it. A verb waits for verbs ahead of
+    it; it passes turns that wait while another turn is in flight, since the verb may be what ends that turn.
+    So trying a queue costs one failed attempt of each kind and one attempt for each entry that leaves,
+    however long it is, and a `retry` makes `ATTEMPTS_MAX` attempts at most. Queues are tried in rotation.
+
+    `is_busy` says whether a session that stays open has a turn in flight.
+    """
+
+    __slots__ = ("_is_busy", "_number", "_queues")
+
+    def __init__(self, is_busy: Callable[[str], bool]) -> None:
+        self._is_busy = is_busy
+        self._queues: OrderedDict[str, SessionQueue] = OrderedDict()
+        self._number = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
+    def add_turn(self, session_id: str, attempt: Attempt) -> None:
+        """Try a turn now; queue it if something is ahead of it, or it cannot act yet."""
+        if session_id in self._queues or not attempt():
+            self._queue(session_id).turns.append(self._entry(attempt))
+
+    def add_verb(self, session_id: str, attempt: Attempt) -> None:
+        """Try a verb now, or queue it; entries that wait already are not tried."""
+        ahead = self._queues.get(session_id)
+        behind = ahead is not None and (bool(ahead.verbs) or not self._is_busy(session_id))
+        if behind or not attempt():
+            self._queue(session_id).verbs.append(self._entry(attempt))
+
+    def _queue(self, session_id: str) -> SessionQueue:
+        queue = self._queues.get(session_id)
+        if queue is None:
+            queue = self._queues[session_id] = SessionQueue()
+        return queue
+
+    def _entry(self, attempt: Attempt) -> Entry:
+        self._number += 1
+        return Entry(self._number, attempt)
+
+    def retry(self, spent: Callable[[], bool]) -> None:
+        """Try each queue at most once, until `spent` or `ATTEMPTS_MAX`; one attempt at least."""
+        left = ATTEMPTS_MAX
+        for _ in range(min(left, len(self._queues))):
+            session_id, queue = next(iter(self._queues.items()))
+            self._queues.move_to_end(session_id)
+            left = self._retry_queue(session_id, queue, left)
+            if not queue:
+                del self._queues[session_id]
+            if left <= 0 or spent():
+                return
+
+    def _retry_queue(self, session_id: str, queue: SessionQueue, left: int) -> int:
+        """Try a queue from its head; returns how many attempts are left."""
+        turns, verbs = queue.turns, queue.verbs
+        turn_waits = False
+        while left > 0:
+            if turns and not turn_waits and (not verbs or turns[0].number < verbs[0].number):
+                left -= 1
+                if turns[0].attempt():
+                    turns.popleft()
+                else:
+                    turn_waits = True
+            elif verbs and (not turn_waits or self._is_busy(session_id)):
+                left -= 1
+                if not verbs[0].attempt():
+                    break
+                verbs.popleft()
+            else:
+                break
+        return left

@@ -30,7 +30,6 @@ from holdfast.server.http.connections import Config, Connections, raise_descript
 from holdfast.server.http.keys import Keys, warn_if_readable
 from holdfast.server.http.websockets import SocketConnection
 from holdfast.server.link import wire
-from holdfast.server.link.engine_client import EngineLink
 from holdfast.server.link.supervisor import Supervisor
 from holdfast.server.options import ServerOptions
 from holdfast.server.service import Service
@@ -75,18 +74,17 @@ class Serving:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
         listener = self._listen()
-        link = EngineLink()
         configure = wire.Configure(
             self.path, self.engine_options, self.options.log_level, self.options.log_format
         )
-        supervisor = Supervisor(link, configure, self.options.hang_seconds, progress)
+        name = self.options.served_model_name or shown_name(self.model)
+        metrics = Metrics()
+        service = Service(self.options, configure, metrics, name, progress)
+        link, supervisor = service.link, service.supervisor
         supervising = asyncio.create_task(supervisor.run())
         try:
-            metrics = Metrics()
             metrics.watch(lambda: link.pulse, link.totals, lambda: supervisor.up)
             metrics.watch_loop(link.loop_times)
-            name = self.options.served_model_name or shown_name(self.model)
-            service = Service(self.options, link, supervisor, metrics, name)
             announcing = asyncio.create_task(self._announce(supervisor, listener, name))
             await self._serve(service, listener, supervising)
             announcing.cancel()

@@ -31,8 +31,8 @@ from holdfast.server.http.problems import (
 )
 from holdfast.server.limits import TIMEOUT_MAX, TTL_MAX
 from holdfast.server.link import wire
-from holdfast.server.link.engine_client import EngineLink, TurnFeed
-from holdfast.server.link.supervisor import Supervisor
+from holdfast.server.link.engine_client import EngineClient, TurnFeed
+from holdfast.server.link.supervisor import Progress, Supervisor
 from holdfast.server.options import ServerOptions
 from holdfast.server.prompts import Prompts, begins_with_system, opens_history
 from holdfast.server.seeds import Seeds
@@ -100,14 +100,14 @@ class Service:
     def __init__(
         self,
         options: ServerOptions,
-        link: EngineLink,
-        supervisor: Supervisor,
+        configure: wire.Configure,
         metrics: Metrics,
         model_name: str,
+        progress: Progress,
     ) -> None:
         self.options = options
-        self.link = link
-        self.supervisor = supervisor
+        self.link = EngineClient(self)
+        self.supervisor = Supervisor(self.link, configure, options.hang_seconds, progress)
         self._prompts: Prompts | None = None
         self.metrics = metrics
         self.traces = open_traces()
@@ -119,11 +119,6 @@ class Service:
         """Whether a tenant has something else under a name: a door that keeps sessions of its own says so."""
         self.held_elsewhere: Callable[[str], int] = lambda _tenant: 0
         """How many sessions of a tenant such a door keeps; they count as the engine's do."""
-        link.on_view = self.table.seen
-        link.on_gone = self.table.remove
-        link.on_end = self._turn_ended
-        supervisor.on_ready = self._engine_ready
-        supervisor.on_lost = metrics.engine_lost
 
     @property
     def facts(self) -> wire.ModelFacts:
@@ -154,7 +149,21 @@ class Service:
         if self._prompts is not None:
             self._prompts.close()
 
-    def _engine_ready(self, ready: wire.Ready) -> None:
+    # --- what the engine reports ------------------------------------------------------------------
+
+    def session_seen(self, view: wire.SessionView) -> None:
+        """A report carried the view of a session."""
+        self.table.seen(view)
+
+    def session_gone(self, session: str, reason: str) -> None:
+        """A session was closed, or has expired."""
+        self.table.remove(session, reason)
+
+    def engine_lost(self) -> None:
+        """An engine process that served has ended."""
+        self.metrics.engine_lost()
+
+    def engine_ready(self, ready: wire.Ready) -> None:
         """An engine serves; sessions that it does not know are lost."""
         if self._prompts is None:
             self._prompts = Prompts(ready.vocabulary, ready.facts.context_length)
@@ -174,7 +183,7 @@ class Service:
             )
         self.table.lose_all({stored.view.name for stored in ready.sessions})
 
-    def _turn_ended(self, feed: TurnFeed) -> None:
+    def turn_ended(self, feed: TurnFeed) -> None:
         """Count a turn, log its figures, and end its trace. What was said stays out of all three.
 
         One that is told again was counted when it was carried out.
@@ -202,7 +211,7 @@ class Service:
     async def ask(self, what: str, name: str | None = None, names: list[str] | None = None) -> Any:
         """A question to the engine."""
         number = self.link.number()
-        return (await self.link.call(wire.Ask(number, what, name, names or []), number)).answer
+        return (await self.link.call(wire.Ask(number, wire.Question(what), name, names or []), number)).answer
 
     # --- sessions ---------------------------------------------------------------------------------
 
@@ -299,7 +308,7 @@ class Service:
     async def describe(self, record: SessionRecord) -> dict[str, Any]:
         """A session as clients see it."""
         key = engine_name(record.tenant, record.name)
-        done = await self._call_on(record, lambda number: wire.Ask(number, "session", key))
+        done = await self._call_on(record, lambda number: wire.Ask(number, wire.Question.SESSION, key))
         return self.shown(done.answer, record)
 
     def shown(self, answer: dict[str, Any], record: SessionRecord) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from holdfast.core.session import Session
 from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
 from holdfast.sim.content import extend, next_token
 from holdfast.sim.faults import Faults
-from holdfast.sim.found import Found
+from holdfast.sim.found import Check, Found
 from holdfast.sim.hearing import Audience
 from holdfast.sim.reference import Conversation
 from holdfast.sim.workloads import Workload
@@ -25,7 +25,7 @@ TENANTS = ("red", "blue")
 
 
 class Clients(Audience):
-    """Everybody who talks to one scheduler."""
+    """All clients of one scheduler."""
 
     def __init__(self, workload: Workload, scheduler: Scheduler, rng: Random, faults: Faults) -> None:
         super().__init__(scheduler, lambda: faults.total > 0)
@@ -54,7 +54,7 @@ class Clients(Audience):
             self.trace = extend(self.trace, len(refused.code))
             if self._books() != before:
                 what = f"{name} was refused with {refused.code}, but changed memory"
-                raise Found("refusal", what, self.whom) from refused
+                raise Found(Check.REFUSAL, what, self.whom) from refused
         self.hear(self.scheduler.take_events())
 
     def _books(self) -> tuple[int, int, list[tuple[int, ...]]]:
@@ -69,7 +69,7 @@ class Clients(Audience):
         return f"{prefix}{self.serial}"
 
     def some(self) -> Session | None:
-        """A session of a conversation, whatever it is doing."""
+        """Any open session."""
         name = self.sessions.choose(self.rng)
         self.whom = name or "nobody"
         return self.scheduler.registry.sessions[name] if name is not None else None
@@ -104,25 +104,25 @@ class Clients(Audience):
         self.turns += 1
 
     def open(self) -> None:
-        """A client comes."""
+        """Open a session."""
         name, tenant = self.name("s"), self.rng.choice(TENANTS)
         self.scheduler.open(name, tenant, self.now)
         self.welcome(name, Conversation(name, VOCABULARY, tenant))
 
     def turn(self) -> None:
-        """A client says something."""
+        """Submit a turn."""
         session = self.some()
         if session is not None:
             self._submit(session, self._request(session.sequence.known, session.tenant))
 
     def go_on(self) -> None:
-        """A client asks for more of the same."""
+        """Submit a turn without input: generation continues."""
         session = self.some()
         if session is not None:
             self._submit(session, self._request(session.sequence.known, session.tenant, goes_on=True))
 
     def request(self) -> None:
-        """Somebody asks one thing, once."""
+        """Submit a one-shot request."""
         tenant = self.rng.choice(TENANTS)
         request = self._request(0, tenant)
         name = "r" + request.turn_id
@@ -133,7 +133,7 @@ class Clients(Audience):
         self.turns += 1
 
     def interrupt(self) -> None:
-        """A client barges in, or is lost."""
+        """Interrupt a turn, or lose its client."""
         name = self.busy.choose(self.rng)
         if name is None:
             return
@@ -147,7 +147,7 @@ class Clients(Audience):
         self.ask_to_end(name, keep)
 
     def cut_last(self) -> None:
-        """A client has heard less of the last turn than was said."""
+        """Cut the last finished turn to the tokens that its client has heard."""
         session = self.some()
         if session is None or session.turn is not None:
             return
@@ -158,7 +158,7 @@ class Clients(Audience):
         self.compare(session)
 
     def rewind(self) -> None:
-        """A client goes back to an earlier turn, or to one that never was."""
+        """Rewind to an earlier turn, or to one that does not exist."""
         session = self.some()
         if self.forked in self.conversations and self.rng.random() < 0.5:
             session = self.scheduler.registry.sessions[self.forked]
@@ -169,7 +169,7 @@ class Clients(Audience):
             self.compare(session)
 
     def fork(self) -> None:
-        """A client goes on in two ways."""
+        """Fork a session."""
         session = self.some()
         if session is not None:
             turns = self.rng.choice(
@@ -182,13 +182,13 @@ class Clients(Audience):
             self.compare(child)
 
     def spill(self) -> None:
-        """An operator moves a session to another tier."""
+        """Spill a session to another tier."""
         session = self.some()
         if session is not None:
             self.scheduler.spill(session.id, self.now)
 
     def close(self) -> None:
-        """A client leaves."""
+        """Close a session."""
         session = self.some()
         if session is not None:
             self._close(session)
@@ -198,38 +198,38 @@ class Clients(Audience):
         self.scheduler.close(session.id, self.now)
 
     def durable(self) -> None:
-        """A turn has been written down."""
+        """Report a turn as durable."""
         session = self.some()
         if session is not None:
             self.scheduler.durable(session.id)
 
     def flush(self) -> None:
-        """An operator empties the prefix cache."""
+        """Flush the prefix cache."""
         self.scheduler.flush()
 
     # --- what adversaries do: each must be refused, and change nothing ------------------------------
 
     def busy_turn(self) -> None:
-        """A second turn while one is in flight."""
+        """Submit a second turn while one is in flight."""
         name = self.busy.choose(self.rng)
         if name is not None and not name.startswith("r"):
             self._refuse(name, TurnRequest(self.name("t"), (1, 2), 3))
 
     def too_long(self) -> None:
-        """A turn that no context could hold."""
+        """Submit a turn that exceeds the context length."""
         session = self.some()
         if session is not None:
             length = self.scheduler.registry.policy.context_length
             self._refuse(session.id, TurnRequest(self.name("t"), (1,) * length, 3))
 
     def empty(self) -> None:
-        """A turn without tokens."""
+        """Submit a turn without tokens."""
         session = self.some()
         if session is not None:
             self._refuse(session.id, TurnRequest(self.name("t"), (), 3))
 
     def unknown(self) -> None:
-        """A turn on a session that never was."""
+        """Submit a turn on an unknown session."""
         self._refuse("s0", TurnRequest(self.name("t"), (1,), 3))
 
     def _refuse(self, session_id: str, request: TurnRequest) -> None:
@@ -239,9 +239,9 @@ class Clients(Audience):
         except errors.Refused as refused:
             if self._session_books(session_id) != before:
                 what = f"{request.turn_id} was refused with {refused.code}, but changed {session_id}"
-                raise Found("refusal", what, session_id) from refused
+                raise Found(Check.REFUSAL, what, session_id) from refused
             return
-        raise Found("refusal", f"{request.turn_id} was accepted on {session_id}", session_id)
+        raise Found(Check.REFUSAL, f"{request.turn_id} was accepted on {session_id}", session_id)
 
     def _session_books(self, session_id: str) -> tuple[object, ...]:
         session = self.scheduler.registry.sessions.get(session_id)
@@ -262,7 +262,7 @@ class Clients(Audience):
         )
 
     def stale_abort(self) -> None:
-        """The end of a turn that is over."""
+        """Abort a turn that has ended."""
         session = self.some()
         if session is not None:
             before = self._session_books(session.id)
@@ -270,12 +270,12 @@ class Clients(Audience):
                 self.scheduler.abort(session.id, "t0", self.now)
             except errors.UnknownTurn as refused:
                 if self._session_books(session.id) != before:
-                    raise Found("refusal", f"a stale abort changed {session.id}", session.id) from refused
+                    raise Found(Check.REFUSAL, f"a stale abort changed {session.id}", session.id) from refused
                 return
-            raise Found("refusal", f"a stale abort was accepted on {session.id}", session.id)
+            raise Found(Check.REFUSAL, f"a stale abort was accepted on {session.id}", session.id)
 
     def double_close(self) -> None:
-        """A client leaves twice."""
+        """Close a session twice."""
         session = self.some()
         if session is not None:
             self._close(session)

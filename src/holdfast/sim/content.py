@@ -1,7 +1,7 @@
 """What simulated memory contains, and the model that reads it.
 
 The content of a position is a hash of every token up to it, so two memories are equal there exactly if all
-that led to them was. The fake model's next token is a function of that content alone: whatever is chunked,
+that led to them was. The fake model's next token is a function of that content alone: however it is chunked,
 retracted, rolled back, spilled or forked, a correct run gives the same tokens as one that knows no memory.
 """
 

@@ -4,7 +4,7 @@ It runs plans as a real executor would: table changes, copies, moves, then rows.
 block tables and its state slot and compares all that it depends on with what must be there, before it
 computes. A stale table entry, a page used twice, a wrong rollback, a bleeding fork, a wrong state: all show
 as wrong content, with the name of the row. It also watches fences: a unit that a plan in flight names must
-not be handed to somebody else.
+not be handed to another sequence.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ class SimDevice:
     def announce(self, plan: Plan, transits: Mapping[int, Session] | None = None) -> None:
         """Hear of a plan before it runs; raises `WrongContent` if it hands out a unit that is in flight.
 
-        `transits` says whose memory a tier move carries; a move that nobody waits for is not watched.
+        `transits` has the session of each tier move; a cancelled move is not watched.
         """
         named: Names = {pool: {} for pool in self.memory}
         fresh: list[tuple[Pool, int, int]] = []
         for row in plan.rows:
             self._change_tables(self._planned, row)
             self._name_row(row, named, fresh)
-        # The source of a copy is another's page, who may go on writing behind what is copied.
+        # The source of a copy belongs to another sequence, which may go on writing past the copied part.
         copied: Names = {pool: {} for pool in self.memory}
         for copy, owner in zip(plan.copies, plan.copied, strict=True):
             copied[copy.component, Tier.DEVICE][copy.source] = owner.number

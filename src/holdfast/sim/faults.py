@@ -61,7 +61,7 @@ class Faults:
             return not self.strike(f"allocate: {purpose}", RARE.get(purpose, 1.0))
 
         for pool in ledger.pools.values():
-            pool.gate = gate
+            pool.guard(gate)
 
     @property
     def total(self) -> int:

@@ -32,7 +32,7 @@ class Fingerprint:
         self.device = device
         self.audience = audience
         self.names: dict[tuple[Component, Tier, int], int] = {}
-        nodes = list(self.registry.tree.nodes())
+        nodes = list(self.registry.tree.forest.nodes())
         ticks = {node.used for node in nodes} | {tail.used for node in nodes for tail in node.tails.values()}
         self.ranks = {tick: rank for rank, tick in enumerate(sorted(ticks))}
 
@@ -47,14 +47,14 @@ class Fingerprint:
             [self._node(root) for _, root in sorted(registry.tree.roots.items())],
             [turn.session_id for turn in registry.queue.values()],
             [[session.id for session in table] for table in (registry.running, registry.resting)],
-            [[session.id for session in table] for table in (registry.checkpointed, registry.seals)],
+            [[session.id for session in table] for table in (registry.queues.checkpointed, registry.seals)],
             sorted(session.id for session in registry.transits.values()),
             [self._plan(plan) for plan in registry.flights],
             [
                 self._copy(copy.component, copy.source, copy.destination, owner)
                 for copy, owner in registry.copies
             ],
-            [self._move(move.sources, move.destinations) for move in registry.moves],
+            [self._move(move.sources, move.destinations) for move in registry.moves.pending],
             [self._pool(key) for key in self.ledger.pools],
         )
 

@@ -1,9 +1,9 @@
-"""What the simulation says when something is not as it must be, and who it says it of.
+"""Findings of the simulation, and whom each of them names.
 
 A finding is `Found` by a check of the simulator, by the core's audit, or by an assertion of the core. The
 line between a finding and a crash: an `AssertionError`, a `LedgerError` or an `IllegalTransition` raised by
-code of the core means that the core noticed by itself that something was wrong, whatever planted it. Every
-other exception, and an assertion that fails outside the core, is a crash: nobody noticed anything.
+code of the core means that the core itself noticed that something was wrong. Every other exception, and an
+assertion that fails outside the core, is a crash: no check has noticed anything.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from types import TracebackType
 
-from holdfast.core.audit import Audit, Finding
+from holdfast.core.audit import Audit, Finding, FindingKind
 from holdfast.core.errors import IllegalTransition
 from holdfast.core.lease import LeaseRecord
 from holdfast.core.ledger import Grant, Hold, LedgerError
@@ -25,10 +26,28 @@ CORE = "holdfast.core."
 NOBODY = {"the free list", "nobody"}
 
 
-class Found(Exception):
-    """Something that must not be: of which kind, what exactly, and whose it is."""
+class Check(StrEnum):
+    """Which check of the simulator found something."""
 
-    def __init__(self, kind: str, detail: str, holder: str) -> None:
+    ASSERTION = "assertion"
+    CONTENT = "content"
+    EVENT = "event"
+    FENCE = "fence"
+    LATE = "late"
+    LEFT_OVER = "left over"
+    QUOTA = "quota"
+    RECOMPUTATION = "recomputation"
+    REFUSAL = "refusal"
+    REGISTRY = "registry"
+    STALL = "stall"
+    TENANT = "tenant"
+    TRANSCRIPT = "transcript"
+
+
+class Found(Exception):
+    """Something that must not be: which check or audit found it, what exactly, and whose it is."""
+
+    def __init__(self, kind: Check | FindingKind, detail: str, holder: str) -> None:
         super().__init__(f"{kind}: {holder}: {detail}")
         self.kind = kind
         self.detail = detail
@@ -36,7 +55,7 @@ class Found(Exception):
 
 
 def found_by(audit: Audit, finding: Finding) -> Found:
-    """A finding of the audit. Of a unit that nobody holds it tells who gave back units of its pool last."""
+    """A finding of the audit. For a unit without a holder it names the last holder that gave some back."""
     holder = finding.holder
     if holder in NOBODY:
         pools = list(audit.ledger.pools.values())
@@ -65,7 +84,7 @@ def assertions_of_the_core() -> Iterator[None]:
         if not frames[-1].f_globals["__name__"].startswith(CORE):
             raise
         detail = f"{type(error).__name__}: {error}, in {frames[-1].f_code.co_qualname}"
-        raise Found("assertion", detail, _whom(error.__traceback__)) from error
+        raise Found(Check.ASSERTION, detail, _whom(error.__traceback__)) from error
 
 
 def _whom(trace: TracebackType | None) -> str:

@@ -1,4 +1,4 @@
-"""What clients hear, and whether it is what they must hear.
+"""Events as clients receive them, compared with what they must be.
 
 An `Audience` keeps a `Conversation` for every session: what it must say without any memory, what its client
 asked for, and since when it rests. Every event of the core is compared with it. Ends of turns and sessions
@@ -14,7 +14,7 @@ from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Life, Session
 from holdfast.core.turn import Turn, TurnRequest
 from holdfast.sim.content import extend
-from holdfast.sim.found import Found, found_by
+from holdfast.sim.found import Check, Found, found_by
 from holdfast.sim.reference import Conversation, Mismatch
 from holdfast.sim.roster import Roster
 
@@ -23,7 +23,7 @@ REMEMBERED = 6
 
 
 class Audience:
-    """Everybody who listens to one scheduler. `faulty` says whether anything has gone wrong so far."""
+    """Receives the events of one scheduler. `faulty` says whether a fault has struck so far."""
 
     def __init__(self, scheduler: Scheduler, faulty: Callable[[], bool]) -> None:
         self.scheduler = scheduler
@@ -57,7 +57,7 @@ class Audience:
             self.ending.setdefault(name, self.step)
 
     def hear(self, events: list[Event]) -> None:
-        """Follow what happened; whatever a conversation did not expect is found."""
+        """Follow events; one that its conversation does not expect is a finding."""
         if any(event.kind == "finding" for event in events):
             audit = self.scheduler.audit
             raise found_by(audit, audit.findings[0])
@@ -65,11 +65,11 @@ class Audience:
             self.trace = extend(self.trace, len(event.kind) * 131 + sum(event.tokens))
             conversation = self.conversations.get(event.session_id)
             if conversation is None:
-                raise Found("event", f"{event.kind} for unknown {event.session_id}", event.session_id)
+                raise Found(Check.EVENT, f"{event.kind} for unknown {event.session_id}", event.session_id)
             try:
                 self._tell(conversation, event)
             except Mismatch as mismatch:
-                raise Found("transcript", str(mismatch), event.session_id) from mismatch
+                raise Found(Check.TRANSCRIPT, str(mismatch), event.session_id) from mismatch
 
     def _tell(self, conversation: Conversation, event: Event) -> None:
         name, turn = event.session_id, event.turn
@@ -120,14 +120,14 @@ class Audience:
             raise Mismatch(f"{conversation.session_id} expired after {idle:.1f} seconds of rest")
 
     def _check_recomputation(self, conversation: Conversation, session: Session, turn: Turn) -> None:
-        """An end that nobody's fault brought about leaves in memory what the turn found there."""
+        """A turn that ends without a fault leaves as much in memory as it found."""
         running = conversation.planned_at == turn.retracts
         if running and not turn.failures and not self.doubtful:
             computed = session.sequence.computed
             found = min(conversation.began, turn.known_before)
             if computed < found:
                 what = f"the turn found {found} computed tokens and left {computed}"
-                raise Found("recomputation", what, f"{turn.request.turn_id} of {session.id}")
+                raise Found(Check.RECOMPUTATION, what, f"{turn.request.turn_id} of {session.id}")
 
     def compare(self, session: Session) -> None:
         """A session's log must be its conversation, whenever no turn is in flight on it."""
@@ -138,10 +138,10 @@ class Audience:
                 tokens.slice(0, len(tokens)) != conversation.tokens
                 or session.boundaries != conversation.boundaries
             ):
-                raise Found("transcript", f"the log of {session.id} is not what was said", session.id)
+                raise Found(Check.TRANSCRIPT, f"the log of {session.id} is not what was said", session.id)
             if session.life in {Life.QUEUED, Life.RUNNING}:
                 what = f"{session.id} is {session.life.value}, but has no turn"
-                raise Found("registry", what, session.id)
+                raise Found(Check.REGISTRY, what, session.id)
 
     def watch(self) -> None:
         """What was asked to end must end soon, and what has not ended must be where it can go on."""
@@ -153,16 +153,16 @@ class Audience:
                 if self.step - step > LATE_STEPS:
                     turn = self.conversations[name].turn_id
                     who = f"{turn} of {name}" if what == "turn" else name
-                    raise Found("late", f"the end of {what} {who} was asked for at step {step}", who)
+                    raise Found(Check.LATE, f"the end of {what} {who} was asked for at step {step}", who)
 
     def _check_turn(self, name: str) -> None:
         registry = self.scheduler.registry
         session, turn_id = registry.sessions.get(name), self.conversations[name].turn_id
         turn = session.turn if session is not None else None
         if session is None or turn is None or turn.request.turn_id != turn_id:
-            raise Found("registry", f"{name} has lost its turn {turn_id}", f"{turn_id} of {name}")
+            raise Found(Check.REGISTRY, f"{name} has lost its turn {turn_id}", f"{turn_id} of {name}")
         waits = registry.queue.get(turn.number) is turn
         idle = session.life in {Life.IDLE, Life.SEALING}
         if idle or waits != (session.life is Life.QUEUED) or (session in registry.running) == waits:
             what = f"{turn_id} of {name}, {session.life.value}, is in the wrong list"
-            raise Found("registry", what, f"{turn_id} of {name}")
+            raise Found(Check.REGISTRY, what, f"{turn_id} of {name}")

@@ -1,8 +1,8 @@
-"""Reading all of memory, whoever holds it: what every owner keeps must be what it says it is.
+"""Reading all of memory: the content of every unit must be what its owner says it is.
 
 Rows read what they depend on when they run; this reads the rest too: sessions at rest, resume points, parcels
 on other tiers, the prefix tree with its tails. So what was spoilt is found where it lies, with its holder's
-name, and not only when somebody comes back to it.
+name, and not only when it is read again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.core.sequence import Sequence
 from holdfast.core.session import Place, Session
 from holdfast.sim.content import EMPTY, extend
 from holdfast.sim.device import SimDevice
-from holdfast.sim.found import Found
+from holdfast.sim.found import Check, Found
 
 FULL, WINDOW, STATE = Component.FULL, Component.WINDOW, Component.STATE
 
@@ -42,14 +42,14 @@ class Inspection:
                 self._session(session)
 
     def quotas(self) -> None:
-        """Nobody may hold more than it may."""
+        """No tenant may hold more than its quota."""
         ledger = self.registry.ledger
         for account in ledger.accounts.values():
             for pool in ledger.pools.values():
-                if account.room(pool) < 0:
+                if pool.room(account) < 0:
                     held, limit = account.held[pool.index], account.limits[pool.index]
                     what = f"{held} units of {pool.name} are held, at most {limit} may be"
-                    raise Found("quota", what, f"tenant {account.name}")
+                    raise Found(Check.QUOTA, what, f"tenant {account.name}")
 
     def fences(self) -> None:
         """What a plan in flight may still read or write must not be free."""
@@ -58,7 +58,7 @@ class Inspection:
         for step, key, units in self.device.in_flight():
             for unit in free.get(key, set()) & units.keys():
                 what = f"{pools[key].name} unit {unit} is free while step {step} still names it"
-                raise Found("fence", what, self._whose(units[unit]))
+                raise Found(Check.FENCE, what, self._whose(units[unit]))
 
     def _whose(self, number: int) -> str:
         """The turn whose row is in flight for a sequence of this number, or its session."""
@@ -77,7 +77,7 @@ class Inspection:
             what = (
                 f"{pool[0].name.lower()} unit {unit} on {pool[1].name.lower()} is not what was written there"
             )
-            raise Found("content", what, whose())
+            raise Found(Check.CONTENT, what, whose())
 
     def _pages(
         self,
@@ -125,7 +125,9 @@ class Inspection:
         sequence = session.sequence
         root = sequence.lease.record.node.holder.name if sequence.lease is not None else session.tenant
         if root != session.tenant:
-            raise Found("tenant", f"{session.id} of {session.tenant} leans on memory of {root}", session.id)
+            raise Found(
+                Check.TENANT, f"{session.id} of {session.tenant} leans on memory of {root}", session.id
+            )
         contents = self.device.contents_of(session.number, sequence.tokens.slice(0, sequence.computed))
         if session.place is Place.AWAY:
             self._parcel(session, contents)

@@ -1,8 +1,8 @@
 """Whether the scheduler's lists say what its sessions say.
 
-Who runs, waits, rests, is sealed, moves or has rows in flight is written down twice: in the session, and in
-the lists that plans are made from. A session that is in a list too many or too few is served wrongly much
-later, or never. `check` compares both sides; what differs is `Found`. Called by the world after every step.
+Whether a session runs, waits, rests, is sealed, moves or has rows in flight is written down twice: in the
+session, and in the lists that plans are made from. A session that is in a list too many or too few is served
+wrongly much later, or never. `check` compares both sides. Called by the world after every step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 from holdfast.core.ledger import Kind
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Life, Place, Session
-from holdfast.sim.found import Found
+from holdfast.sim.found import Check, Found
 
 
 class Lists:
@@ -39,7 +39,7 @@ class Lists:
             where = f"{session.id}, {session.life.value} and {session.place.value}"
             turn = session.turn
             whose = f"{turn.request.turn_id} of {session.id}" if turn is not None else session.id
-            raise Found("registry", f"{where}: wrong {what}", whose)
+            raise Found(Check.REGISTRY, f"{where}: wrong {what}", whose)
 
     def _in_flight(self) -> tuple[Counter[int], Counter[int]]:
         """Rows in flight by session, and those that sample by turn; checks the fences of what they name."""
@@ -82,23 +82,28 @@ class Lists:
         self._require(session, sequence.holder is mine, "holder")
         loose = any(not p.pinned and p.holder.kind is Kind.CHECKPOINT for p in sequence.points)
         if session.at_rest and loose:
-            self._require(session, session in registry.checkpointed, "place among those with checkpoints")
+            self._require(
+                session, session in registry.queues.checkpointed, "place among those with checkpoints"
+            )
 
     def _check_names(self) -> None:
         """Lists name open sessions and waiting turns alone."""
         registry = self.registry
         open_ones = set(registry.sessions.values())
-        tables = (registry.running, registry.resting, registry.checkpointed, registry.seals, registry.tainted)
-        for table in (*tables, registry.transits.values(), registry.uncopied):
+        queues = registry.queues
+        tables = (queues.running, queues.resting, queues.checkpointed, queues.seals, queues.tainted)
+        for table in (*tables, registry.transits.values(), registry.in_flight.uncopied):
             for session in table:
                 self._require(session, session in open_ones, "list: it is closed")
         if registry.tenants != Counter(session.tenant for session in open_ones):
-            raise Found("registry", f"sessions of tenants are miscounted: {registry.tenants}", "registry")
+            raise Found(Check.REGISTRY, f"sessions of tenants are miscounted: {registry.tenants}", "registry")
         for turn in registry.queue.values():
             session = registry.sessions[turn.session_id]
             if session.turn is not turn or session.life is not Life.QUEUED:
                 whose = f"{turn.request.turn_id} of {session.id}"
-                raise Found("registry", f"a turn waits whose session is {session.life.value}", whose)
-        for number in self.scheduler.planner._matches:
+                raise Found(Check.REGISTRY, f"a turn waits whose session is {session.life.value}", whose)
+        for number in self.scheduler.planner.prompts.matches:
             if number not in registry.queue:
-                raise Found("registry", f"a match of turn {number} is kept, which waits no more", "registry")
+                raise Found(
+                    Check.REGISTRY, f"a match of turn {number} is kept, which waits no more", "registry"
+                )

@@ -1,14 +1,15 @@
 """Planted bugs of the ledger and of sequences.
 
 Each function replaces one site by a version that differs in the effect of about one statement, and never
-raises of itself: it is for the audit, or for whoever reads memory back, to notice. See planting.py.
+raises of itself: the audit, or a row that reads the memory back, must notice it. See planting.py.
 """
 
 from __future__ import annotations
 
 from holdfast.core import fallback, sequence
+from holdfast.core.hold import Books
 from holdfast.core.layout import Component, MemoryLayout
-from holdfast.core.ledger import Hold, Holder, Ledger, OutOfUnits, Pool
+from holdfast.core.ledger import Hold, Holder, OutOfUnits, Pool
 from holdfast.core.points import ResumePoint
 from holdfast.core.sequence import Sequence
 from holdfast.sim.planting import Mutant, Patcher
@@ -30,7 +31,7 @@ def close_forgets_state_slot(patcher: Patcher) -> None:
 
 
 def close_forgets_checkpoints(patcher: Patcher) -> None:
-    """The slots and window pages of resume points stay in a list that nobody reads."""
+    """The slots and window pages of resume points stay in a list that is never read."""
     original = Sequence.drop_memory
 
     def faulty(self: Sequence) -> None:
@@ -78,11 +79,11 @@ def release_frees_twice(patcher: Patcher) -> None:
     original = Hold.release
 
     def faulty(self: Hold, fence: int = 0) -> None:
-        pool, units = self.pool, list(self.units)
+        books, pool, units = self.grant.books, self.pool, list(self.units)
         original(self, fence)
         if units:
             patcher.reach()
-            pool.ledger.let_go(pool, units, fence)
+            books.let_go(pool, units, fence)
 
     patcher.replace(Hold, "release", faulty)
 
@@ -103,26 +104,27 @@ def move_leaves_the_old_hold_alive(patcher: Patcher) -> None:
 
 def fences_are_ignored(patcher: Patcher) -> None:
     """Units are free at once, though a plan in flight names them."""
-    original = Ledger.let_go
+    original = Books.let_go
 
-    def faulty(self: Ledger, pool: Pool, units: list[int], fence: int) -> None:
+    def faulty(self: Books, pool: Pool, units: list[int], fence: int) -> None:
         if fence > self.settled:
             patcher.reach()
         original(self, pool, units, 0)
 
-    patcher.replace(Ledger, "let_go", faulty)
+    patcher.replace(Books, "let_go", faulty)
 
 
 def counter_is_not_lowered(patcher: Patcher) -> None:
     """A gauge by kind goes up with every taking and never down."""
-    original = Ledger.uncount
+    original = Pool.count
 
-    def faulty(self: Ledger, pool: Pool, holder: Holder, count: int) -> None:
-        original(self, pool, holder, count)
-        patcher.reach()
-        pool.by_kind[holder.kind] += count
+    def faulty(self: Pool, holder: Holder, count: int) -> None:
+        original(self, holder, count)
+        if count < 0:
+            patcher.reach()
+            self.by_kind[holder.kind] -= count
 
-    patcher.replace(Ledger, "uncount", faulty)
+    patcher.replace(Pool, "count", faulty)
 
 
 # --- sequences ----------------------------------------------------------------------------------------
@@ -176,7 +178,7 @@ def drafts_keep_their_spare_slot(patcher: Patcher) -> None:
 
 
 def drafts_are_not_trimmed(patcher: Patcher) -> None:
-    """Pages past the accepted drafts stay, beyond what anybody accounts for."""
+    """Pages past the accepted drafts stay, although no account has them."""
     original = Sequence.give_back
 
     def faulty(self: Sequence) -> None:

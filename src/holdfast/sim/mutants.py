@@ -1,7 +1,7 @@
 """The registry of planted bugs: each is a failure that an engine shipped, and each must be caught.
 
 `planted(name)` puts one into the core for as long as the context lasts. Tests plant them one at a time and
-ask who noticed; a simulation can run with one to see that its checks can fail. Otherwise nothing is active.
+ask which check noticed; a simulation can run with one to see that its checks can fail.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class Conversation:
             keep = turn.request.on_abort
             self.end(keep if keep is None else min(keep, self.said))
         elif self.asked is None:
-            raise Mismatch(f"{turn.request.turn_id} was aborted, but nobody had asked for it")
+            raise Mismatch(f"{turn.request.turn_id} was aborted, but its client had not asked for it")
         else:
             self.end(self.said if self.asked.keep == KEEP_ALL else self.asked.keep)
 
@@ -186,7 +186,7 @@ class Conversation:
         ]
 
     def come_back(self) -> None:
-        """The process died and another has begun: what was in flight never was, and what stood stands."""
+        """The process was killed and restarted: the turn in flight is lost, finished turns stay."""
         self._cut(self.boundaries[-1] if self.boundaries else 0)
         self.turn_id = None
         turns = self.turns()

@@ -1,4 +1,4 @@
-"""After a death of the process: another core begins with what was durable.
+"""Restart after a kill: a new core begins with the durable state.
 
 A turn is durable before its client hears of its end, so every session comes back exactly as its client knows
 it, and what was in flight never was. Some sessions have a file with the memory of their first tokens, up to

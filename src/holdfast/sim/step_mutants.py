@@ -1,17 +1,17 @@
 """Planted bugs of closing, of steps that fail, of copies, of tiers, of tenants' quotas and of coming back.
 
 Each function replaces one site by a version that differs in the effect of about one statement, and never
-raises of itself: it is for the audit, the device or the clients of a simulation to notice. See planting.py.
+raises of itself: the audit, the device or the clients of a simulation must notice it. See planting.py.
 """
 
 from __future__ import annotations
 
 from holdfast.core import tiers
+from holdfast.core.in_flight import Plan
 from holdfast.core.layout import Tier
 from holdfast.core.lease import Lease
-from holdfast.core.ledger import Account, Holder, Ledger, Pool
+from holdfast.core.ledger import Account, Holder, Pool
 from holdfast.core.pressure import Pressure
-from holdfast.core.registry import Plan
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.sequence import Sequence
 from holdfast.core.session import Life, Session
@@ -124,9 +124,9 @@ def fork_forgets_its_copies(patcher: Patcher) -> None:
 
     def faulty(self: Scheduler, parent: Session, child: Session, known: int) -> None:
         original(self, parent, child, known)
-        if any(owner is child for _, owner in self.registry.copies):
+        if self.registry.in_flight.has_copies_of(child):
             patcher.reach()
-            self.registry.purge_copies(child)
+            self.registry.in_flight.purge_copies(child)
 
     patcher.replace(Scheduler, "_share", faulty)
 
@@ -147,7 +147,7 @@ def freed_while_in_transit(patcher: Patcher) -> None:
 
 
 def aborted_restore_keeps_its_parcel(patcher: Patcher) -> None:
-    """A restore that is given up leaves its pages on the other tier, with nobody to answer for them."""
+    """A restore that is given up leaves its pages on the other tier, without an owner."""
     original = Parcel.discard
 
     def faulty(self: Parcel, fence: int) -> None:
@@ -181,14 +181,15 @@ def seal_in_flight_counts_as_rest(patcher: Patcher) -> None:
 
 def account_is_not_lowered(patcher: Patcher) -> None:
     """What a tenant gives back stays on its account."""
-    original = Ledger.uncount
+    original = Pool.count
 
-    def faulty(self: Ledger, pool: Pool, holder: Holder, count: int) -> None:
-        original(self, pool, holder, count)
-        patcher.reach()
-        holder.account.held[pool.index] += count
+    def faulty(self: Pool, holder: Holder, count: int) -> None:
+        original(self, holder, count)
+        if count < 0:
+            patcher.reach()
+            holder.account.held[self.index] -= count
 
-    patcher.replace(Ledger, "uncount", faulty)
+    patcher.replace(Pool, "count", faulty)
 
 
 def quota_is_ignored(patcher: Patcher) -> None:
@@ -196,7 +197,7 @@ def quota_is_ignored(patcher: Patcher) -> None:
     original = Pool.require
 
     def faulty(self: Pool, count: int, account: Account) -> None:
-        if count > account.room(self):
+        if count > self.room(account):
             patcher.reach()
             account = Account(account.name, [count + held for held in account.held])
         original(self, count, account)

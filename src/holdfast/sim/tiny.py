@@ -19,7 +19,7 @@ from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Life, Session
 from holdfast.core.turn import KEEP_ALL, TurnRequest
 from holdfast.sim.device import SimDevice, WrongContent
-from holdfast.sim.found import Found, assertions_of_the_core, found_by
+from holdfast.sim.found import Check, Found, assertions_of_the_core, found_by
 from holdfast.sim.hearing import Audience
 from holdfast.sim.inspection import Inspection
 from holdfast.sim.reference import Conversation
@@ -66,12 +66,12 @@ class Setting:
 
 
 class Quiet(Audit):
-    """An audit that does not look: for events that were looked at when they first happened."""
+    """An audit that does nothing: for events that were checked when they first happened."""
 
     __slots__ = ()
 
     def slice(self, budget: int) -> list[Finding]:  # noqa: ARG002
-        """Look at nothing."""
+        """Check nothing."""
         return []
 
 
@@ -113,7 +113,7 @@ class TinyWorld:
         self.asked = 0
         self.refused: Container[int] = ()
         for pool in self.ledger.pools.values():
-            pool.gate = self._gate
+            pool.guard(self._gate)
         for name in NAMES:
             self._open(name)
         for event in setting.prologue:
@@ -246,7 +246,7 @@ class TinyWorld:
         try:
             self.device.announce(plan, self.scheduler.registry.transits)
         except WrongContent as wrong:
-            raise Found("fence", str(wrong), self.numbers.get(wrong.number, "nobody")) from wrong
+            raise Found(Check.FENCE, str(wrong), self.numbers.get(wrong.number, "nobody")) from wrong
 
     def _settle(self, detail: str) -> None:
         plan = self.scheduler.registry.flights[0]
@@ -255,7 +255,7 @@ class TinyWorld:
             try:
                 rows, moved = self.device.run(plan)
             except WrongContent as wrong:
-                raise Found("content", str(wrong), self.numbers.get(wrong.number, "nobody")) from wrong
+                raise Found(Check.CONTENT, str(wrong), self.numbers.get(wrong.number, "nobody")) from wrong
             result = StepResult(rows, moved)
         else:
             if "after" in error:

@@ -1,33 +1,31 @@
 """Planted bugs of the prefix tree and of leases.
 
 Each function replaces one site by a version that differs in the effect of about one statement, and never
-raises of itself: it is for the audit, or for whoever reads memory back, to notice. See planting.py.
+raises of itself: the audit, or a row that reads the memory back, must notice it. See planting.py.
 """
 
 from __future__ import annotations
 
-from holdfast.core import prefix
+from holdfast.core import node as nodes
+from holdfast.core.forest import Forest
 from holdfast.core.lease import Lease, LeaseRecord
+from holdfast.core.lease_table import LeaseTable
 from holdfast.core.ledger import Hold
 from holdfast.core.node import Match, Node, Tail
+from holdfast.core.points import Run
 from holdfast.core.prefix import PrefixTree
 from holdfast.sim.planting import Mutant, Patcher
-
-Holds = tuple[Hold | None, Hold | None, Hold | None]
-WindowPages = tuple[Hold, int] | None
 
 
 def duplicate_insert_leaks(patcher: Patcher) -> None:
     """Pages that the tree has already are neither kept nor given back."""
     original = PrefixTree._absorb
 
-    def faulty(
-        self: PrefixTree, node: Node, full: Hold | None, window: WindowPages
-    ) -> tuple[Hold | None, WindowPages]:
+    def faulty(self: PrefixTree, node: Node, full: Hold | None, window: Run | None) -> None:
         if full is not None:
             patcher.reach()
             patcher.park(full.split_front(len(node.key) // self.page_bytes))
-        return full, original(self, node, None, window)[1]
+        original(self, node, None, window)
 
     patcher.replace(PrefixTree, "_absorb", faulty)
 
@@ -36,23 +34,21 @@ def duplicate_insert_frees_the_trees_page(patcher: Patcher) -> None:
     """The tree's own pages are freed together with the newcomer's, and stay in the tree."""
     original = PrefixTree._absorb
 
-    def faulty(
-        self: PrefixTree, node: Node, full: Hold | None, window: WindowPages
-    ) -> tuple[Hold | None, WindowPages]:
+    def faulty(self: PrefixTree, node: Node, full: Hold | None, window: Run | None) -> None:
         if node.full is not None:
             patcher.reach()
             self.ledger.let_go(node.full.pool, list(node.full.units), 0)
-        return original(self, node, full, window)
+        original(self, node, full, window)
 
     patcher.replace(PrefixTree, "_absorb", faulty)
 
 
 def publish_leaves_stale_tables(patcher: Patcher) -> None:
-    """Who publishes what is there already goes on reading its own pages, which were freed."""
+    """A sequence that publishes a duplicate goes on reading its own pages, which were freed."""
     original = PrefixTree.extend
 
     def faulty(
-        self: PrefixTree, lease: Lease, key: bytes, full: Hold | None, window: WindowPages, rank: int
+        self: PrefixTree, lease: Lease, key: bytes, full: Hold | None, window: Run | None, rank: int
     ) -> int:
         changed = original(self, lease, key, full, window, rank)
         if changed < lease.pages:
@@ -64,7 +60,7 @@ def publish_leaves_stale_tables(patcher: Patcher) -> None:
 
 def leased_leaf_is_evicted(patcher: Patcher) -> None:
     """Eviction takes a leaf that was leased again after it had become a candidate."""
-    original_remove = PrefixTree._remove
+    original_remove = Forest.remove
 
     def may_go(member: Node | Tail) -> bool:
         if isinstance(member, Tail):
@@ -74,14 +70,14 @@ def leased_leaf_is_evicted(patcher: Patcher) -> None:
             patcher.reach()
         return may
 
-    def remove(self: PrefixTree, node: Node) -> Node:
+    def remove(self: Forest, node: Node) -> Node:
         leases, node.leases = node.leases, 0
         parent = original_remove(self, node)
         node.leases = leases
         return parent
 
-    patcher.replace(prefix, "leaf_may_go", may_go)
-    patcher.replace(PrefixTree, "_remove", remove)
+    patcher.replace(nodes, "leaf_may_go", may_go)
+    patcher.replace(Forest, "remove", remove)
 
 
 def lease_forgets_its_lock(patcher: Patcher) -> None:
@@ -99,28 +95,28 @@ def lease_forgets_its_lock(patcher: Patcher) -> None:
 
 def release_keeps_the_lock(patcher: Patcher) -> None:
     """A released lease leaves its path locked for ever."""
-    original = PrefixTree._unlock_node
+    original = LeaseTable._unlock_node
 
-    def faulty(self: PrefixTree, node: Node, fence: int) -> None:
+    def faulty(self: LeaseTable, node: Node, fence: int) -> None:
         patcher.reach()
         node.leases += 1
         original(self, node, fence)
 
-    patcher.replace(PrefixTree, "_unlock_node", faulty)
+    patcher.replace(LeaseTable, "_unlock_node", faulty)
 
 
 def release_keeps_window_locks(patcher: Patcher) -> None:
     """A released lease leaves the window pages of its path locked."""
-    original = PrefixTree._unlock_window
+    original = LeaseTable._unlock_window
 
-    def faulty(self: PrefixTree, node: Node, record: LeaseRecord, fence: int) -> None:
+    def faulty(self: LeaseTable, node: Node, record: LeaseRecord, fence: int) -> None:
         locked = record in node.window_leases
         original(self, node, record, fence)
         if locked:
             patcher.reach()
             node.window_leases.add(record)
 
-    patcher.replace(PrefixTree, "_unlock_window", faulty)
+    patcher.replace(LeaseTable, "_unlock_window", faulty)
 
 
 def a_spill_takes_what_others_lease(patcher: Patcher) -> None:
@@ -138,7 +134,7 @@ def a_spill_takes_what_others_lease(patcher: Patcher) -> None:
 
 
 def match_crosses_tenants(patcher: Patcher) -> None:
-    """A tenant without a tree of its own is answered from somebody else's."""
+    """A tenant without a tree of its own is answered from another tenant's."""
     original = PrefixTree.match
 
     def faulty(self: PrefixTree, root_key: str, packed: bytes, limit: int) -> Match:
@@ -153,8 +149,14 @@ def match_crosses_tenants(patcher: Patcher) -> None:
 def state_is_left_at_the_wrong_length(patcher: Patcher) -> None:
     """The state at a history's exact end is left at the page boundary below it."""
 
-    def faulty(self: PrefixTree, lease: Lease, key: bytes, holds: Holds) -> None:
-        full, window, state = holds
+    def faulty(
+        self: PrefixTree,
+        lease: Lease,
+        key: bytes,
+        full: Hold | None,
+        window: Hold | None,
+        state: Hold | None,
+    ) -> None:
         for page in (full, window):
             if page is not None:
                 page.release()

@@ -1,7 +1,7 @@
 """Planted bugs of admission and of turns.
 
 Each function replaces one site by a version that differs in the effect of about one statement, and never
-raises of itself: it is for the audit, the device or the clients of a simulation to notice. See planting.py.
+raises of itself: the audit, the device or the clients of a simulation must notice it. See planting.py.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from holdfast.core import errors, fallback, pressure
 from holdfast.core.admission import Admission
 from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import Holder, OutOfUnits
-from holdfast.core.planner import Planner
-from holdfast.core.registry import Plan, Registry
+from holdfast.core.planner import Outcome, PlanBuilder
+from holdfast.core.registry import Registry
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.sequence import Sequence
 from holdfast.core.session import Life, Session
@@ -25,7 +25,7 @@ def free_but_keep(patcher: Patcher, sequence: Sequence) -> None:
     """Let units go while a Hold still names them: what freeing the same list a second time does."""
     for hold in list(own_holds(sequence).values())[:1]:
         patcher.reach()
-        hold.pool.ledger.let_go(hold.pool, list(hold.units), 0)
+        hold.grant.books.let_go(hold.pool, list(hold.units), 0)
 
 
 # --- admission ----------------------------------------------------------------------------------------
@@ -41,9 +41,10 @@ def failed_admission_keeps_the_slot(patcher: Patcher) -> None:
         pool = ledger.pools.get((Component.STATE, Tier.DEVICE))
         if pool is not None and pool.free:
             patcher.reach()
-            gate, pool.gate = pool.gate, None
+            gate = pool.gate
+            pool.guard(None)
             patcher.park(ledger.take(pool, 1, self.turn.holder))
-            pool.gate = gate
+            pool.guard(gate)
 
     patcher.replace(Admission, "undo", faulty)
 
@@ -57,7 +58,7 @@ def failed_admission_keeps_the_lock(patcher: Patcher) -> None:
         leaned, self.leaned = self.leaned, False
         original(self)
         if leaned:
-            self.registry.purge_copies(self.session)
+            self.registry.in_flight.purge_copies(self.session)
             patcher.reach()
             patcher.park(sequence.lease)
             sequence.lease = None
@@ -68,44 +69,45 @@ def failed_admission_keeps_the_lock(patcher: Patcher) -> None:
 
 def failed_admission_keeps_the_row(patcher: Patcher) -> None:
     """A turn that could not be added is in the batch all the same."""
-    original = Planner._try_admit
+    original = PlanBuilder._try_admit
 
-    def faulty(self: Planner, plan: Plan, session: Session, turn: Turn, budget: int) -> int | None:
-        taken = original(self, plan, session, turn, budget)
-        if not taken:
+    def faulty(self: PlanBuilder, session: Session, turn: Turn) -> Outcome:
+        outcome = original(self, session, turn)
+        if outcome is not Outcome.ADMITTED:
             patcher.reach()
-            self.registry.running.append(session)
-        return taken
+            self.registry.queues.running.append(session)
+        return outcome
 
-    patcher.replace(Planner, "_try_admit", faulty)
+    patcher.replace(PlanBuilder, "_try_admit", faulty)
 
 
 def admitted_is_freed_as_if_it_had_failed(patcher: Patcher) -> None:
     """What an admitted turn has taken is given back as well."""
-    original = Planner._admitted
+    original = PlanBuilder._admitted
 
-    def faulty(self: Planner, session: Session, turn: Turn) -> None:
+    def faulty(self: PlanBuilder, session: Session, turn: Turn) -> None:
         original(self, session, turn)
         free_but_keep(patcher, session.sequence)
 
-    patcher.replace(Planner, "_admitted", faulty)
+    patcher.replace(PlanBuilder, "_admitted", faulty)
 
 
 def retried_chunk_takes_twice(patcher: Patcher) -> None:
     """A chunk that is tried again after room was made takes a page for each try."""
-    original = Planner._room
+    original = PlanBuilder._room
 
-    def faulty(self: Planner, shortfall: OutOfUnits, session: Session) -> bool:
+    def faulty(self: PlanBuilder, shortfall: OutOfUnits, session: Session) -> bool:
         room = original(self, shortfall, session)
         full = session.sequence.full
         if room and full is not None and len(full.pool.free) > shortfall.asked:
             patcher.reach()
-            gate, full.pool.gate = full.pool.gate, None
+            gate = full.pool.gate
+            full.pool.guard(None)
             full.grow(1)
-            full.pool.gate = gate
+            full.pool.guard(gate)
         return room
 
-    patcher.replace(Planner, "_room", faulty)
+    patcher.replace(PlanBuilder, "_room", faulty)
 
 
 # --- turns that are refused, aborted, retracted --------------------------------------------------------
@@ -185,10 +187,8 @@ def queued_abort_leaves_the_session_busy(patcher: Patcher) -> None:
     """Aborting a turn that waits leaves its session in flight for ever."""
     original = Scheduler._drop_waiting
 
-    def faulty(
-        self: Scheduler, session: Session, turn: Turn, event: str, reason: str, keep: int | None
-    ) -> None:
-        original(self, session, turn, event, reason, keep)
+    def faulty(self: Scheduler, session: Session, turn: Turn, reason: str, keep: int | None) -> None:
+        original(self, session, turn, reason, keep)
         patcher.reach()
         session.life = Life.QUEUED
 

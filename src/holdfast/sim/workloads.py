@@ -1,4 +1,4 @@
-"""Who the simulated clients are: how often they do what."""
+"""Workloads: how often simulated clients do what."""
 
 from __future__ import annotations
 

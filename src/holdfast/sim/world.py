@@ -16,11 +16,13 @@ from holdfast.core.plan import RowResult, StepResult, TierMove
 from holdfast.core.policy import Policy, Share
 from holdfast.core.registry import Plan
 from holdfast.core.scheduler import Scheduler
+from holdfast.core.session import Session
+from holdfast.core.turn import Turn
 from holdfast.sim.clients import TENANTS, VOCABULARY, Clients
 from holdfast.sim.content import extend
 from holdfast.sim.device import SimDevice, WrongContent
 from holdfast.sim.faults import Faults
-from holdfast.sim.found import Found, assertions_of_the_core, found_by
+from holdfast.sim.found import Check, Found, assertions_of_the_core, found_by
 from holdfast.sim.inspection import Inspection
 from holdfast.sim.lists import Lists
 from holdfast.sim.restart import come_back
@@ -76,10 +78,14 @@ class World:
         self.death_rng = Random(f"deaths {setup.seed}")
 
     def _boot(self) -> None:
-        """A process begins, with nothing in memory."""
+        """Start a process with empty memory."""
         self.ledger = Ledger(self.layout, self.sizes)
         self.scheduler = Scheduler(
-            self.ledger, self.policy, strict=self.workload.strict, state_budget=self.state_budget
+            self.ledger,
+            self.policy,
+            propose=self._propose if self.drafting else None,
+            strict=self.workload.strict,
+            state_budget=self.state_budget,
         )
         self.device = SimDevice(self.layout, VOCABULARY, self._log)
         self.inspection = Inspection(self.scheduler, self.device)
@@ -89,14 +95,15 @@ class World:
         self.launched = True
 
     def _attach(self) -> None:
-        """Clients find the process, and faults find it too."""
+        """Connect clients and faults to the process."""
         self.clients.scheduler = self.scheduler
-        if self.drafting:
-            self.scheduler.planner.propose = self.clients.propose
         self.faults.guard(self.ledger)
 
+    def _propose(self, session: Session, turn: Turn) -> list[int]:
+        return self.clients.propose(session, turn)
+
     def _die(self) -> None:
-        """The process is killed. Another begins with what was durable."""
+        """Kill the process and start another from the durable state."""
         self._boot()
         come_back(self.clients, self.scheduler, self.device, self.now, self.death_rng)
         self._attach()
@@ -159,7 +166,7 @@ class World:
     # --- running ----------------------------------------------------------------------------------
 
     def run(self, steps: int) -> None:
-        """Live for a number of steps; raises `Found` at the first thing that must not be."""
+        """Run a number of steps; raises `Found` at the first finding."""
         with assertions_of_the_core():
             if not self.step:
                 for _ in range(self.workload.present):
@@ -218,7 +225,7 @@ class World:
             self.device.announce(plan, self.scheduler.registry.transits)
         except WrongContent as wrong:
             self._census()
-            raise Found("fence", str(wrong), self._whose(plan, wrong.number)) from wrong
+            raise Found(Check.FENCE, str(wrong), self._whose(plan, wrong.number)) from wrong
         self.clients.hear(self.scheduler.take_events())
 
     def _whose(self, plan: Plan, number: int) -> str:
@@ -241,7 +248,7 @@ class World:
     def _execute(self, plan: Plan) -> StepResult:
         """Run a plan on the device, or let it go wrong.
 
-        A plan that is void may have begun before anybody knew, unless the one before it never did: an
+        A void plan may have begun before the failure was known, unless the one before it never did: an
         executor that could not launch a step launches none after it.
         """
         if plan.void:
@@ -260,7 +267,7 @@ class World:
             rows, moved = self.device.run(plan, late)
         except WrongContent as wrong:
             self._census()
-            raise Found("content", str(wrong), self._whose(plan, wrong.number)) from wrong
+            raise Found(Check.CONTENT, str(wrong), self._whose(plan, wrong.number)) from wrong
         moved = [arrived and not self.faults.strike("move lost") for arrived in moved]
         known = [
             None if move.number in late else arrived for move, arrived in zip(plan.moves, moved, strict=True)
@@ -282,7 +289,7 @@ class World:
         return late
 
     def _arrive(self) -> None:
-        """What was under way is there, or lost; of what was cancelled nobody hears."""
+        """Moves under way arrive or are lost; cancelled ones are not reported."""
         for number in [number for number, (due, _) in self.late.items() if due < self.step]:
             _, moves = self.late.pop(number)
             if number in self.scheduler.registry.transits:
@@ -294,7 +301,7 @@ class World:
                 self.stalled = 0
 
     def _forsake(self) -> None:
-        """Copies that nobody waits for any more end before the plan that was just made begins."""
+        """Finish cancelled copies before the plan that was just made begins."""
         transits = self.scheduler.registry.transits
         for number in [number for number in self.late if number not in transits]:
             for move in self.late.pop(number)[1]:
@@ -316,7 +323,7 @@ class World:
     # --- watching ---------------------------------------------------------------------------------
 
     def _census(self) -> None:
-        """Count everything. Where the books are wrong, they say better who did it than what came of it."""
+        """Count everything. A finding of the audit names the culprit better than a later symptom."""
         found = self.scheduler.audit.census()
         if found:
             raise found_by(self.scheduler.audit, found[0])
@@ -335,10 +342,12 @@ class World:
             running = [session.turn for session in registry.running]
             waiting = [turn for turn in (*running, *registry.queue.values()) if turn is not None]
             first = f"{waiting[0].request.turn_id} of {waiting[0].session_id}"
-            raise Found("stall", f"nothing moved for {STALL_STEPS} steps; {len(waiting)} turns wait", first)
+            raise Found(
+                Check.STALL, f"nothing moved for {STALL_STEPS} steps; {len(waiting)} turns wait", first
+            )
 
     def _watch_the_oldest(self) -> None:
-        """Whatever else moves, the oldest turn that runs must get on."""
+        """The oldest running turn must always get on."""
         running = self.scheduler.registry.running
         turn = running[0].turn if running else None
         state = (turn.number, turn.computed, turn.generated) if turn is not None else None
@@ -349,7 +358,7 @@ class World:
         if turn is not None and self.oldest_waited > STALL_STEPS:
             self._census()
             which = f"{turn.request.turn_id} of {turn.session_id}"
-            raise Found("stall", f"the oldest turn has not got on for {STALL_STEPS} steps", which)
+            raise Found(Check.STALL, f"the oldest turn has not got on for {STALL_STEPS} steps", which)
 
     def close_down(self) -> None:
         """Close everything: every pool must be exactly full and the tree unlocked and empty."""
@@ -373,21 +382,21 @@ class World:
         clients.hear(self.scheduler.take_events())
         self._census()
         for name in clients.conversations:
-            raise Found("left over", "a session is still there after it was closed", name)
+            raise Found(Check.LEFT_OVER, "a session is still there after it was closed", name)
         for pool in self.ledger.pools.values():
             if len(pool.free) != pool.size:
-                raise Found("left over", f"{pool.name}: {pool.counts()}", self._keepers())
+                raise Found(Check.LEFT_OVER, f"{pool.name}: {pool.counts()}", self._keepers())
         if registry.tree.roots:
-            raise Found("left over", "the tree is not empty", f"TREE {next(iter(registry.tree.roots))}")
+            raise Found(Check.LEFT_OVER, "the tree is not empty", f"TREE {next(iter(registry.tree.roots))}")
 
     def _keepers(self) -> str:
-        """Who still holds units."""
+        """The holders that still hold units."""
         holders = {repr(grant.holder): None for grant in self.ledger.live.values() if grant.units}
         return ", ".join(holders) or "nobody"
 
     @property
     def quarantined(self) -> int:
-        """Units that the audit has barred from use."""
+        """Units in quarantine."""
         return sum(len(pool.quarantine) for pool in self.ledger.pools.values())
 
     @property

@@ -33,7 +33,7 @@ def test_A1_close_returns_every_unit_of_every_component(layout: str, page_size: 
         assert pool.by_kind[Kind.TREE] + len(pool.free) == pool.size, "only the shared prompts are left"
     driver.scheduler.flush()
     assert driver.all_free()
-    assert not driver.registry.tree.leases and not driver.registry.tree.roots
+    assert not driver.registry.tree.leases.records and not driver.registry.tree.roots
 
 
 @pytest.mark.parametrize("layout", STATEFUL)

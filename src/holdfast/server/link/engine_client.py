@@ -1,14 +1,12 @@
-"""The API process's end of the wire: calls that are answered, and turns that speak.
+"""The API process's client of the engine process: calls that are answered, and turns that are streamed.
 
-    link.call(command)   -> the engine's `Done`, or the `Problem` that it declined with
-    link.start(commands) -> a `TurnFeed` for each: deltas as they come, then the one end
+    client.call(command)   -> the engine's `Done`, or the `Problem` that it declined with
+    client.start(commands) -> a `TurnFeed` for each: deltas as they come, then the one end
 
-What a call must change here is done by its `heard` and its `over`, in the order in which the engine tells
-things: whoever waits for the call goes on later, when more may have been heard, or is gone itself.
+State of the API process that depends on a call is changed by its `heard` and `over` callbacks, in the order
+of the engine's reports: the coroutine that awaits the call runs later, or was cancelled.
 
-A feed never holds the engine up: what its reader has not taken yet is joined into one delta, and no turn says
-more than its limit. When the engine process is lost, every call and every turn in flight hears of it. All
-methods run on the event loop.
+When the engine process is lost, every call and every turn in flight fails. All methods run on the event loop.
 """
 
 from __future__ import annotations
@@ -17,157 +15,21 @@ import asyncio
 import itertools
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextvars import ContextVar
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 from holdfast.core.turn import KEEP_ALL
 from holdfast.server.http.problems import Problem, engine_lost, engine_unavailable, from_refusal
 from holdfast.server.link import wire
+from holdfast.server.link.turn_feed import TurnFeed, join, spoken, traceparent
 
-__all__ = ["EngineLink", "LoopTime", "TurnFeed", "spoken", "traceparent"]
+__all__ = ["EngineClient", "EngineObserver", "LoopTime", "TurnFeed", "join", "spoken", "traceparent"]
 
 log = logging.getLogger("holdfast.server")
 
-traceparent: ContextVar[str | None] = ContextVar("traceparent", default=None)
-"""The trace that the request at hand belongs to, as its client named it; set by the gate."""
-
-
-class TurnFeed:
-    """One turn as its reader hears it."""
-
-    __slots__ = (
-        "_deltas",
-        "_news",
-        "accepted",
-        "call",
-        "end",
-        "keeps",
-        "lost",
-        "name",
-        "on_end",
-        "replayed",
-        "session",
-        "traceparent",
-    )
-
-    def __init__(self, command: wire.StartTurn, on_end: Callable[[TurnFeed], None]) -> None:
-        self.call = command.call
-        self.name = command.name
-        self.session = command.session
-        self.keeps = command.keeps
-        self.traceparent = traceparent.get()
-        self.end: wire.End | None = None
-        self.lost: Problem | None = None
-        self.replayed = False
-        """Whether it was carried out before, and is only told again."""
-        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.on_end = on_end
-        self._deltas: list[wire.Delta] = []
-        self._news = asyncio.Event()
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more will come from the engine."""
-        return self.end is not None or self.lost is not None
-
-    def listen(self, news: asyncio.Event) -> None:
-        """Set `news` whenever something has come."""
-        self._news = news
-
-    def take(self) -> wire.Delta | None:
-        """All that was said and not taken yet, as one; None if nothing was."""
-        if not self._deltas:
-            return None
-        waiting, self._deltas = self._deltas, []
-        return join(waiting)
-
-    def push(self, delta: wire.Delta) -> None:
-        """More words."""
-        self._deltas.append(delta)
-        self._news.set()
-
-    def finish(self, end: wire.End) -> None:
-        """The one end."""
-        assert not self.over, "a turn ends once"
-        self.end = end
-        self._news.set()
-        self.on_end(self)
-
-    def lose(self, problem: Problem) -> None:
-        """The engine is gone, and the turn with it."""
-        if not self.over:
-            self.lost = problem
-            self._news.set()
-            self.on_end(self)
-            if not self.accepted.done():
-                self.accepted.set_exception(problem)
-                self.accepted.exception()
-
-    async def deltas(self) -> AsyncIterator[wire.Delta]:
-        """What the turn says, joined where the reader is slower than the engine; raises if it is lost."""
-        async for _, delta in spoken([self]):
-            if delta is not None:
-                yield delta
-
-    async def result(self) -> wire.End:
-        """The end of the turn; raises if it is lost."""
-        async for _ in self.deltas():
-            pass
-        assert self.end is not None
-        return self.end
-
-
-async def spoken(feeds: Sequence[TurnFeed]) -> AsyncIterator[tuple[int, wire.Delta | None]]:
-    """What turns say, as it comes, each with its place; None for the end of one. Raises if one is lost.
-
-    Nothing is taken from a feed before the reader asks for more: what comes meanwhile waits in the feed, and
-    is joined. A feed has one reader at a time.
-    """
-    news = asyncio.Event()
-    for feed in feeds:
-        feed.listen(news)
-    speaking = list(range(len(feeds)))
-    while speaking:
-        news.clear()
-        silent = set()
-        for place in speaking:
-            feed = feeds[place]
-            delta = feed.take()
-            if delta is not None:
-                yield place, delta
-                news.set()  # More may have come, or its end, while this was read.
-            elif feed.lost is not None:
-                raise feed.lost
-            elif feed.end is not None:
-                silent.add(place)
-                yield place, None
-        if silent:
-            speaking = [place for place in speaking if place not in silent]
-        if speaking:
-            await news.wait()
-
-
-def join(deltas: list[wire.Delta]) -> wire.Delta:
-    """Several deltas of one turn as one."""
-    if len(deltas) == 1:
-        return deltas[0]
-    first = deltas[0]
-    logprobs = None
-    if first.logprobs is not None:
-        logprobs = [entry for delta in deltas for entry in delta.logprobs or []]
-    return wire.Delta(
-        first.turn,
-        first.index,
-        "".join(delta.text for delta in deltas),
-        [token for delta in deltas for token in delta.tokens],
-        logprobs,
-        first.prompt,
-    )
-
 
 class LoopTime(NamedTuple):
-    """How often one kind of work held the engine's loop, in buckets of time, and for how long in all."""
+    """How often the loop did one kind of work between steps, in buckets of time, and the total time."""
 
     counts: list[int]
     seconds: float
@@ -181,25 +43,58 @@ class Pending(NamedTuple):
     over: Callable[[], None]
 
 
-class EngineLink:
-    """Numbers calls, and brings each answer to who waits for it.
+class EngineObserver(Protocol):
+    """Hears of sessions, turns and engine processes, in the order of the engine's reports."""
 
-    `send` is given by the supervisor while an engine process is there, and is None otherwise.
+    def session_seen(self, view: wire.SessionView) -> None:
+        """A report carried the view of a session."""
+
+    def session_gone(self, session: str, reason: str) -> None:
+        """A session was closed, or has expired."""
+
+    def turn_ended(self, feed: TurnFeed) -> None:
+        """A turn has had its end, or was lost."""
+
+    def engine_ready(self, ready: wire.Ready) -> None:
+        """An engine process serves."""
+
+    def engine_lost(self) -> None:
+        """An engine process that served has ended."""
+
+
+class EngineClient:
+    """Numbers calls, and brings each answer to the coroutine that awaits it.
+
+    The supervisor connects it to each engine process, and disconnects it with `lose`.
     """
 
-    def __init__(self) -> None:
-        self.send: Callable[[wire.Command], None] | None = None
+    def __init__(self, observer: EngineObserver) -> None:
+        self._observer = observer
+        self._post: Callable[[wire.Command], None] | None = None
         self.pulse: wire.Pulse | None = None
         self._counted_before: Counter[str] = Counter()
-        """What engine processes that are gone had counted."""
+        """The counters of engine processes that have ended."""
         self._held_before: dict[str, LoopTime] = {}
-        """What held their loops."""
-        self.on_view: Callable[[wire.SessionView], None] = _nobody
-        self.on_gone: Callable[[str, str], None] = _nobody
-        self.on_end: Callable[[TurnFeed], None] = _nobody
+        """The times of their loops."""
         self._numbers = itertools.count(1)
         self._calls: dict[int, Pending] = {}
         self._feeds: dict[int, TurnFeed] = {}
+
+    def connect(self, post: Callable[[wire.Command], None]) -> None:
+        """An engine process serves; `post` sends it a command."""
+        self._post = post
+
+    @property
+    def connected(self) -> bool:
+        """Whether an engine process serves."""
+        return self._post is not None
+
+    def send(self, command: wire.Command) -> bool:
+        """Send a command; False if no engine process serves."""
+        if self._post is None:
+            return False
+        self._post(command)
+        return True
 
     @property
     def turns(self) -> int:
@@ -207,11 +102,11 @@ class EngineLink:
         return len(self._feeds)
 
     def totals(self) -> Counter[str]:
-        """What the engine has counted, and those before it: figures that never go down."""
+        """The counters of this engine process and of those before it: they never go down."""
         return self._counted_before + _counted(self.pulse)
 
     def loop_times(self) -> dict[str, LoopTime]:
-        """What held the engine's loop between steps, and the loops of those before it, by kind of work."""
+        """How long work between steps took, of this engine process and those before it, by kind of work."""
         return _joined(self._held_before, _held(self.pulse))
 
     def number(self) -> int:
@@ -227,13 +122,14 @@ class EngineLink:
     ) -> wire.Done:
         """Send a command and wait for its answer; a refusal is raised as a `Problem`.
 
-        `heard` is called the moment that the engine says it is done, even if nobody waits for it any more. So
-        is `over`, after it; also when the call is declined or lost, or cannot be sent.
+        `heard` is called when the engine's `Done` arrives, even if the coroutine was cancelled. `over` is
+        called after it; also when the call is declined or lost, or cannot be sent.
         """
         future: asyncio.Future[wire.Done] = asyncio.get_running_loop().create_future()
-        pending = Pending(future, heard or _nobody, over or _nobody)
+        pending = Pending(future, heard or _ignore, over or _ignore)
         try:
-            self._send(command)
+            if not self.send(command):
+                raise engine_unavailable()
         except BaseException:
             pending.over()
             raise
@@ -249,9 +145,10 @@ class EngineLink:
         feeds: list[TurnFeed] = []
         try:
             for command in commands:
-                feed = self._feeds[command.call] = TurnFeed(command, self.on_end)
+                feed = self._feeds[command.call] = TurnFeed(command, self._observer.turn_ended)
                 feeds.append(feed)
-                self._send(command)
+                if not self.send(command):
+                    raise engine_unavailable()
             await asyncio.gather(*(feed.accepted for feed in feeds), return_exceptions=True)
             for feed in feeds:
                 feed.accepted.result()
@@ -262,29 +159,24 @@ class EngineLink:
         return feeds
 
     def _take_back(self, feeds: list[TurnFeed], reason: str) -> None:
-        """End turns that nobody will hear; what the engine accepts later must not go on either."""
+        """Abort turns of a request that failed, those included that the engine has not accepted yet."""
         for feed in feeds:
             if feed.accepted.done() and not feed.accepted.cancelled() and feed.accepted.exception() is None:
                 self.end(feed, None, reason)
-            elif self._feeds.pop(feed.call, None) is not None and self.send is not None:
+            elif self._feeds.pop(feed.call, None) is not None:
                 self.send(wire.EndTurn(feed.call, None, reason))
 
     def end(self, feed: TurnFeed, keep: int | None, reason: str) -> None:
-        """Stop a turn; its end comes as for any other."""
-        if not feed.over and self.send is not None:
+        """Abort a turn; its end comes as for any other."""
+        if not feed.over:
             self.send(wire.EndTurn(feed.call, keep, reason))
 
     def end_all(self, reason: str) -> None:
-        """Stop every turn in flight, whoever waits for it, each by its own policy."""
+        """Abort every turn in flight, each by its own policy."""
         for feed in list(self._feeds.values()):
             self.end(feed, KEEP_ALL if feed.keeps else None, reason)
 
-    def _send(self, command: wire.Command) -> None:
-        if self.send is None:
-            raise engine_unavailable()
-        self.send(command)
-
-    # --- what the engine says ---------------------------------------------------------------------
+    # --- what the engine reports ---------------------------------------------------------------------
 
     def hear(self, report: wire.Report) -> None:
         """One message from the engine process."""
@@ -293,16 +185,18 @@ class EngineLink:
                 self._step(report)
             case wire.Done():
                 if report.view is not None:
-                    self.on_view(report.view)
+                    self._observer.session_seen(report.view)
                 self._done(report)
             case wire.Declined():
                 if report.view is not None:
-                    self.on_view(report.view)
+                    self._observer.session_seen(report.view)
                 self._declined(report)
             case wire.Pulse():
                 self.pulse = report
-            case wire.Progress() | wire.Ready() | wire.Unable():
-                raise AssertionError("these are the supervisor's own")
+            case wire.Ready():
+                self._observer.engine_ready(report)
+            case wire.Progress() | wire.Unable():
+                raise AssertionError("the supervisor handles these itself")
 
     def _step(self, step: wire.Step) -> None:
         for delta in step.deltas:
@@ -311,22 +205,20 @@ class EngineLink:
                 feed.push(delta)
         for end in step.ends:
             if end.view is not None:
-                self.on_view(end.view)
+                self._observer.session_seen(end.view)
             feed = self._feeds.pop(end.turn, None)
             if feed is not None:
                 feed.finish(end)
         for session, reason in step.gone:
-            self.on_gone(session, reason)
+            self._observer.session_gone(session, reason)
 
     def _done(self, done: wire.Done) -> None:
         feed = self._feeds.get(done.call)
         if feed is not None:
-            feed.replayed = done.replayed
-            if not feed.accepted.done():
-                feed.accepted.set_result(None)
+            feed.accept(done.replayed)
             return
         if done.call not in self._calls:
-            return  # A turn that nobody waits for any more.
+            return  # A turn that was taken back.
         pending = self._calls.pop(done.call)
         pending.heard(done)
         pending.over()
@@ -343,13 +235,13 @@ class EngineLink:
         elif declined.call in self._feeds:
             waiting = self._feeds.pop(declined.call).accepted
         else:
-            return  # A turn that nobody waits for any more.
+            return  # A turn that was taken back.
         if not waiting.done():
             waiting.set_exception(problem)
 
     def lose(self) -> None:
-        """The engine process is gone: everyone who waits hears of it."""
-        self.send = None
+        """The engine process has ended: fail every call and turn."""
+        served, self._post = self.connected, None
         self._counted_before += _counted(self.pulse)
         self._held_before = self.loop_times()
         self.pulse = None
@@ -361,17 +253,19 @@ class EngineLink:
             pending.over()
             if not pending.future.done():
                 pending.future.set_exception(engine_lost())
+        if served:
+            self._observer.engine_lost()
 
 
 def _counted(pulse: wire.Pulse | None) -> Counter[str]:
-    """What one engine process has counted so far."""
+    """The counters of one engine process."""
     if pulse is None:
         return Counter()
     return Counter({**pulse.counters, "steps": pulse.step, "audit_findings": pulse.findings})
 
 
 def _held(pulse: wire.Pulse | None) -> dict[str, LoopTime]:
-    """What held the loop of one engine process so far."""
+    """The loop times of one engine process."""
     if pulse is None:
         return {}
     return {work: LoopTime(counts, pulse.loop_seconds[work]) for work, counts in pulse.loop_counts.items()}
@@ -389,5 +283,5 @@ def _joined(before: dict[str, LoopTime], now: dict[str, LoopTime]) -> dict[str, 
     return joined
 
 
-def _nobody(*_: object) -> None:
-    """Nobody listens."""
+def _ignore(*_: object) -> None:
+    """A callback that does nothing."""

@@ -1,9 +1,9 @@
-"""Time that this process was awake for: what it did not live through counts against nobody.
+"""Time during which this process was running: pauses of the process do not count towards a timeout.
 
-A process that is stopped (SIGSTOP, a paused container, a machine that sleeps) finds on waking that its clock
-has gone on. What it waited for may have been stopped as well, or has answered long ago and could not be
-heard. So a wait is counted in ticks of the waiter's own: a gap between two of them that is longer than it
-should be counts as one that is not. Used by the supervisor.
+When a process that was stopped (SIGSTOP, a paused container, a suspended machine) continues, its clock has
+gone on. The process that it waits for may have been stopped as well, or its answer is unread. So a timeout is
+counted in ticks of the waiting process: a gap between two ticks that is too long counts as two ticks. Used by
+the supervisor.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Callable
 __all__ = ["LivedTime", "wait_lived"]
 
 LATE = 2.0
-"""How many times the length of a tick may pass between two, before the rest counts as not lived."""
+"""How many ticks a gap between two ticks may count for."""
 
 
 class LivedTime:
-    """Seconds since `reset`, without those between two ticks that were too far apart."""
+    """Seconds since `reset`, without pauses of the process."""
 
     __slots__ = ("_clock", "_last", "_tick", "seconds")
 
@@ -30,20 +30,20 @@ class LivedTime:
         self.seconds = 0.0
 
     def tick(self) -> float:
-        """A tick of this process: returns the seconds so far."""
+        """Count the time since the last tick; returns the seconds so far."""
         now = self._clock()
         self.seconds += min(now - self._last, LATE * self._tick)
         self._last = now
         return self.seconds
 
     def reset(self) -> None:
-        """Begin to count again."""
+        """Start again from zero."""
         self._last = self._clock()
         self.seconds = 0.0
 
 
 async def wait_lived(ending: asyncio.Future[int], seconds: float, tick: float) -> bool:
-    """Wait for something to end, for so many seconds that this process lives; whether it has ended."""
+    """Wait for a future for so many seconds of running time; whether it is done."""
     lived = LivedTime(tick)
     while not ending.done() and lived.tick() < seconds:
         await asyncio.wait({ending}, timeout=min(tick, seconds))

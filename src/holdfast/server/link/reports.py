@@ -1,8 +1,8 @@
-"""Reports that walk everything, made a portion at a time between steps.
+"""Reports about the whole engine, made a portion at a time between steps.
 
-`memory` and `picture` are of the whole engine: one walk at a time answers all who asked before it began, and
-who asks meanwhile waits for the next. `sessions` is a page of one caller's. Walks take turns, a portion each.
-Used by the desk alone.
+`memory` and `picture` walk everything: one walk answers all questions that came before it began; later ones
+wait for the next walk. `sessions` is a page for one caller. Walks run round-robin, a portion each. Used by
+`commands` alone.
 """
 
 from __future__ import annotations
@@ -16,29 +16,33 @@ from holdfast.engine.memory_map import MemoryPicture
 from holdfast.engine.report import Portions, memory_reports, session_reports
 from holdfast.server.link import wire
 from holdfast.server.link.rounds import Spent
+from holdfast.server.link.wire import Question
 
-__all__ = ["Surveys"]
+__all__ = ["SURVEYS", "Surveys"]
+
+SURVEYS = frozenset({Question.MEMORY, Question.PICTURE, Question.SESSIONS})
+"""The questions that are answered by a report."""
 
 Answers = list[tuple[int, object]]
-"""Calls, and what each is answered."""
+"""Calls with their answers."""
 
 
 class Surveys:
-    """The reports that are being made, and who waits for them."""
+    """The reports that are being made, and the calls that wait for them."""
 
     def __init__(self, loop: EngineLoop) -> None:
         self._loop = loop
         self._picture = MemoryPicture(loop)
-        self._shared: dict[str, list[wire.Ask]] = {"memory": [], "picture": []}
-        self._walking: set[str] = set()
+        self._shared: dict[Question, list[wire.Ask]] = {Question.MEMORY: [], Question.PICTURE: []}
+        self._walking: set[Question] = set()
         self._walks: deque[Portions[Answers]] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._walks)
 
     def ask(self, command: wire.Ask) -> None:
-        """Somebody asks for `memory` (of a tenant, or of all), the `picture`, or a page of `sessions`."""
-        if command.what == "sessions":
+        """Start a report: `memory` (of a tenant, or of all), the `picture`, or a page of `sessions`."""
+        if command.what == Question.SESSIONS:
             self._walks.append(self._page(command))
             return
         self._shared[command.what].append(command)
@@ -47,7 +51,7 @@ class Surveys:
             self._walks.append(self._walk(command.what))
 
     def work(self, spent: Spent) -> Iterator[tuple[int, object]]:
-        """Go on by one portion at least, until `spent`; what is answered meanwhile."""
+        """Make portions, one at least, until `spent`; yields the calls that are answered."""
         while self._walks:
             walk = self._walks.popleft()
             try:
@@ -59,11 +63,11 @@ class Surveys:
             if spent():
                 return
 
-    def _walk(self, what: str) -> Portions[Answers]:
-        """Walk for all who have asked, and once more while somebody asks meanwhile."""
+    def _walk(self, what: Question) -> Portions[Answers]:
+        """Walk once for all questions so far, and again if there are new ones after it."""
         asked, self._shared[what] = self._shared[what], []
         answers: Answers
-        if what == "memory":
+        if what == Question.MEMORY:
             reports = yield from memory_reports(self._loop, {command.name for command in asked})
             answers = [(command.call, reports[command.name]) for command in asked]
         else:

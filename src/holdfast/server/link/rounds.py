@@ -1,11 +1,11 @@
-"""How much is done between two steps: the budget of a round, and the commands that wait for a later one.
+"""The work between two steps is bounded: the budget of a round, and the backlog of commands.
 
-A round has `BUDGET_SECONDS` for commands, for what waits and for portions of reports; each of the three gets
-on by at least one, however little is left. What does not fit waits for the next round. Commands are carried
-out in the order in which they came, with one exception: those that end something (a turn, a session) pass
-commands of other sessions, so that nobody's flood of requests delays another's interruption. They never pass
-a command of their own session, and where both kinds wait they alternate, so that neither starves. While no
-turn runs there are no tokens to delay, and a round takes longer. Used by the engine process.
+A round has `BUDGET_SECONDS` for commands, for verbs that wait and for portions of reports; each of the three
+makes at least one step of progress. The rest waits for the next round. Commands are carried out in order of
+arrival, with one exception: commands that end something (a turn, a session) overtake commands of other
+sessions, so that a flood of requests delays no other client's interruption. They never overtake a command of
+their own session, and alternate with the others, so that neither starves. While no turn runs there are no
+tokens to delay, and the budget is larger. Used by the engine process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ __all__ = [
     "Backlog",
     "Budget",
     "Spent",
-    "never",
 ]
 
 BUDGET_SECONDS = 0.001
@@ -33,21 +32,16 @@ UNHURRIED_SECONDS = 0.01
 
 READ_MAX = 128
 READ_BYTES_MAX = 128 << 10
-"""How many frames one round reads, and how many bytes of them: decoding is cheap and sees ends early."""
+"""Maximum frames and bytes that one round reads: decoding is cheap, and finds urgent commands early."""
 
 Spent = Callable[[], bool]
-"""Whether the time of a round is over."""
+"""Whether the budget of a round is spent."""
 
 URGENT = (wire.EndTurn, wire.Interrupt, wire.CloseSession)
 
 
-def never() -> bool:
-    """Nobody counts."""
-    return False
-
-
 class Budget:
-    """The time of one round; called, it says whether that is over."""
+    """The time of one round; a call says whether it is spent."""
 
     __slots__ = ("_clock", "_end")
 
@@ -60,9 +54,9 @@ class Budget:
 
 
 class Backlog:
-    """Commands that have come and are to be carried out.
+    """Commands that were read and not carried out yet.
 
-    `session_of` names the session of a turn that the engine has begun or holds, by the call that started it.
+    `session_of` names the session of a turn that is not over, by the call that started it.
     """
 
     def __init__(self, session_of: Callable[[int], str | None]) -> None:
@@ -71,15 +65,15 @@ class Backlog:
         self._urgent_next = True
         self._others: deque[tuple[str | int | None, wire.Command]] = deque()
         self._ahead: Counter[str | int | None] = Counter()
-        """How many commands wait on each session, or turn of its own; those without are no obstacle."""
+        """How many commands wait for each session, or each request of its own."""
         self._starts: dict[int, str | int] = {}
-        """Whose turns the commands that wait are to start."""
+        """The sessions of turns that are to be started, by call."""
 
     def __len__(self) -> int:
         return len(self._urgent) + len(self._others)
 
     def add(self, command: wire.Command) -> None:
-        """A command has come."""
+        """Add a command that was read."""
         key = self._key(command)
         if isinstance(command, URGENT) and not self._ahead[key]:
             self._urgent.append(command)
@@ -106,7 +100,7 @@ class Backlog:
         return command
 
     def _key(self, command: wire.Command) -> str | int | None:
-        """Whose order a command is part of: its session's, or that of the one turn that it is about."""
+        """What orders a command: its session, or the request of its own that it is about."""
         match command:
             case wire.StartTurn():
                 return command.session if command.session is not None else command.call

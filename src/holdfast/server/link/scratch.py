@@ -1,8 +1,8 @@
-"""A private directory for the engine's socket, and the removal of those that killed servers left behind.
+"""A private directory for the engine's socket, and the removal of directories that killed servers left.
 
-Each directory holds a file that its server keeps locked; the system lets go of the lock however the process
-ends. So a directory whose lock can be taken belongs to nobody. The file gets its name after it was locked: no
-directory of a server that is just starting looks abandoned. Used by the supervisor alone.
+Each directory holds a file that its server keeps locked; the operating system releases the lock however the
+process ends. So a directory whose lock is free is abandoned. The file gets its name after it was locked, so
+that the directory of a server that is just starting never looks abandoned. Used by the supervisor alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOCK = "lock"
 
 
 class Scratch:
-    """A directory that only this user may enter; it goes with this process, or with the next start."""
+    """A directory that only this user may enter; removed with this process, or at the next start."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
@@ -35,13 +35,13 @@ class Scratch:
         remove_abandoned(self.path.parent)
 
     def remove(self) -> None:
-        """Remove the directory with all that is in it."""
+        """Remove the directory and its content."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove the directories there whose servers have died."""
+    """Remove directories in `parent` whose servers have died."""
     for path in parent.glob(f"{PREFIX}*"):
         try:
             found = path.lstat()
@@ -49,13 +49,13 @@ def remove_abandoned(parent: Path) -> None:
                 continue
             lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
-            continue  # Another server has removed it, or has not finished making it.
+            continue  # Removed by another server, or not complete yet.
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            continue  # Its server lives.
+            continue  # Its server is running.
         else:
             shutil.rmtree(path, ignore_errors=True)
-            log.info("removed a directory that a killed server left", extra={"fields": {"path": str(path)}})
+            log.info("removed the directory of a killed server", extra={"fields": {"path": str(path)}})
         finally:
             os.close(lock)

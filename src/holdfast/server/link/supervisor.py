@@ -1,9 +1,9 @@
-"""Keeps an engine process alive, and tells everyone when it is not.
+"""Supervises the engine process: starts it, watches it, and restarts it when it dies or hangs.
 
-The process is a child with a private socket of its own, made anew for each start in a directory that only
-this user may enter. One that dies, or shows no sign of life for too long, is replaced; those who waited for
-it hear that it was lost. Silence is counted in time that this process lived: a pause of both is no silence.
-One that says that it *cannot* start ends the server, with its reason. Everything here runs on the event loop.
+The process is a child with a private socket, made for each start in a directory that only this user may
+enter. One that dies, or sends nothing for too long, is replaced, and calls that wait for it fail. Silence is
+counted in time that this process was running: a pause of both is not a hang. A process that reports that it
+cannot start ends the server, with its reason. Everything here runs on the event loop.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import zmq
 import zmq.asyncio
 
 from holdfast.server.link import wire
-from holdfast.server.link.engine_client import EngineLink
+from holdfast.server.link.engine_client import EngineClient
 from holdfast.server.link.lived_time import LivedTime, wait_lived
 from holdfast.server.link.scratch import Scratch
 
@@ -35,7 +36,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class EngineUnable(RuntimeError):
-    """The engine says that it cannot start; the message says why. `model`: its files cannot be used."""
+    """The engine cannot start; the message says why. `model`: the model's files cannot be used."""
 
     def __init__(self, message: str, model: bool = False) -> None:
         super().__init__(message)
@@ -43,20 +44,18 @@ class EngineUnable(RuntimeError):
 
 
 class Supervisor:
-    """One engine process at a time, behind one link."""
+    """One engine process at a time, behind one client."""
 
     def __init__(
-        self, link: EngineLink, configure: wire.Configure, hang_seconds: float, progress: Progress
+        self, client: EngineClient, configure: wire.Configure, hang_seconds: float, progress: Progress
     ) -> None:
-        self.link = link
+        self.client = client
         self.configure = configure
         self.hang_seconds = hang_seconds
         self.progress = progress
         self.facts: wire.ModelFacts | None = None
         self.restarts = 0
         self.pid: int | None = None
-        self.on_ready: Callable[[wire.Ready], None] = _unheard
-        self.on_lost: Callable[[], None] = _unheard
         self._context: zmq.asyncio.Context | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
@@ -66,11 +65,11 @@ class Supervisor:
 
     @property
     def up(self) -> bool:
-        """Whether an engine is there and serves."""
-        return self.link.send is not None
+        """Whether an engine process serves."""
+        return self.client.connected
 
     async def run(self) -> None:
-        """Start the engine and keep it there until `stop`; raises `EngineUnable` if it cannot be."""
+        """Keep an engine process running until `stop`; raises `EngineUnable` if it cannot start."""
         self._context = zmq.asyncio.Context()
         scratch = Scratch()
         failures = 0
@@ -81,14 +80,14 @@ class Supervisor:
                 except EngineUnable as error:
                     if self.facts is None or failures >= len(RESTART_SECONDS):
                         raise
-                    # It has served before: what it lacks, memory that the one before it had, may come back.
+                    # It has served before: memory that the last process held may become free.
                     log.error("the engine cannot start: %s", error)
                     served = False
                 if self._stopping:
                     return
                 failures = 0 if served else failures + 1
                 if failures > len(RESTART_SECONDS):
-                    raise EngineUnable("the engine process ends again and again; its log says why")
+                    raise EngineUnable("the engine process ended repeatedly; see the server log")
                 self.restarts += 1
                 log.error(
                     "the engine process ended; starting it again",
@@ -132,10 +131,8 @@ class Supervisor:
                 await self._reap(process, ending)
         finally:
             self._process, self.pid = None, None
-            self.link.lose()
+            self.client.lose()
             self._ready.clear()
-            if served:
-                self.on_lost()
             socket.close(linger=0)
             path.unlink(missing_ok=True)
         return served
@@ -148,7 +145,7 @@ class Supervisor:
         await ending
 
     async def _listen(self, socket: zmq.asyncio.Socket) -> None:
-        """Say what to load, and hear what the engine says until it ends."""
+        """Send the configuration, and receive reports until the engine ends."""
         # This waits until the process has connected, which one that dies early never does.
         await socket.send(wire.encode(self.configure))
         while True:
@@ -163,20 +160,21 @@ class Supervisor:
                 case wire.Ready():
                     self.facts = report.facts
                     # Frames are small and the socket has no limit of its own: sending never waits.
-                    self.link.send = lambda command: self._post(socket, command)
-                    self.on_ready(report)
+                    self.client.connect(partial(self._post, socket))
+                    self.client.hear(report)
                     self._ready.set()
                 case _:
-                    self.link.hear(report)
+                    self.client.hear(report)
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Kill an engine that shows no sign of life, for as long as this process lived to see it."""
+        """Kill an engine that has sent nothing for too long."""
         while True:
             await asyncio.sleep(self._tick)
             silent = self._silence.tick()
             if self.up and silent > self.hang_seconds:
                 log.error(
-                    "the engine hangs; it is stopped", extra={"fields": {"silent_seconds": round(silent)}}
+                    "the engine process hangs; killing it",
+                    extra={"fields": {"silent_seconds": round(silent)}},
                 )
                 process.kill()
                 return
@@ -188,29 +186,24 @@ class Supervisor:
     async def stop(self) -> None:
         """End the engine process; `run` returns after it."""
         self._stopping = True
-        if self.link.send is not None:
-            self.link.send(wire.Stop())
-        elif self._process is not None and self._process.returncode is None:
+        if self.client.send(wire.Stop()):
+            return
+        if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
     def hurry(self) -> None:
-        """Let an engine process that was told to end do so without writing the sessions that are left."""
-        if self.link.send is not None:
-            self.link.send(wire.Stop(at_once=True))
+        """Have an engine process that is ending write no more sessions to disk."""
+        self.client.send(wire.Stop(at_once=True))
 
     def _post(self, socket: zmq.asyncio.Socket, command: wire.Command) -> None:
         sending = asyncio.ensure_future(socket.send(wire.encode(command), zmq.NOBLOCK))
         sending.add_done_callback(self._sent)
 
     def _sent(self, future: asyncio.Future[zmq.MessageTracker | None]) -> None:
-        """See whether a command left: it does not when the engine is gone and nobody has noticed yet.
+        """Log a command that could not be sent: the engine has ended, and its end is noticed soon.
 
-        Whoever waits for its answer then hears of the engine's end. While the server stops, that is meant.
+        The call fails then. While the server stops this is expected.
         """
         if not future.cancelled() and future.exception() is not None:
             level = logging.DEBUG if self._stopping else logging.ERROR
-            log.log(level, "a command did not reach the engine: %s", type(future.exception()).__name__)
-
-
-def _unheard(*_: object) -> None:
-    """Nobody listens."""
+            log.log(level, "could not send a command to the engine: %s", type(future.exception()).__name__)

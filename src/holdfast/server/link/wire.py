@@ -1,13 +1,14 @@
-"""What the API process and the engine process say to each other.
+"""The messages between the API process and the engine process.
 
 Typed structs in MessagePack, one message a frame, over a Unix socket that only their user may open. Nothing
-is ever pickled. A command carries the number of the call that it belongs to; the engine answers each call
-once, with `Done` or `Declined`. A turn is known by the number of the call that started it: what it says comes
-in `Step` messages, one for each step of the engine, until its one `End`.
+is pickled. A command carries the number of its call; the engine answers each call once, with `Done` or
+`Declined`. A turn is identified by the number of the call that started it: its output comes in `Step`
+messages, one for each step of the engine, until its one `End`.
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -38,7 +39,7 @@ class SamplingFields(msgspec.Struct, omit_defaults=True, frozen=True):
 
 
 class Configure(msgspec.Struct, tag="configure", frozen=True):
-    """The first message: which model to load, and how. `options` are fields of `EngineOptions`."""
+    """The first message: the model to load. `options` are fields of `EngineOptions`."""
 
     model: str
     options: dict[str, Any]
@@ -47,7 +48,7 @@ class Configure(msgspec.Struct, tag="configure", frozen=True):
 
 
 class OpenSession(msgspec.Struct, tag="open", frozen=True):
-    """Open a session; `ttl` in seconds, None for the server's own."""
+    """Open a session; `ttl` in seconds, None for the default."""
 
     call: int
     session: str
@@ -60,11 +61,11 @@ class OpenSession(msgspec.Struct, tag="open", frozen=True):
 class StartTurn(msgspec.Struct, tag="start", frozen=True):
     """A turn on a session, or (without one) a request of its own.
 
-    `known` is the length of the history that the input was written for: if it has changed meanwhile, the turn
+    `known` is the length of the history that the input was written for: if the history has changed, the turn
     is refused with `history_changed`. `cut` shortens `max_tokens` to what fits instead of refusing the turn.
     `timeout` in seconds ends the turn by its own policy. A finished turn of the same `name` and `fingerprint`
-    is answered again instead of being run. A turn that `opens` a history is refused with `history_repeated`
-    where there is one; it brings no tokens if that is known beforehand.
+    is replayed instead of being run. A turn that `opens` a history is refused with `history_repeated` if the
+    session has one; it has no tokens if the API process knows that already.
     """
 
     call: int
@@ -85,9 +86,9 @@ class StartTurn(msgspec.Struct, tag="start", frozen=True):
 
 
 class EndTurn(msgspec.Struct, tag="end", frozen=True):
-    """Nobody listens to turn `turn` any more, or somebody asked to stop it: end it.
+    """Abort turn `turn`. `keep` is how many of its tokens stay: None for none, -1 for all.
 
-    `keep` is how many of its tokens stay: None for none, -1 for all. Never answered: the turn's `End` is.
+    It has no answer of its own: the turn's `End` is.
     """
 
     turn: int
@@ -96,7 +97,7 @@ class EndTurn(msgspec.Struct, tag="end", frozen=True):
 
 
 class Interrupt(msgspec.Struct, tag="interrupt", frozen=True):
-    """Cut into the turn in flight (or the last one, if none is), by its name where one is given."""
+    """Interrupt the turn in flight, or else the last one; `turn` is the turn that is meant, if given."""
 
     call: int
     session: str
@@ -106,7 +107,7 @@ class Interrupt(msgspec.Struct, tag="interrupt", frozen=True):
 
 
 class Rewind(msgspec.Struct, tag="rewind", frozen=True):
-    """Go back so that `turns` turns remain."""
+    """Rewind to the end of turn `turns`: that many remain."""
 
     call: int
     session: str
@@ -115,9 +116,9 @@ class Rewind(msgspec.Struct, tag="rewind", frozen=True):
 
 
 class Fork(msgspec.Struct, tag="fork", frozen=True):
-    """A second session from the end of turn `turns`, or of the last.
+    """Fork a session at the end of turn `turns`, or of the last.
 
-    Without `anew` none is made: the answer is the one that `request_id` has made before.
+    Without `anew` no session is made: only the answer to an earlier fork with `request_id` is repeated.
     """
 
     call: int
@@ -129,34 +130,45 @@ class Fork(msgspec.Struct, tag="fork", frozen=True):
 
 
 class CloseSession(msgspec.Struct, tag="close", frozen=True):
-    """Close a session; answered when everything it held has come back."""
+    """Close a session; answered when that is durable and its memory is free."""
 
     call: int
     session: str
 
 
 class MoveSession(msgspec.Struct, tag="move", frozen=True):
-    """Move an idle session: to `host` or `disk`, to the nearest of them (None), or back to the `device`."""
+    """Move an idle session's memory to `host` or `disk`, the nearest of them (None), or the `device`."""
 
     call: int
     session: str
     to: str | None
 
 
+class Question(StrEnum):
+    """What the API process may ask."""
+
+    MEMORY = "memory"
+    PICTURE = "picture"
+    SESSIONS = "sessions"
+    SESSION = "session"
+    LEASED = "leased"
+    FLUSH = "flush"
+
+
 class Ask(msgspec.Struct, tag="ask", frozen=True):
-    """A question: `memory` (with a tenant's name what that one may know), `picture`, `session` and `leased`
-    (with the session's name), `sessions` (with the names of some), `flush`."""
+    """A question: `memory` (of all, or as tenant `name` may see it), `picture`, `session` and `leased` (of
+    session `name`), `sessions` (of `names`), `flush`."""
 
     call: int
-    what: str
+    what: Question
     name: str | None = None
     names: list[str] = []
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):
-    """End the engine process; turns in flight are rolled back, and sessions written to disk.
+    """End the engine process: roll back turns in flight, and write sessions to disk.
 
-    A second one, with `at_once`, cuts the writing short.
+    A second `Stop`, with `at_once`, cuts the writing short.
     """
 
     at_once: bool = False
@@ -178,7 +190,7 @@ Command = (
 
 
 class SessionView(msgspec.Struct, array_like=True, frozen=True):
-    """What the API process needs to write a session's next turn."""
+    """What the API process needs to know to write a session's next turn."""
 
     name: str
     known: int
@@ -187,7 +199,7 @@ class SessionView(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Progress(msgspec.Struct, tag="progress", frozen=True):
-    """How far the start has come, or the end."""
+    """Progress of the start-up, or of the shutdown."""
 
     stage: str
     done: int
@@ -195,7 +207,7 @@ class Progress(msgspec.Struct, tag="progress", frozen=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """What a client may know of the model, and what the routes need to write requests for it."""
+    """What clients and routes need to know about the model."""
 
     path: str
     architecture: str
@@ -211,7 +223,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 
 class StoredSession(msgspec.Struct, frozen=True):
-    """A session that came back from a journal; `created` is the time of day."""
+    """A session that was recovered from a journal; `created` is a Unix time."""
 
     view: SessionView
     tenant: str
@@ -221,7 +233,7 @@ class StoredSession(msgspec.Struct, frozen=True):
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """The tokenizer of the model, so that the API process need not open the model itself."""
+    """The tokenizer of the model; the API process does not open the model itself."""
 
     encoder: str
     template: str | None
@@ -230,7 +242,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
-    """The engine serves; `sessions` came back from a journal."""
+    """The engine serves; `sessions` were recovered from its journal."""
 
     facts: ModelFacts
     vocabulary: Vocabulary
@@ -238,9 +250,9 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 
 
 class Unable(msgspec.Struct, tag="unable", frozen=True):
-    """The engine cannot start, and why: trying again would not help.
+    """The engine cannot start; `message` says why. A retry would fail as well.
 
-    `model`: for what is wrong with the model's files, rather than with how it was asked to start.
+    `model`: the model's files cannot be used; otherwise an option is wrong.
     """
 
     message: str
@@ -248,7 +260,7 @@ class Unable(msgspec.Struct, tag="unable", frozen=True):
 
 
 class Done(msgspec.Struct, tag="done", frozen=True):
-    """A call was carried out. A turn that is `replayed` was carried out before: its end is told again."""
+    """A call was carried out. A turn that is `replayed` was carried out before: its output is repeated."""
 
     call: int
     view: SessionView | None = None
@@ -267,14 +279,14 @@ class Declined(msgspec.Struct, tag="declined", frozen=True):
 
 
 class TopLogprob(msgspec.Struct, array_like=True, frozen=True):
-    """A token that might have come instead."""
+    """One of the most likely tokens at a position."""
 
     token: int
     logprob: float
 
 
 class Logprob(msgspec.Struct, array_like=True, frozen=True):
-    """A token's log-probability, and those of the most likely ones in its place."""
+    """A token's log-probability, and the most likely tokens at its position."""
 
     token: int
     logprob: float
@@ -282,7 +294,7 @@ class Logprob(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Delta(msgspec.Struct, array_like=True, frozen=True):
-    """What a turn has said since its last delta; `index` is the place of the first of these tokens."""
+    """The output of a turn since its last delta; `index` is the index of the first token."""
 
     turn: int
     index: int
@@ -290,12 +302,11 @@ class Delta(msgspec.Struct, array_like=True, frozen=True):
     tokens: list[int]
     logprobs: list[Logprob] | None = None
     prompt: tuple[int, int] | None = None
-    """With a turn's first delta: how many tokens its prompt has, history included, and how many of them were
-    in memory already."""
+    """With a turn's first delta: the tokens of its prompt, history included, and how many were cached."""
 
 
 class End(msgspec.Struct, frozen=True):
-    """A turn is over: `finished`, `aborted` or `failed`, and what of it stands."""
+    """The end of a turn: `finished`, `aborted` or `failed`, and the output that stays in the history."""
 
     turn: int
     outcome: str
@@ -315,7 +326,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):
-    """What one step brought: words, ends, and sessions that are no more, `closed` or `expired`."""
+    """The results of one step: output, ends, and sessions that were `closed` or have `expired`."""
 
     deltas: list[Delta] = []
     ends: list[End] = []
@@ -323,7 +334,7 @@ class Step(msgspec.Struct, tag="step", frozen=True):
 
 
 class Pulse(msgspec.Struct, tag="pulse", frozen=True):
-    """A sign of life, with running totals and gauges that come from the ledger."""
+    """A heartbeat, with counters and gauges."""
 
     step: int
     running: int
@@ -334,7 +345,7 @@ class Pulse(msgspec.Struct, tag="pulse", frozen=True):
     """(component, tier, holder kind, units)."""
     findings: int
     loop_counts: dict[str, list[int]] = {}
-    """What held the loop between steps, in buckets of `engine.loop_times`, by kind of work."""
+    """Histograms of work between steps, in buckets of `engine.loop_times`, by kind of work."""
     loop_seconds: dict[str, float] = {}
 
 
@@ -351,10 +362,10 @@ def encode(message: Command | Report) -> bytes:
 
 
 def decode_command(frame: bytes) -> Command:
-    """What the API process asks for."""
+    """The command in a frame."""
     return _commands.decode(frame)
 
 
 def decode_report(frame: bytes) -> Report:
-    """What the engine process tells."""
+    """The report in a frame."""
     return _reports.decode(frame)

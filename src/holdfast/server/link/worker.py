@@ -1,11 +1,10 @@
 """The engine process: one model, one loop, one socket to the API process.
 
-The supervisor starts it as `python -m holdfast.server.link.worker SOCKET PARENT`. The first message says what
-to load; from then on it takes commands, makes steps while there is work, and reports the results.
-What it does between two steps is bounded (`rounds.py`). While nothing is to do it sleeps until a command
-comes, lets time pass for idle sessions, and recounts all memory once after each spell of work. It ends when
-it is told to, or when its parent is gone: turns in flight are rolled back, and sessions are written to disk,
-until it is told once more.
+The supervisor starts it as `python -m holdfast.server.link.worker SOCKET PARENT`. The first message is the
+configuration; after that it reads commands, makes steps while there is work, and sends reports. Its work
+between two steps is bounded (`rounds.py`). Without work it sleeps until a command comes, lets idle sessions
+expire, and audits all memory once. It ends at a `Stop`, or when its parent has died: turns in flight are
+rolled back, and sessions are written to disk, until a second `Stop` cuts that short.
 """
 
 from __future__ import annotations
@@ -22,14 +21,15 @@ from typing import TextIO
 
 import zmq
 
-from holdfast.engine.engine import open_loop
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pull import PullError
+from holdfast.engine.startup import open_loop
 from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.models.fields import ConfigurationError
 from holdfast.server.link import wire
-from holdfast.server.link.commands import Desk, view
+from holdfast.server.link.commands import EngineCommands
+from holdfast.server.link.results import Outbox, view
 from holdfast.server.link.rounds import (
     BUDGET_SECONDS,
     READ_BYTES_MAX,
@@ -45,40 +45,40 @@ log = logging.getLogger("holdfast.engine")
 PULSE_SECONDS = 1.0
 NAP_SECONDS = 0.1
 JOURNAL_SECONDS = 0.001
-"""How long commands are waited for while something waits for the journal, which wakes this process itself."""
+"""How long to wait for commands while verbs wait for the journal, which wakes this process itself."""
 
 QUIET_SECONDS = 1.0
-"""How long nothing must have happened before everything is recounted."""
+"""Idle time before the audit."""
 
 AUDIT_UNITS = 4096
-"""How much of a census an idle round does, in units of memory looked at: a fraction of a millisecond."""
+"""Units that one slice of the audit looks at: a fraction of a millisecond."""
 
 WHOLE_HOLDS_MAX = 512
-"""How many Holds there may be for a census to be done as a whole."""
+"""Maximum number of Holds for an audit in one go."""
 
 FLUSH_SECONDS = 2.0
 ALONE_SECONDS = 1.0
-"""How often a process that has not been told what to do looks whether its parent lives."""
+"""How often a process without a configuration checks that its parent is alive."""
 
 
 class Worker:
-    """Joins a desk to its socket."""
+    """Joins the commands of an engine to their socket."""
 
     def __init__(
         self,
         socket: zmq.Socket[bytes],
-        desk: Desk,
+        commands: EngineCommands,
         parent: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`clock` measures the budget of a round."""
         self.socket = socket
-        self.desk = desk
+        self.commands = commands
         self.parent = parent
         self.stopping = False
-        self.backlog = Backlog(desk.session_of)
+        self.backlog = Backlog(commands.session_of)
         self._clock = clock
-        news = desk.loop.session_log.descriptor
+        news = commands.loop.session_log.descriptor
         self._wait: Callable[[int], object] = socket.poll if news is None else _both(socket, news)
         self._pulsed = 0.0
         self._counted = 0
@@ -87,20 +87,20 @@ class Worker:
         self._recounting = False
 
     def run(self) -> None:
-        """Serve until told to stop."""
-        loop, desk, times = self.desk.loop, self.desk, self.desk.loop.times
+        """Serve until a `Stop` comes or the parent dies."""
+        loop, commands, times = self.commands.loop, self.commands, self.commands.loop.times
         while not self.stopping and os.getppid() == self.parent:
             self._read(self._patience())
             spent = self._budget()
-            self._flush_journal()  # What became durable is told, and what waited for it may begin.
+            self._flush_journal()  # Acknowledges what is durable, before commands that depend on it.
             self._carry_out(spent)
             with times.measured("waiting"):
-                desk.try_waiting(spent)
-            if desk.reporting:
+                commands.retry(spent)
+            if commands.reporting:
                 with times.measured("report"):
-                    desk.report(spent)
+                    commands.report(spent)
             self._flush_journal()
-            self._send()  # What was accepted, refused or ended is known before a step, which may take long.
+            self._send()  # Answers and ends are sent before a step, which may take long.
             times.end_round()
             if loop.active:
                 loop.step()
@@ -112,25 +112,25 @@ class Worker:
         self._roll_back()
 
     def _patience(self) -> float:
-        """How long to wait for a command, or for the journal: not at all while there is something to do."""
-        desk = self.desk
-        if desk.loop.active or desk.reporting or self.backlog or self._auditing:
+        """How long to wait for a command, or for the journal: not at all while there is work."""
+        commands = self.commands
+        if commands.loop.active or commands.reporting or self.backlog or self._auditing:
             return 0.0
-        if desk.waits:
-            return JOURNAL_SECONDS if desk.loop.session_log.writing else 0.0
+        if commands.waits:
+            return JOURNAL_SECONDS if commands.loop.session_log.writing else 0.0
         return NAP_SECONDS
 
     def _flush_journal(self) -> None:
-        with self.desk.loop.times.measured("journal"):
-            self.desk.loop.session_log.flush()
+        with self.commands.loop.times.measured("journal"):
+            self.commands.loop.session_log.flush()
 
     def _budget(self) -> Budget:
-        """What a round may take."""
-        running = self.desk.loop.scheduler.registry.running
+        """The budget of a round."""
+        running = self.commands.loop.scheduler.registry.running
         return Budget(BUDGET_SECONDS if running else UNHURRIED_SECONDS, self._clock)
 
     def _read(self, seconds: float) -> None:
-        """Read commands that have come; wait for one, or until something is durable."""
+        """Read the commands that have come; wait for one, or for the journal."""
         if seconds and not self._wait(int(1000 * seconds)):
             return
         read = 0
@@ -139,7 +139,7 @@ class Worker:
                 frame = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            with self.desk.loop.times.measured("read"):
+            with self.commands.loop.times.measured("read"):
                 command = wire.decode_command(frame)
             if isinstance(command, wire.Stop):
                 self.stopping = True
@@ -150,31 +150,31 @@ class Worker:
                 return
 
     def _carry_out(self, spent: Budget) -> None:
-        """Carry out commands in their order, one at least, until the round has no more time."""
+        """Carry out commands, one at least, until the budget is spent."""
         while self.backlog:
             command = self.backlog.take()
-            with self.desk.loop.times.measured(str(command.__struct_config__.tag)):
-                self.desk.receive(command)
+            with self.commands.loop.times.measured(str(command.__struct_config__.tag)):
+                self.commands.receive(command)
             if spent():
                 return
 
     def _idle(self) -> None:
-        """Let idle sessions grow old, and recount everything once after work, a slice at a time."""
-        loop = self.desk.loop
+        """Let idle sessions expire, and audit the memory once after work, a slice at a time."""
+        loop = self.commands.loop
         with loop.times.measured("tick"):
             loop.scheduler.tick(loop.now())
-            loop.tell(loop.scheduler.take_events())
+            loop.dispatcher.tell()
         ledger = loop.scheduler.registry.ledger
         if loop.scheduler.registry.copies or any(pool.retiring for pool in ledger.pools.values()):
-            loop.step()  # Copies that a fork or a cut left to do, and what waits for a step to be free.
+            loop.step()  # For copies of forks and cuts, and for units that a step has to free.
         if ledger.settled != self._counted and time.monotonic() - self._worked > QUIET_SECONDS:
             with loop.times.measured("audit"):
                 self._recount()
-                loop.tell(loop.scheduler.take_events())
+                loop.dispatcher.tell()
 
     def _recount(self) -> None:
-        """A slice of a census that began after the last work; the whole of one where that is as quick."""
-        scheduler = self.desk.loop.scheduler
+        """One slice of an audit that began after the last work, or all of it if that is quick."""
+        scheduler = self.commands.loop.scheduler
         ledger = scheduler.registry.ledger
         if len(ledger.live) <= WHOLE_HOLDS_MAX:
             scheduler.recount()
@@ -187,28 +187,28 @@ class Worker:
             self._counted, self._recounting = ledger.settled, False
 
     def _send(self) -> None:
-        reports = self.desk.take_reports()
+        reports = self.commands.take_reports()
         now = time.monotonic()
         if now - self._pulsed >= PULSE_SECONDS:
             self._pulsed = now
-            reports.append(self.desk.pulse())
+            reports.append(self.commands.pulse())
         if reports:
-            with self.desk.loop.times.measured("send"):
+            with self.commands.loop.times.measured("send"):
                 for report in reports:
                     self.socket.send(wire.encode(report))
 
     def _roll_back(self) -> None:
-        """Leave no turn half said: what is in flight is rolled back before the process ends."""
-        for call in list(self.desk.turns):
-            self.desk.receive(wire.EndTurn(call, None, "the server is stopping"))
+        """Roll back turns in flight before the process ends."""
+        for call in list(self.commands.turns):
+            self.commands.receive(wire.EndTurn(call, None, "the server is stopping"))
         deadline = time.monotonic() + FLUSH_SECONDS
-        while self.desk.turns and self.desk.loop.busy and time.monotonic() < deadline:
-            self.desk.loop.step()
+        while self.commands.turns and self.commands.loop.busy and time.monotonic() < deadline:
+            self.commands.loop.step()
         self._send()
 
 
 def _both(socket: zmq.Socket[bytes], descriptor: int) -> Callable[[int], object]:
-    """A poll that ends when a command has come, or the journal has news; it takes milliseconds."""
+    """A poll, in milliseconds, for a command or for news of the journal."""
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     poller.register(descriptor, zmq.POLLIN)
@@ -216,7 +216,7 @@ def _both(socket: zmq.Socket[bytes], descriptor: int) -> Callable[[int], object]
 
 
 def told_to_hurry(socket: zmq.Socket[bytes]) -> bool:
-    """Whether the process, which is ending, is to do so at once; nothing else is heard any more."""
+    """Whether a second `Stop` has come; other commands are discarded."""
     while socket.poll(0):
         command = wire.decode_command(socket.recv())
         if isinstance(command, wire.Stop) and command.at_once:
@@ -225,34 +225,35 @@ def told_to_hurry(socket: zmq.Socket[bytes]) -> bool:
 
 
 def model_facts(loop: EngineLoop, path: str) -> wire.ModelFacts:
-    """What the API process needs to know of a loaded model."""
-    model, defaults = loop.model, loop.defaults
+    """What the API process needs to know about the model."""
+    setup = loop.setup
+    model, defaults = setup.model, setup.defaults
     return wire.ModelFacts(
         path=path,
         architecture=model.config.architecture,
         vocabulary=model.config.vocabulary,
         context_length=model.context_length,
-        tokens_max=loop.memory_plan.tokens_max,
+        tokens_max=setup.memory_plan.tokens_max,
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
         defaults={
             name: getattr(defaults, name)
             for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         },
-        eos_tokens=list(defaults.eos_tokens or loop.tokenizer.eos_tokens),
-        plan=loop.memory_plan.lines(),
+        eos_tokens=list(setup.end_tokens),
+        plan=setup.memory_plan.lines(),
         fingerprint=f"hf-{zlib.crc32(f'{path} {model.dtype}'.encode()):08x}",
     )
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> wire.Vocabulary:
-    """The tokenizer as the API process builds it again."""
+    """The tokenizer in the form from which the API process builds it."""
     template = None if tokenizer.template is None else tokenizer.template.source
     return wire.Vocabulary(tokenizer.written(), template, tokenizer.names, list(tokenizer.eos_tokens))
 
 
 def stored_sessions(loop: EngineLoop) -> list[wire.StoredSession]:
-    """The sessions that a journal brought back."""
+    """The sessions that were recovered from the journal."""
     sessions = loop.scheduler.registry.sessions
     return [
         wire.StoredSession(
@@ -262,8 +263,8 @@ def stored_sessions(loop: EngineLoop) -> list[wire.StoredSession]:
     ]
 
 
-def start(socket: zmq.Socket[bytes], configure: wire.Configure) -> EngineLoop | None:
-    """Load what was asked for, telling how far it is; None if it cannot be."""
+def start(socket: zmq.Socket[bytes], configure: wire.Configure, outbox: Outbox) -> EngineLoop | None:
+    """Load the model, reporting progress; None if that fails."""
     told = 0.0
 
     def progress(stage: str, done: int, total: int) -> None:
@@ -274,7 +275,7 @@ def start(socket: zmq.Socket[bytes], configure: wire.Configure) -> EngineLoop | 
             socket.send(wire.encode(wire.Progress(stage, done, total)))
 
     try:
-        return open_loop(configure.model, make_options(**configure.options), progress)
+        return open_loop(configure.model, make_options(**configure.options), progress, outbox)
     except OptionError as error:
         why, model = error.typed, False
     except (PullError, ConfigurationError) as error:
@@ -284,8 +285,8 @@ def start(socket: zmq.Socket[bytes], configure: wire.Configure) -> EngineLoop | 
 
 
 def main(path: str, parent: int, errors: TextIO = sys.stderr) -> int:
-    """Run the engine process on a socket, as long as the process `parent` lives."""
-    # Both signals reach the whole group of a terminal; the API process decides when the engine ends.
+    """Run the engine process on a socket, as long as its parent lives."""
+    # A terminal sends both signals to the whole process group; the API process decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -299,18 +300,21 @@ def main(path: str, parent: int, errors: TextIO = sys.stderr) -> int:
             if os.getppid() != parent:
                 return 1
         configure = wire.decode_command(socket.recv())
-        assert isinstance(configure, wire.Configure), "the first message says what to load"
+        assert isinstance(configure, wire.Configure), "the first message is the configuration"
         set_up_logging(configure.log_level, configure.log_format, errors)
-        loop = start(socket, configure)
+        outbox = Outbox()
+        loop = start(socket, configure, outbox)
         if loop is None:
             return 2
-        desk = Desk(loop)
-        # What was loaded stays: collections need not look at it again, nor often at sessions that rest.
+        commands = EngineCommands(loop, outbox)
+        # The model stays loaded: keep the garbage collector from scanning it, and idle sessions often.
         gc.freeze()
         gc.set_threshold(20_000, 20, 50)
         facts = model_facts(loop, configure.model)
-        socket.send(wire.encode(wire.Ready(facts, vocabulary_of(loop.tokenizer), stored_sessions(loop))))
-        Worker(socket, desk, parent).run()
+        socket.send(
+            wire.encode(wire.Ready(facts, vocabulary_of(loop.setup.tokenizer), stored_sessions(loop)))
+        )
+        Worker(socket, commands, parent).run()
         loop.shut_down(
             lambda done, total: socket.send(wire.encode(wire.Progress("spill", done, total))),
             lambda: told_to_hurry(socket),

@@ -1,4 +1,4 @@
-"""The engine's side of the counter, without processes: turns that follow one another closely."""
+"""Commands without processes: turns that follow one another closely, and verbs that wait."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,62 +7,62 @@ import pytest
 
 from holdfast.core.session import Place
 from holdfast.core.turn import KEEP_ALL
-from holdfast.engine.echo import open_echo
-from holdfast.engine.options import make_options
 from holdfast.server.link import wire
-from holdfast.server.link.commands import Desk
+from holdfast.server.link.commands import EngineCommands
+from holdfast.server.link.results import Outbox
 from tests.engine.tiny import tiny_engine, write_model
+from tests.server.in_process import echo_commands
 
 SESSION = "ann/talk"
 
 
-def speaking(overlap: bool) -> Iterator[Desk]:
-    """A desk with one session, whose first turn speaks."""
-    loop = open_echo("echo-hybrid", make_options(audit="strict", overlap=overlap))
-    desk = Desk(loop)
-    desk.receive(wire.OpenSession(1, SESSION, "ann"))
-    start(desk, 2, "x" * 400)
-    while not any(isinstance(report, wire.Step) for report in reports(desk)):
-        step(desk)
-    yield desk
-    while loop.busy or desk.waits:
-        step(desk)
+def speaking(overlap: bool) -> Iterator[EngineCommands]:
+    """Commands of an engine with one session, whose first turn is running."""
+    commands = echo_commands("echo-hybrid", audit="strict", overlap=overlap)
+    loop = commands.loop
+    commands.receive(wire.OpenSession(1, SESSION, "ann"))
+    start(commands, 2, "x" * 400)
+    while not any(isinstance(report, wire.Step) for report in reports(commands)):
+        step(commands)
+    yield commands
+    while loop.busy or commands.waits:
+        step(commands)
     assert loop.scheduler.recount() == []
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
-    """A desk with one session, whose first turn speaks and has rows in flight."""
+def commands() -> Iterator[EngineCommands]:
+    """One session, whose first turn is running and has rows in flight."""
     yield from speaking(overlap=True)
 
 
 @pytest.fixture
-def resting() -> Iterator[Desk]:
-    """A desk with one session, whose first turn speaks and has no rows in flight."""
+def resting() -> Iterator[EngineCommands]:
+    """One session, whose first turn is running and has no rows in flight."""
     yield from speaking(overlap=False)
 
 
-def start(desk: Desk, call: int, text: str, max_tokens: int | None = None) -> None:
-    tokens = desk.loop.tokenizer.encode(text)
+def start(commands: EngineCommands, call: int, text: str, max_tokens: int | None = None) -> None:
+    tokens = commands.loop.setup.tokenizer.encode(text)
     fields = wire.SamplingFields(max_tokens=max_tokens)
-    desk.receive(wire.StartTurn(call, f"t-{call}", "ann", tokens, fields, session=SESSION))
+    commands.receive(wire.StartTurn(call, f"t-{call}", "ann", tokens, fields, session=SESSION))
 
 
-def step(desk: Desk) -> None:
-    desk.loop.step()
-    desk.try_waiting()
+def step(commands: EngineCommands) -> None:
+    commands.loop.step()
+    commands.retry()
 
 
-def reports(desk: Desk) -> list[wire.Report]:
-    return list(desk.take_reports())
+def reports(commands: EngineCommands) -> list[wire.Report]:
+    return list(commands.take_reports())
 
 
-def until_quiet(desk: Desk) -> list[wire.Report]:
+def until_quiet(commands: EngineCommands) -> list[wire.Report]:
     """Make steps while there is anything to do; returns what was told."""
     heard: list[wire.Report] = []
-    while desk.loop.busy or desk.waits:
-        step(desk)
-        heard += reports(desk)
+    while commands.loop.busy or commands.waits:
+        step(commands)
+        heard += reports(commands)
     return heard
 
 
@@ -78,31 +78,33 @@ def ends(heard: list[wire.Report]) -> list[tuple[int, str]]:
     ]
 
 
-def test_a_turn_waits_for_the_one_that_was_told_to_end(desk: Desk) -> None:
-    desk.receive(wire.EndTurn(2, None, "the client went away"))
-    start(desk, 3, "again")
-    assert of_call(reports(desk), 3) == [], "neither begun nor refused"
-    heard = until_quiet(desk)
+def test_a_turn_waits_for_the_one_that_was_told_to_end(commands: EngineCommands) -> None:
+    commands.receive(wire.EndTurn(2, None, "the client went away"))
+    start(commands, 3, "again")
+    assert of_call(reports(commands), 3) == [], "neither begun nor refused"
+    heard = until_quiet(commands)
     assert ends(heard) == [(2, "aborted"), (3, "finished")]
     (answer,) = of_call(heard, 3)
     assert isinstance(answer, wire.Done)
 
 
-def test_only_one_turn_gets_the_session_that_several_wait_for(desk: Desk) -> None:
-    desk.receive(wire.EndTurn(2, None, "the client went away"))
+def test_only_one_turn_gets_the_session_that_several_wait_for(commands: EngineCommands) -> None:
+    commands.receive(wire.EndTurn(2, None, "the client went away"))
     for call in (3, 4):
-        start(desk, call, "again")
-    heard = until_quiet(desk)
+        start(commands, call, "again")
+    heard = until_quiet(commands)
     assert ends(heard) == [(2, "aborted"), (3, "finished")]
     (refused,) = of_call(heard, 4)
     assert isinstance(refused, wire.Declined) and refused.code == "session_busy"
 
 
-def test_a_turn_that_is_given_up_while_it_waits_never_begins_and_has_its_end(desk: Desk) -> None:
-    desk.receive(wire.EndTurn(2, None, "the client went away"))
-    start(desk, 3, "again")
-    desk.receive(wire.EndTurn(3, None, "the client went away"))
-    heard = until_quiet(desk)
+def test_a_turn_that_is_given_up_while_it_waits_never_begins_and_has_its_end(
+    commands: EngineCommands,
+) -> None:
+    commands.receive(wire.EndTurn(2, None, "the client went away"))
+    start(commands, 3, "again")
+    commands.receive(wire.EndTurn(3, None, "the client went away"))
+    heard = until_quiet(commands)
     assert ends(heard) == [(3, "aborted"), (2, "aborted")]
     assert [type(report) for report in of_call(heard, 3)] == [wire.Done]
     told = [end for report in heard if isinstance(report, wire.Step) for end in report.ends]
@@ -110,32 +112,34 @@ def test_a_turn_that_is_given_up_while_it_waits_never_begins_and_has_its_end(des
     assert (end.tokens, end.computed_tokens, end.view) == ([], 0, None)
 
 
-def test_a_turn_on_a_session_that_speaks_on_is_refused_after_a_step(desk: Desk) -> None:
-    start(desk, 3, "again")
-    assert of_call(reports(desk), 3) == [], "the word that the turn before is to end may follow"
-    step(desk)
-    (refused,) = of_call(reports(desk), 3)
+def test_a_turn_on_a_session_that_speaks_on_is_refused_after_a_step(commands: EngineCommands) -> None:
+    start(commands, 3, "again")
+    assert of_call(reports(commands), 3) == [], "the word that the turn before is to end may follow"
+    step(commands)
+    (refused,) = of_call(reports(commands), 3)
     assert isinstance(refused, wire.Declined) and refused.code == "session_busy"
-    assert not desk.waits and list(desk.turns) == [2]
+    assert not commands.waits and list(commands.turns) == [2]
 
 
 def test_a_turn_that_was_written_before_an_overdue_one_ended_is_to_be_written_again() -> None:
-    loop = open_echo("echo", make_options(audit="strict", overlap=False))
     now = 1000.0
-    loop.now = lambda: now  # type: ignore[method-assign]
-    desk = Desk(loop)
-    desk.receive(wire.OpenSession(1, SESSION, "ann"))
-    fields, tokens = wire.SamplingFields(max_tokens=400, ignore_eos=True), loop.tokenizer.encode("on and on")
-    desk.receive(
+    commands = echo_commands("echo", clock=lambda: now, audit="strict", overlap=False)
+    loop = commands.loop
+    commands.receive(wire.OpenSession(1, SESSION, "ann"))
+    fields, tokens = (
+        wire.SamplingFields(max_tokens=400, ignore_eos=True),
+        loop.setup.tokenizer.encode("on and on"),
+    )
+    commands.receive(
         wire.StartTurn(2, "t-2", "ann", tokens, fields, session=SESSION, known=0, keeps=True, timeout=5.0)
     )
     for _ in range(3):
-        step(desk)
-    desk.receive(wire.StartTurn(3, "t-3", "ann", tokens, fields, session=SESSION, known=0))
+        step(commands)
+    commands.receive(wire.StartTurn(3, "t-3", "ann", tokens, fields, session=SESSION, known=0))
     loop.step()
     now += 6.0
-    desk.try_waiting()
-    heard = reports(desk)
+    commands.retry()
+    heard = reports(commands)
     (refused,) = of_call(heard, 3)
     assert isinstance(refused, wire.Declined) and refused.code == "history_changed"
     assert (
@@ -145,17 +149,17 @@ def test_a_turn_that_was_written_before_an_overdue_one_ended_is_to_be_written_ag
     assert ends(heard) == [(2, "aborted")]
 
 
-def test_a_turn_that_comes_before_the_end_of_the_one_before_waits_for_it(desk: Desk) -> None:
-    start(desk, 3, "again")
-    desk.receive(wire.EndTurn(2, None, "the client went away"))
-    heard = until_quiet(desk)
+def test_a_turn_that_comes_before_the_end_of_the_one_before_waits_for_it(commands: EngineCommands) -> None:
+    start(commands, 3, "again")
+    commands.receive(wire.EndTurn(2, None, "the client went away"))
+    heard = until_quiet(commands)
     assert ends(heard) == [(2, "aborted"), (3, "finished")]
     (answer,) = of_call(heard, 3)
     assert isinstance(answer, wire.Done)
 
 
 @pytest.mark.parametrize("end_first", [True, False])
-def test_the_step_after_an_abort_is_the_next_turn_s(resting: Desk, end_first: bool) -> None:
+def test_the_step_after_an_abort_is_the_next_turn_s(resting: EngineCommands, end_first: bool) -> None:
     ledger = resting.loop.scheduler.registry.ledger
     planned, computed = ledger.step, resting.turns[2].turn.computed
     left = resting.turns[2].turn
@@ -164,7 +168,7 @@ def test_the_step_after_an_abort_is_the_next_turn_s(resting: Desk, end_first: bo
     resting.receive(wire.EndTurn(2, None, "the client went away"))
     if end_first:
         start(resting, 3, "again")
-    resting.try_waiting()
+    resting.retry()
     heard = reports(resting)
     assert ends(heard) == [(2, "aborted")] and isinstance(of_call(heard, 3)[0], wire.Done)
     assert (ledger.step, left.computed) == (planned, computed), "no step for the turn that was left"
@@ -172,19 +176,19 @@ def test_the_step_after_an_abort_is_the_next_turn_s(resting: Desk, end_first: bo
     assert resting.turns[3].turn.computed == len("again")
 
 
-def test_a_turn_waits_for_an_end_that_comes_with_the_step_under_way(resting: Desk) -> None:
+def test_a_turn_waits_for_an_end_that_comes_with_the_step_under_way(resting: EngineCommands) -> None:
     ledger = resting.loop.scheduler.registry.ledger
     start(resting, 3, "again")
     planned = ledger.step
     resting.loop.step()
     resting.receive(wire.EndTurn(2, None, "the client went away"))
-    resting.try_waiting()
+    resting.retry()
     heard = reports(resting)
     assert ends(heard) == [(2, "aborted")] and isinstance(of_call(heard, 3)[0], wire.Done)
     assert ledger.step == planned + 1
 
 
-def test_turns_that_wait_begin_in_the_order_in_which_they_came(resting: Desk) -> None:
+def test_turns_that_wait_begin_in_the_order_in_which_they_came(resting: EngineCommands) -> None:
     start(resting, 3, "again")
     resting.receive(wire.EndTurn(2, None, "the client went away"))
     start(resting, 4, "later")
@@ -197,32 +201,32 @@ def test_turns_that_wait_begin_in_the_order_in_which_they_came(resting: Desk) ->
     assert isinstance(refused, wire.Declined) and refused.code == "session_busy"
 
 
-def test_a_stranger_s_request_does_not_shorten_the_step_that_a_turn_waits(resting: Desk) -> None:
+def test_a_stranger_s_request_does_not_shorten_the_step_that_a_turn_waits(resting: EngineCommands) -> None:
     start(resting, 3, "again")
     resting.loop.step()
-    tokens = resting.loop.tokenizer.encode("hello")
+    tokens = resting.loop.setup.tokenizer.encode("hello")
     resting.receive(wire.StartTurn(4, "bob#r", "bob", tokens, wire.SamplingFields()))
     resting.receive(wire.EndTurn(2, None, "the client went away"))
-    resting.try_waiting()
+    resting.retry()
     heard = reports(resting)
     assert ends(heard) == [(2, "aborted")] and isinstance(of_call(heard, 3)[0], wire.Done)
 
 
-def test_an_interruption_ends_the_turn_that_another_waits_for(resting: Desk) -> None:
+def test_an_interruption_ends_the_turn_that_another_waits_for(resting: EngineCommands) -> None:
     start(resting, 3, "again")
     resting.loop.step()
     resting.receive(wire.Interrupt(4, SESSION, None, None))
-    resting.try_waiting()
+    resting.retry()
     heard = reports(resting)
     assert ends(heard) == [(2, "aborted")]
     assert isinstance(of_call(heard, 3)[0], wire.Done) and isinstance(of_call(heard, 4)[0], wire.Done)
 
 
-def test_an_interruption_does_not_overtake_a_turn_that_is_free_to_begin(resting: Desk) -> None:
+def test_an_interruption_does_not_overtake_a_turn_that_is_free_to_begin(resting: EngineCommands) -> None:
     start(resting, 3, "again")
     resting.receive(wire.EndTurn(2, None, "the client went away"))
     resting.receive(wire.Interrupt(4, SESSION, "t-3", None))
-    resting.try_waiting()
+    resting.retry()
     heard = reports(resting) + until_quiet(resting)
     assert ends(heard) == [(2, "aborted"), (3, "aborted")]
     assert isinstance(of_call(heard, 4)[0], wire.Done)
@@ -232,13 +236,13 @@ def gone(heard: list[wire.Report]) -> list[tuple[str, str]]:
     return [each for report in heard if isinstance(report, wire.Step) for each in report.gone]
 
 
-def expire(desk: Desk) -> None:
+def expire(commands: EngineCommands) -> None:
     """Let time pass, as an idle engine does."""
-    desk.loop.scheduler.tick(desk.loop.now())
-    desk.loop.tell(desk.loop.scheduler.take_events())
+    commands.loop.scheduler.tick(commands.loop.now())
+    commands.loop.dispatcher.tell()
 
 
-def test_a_close_that_was_refused_hides_no_later_end_of_that_name(resting: Desk) -> None:
+def test_a_close_that_was_refused_hides_no_later_end_of_that_name(resting: EngineCommands) -> None:
     resting.receive(wire.CloseSession(3, "ann/later"))
     (refused,) = of_call(reports(resting), 3)
     assert isinstance(refused, wire.Declined) and refused.code == "session_not_found"
@@ -247,7 +251,7 @@ def test_a_close_that_was_refused_hides_no_later_end_of_that_name(resting: Desk)
     assert gone(reports(resting)) == [("ann/later", "expired")]
 
 
-def test_a_session_that_is_closed_is_told_before_the_answer(resting: Desk) -> None:
+def test_a_session_that_is_closed_is_told_before_the_answer(resting: EngineCommands) -> None:
     resting.receive(wire.CloseSession(3, SESSION))
     heard = reports(resting) + until_quiet(resting)
     assert gone(heard) == [(SESSION, "closed")]
@@ -255,69 +259,71 @@ def test_a_session_that_is_closed_is_told_before_the_answer(resting: Desk) -> No
     assert kinds.index(wire.Step) < kinds.index(wire.Done)
 
 
-def test_a_request_of_its_own_is_no_session_that_could_be_gone(resting: Desk) -> None:
-    tokens = resting.loop.tokenizer.encode("hello")
+def test_a_request_of_its_own_is_no_session_that_could_be_gone(resting: EngineCommands) -> None:
+    tokens = resting.loop.setup.tokenizer.encode("hello")
     resting.receive(wire.StartTurn(3, "ann#r", "ann", tokens, wire.SamplingFields()))
     heard = until_quiet(resting)
     assert (3, "finished") in ends(heard) and gone(heard) == []
 
 
-def test_a_session_that_expires_with_rows_in_flight_is_told_as_expired(desk: Desk) -> None:
+def test_a_session_that_expires_with_rows_in_flight_is_told_as_expired(commands: EngineCommands) -> None:
     """Rows that were launched before a turn ended settle after it: the session may expire meanwhile."""
     heard: list[wire.Report] = []
     while not ends(heard):
-        step(desk)
-        heard += reports(desk)
-    scheduler = desk.loop.scheduler
+        step(commands)
+        heard += reports(commands)
+    scheduler = commands.loop.scheduler
     assert scheduler.registry.sessions[SESSION].unsettled
-    scheduler.tick(desk.loop.now() + 2 * scheduler.registry.policy.session_ttl)
-    assert gone(until_quiet(desk) + reports(desk)) == [(SESSION, "expired")]
+    scheduler.tick(commands.loop.now() + 2 * scheduler.registry.policy.session_ttl)
+    assert gone(until_quiet(commands) + reports(commands)) == [(SESSION, "expired")]
 
 
 @pytest.mark.parametrize("durability", ["commit", "off"])
 def test_a_session_is_not_closed_while_that_cannot_be_written(tmp_path: Path, durability: str) -> None:
-    loop = open_echo("echo", make_options(journal=str(tmp_path / "journal"), durability=durability))
-    desk = Desk(loop)
-    desk.receive(wire.OpenSession(1, SESSION, "ann"))
-    until_quiet(desk)
+    commands = echo_commands(journal=str(tmp_path / "journal"), durability=durability)
+    loop = commands.loop
+    commands.receive(wire.OpenSession(1, SESSION, "ann"))
+    until_quiet(commands)
     assert loop.session_log.journal is not None
     loop.session_log.journal.fault = "the disk is full"
-    desk.receive(wire.CloseSession(2, SESSION))
-    (answer,) = of_call(reports(desk), 2)
+    commands.receive(wire.CloseSession(2, SESSION))
+    (answer,) = of_call(reports(commands), 2)
     if durability == "off":
         assert isinstance(answer, wire.Done)
     else:
         assert isinstance(answer, wire.Declined) and answer.code == "journal_unavailable"
         assert SESSION in loop.scheduler.registry.sessions
         loop.session_log.journal.fault = None
-        desk.receive(wire.CloseSession(3, SESSION))
-        heard = reports(desk) + until_quiet(desk)
+        commands.receive(wire.CloseSession(3, SESSION))
+        heard = reports(commands) + until_quiet(commands)
         assert gone(heard) == [(SESSION, "closed")] and isinstance(of_call(heard, 3)[0], wire.Done)
     assert SESSION not in loop.scheduler.registry.sessions
     loop.shut_down()
 
 
 @pytest.fixture
-def away(tmp_path: Path) -> Iterator[Desk]:
-    """A desk with one session of two turns, whose memory lies on the host."""
-    with tiny_engine(write_model(tmp_path / "llama", "llama"), host_memory=8 << 20) as engine:
-        desk = Desk(engine.loop)
-        desk.receive(wire.OpenSession(1, SESSION, "ann"))
+def away(tmp_path: Path) -> Iterator[EngineCommands]:
+    """One session of two turns, whose memory lies on the host."""
+    outbox = Outbox()
+    directory = write_model(tmp_path / "llama", "llama")
+    with tiny_engine(directory, observer=outbox, host_memory=8 << 20) as engine:
+        commands = EngineCommands(engine.loop, outbox)
+        commands.receive(wire.OpenSession(1, SESSION, "ann"))
         for call in (2, 3):
-            start(desk, call, "the river runs " * 5, max_tokens=5)
-            until_quiet(desk)
-        desk.receive(wire.MoveSession(4, SESSION, "host"))
-        until_quiet(desk)
-        assert place(desk) is Place.AWAY
-        yield desk
+            start(commands, call, "the river runs " * 5, max_tokens=5)
+            until_quiet(commands)
+        commands.receive(wire.MoveSession(4, SESSION, "host"))
+        until_quiet(commands)
+        assert place(commands) is Place.AWAY
+        yield commands
         assert engine.audit() == []
 
 
-def place(desk: Desk) -> Place:
-    return desk.loop.scheduler.registry.find(SESSION).place
+def place(commands: EngineCommands) -> Place:
+    return commands.loop.scheduler.registry.find(SESSION).place
 
 
-def test_a_rewind_has_memory_that_is_away_brought_back_and_turns_wait_for_it(away: Desk) -> None:
+def test_a_rewind_has_memory_that_is_away_brought_back_and_turns_wait_for_it(away: EngineCommands) -> None:
     known = away.loop.scheduler.registry.find(SESSION).boundaries[0]
     away.receive(wire.Rewind(5, SESSION, 1))
     start(away, 6, "and deep", max_tokens=5)
@@ -329,7 +335,7 @@ def test_a_rewind_has_memory_that_is_away_brought_back_and_turns_wait_for_it(awa
     assert (end.outcome, end.cached_tokens) == ("finished", known)
 
 
-def test_a_fork_of_memory_that_is_away_shares_it(away: Desk) -> None:
+def test_a_fork_of_memory_that_is_away_shares_it(away: EngineCommands) -> None:
     away.receive(wire.Fork(5, SESSION, "ann/other", None))
     (answer,) = of_call(until_quiet(away), 5)
     assert isinstance(answer, wire.Done)
@@ -337,7 +343,7 @@ def test_a_fork_of_memory_that_is_away_shares_it(away: Desk) -> None:
     assert 0 < child.known - 1 <= child.computed
 
 
-def test_a_turn_that_waited_for_a_verb_waits_a_step_for_the_turn_before_it(away: Desk) -> None:
+def test_a_turn_that_waited_for_a_verb_waits_a_step_for_the_turn_before_it(away: EngineCommands) -> None:
     away.receive(wire.Rewind(5, SESSION, 1))
     start(away, 6, "and deep", max_tokens=50)
     start(away, 7, "again", max_tokens=5)
@@ -347,12 +353,12 @@ def test_a_turn_that_waited_for_a_verb_waits_a_step_for_the_turn_before_it(away:
         heard += reports(away)
     assert of_call(heard, 7) == [], "the word that the turn before is to end may follow"
     away.receive(wire.EndTurn(6, None, "the client went away"))
-    away.try_waiting()
+    away.retry()
     heard += reports(away) + until_quiet(away)
     assert ends(heard) == [(6, "aborted"), (7, "finished")]
 
 
-def test_a_verb_does_not_overtake_one_that_waits(away: Desk) -> None:
+def test_a_verb_does_not_overtake_one_that_waits(away: EngineCommands) -> None:
     boundaries = list(away.loop.scheduler.registry.find(SESSION).boundaries)
     away.receive(wire.Fork(5, SESSION, "ann/other", None))
     away.receive(wire.Rewind(6, SESSION, 0))
@@ -366,7 +372,7 @@ def test_a_verb_does_not_overtake_one_that_waits(away: Desk) -> None:
 
 @pytest.mark.parametrize(("turn", "keep"), [("t-6", None), (None, KEEP_ALL)])
 def test_an_interruption_does_not_overtake_a_turn_that_waits_for_a_verb(
-    away: Desk, turn: str | None, keep: int | None
+    away: EngineCommands, turn: str | None, keep: int | None
 ) -> None:
     boundaries = list(away.loop.scheduler.registry.find(SESSION).boundaries)
     away.receive(wire.Fork(5, SESSION, "ann/other", None))
@@ -378,7 +384,7 @@ def test_an_interruption_does_not_overtake_a_turn_that_waits_for_a_verb(
     assert list(away.loop.scheduler.registry.find(SESSION).boundaries)[:2] == boundaries
 
 
-def test_a_close_does_not_wait_for_a_verb_that_waits(away: Desk) -> None:
+def test_a_close_does_not_wait_for_a_verb_that_waits(away: EngineCommands) -> None:
     away.receive(wire.Rewind(5, SESSION, 1))
     away.receive(wire.CloseSession(6, SESSION))
     heard = reports(away) + until_quiet(away)
@@ -390,13 +396,13 @@ def test_a_close_does_not_wait_for_a_verb_that_waits(away: Desk) -> None:
     assert isinstance(refused, wire.Declined) and refused.code == "session_not_found"
 
 
-def test_what_waits_never_acts_on_another_session_that_has_the_name_since(away: Desk) -> None:
+def test_what_waits_never_acts_on_another_session_that_has_the_name_since(away: EngineCommands) -> None:
     away.receive(wire.Fork(5, SESSION, "ann/other", None))
     start(away, 6, "and deep", max_tokens=5)
     away.receive(wire.CloseSession(7, SESSION))
     away.receive(wire.OpenSession(8, SESSION, "ann"))
     start(away, 9, "anew", max_tokens=5)
-    away.try_waiting()
+    away.retry()
     heard = reports(away) + until_quiet(away)
     for call in (5, 6):
         (refused,) = of_call(heard, call)

@@ -1,0 +1,125 @@
+"""Puts an engine together: memory, core, journal, executor, tiers and loop; then recovers its sessions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from holdfast.core.layout import Tier
+from holdfast.core.ledger import Ledger
+from holdfast.core.policy import Policy, Share
+from holdfast.core.scheduler import Scheduler
+from holdfast.core.turn import Turn
+from holdfast.engine.dispatch import Dispatcher, LiveTurns
+from holdfast.engine.durable.recovery import open_journal, open_snapshots, recover_sessions
+from holdfast.engine.durable.session_log import SessionLog
+from holdfast.engine.listeners import SessionObserver, Unobserved
+from holdfast.engine.loop import EngineLoop
+from holdfast.engine.memory_plan import plan_memory
+from holdfast.engine.options import EngineOptions, tenant_parts
+from holdfast.engine.setup import EngineSetup
+from holdfast.engine.step.executor import Executor, PlanRunner
+from holdfast.engine.step.speculation import Speculator
+from holdfast.engine.text.stream import TurnStream
+from holdfast.engine.text.tokenizer import Tokenizer
+from holdfast.engine.tiers.disk import DiskTier
+from holdfast.engine.tiers.files import layout_identity
+from holdfast.engine.tiers.session_memory import SessionMemory
+from holdfast.engine.tiers.snapshots import SnapshotStore
+from holdfast.models.generation import GenerationDefaults
+from holdfast.models.model import Model, ModelDescription
+
+__all__ = ["Clock", "MakeExecutor", "build_loop"]
+
+Clock = Callable[[], float]
+MakeExecutor = Callable[[Callable[[Turn], TurnStream]], PlanRunner]
+"""Makes the executor of a model that has no weights, given the streams of turns in flight."""
+
+
+def build_loop(
+    model: ModelDescription,
+    tokenizer: Tokenizer,
+    defaults: GenerationDefaults,
+    options: EngineOptions,
+    *,
+    make_executor: MakeExecutor | None = None,
+    identity: str = "",
+    observer: SessionObserver | None = None,
+    clock: Clock = time.monotonic,
+) -> EngineLoop:
+    """The loop of an engine that is ready to make steps.
+
+    `identity` names the model's weights: snapshots are valid for the same weights only.
+    """
+    setup = EngineSetup(model, tokenizer, defaults, options, plan_memory(model, options))
+    live = LiveTurns()
+    speculator = Speculator(live.sampling_of) if options.speculate == "ngram" else None
+    session_log = SessionLog(open_journal(options, tokenizer))
+    executor: PlanRunner
+    snapshots: SnapshotStore | None = None
+    if make_executor is not None:
+        executor = make_executor(live.stream_of)
+    else:
+        assert isinstance(model, Model), "a model without weights needs an executor of its own"
+        executor = Executor(model, setup.memory_plan, options.max_running, live.stream_of)
+        layout = layout_identity(options.page_size, setup.memory_plan.layout, model.memory_shape, model.dtype)
+        snapshots = open_snapshots(options, identity, layout, session_log, clock)
+    scheduler = Scheduler(
+        _ledger(setup, snapshots),
+        _policy(model, options),
+        speculator,
+        strict=options.audit == "strict",
+        on_disk=None if snapshots is None else snapshots.covers,
+    )
+    disk: DiskTier | None = None
+    if snapshots is not None and isinstance(executor, Executor):
+        memory = SessionMemory(executor.memory, executor.host)
+        disk = DiskTier(snapshots, options.snapshot_seconds, scheduler, memory, session_log, clock)
+    recover_sessions(scheduler, session_log, disk, clock())
+
+    def release(turn: Turn) -> None:
+        executor.release(turn)
+        if speculator is not None:
+            speculator.release(turn)
+
+    observed = observer if observer is not None else Unobserved()
+    return EngineLoop(
+        setup,
+        scheduler,
+        executor,
+        session_log,
+        Dispatcher(live, scheduler, session_log, disk, release, observed),
+        disk=disk,
+        speculator=speculator,
+        clock=clock,
+    )
+
+
+def _ledger(setup: EngineSetup, snapshots: SnapshotStore | None) -> Ledger:
+    """The ledger; its disk pools give out units only while snapshots can be written."""
+    ledger = Ledger(setup.memory_plan.layout, setup.memory_plan.sizes())
+    if snapshots is not None:
+        for pool in ledger.pools.values():
+            if pool.tier is Tier.DISK:
+                pool.guard(snapshots.back_off.admits)
+    return ledger
+
+
+def _policy(model: ModelDescription, options: EngineOptions) -> Policy:
+    """The options as the core takes them."""
+    parts = tenant_parts(options)
+    return Policy(
+        context_length=model.context_length,
+        vocabulary=model.config.vocabulary,
+        chunk_tokens=options.chunk_tokens,
+        running_max=options.max_running,
+        queue_max=options.max_queue,
+        sessions_max=options.max_sessions,
+        tenant_sessions_max=options.tenant_sessions or options.max_sessions,
+        session_ttl=options.session_ttl,
+        checkpoints=options.checkpoints,
+        leave_history=options.leave_history,
+        durable_turns=options.journal is not None,
+        share=Share(**parts),
+        shares={tenant: Share(**{**parts, **own}) for tenant, own in options.tenant_shares.items()},
+    )

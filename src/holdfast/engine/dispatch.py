@@ -1,0 +1,195 @@
+"""Brings the core's events to listeners, after they were written down.
+
+With a journal the end of a turn, and of a session, is written first and told when it is durable; everything
+else is told at once. The turns in flight, with their streams and listeners, are kept here (`LiveTurns`), and
+so are acknowledgements that wait for an end. Called by the loop after each step, and by verbs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from holdfast.core.events import Event, EventKind
+from holdfast.core.scheduler import Scheduler
+from holdfast.core.session import Session
+from holdfast.core.turn import Turn
+from holdfast.engine.durable.recovery import finished_turn
+from holdfast.engine.durable.session_log import Act, SessionLog
+from holdfast.engine.listeners import SessionObserver, TurnListener
+from holdfast.engine.sampling import Sampling
+from holdfast.engine.text.stream import TurnStream
+from holdfast.engine.tiers.disk import DiskTier
+
+__all__ = ["ENDS", "Dispatcher", "LiveTurn", "LiveTurns"]
+
+log = logging.getLogger("holdfast.engine")
+
+ENDS = frozenset({EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED})
+"""The events that end a turn."""
+
+
+class LiveTurn:
+    """A turn in flight: its output, its listener, and acknowledgements that wait for its end."""
+
+    __slots__ = ("acknowledgements", "listener", "stream")
+
+    def __init__(self, stream: TurnStream, listener: TurnListener) -> None:
+        self.stream = stream
+        self.listener = listener
+        self.acknowledgements: list[Act] = []
+
+
+class LiveTurns:
+    """The turns in flight, by their numbers."""
+
+    __slots__ = ("turns",)
+
+    def __init__(self) -> None:
+        self.turns: dict[int, LiveTurn] = {}
+
+    def stream_of(self, turn: Turn) -> TurnStream:
+        """The output of a turn in flight."""
+        return self.turns[turn.number].stream
+
+    def sampling_of(self, turn: Turn) -> Sampling:
+        """The sampling parameters of a turn in flight."""
+        return self.turns[turn.number].stream.sampling
+
+
+class Dispatcher:
+    """Writes down what the core reports, and tells the listeners."""
+
+    __slots__ = (
+        "_closing",
+        "_disk",
+        "_observer",
+        "_release",
+        "_scheduler",
+        "_session_log",
+        "_writing_close",
+        "live",
+    )
+
+    def __init__(
+        self,
+        live: LiveTurns,
+        scheduler: Scheduler,
+        session_log: SessionLog,
+        disk: DiskTier | None,
+        release: Callable[[Turn], None],
+        observer: SessionObserver,
+    ) -> None:
+        """`release` frees what the executor keeps for a turn that is over."""
+        self.live = live
+        self._scheduler = scheduler
+        self._session_log = session_log
+        self._disk = disk
+        self._release = release
+        self._observer = observer
+        self._closing: dict[str, list[Act]] = {}
+        """Acknowledgements of closes, by session, until the session is closed."""
+        self._writing_close: dict[str, list[Act]] = {}
+        """The same, from when the session is closed until that is durable."""
+
+    def tell(self) -> None:
+        """Dispatch what the core has reported since the last call."""
+        self.dispatch(self._scheduler.take_events())
+
+    def dispatch(self, events: list[Event]) -> None:
+        """Tell listeners of events; those that must be durable are told when they are."""
+        turns = self.live.turns
+        for event in events:
+            turn = event.turn
+            if turn is None:
+                self._session_event(event)
+            elif event.kind in ENDS:
+                self._turn_ended(event, turn)
+            else:
+                live = turns.get(turn.number)
+                if live is not None:
+                    live.listener.hear(event)
+
+    def keep_files(self) -> None:
+        """The engine ends: files of sessions that are closed from now on stay, for the next engine."""
+        self._disk = None
+
+    # --- sessions ---------------------------------------------------------------------------------
+
+    def note_opened(self, session: Session) -> None:
+        """Write down a session that was opened on the core itself, before its first change."""
+        if session.id not in self._session_log.sessions and not session.one_shot:
+            self._session_log.opened(session.id, session.tenant, session.ttl)
+
+    def join_close(self, session_id: str, act: Act) -> bool:
+        """Act when a close that is being written is durable; False if there is none."""
+        pending = self._writing_close.get(session_id)
+        if pending is None or session_id in self._scheduler.registry.sessions:
+            return False
+        pending.append(act)
+        return True
+
+    def when_closed(self, session_id: str, act: Act) -> None:
+        """Act when the session that is being closed is closed, durably."""
+        self._closing.setdefault(session_id, []).append(act)
+
+    def _session_event(self, event: Event) -> None:
+        if event.kind is EventKind.FINDING:
+            log.error("audit: %s", event.reason)
+            self._observer.finding()
+        elif event.kind is EventKind.CLOSED:
+            self._session_closed(event)
+
+    def _session_closed(self, event: Event) -> None:
+        session_id = event.session_id
+        if session_id in self._session_log.sessions:
+            self._session_log.closed(session_id, event.reason)
+        # Another session of this name may be opened and closed before this close is durable.
+        acknowledgements = self._writing_close[session_id] = self._closing.pop(session_id, [])
+
+        def durable() -> None:
+            if self._writing_close.get(session_id) is acknowledgements:
+                del self._writing_close[session_id]
+            if self._disk is not None:
+                self._disk.forget(session_id)
+            expired = session_id in self._scheduler.registry.expired
+            self._observer.session_closed(session_id, event.reason, expired)
+            for acknowledge in acknowledgements:
+                acknowledge()
+
+        self._session_log.when_durable(durable)
+
+    # --- turns ------------------------------------------------------------------------------------
+
+    def listen(self, turn: Turn, stream: TurnStream, listener: TurnListener) -> None:
+        """Tell a listener of everything that happens to a turn that was queued."""
+        self.live.turns[turn.number] = LiveTurn(stream, listener)
+
+    def when_ended(self, turn: Turn, act: Act) -> None:
+        """Act when the end of a turn in flight was told."""
+        self.live.turns[turn.number].acknowledgements.append(act)
+
+    def _turn_ended(self, event: Event, turn: Turn) -> None:
+        """Tell the end of a turn; one that stays in the history is written down first."""
+        self._release(turn)
+        live = self.live.turns.pop(turn.number, None)
+        session = self._scheduler.registry.sessions.get(event.session_id)
+        stands = session is not None and session.last is turn and not session.one_shot
+
+        def told() -> None:
+            if live is not None:
+                live.listener.hear(event)
+                for acknowledge in live.acknowledgements:
+                    acknowledge()
+            if session is not None and stands and session.last in (turn, None):
+                self._scheduler.durable(event.session_id)
+
+        if session is None or not stands:
+            told()
+            return
+        self.note_opened(session)
+        stream = None if live is None else live.stream
+        if stream is not None:
+            stream.end()
+        self._session_log.ended(session.id, turn.request.tokens, finished_turn(event, session, turn, stream))
+        self._session_log.when_durable(told)

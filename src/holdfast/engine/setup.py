@@ -1,0 +1,29 @@
+"""The model that an engine serves, and how the engine was set up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.engine.memory_plan import MemoryPlan
+from holdfast.engine.options import EngineOptions
+from holdfast.engine.text.tokenizer import Tokenizer
+from holdfast.models.generation import GenerationDefaults
+from holdfast.models.model import ModelDescription
+
+__all__ = ["EngineSetup"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """Everything that is chosen at start-up: model, tokenizer, sampling defaults, options, memory pools."""
+
+    model: ModelDescription
+    tokenizer: Tokenizer
+    defaults: GenerationDefaults
+    options: EngineOptions
+    memory_plan: MemoryPlan
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """The tokens that end a turn: the checkpoint's, or else the tokenizer's."""
+        return self.defaults.eos_tokens or self.tokenizer.eos_tokens

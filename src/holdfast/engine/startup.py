@@ -1,0 +1,108 @@
+"""Starting an engine: find a model, fetch it, load its weights and put the engine together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from holdfast.engine.assembly import build_loop
+from holdfast.engine.echo import open_echo
+from holdfast.engine.listeners import SessionObserver
+from holdfast.engine.loop import EngineLoop
+from holdfast.engine.options import EngineOptions, OptionError, check_context
+from holdfast.engine.pull import ECHO_MODELS, resolve_model
+from holdfast.engine.step.executor import Executor
+from holdfast.engine.text.tokenizer import open_tokenizer
+from holdfast.engine.tiers.files import weights_identity
+from holdfast.kernels.cpu.library import match_threads
+from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
+
+__all__ = ["Progress", "open_loop"]
+
+Progress = Callable[[str, int, int], None]
+"""A stage, how much of it is done, and of how much."""
+
+
+def open_loop(
+    name: str,
+    options: EngineOptions,
+    progress: Progress | None = None,
+    observer: SessionObserver | None = None,
+) -> EngineLoop:
+    """Find a model, download it if necessary, load it and set up its memory."""
+    if name in ECHO_MODELS:
+        return open_echo(name, options, observer)
+    device = _device(options.device)
+    if device.index is not None:
+        # Kernels are launched, and events recorded, on the current device of the engine's thread.
+        torch.cuda.set_device(device)
+    path = resolve_model(name, _stage(progress, "fetch"))
+    checkpoint = open_checkpoint(path)
+    check_context(options, checkpoint.config.context_length, checkpoint.config.context_reach)
+    tokenizer = open_tokenizer(checkpoint)  # Fails before the weights are loaded, which takes long.
+    placement = choose_placement(checkpoint, device, options.dtype)
+    pack = False if options.fast_start and options.pack_weights is None else options.pack_weights
+    with _one_thread(), _room_for(device, "the weights", "a smaller model, or weights in fewer bits,"):
+        loaded = load_model(
+            checkpoint,
+            placement,
+            load_format=options.load_format,
+            context_length=options.context_length,
+            pack_weights=pack,
+            progress=_stage(progress, "load"),
+        )
+    if device.type == "cpu":
+        match_threads()
+    identity = weights_identity(path) if options.disk is not None else ""
+    with _room_for(device, "pools and steps", "smaller pools, or a smaller max_running or context_length,"):
+        loop = build_loop(
+            loaded, tokenizer, checkpoint.generation, options, identity=identity, observer=observer
+        )
+        if loaded.device.type == "cuda" and not options.fast_start and isinstance(loop.executor, Executor):
+            loop.executor.capture(progress)
+    return loop
+
+
+@contextmanager
+def _room_for(device: torch.device, what: str, smaller: str) -> Iterator[None]:
+    """Turn an out-of-memory error into an `OptionError` that names what needs less memory."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        # On a CPU torch reports it only in the message.
+        missing = isinstance(error, MemoryError | torch.OutOfMemoryError) or "not enough memory" in str(error)
+        if not missing:
+            raise
+        text = f"{device} has too little free memory for {what}: {smaller} would take less"
+        raise OptionError("device", f"{text} ({error})") from error
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Load weights with one thread: they are many small copies, which threads make slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= found:
+        raise OptionError(
+            "device", f"{name} cannot be used: torch finds {found} GPUs here; choose cpu or auto"
+        )
+    return device
+
+
+def _stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:
+    if progress is None:
+        return None
+    return lambda done, total: progress(stage, done, total)

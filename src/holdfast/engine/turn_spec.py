@@ -1,0 +1,59 @@
+"""A turn as its client asks for it, and the refusals of one that does not fit its session's history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from holdfast.core.errors import Refused
+from holdfast.core.session import Session
+from holdfast.engine.sampling import Sampling
+
+__all__ = ["HistoryChanged", "HistoryRefused", "HistoryRepeated", "TurnSpec"]
+
+
+class HistoryRefused(Refused):
+    """A turn does not fit the history of its `session`."""
+
+    def __init__(self, message: str, session: Session) -> None:
+        super().__init__(message)
+        self.session = session
+
+
+class HistoryChanged(HistoryRefused):
+    """The history has changed since the turn's input was written."""
+
+    code = "history_changed"
+
+
+class HistoryRepeated(HistoryRefused):
+    """The turn opens a history, and the session has one already."""
+
+    code = "history_repeated"
+    param = "messages"
+
+
+class TurnSpec(NamedTuple):
+    """A turn as its client asks for it: on a session, or (without one) a request of its own.
+
+    `known` is the length of the history that the input was written for; a turn on a history that has changed
+    is refused, and so is one that `opens` a history where there is one. `fits` shortens `max_tokens` to what
+    is left of the context instead of refusing the turn. A turn that `keeps` its output keeps it when it is
+    aborted; `timeout` in seconds aborts it. A `fingerprint` of the request makes the turn's id an idempotency
+    key: a finished turn with both is replayed instead of being run.
+    """
+
+    turn_id: str
+    tenant: str
+    tokens: Sequence[int]
+    sampling: Sampling
+    session_id: str | None = None
+    choice: int = 0
+    known: int | None = None
+    opens: bool = False
+    goes_on: bool = False
+    keeps: bool = False
+    fits: bool = False
+    timeout: float | None = None
+    computes_from: int | None = None
+    fingerprint: str | None = None

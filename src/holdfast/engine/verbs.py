@@ -1,0 +1,410 @@
+"""The verbs of clients, each written once: wait, act on the core, write the journal, acknowledge.
+
+    open  submit  abort  interrupt  rewind  fork  spill  restore  close
+
+Used by `engine.Session` in this process and by the engine process behind the server (`server.link.commands`).
+A verb that cannot act yet waits for its session (`waiting`) until a `retry` between two steps. A verb is
+acknowledged to its `Reply` when its records are durable; without a journal, at once. A verb that is refused
+has changed nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import TracebackType
+
+from holdfast.core.errors import Refused, RequestConflict, TooManySessions, UnknownSession
+from holdfast.core.layout import Component, Tier
+from holdfast.core.session import Session
+from holdfast.core.turn import KEEP_ALL, TurnRequest
+from holdfast.engine.durable.session_log import require_text
+from holdfast.engine.listeners import Reply, TurnListener
+from holdfast.engine.loop import EngineLoop
+from holdfast.engine.sampling import Sampling, SamplingError
+from holdfast.engine.text.stream import TurnStream
+from holdfast.engine.turn_spec import HistoryChanged, HistoryRepeated, TurnSpec
+from holdfast.engine.waiting import (
+    Length,
+    MemoryWait,
+    SessionQueues,
+    TurnWait,
+    end_of_turn,
+    kept_of_turn,
+    no_memory,
+    turn_before,
+)
+
+__all__ = ["Verbs", "never_spent"]
+
+log = logging.getLogger("holdfast.engine")
+
+
+def never_spent() -> bool:
+    """A budget without a limit."""
+    return False
+
+
+class Refusing:
+    """A block of a verb that may be refused: the caller is told, and the block has changed nothing."""
+
+    __slots__ = ("_reply",)
+
+    def __init__(self, reply: Reply | TurnListener) -> None:
+        self._reply = reply
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Refused | SamplingError):
+            return False
+        self._reply.refused(error)
+        return True
+
+
+class Verbs:
+    """The verbs on the sessions of one engine."""
+
+    __slots__ = ("_dispatcher", "_patient", "_queues", "_scheduler", "_session_log", "_waiting", "loop")
+
+    def __init__(self, loop: EngineLoop, patient: bool = False) -> None:
+        """With `patient`, a turn on a busy session waits a step for the abort of the turn before it."""
+        self.loop = loop
+        self._scheduler = loop.scheduler
+        self._session_log = loop.session_log
+        self._dispatcher = loop.dispatcher
+        self._patient = patient
+        self._queues = SessionQueues(lambda name: turn_before(loop.scheduler, name) is not None)
+        self._waiting: set[TurnListener] = set()
+        """Turns that wait for their session."""
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        """Whether a verb or a turn waits for its session."""
+        return bool(self._queues)
+
+    def retry(self, spent: Callable[[], bool] = never_spent) -> None:
+        """Try some of what waits, until `spent`."""
+        if self._queues:
+            self._queues.retry(spent)
+            self._dispatcher.tell()
+
+    def _when_ready(
+        self,
+        reply: Reply,
+        session_id: str,
+        act: Callable[[], None],
+        length: Length = no_memory,
+        forks: bool = False,
+    ) -> None:
+        """Act now, or as soon as that drops no memory that the verb could keep.
+
+        Verbs act in the order in which they came, and later turns on the session wait for them. A turn that
+        waits for another to end is no reason to wait: the verb may be what ends that one.
+        """
+        wait = MemoryWait(self._scheduler, session_id, length, forks)
+
+        def attempt() -> bool:
+            if not wait.over(self.loop.now()):
+                return False
+            with Refusing(reply):
+                self._require_same(session_id, wait.session)
+                act()
+            return True
+
+        self._queues.add_verb(session_id, attempt)
+        self._dispatcher.tell()
+
+    def _require_same(self, session_id: str, meant: Session | None) -> None:
+        """Refuse to act on another session than the one that had the name when the verb came."""
+        found = self._scheduler.registry.sessions.get(session_id)
+        if found is not None and found is not meant:
+            raise UnknownSession(f"session {session_id} was closed, and another was opened since")
+
+    # --- sessions ---------------------------------------------------------------------------------
+
+    def open(
+        self,
+        reply: Reply,
+        session_id: str,
+        tenant: str,
+        ttl: float | None = None,
+        metadata: dict[str, object] | None = None,
+        system: str | None = None,
+    ) -> None:
+        """Open a session."""
+        with Refusing(reply):
+            require_text(id=session_id, tenant=tenant, system=system)
+            now = self._catch_up()
+            self._session_log.require_writable()
+            self._session_log.require_unused(session_id)
+            seconds = None if ttl is None else float(ttl)
+            self._scheduler.open(session_id, tenant, now, seconds)
+            self._session_log.opened(session_id, tenant, seconds, metadata, system)
+            self._acknowledge(reply, session_id)
+        self._dispatcher.tell()
+
+    def close(self, reply: Reply, session_id: str) -> None:
+        """Close a session; a turn in flight is rolled back first. Waits for nothing."""
+
+        def done() -> None:
+            reply.done(None)
+
+        with Refusing(reply):
+            self._session_log.require_writable()
+            if not self._dispatcher.join_close(session_id, done):
+                self._scheduler.close(session_id, self.loop.now())
+                self._dispatcher.when_closed(session_id, done)
+        self._dispatcher.tell()
+
+    def interrupt(
+        self,
+        reply: Reply,
+        session_id: str,
+        keep: int | None = KEEP_ALL,
+        turn_id: str | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        """End the turn in flight, or cut the last finished one if no other has begun.
+
+        `keep` is how many generated tokens stay: `KEEP_ALL`, a number, or None to roll the turn back. A turn
+        in flight stops even if the journal cannot be written; it is acknowledged when its end is durable.
+        """
+
+        def act() -> None:
+            require_text(turn_id=turn_id, request_id=request_id)
+            now = self._catch_up()
+            session = self._scheduler.registry.find(session_id)
+            turn = session.turn
+            if turn is None:
+                self._session_log.require_writable()
+            asked = f"interrupt {turn_id} {keep}"
+            if self._session_log.earlier_answer(session_id, request_id, asked) is not None:
+                self._acknowledge(reply, session_id)
+                return
+            self._scheduler.interrupt(session_id, now, keep, turn_id)
+            self._dispatcher.note_opened(session)
+            self._session_log.requested(session_id, request_id, asked)
+            if turn is not None:
+                self._dispatcher.when_ended(turn, lambda: reply.done(session_id))
+                return
+            if keep != KEEP_ALL:
+                self._note_cut(session, keep)
+            self._acknowledge(reply, session_id)
+
+        self._when_ready(reply, session_id, act, kept_of_turn(keep, turn_id))
+
+    def rewind(self, reply: Reply, session_id: str, turns: int, request_id: str | None = None) -> None:
+        """Go back to the end of turn `turns`: that many remain."""
+
+        def act() -> None:
+            require_text(request_id=request_id)
+            now = self._catch_up()
+            self._session_log.require_writable()
+            asked = f"rewind {turns}"
+            if self._session_log.earlier_answer(session_id, request_id, asked) is None:
+                session = self._scheduler.registry.find(session_id)
+                before = len(session.boundaries)
+                self._scheduler.rewind(session_id, turns, now)
+                self._dispatcher.note_opened(session)
+                if turns < before:
+                    self._note_cut(session, None)
+                self._session_log.requested(session_id, request_id, asked)
+            self._acknowledge(reply, session_id)
+
+        self._when_ready(reply, session_id, act, end_of_turn(turns))
+
+    def fork(
+        self,
+        reply: Reply,
+        session_id: str,
+        child_id: str,
+        turns: int | None = None,
+        request_id: str | None = None,
+        may_open: bool = True,
+    ) -> None:
+        """Open a session that continues from the end of turn `turns`, or of the last; answers its id.
+
+        A fork that is repeated with its `request_id` answers the session that it made the first time, and is
+        refused if that one is closed. Without `may_open` no session is made, only such an answer repeated.
+        """
+
+        def act() -> None:
+            require_text(id=child_id, request_id=request_id)
+            now = self._catch_up()
+            self._session_log.require_writable()
+            asked = f"fork {turns}"
+            made = self._session_log.earlier_answer(session_id, request_id, asked)
+            if made is None:
+                if not may_open:
+                    raise TooManySessions("this key may have no more sessions open")
+                self._session_log.require_unused(child_id)
+                parent = self._scheduler.registry.find(session_id)
+                child = self._scheduler.fork(session_id, child_id, now, turns)
+                self._dispatcher.note_opened(parent)
+                self._session_log.forked(child_id, session_id, len(child.boundaries))
+                self._session_log.requested(session_id, request_id, asked, child_id)
+                made = child_id
+            elif made not in self._session_log.sessions:
+                raise RequestConflict(f"request {request_id} made session {made}, which is closed since")
+            self._acknowledge(reply, made, made)
+
+        self._when_ready(reply, session_id, act, end_of_turn(turns), forks=True)
+
+    def spill(self, reply: Reply, session_id: str, tier: Tier | None = None) -> None:
+        """Start moving an idle session's memory to a tier, by default the nearest with room.
+
+        Answers whether the move began.
+        """
+
+        def act() -> None:
+            reply.done(session_id, self._scheduler.spill(session_id, self.loop.now(), tier))
+
+        self._when_ready(reply, session_id, act)
+
+    def restore(self, reply: Reply, session_id: str) -> None:
+        """Start moving an idle session's memory back to the device; answers whether the move began."""
+
+        def act() -> None:
+            reply.done(session_id, self._scheduler.restore(session_id, self.loop.now()))
+
+        self._when_ready(reply, session_id, act)
+
+    def _catch_up(self) -> float:
+        """The time, after everything that was due by then: it also comes first in the journal."""
+        now = self.loop.now()
+        self._scheduler.tick(now)
+        self._dispatcher.tell()
+        return now
+
+    def _note_cut(self, session: Session, kept: int | None) -> None:
+        self._session_log.truncated(session.id, len(session.boundaries), kept)
+        if self.loop.disk is not None:
+            self.loop.disk.truncated(session)
+
+    def _acknowledge(self, reply: Reply, session_id: str, answer: object = None) -> None:
+        self._session_log.when_durable(lambda: reply.done(session_id, answer))
+
+    # --- turns ------------------------------------------------------------------------------------
+
+    def submit(self, listener: TurnListener, spec: TurnSpec) -> None:
+        """Queue a turn, when its session is ready for it."""
+        session_id = spec.session_id
+        if session_id is None:
+            with Refusing(listener):
+                self._begin(listener, spec, None)
+            self._dispatcher.tell()
+            return
+        wait = TurnWait(self._scheduler, session_id)
+
+        def attempt() -> bool:
+            if listener not in self._waiting:
+                return True  # It was aborted while it waited.
+            if self._is_being_written(spec) or (self._patient and not wait.over()):
+                return False
+            self._waiting.discard(listener)
+            with Refusing(listener):
+                self._require_same(session_id, wait.session)
+                self._submit(listener, spec, session_id)
+            return True
+
+        self._waiting.add(listener)
+        self._queues.add_turn(session_id, attempt)
+        self._dispatcher.tell()
+
+    def abort(self, listener: TurnListener, keep: int | None, reason: str) -> None:
+        """End the turn of a listener, which hears of the end; a turn that is over stays as it is.
+
+        `keep` is how many generated tokens stay, at most all: None to roll the turn back.
+        """
+        turn = listener.turn
+        if listener in self._waiting:
+            self._waiting.discard(listener)
+            listener.dropped(reason)
+        elif turn is not None and not turn.over:
+            kept = keep if keep is None or keep == KEEP_ALL else min(keep, turn.generated)
+            now = self.loop.now()
+            try:
+                self._scheduler.abort(turn.session_id, turn.request.turn_id, now, kept, reason)
+            except Refused as refusal:
+                log.info("turn %s is ending already: %s", turn.request.turn_id, refusal)
+        self._dispatcher.tell()
+
+    def _is_being_written(self, spec: TurnSpec) -> bool:
+        """Whether a turn that is repeated has ended, and will be durable in a moment."""
+        if spec.session_id is None or spec.fingerprint is None:
+            return False
+        return self._session_log.is_being_written(spec.session_id, spec.turn_id)
+
+    def _submit(self, listener: TurnListener, spec: TurnSpec, session_id: str) -> None:
+        """Queue a turn on a session, replay it if it has been carried out, or refuse it."""
+        # A turn that is overdue ends now, and changes the history, rather than when this one is queued.
+        self._scheduler.tick(self.loop.now())
+        session = self._scheduler.registry.find(session_id)
+        if spec.fingerprint is not None:
+            finished = self._session_log.replay(session_id, spec.turn_id, spec.fingerprint)
+            if finished is not None:
+                listener.replayed(finished, session)
+                return
+        known = session.sequence.known
+        # A turn in flight changes the history too; that the session is busy is said by the core.
+        if session.turn is None and spec.opens and known:
+            raise HistoryRepeated("the session has a history", session)
+        if session.turn is None and spec.known not in (None, known):
+            raise HistoryChanged("the history has changed", session)
+        self._begin(listener, spec, session)
+
+    def _begin(self, listener: TurnListener, spec: TurnSpec, session: Session | None) -> None:
+        setup, scheduler = self.loop.setup, self._scheduler
+        require_text(turn_id=spec.turn_id, fingerprint=spec.fingerprint)
+        sampling = spec.sampling.with_defaults(setup.defaults)
+        known = 0 if session is None else session.sequence.known
+        request = self._request(spec, sampling, known)
+        chosen = sampling.choice(spec.choice)
+        chosen.check_vocabulary(setup.model.config.vocabulary)
+        if session is None:
+            turn = scheduler.request(spec.tenant, request, self.loop.now())
+        else:
+            self._session_log.require_writable()
+            turn = scheduler.submit(session.id, request, self.loop.now())
+        tokens = scheduler.registry.sessions[turn.session_id].sequence.tokens
+        stream = TurnStream(
+            setup.tokenizer,
+            chosen,
+            setup.end_tokens,
+            # A running turn's history is never cut, so that it can be read at any time until the turn ends.
+            read_prompt=lambda: [*tokens.slice(0, known), *request.tokens],
+            input_first=known,
+            fingerprint=spec.fingerprint,
+        )
+        self._dispatcher.listen(turn, stream, listener)
+        listener.begun(turn, stream)
+
+    def _request(self, spec: TurnSpec, sampling: Sampling, known: int) -> TurnRequest:
+        """What the core is asked for. Without a limit, a turn may fill what is left of the context."""
+        room = self.tokens_max(spec.tenant) - known - len(spec.tokens)
+        limit = sampling.max_tokens if sampling.max_tokens is not None else max(1, room)
+        if spec.fits and room >= 1:
+            limit = min(limit, room)
+        return TurnRequest(
+            spec.turn_id,
+            tuple(spec.tokens),
+            limit,
+            goes_on=spec.goes_on,
+            on_abort=KEEP_ALL if spec.keeps else None,
+            deadline=None if spec.timeout is None else self.loop.now() + spec.timeout,
+            computes_from=spec.computes_from,
+        )
+
+    def tokens_max(self, tenant: str) -> int:
+        """The longest sequence that a tenant may have: within the context, and within its quota."""
+        ledger, context_length = self._scheduler.registry.ledger, self.loop.setup.model.context_length
+        if not ledger.layout.full:
+            return context_length
+        pages = ledger.account(tenant).limits[ledger.pool(Component.FULL).index]
+        return min(context_length, pages * ledger.layout.page_size)

@@ -1,0 +1,249 @@
+"""What the engine process reports to the API process: the encoding half of the boundary.
+
+`Outbox` collects reports in order, with one `Step` message for all deltas and ends of a step. `CallReply` and
+`TurnReply` are the replies that verbs are given, and write into it. `commands` is the decoding half.
+"""
+
+from __future__ import annotations
+
+from holdfast.core.events import Event, EventKind
+from holdfast.core.session import Session
+from holdfast.core.turn import Turn
+from holdfast.engine.dispatch import ENDS
+from holdfast.engine.durable.records import FinishedTurn
+from holdfast.engine.listeners import Refusal, TurnListener
+from holdfast.engine.loop import EngineLoop
+from holdfast.engine.sampling import SamplingError
+from holdfast.engine.text.stream import TokenLogprob, TurnStream
+from holdfast.engine.turn_spec import HistoryRefused
+from holdfast.server.link import wire
+
+__all__ = ["CallReply", "Outbox", "TurnReply", "view"]
+
+
+class Outbox:
+    """Reports that are to be sent, in order. Observes the sessions of the engine."""
+
+    __slots__ = ("_deltas", "_ends", "_gone", "_reports", "findings")
+
+    def __init__(self) -> None:
+        self.findings = 0
+        self._reports: list[wire.Report] = []
+        self._deltas: list[wire.Delta] = []
+        self._ends: list[wire.End] = []
+        self._gone: list[tuple[str, str]] = []
+
+    def take(self) -> list[wire.Report]:
+        """The reports since the last call."""
+        self._flush_step()
+        reports, self._reports = self._reports, []
+        return reports
+
+    def answer(self, report: wire.Done | wire.Declined) -> None:
+        """Answer a call, after everything that came before."""
+        self._flush_step()
+        self._reports.append(report)
+
+    def add_delta(self, delta: wire.Delta) -> None:
+        """Add output of a turn to the current step."""
+        self._deltas.append(delta)
+
+    def add_end(self, end: wire.End) -> None:
+        """Add the end of a turn to the current step."""
+        self._ends.append(end)
+
+    def session_closed(self, session_id: str, reason: str, expired: bool) -> None:
+        """Report a closed session; one that only a request of its own had is not reported."""
+        # One that expires while its last rows are in flight is closed after them, as if by a verb; one that
+        # is closed after a turn that was aborted or failed has that turn's reason.
+        if reason != "finished":
+            self._gone.append((session_id, "expired" if expired else "closed"))
+
+    def finding(self) -> None:
+        """Count a finding of the audit."""
+        self.findings += 1
+
+    def _flush_step(self) -> None:
+        """Finish the current `Step`, so that later reports come after it."""
+        if self._deltas or self._ends or self._gone:
+            self._reports.append(wire.Step(self._deltas, self._ends, self._gone))
+            self._deltas, self._ends, self._gone = [], [], []
+
+
+def declined(call: int, refusal: Refusal) -> wire.Declined:
+    """A refusal as it is sent; one about a session's history carries the view of the session."""
+    if isinstance(refusal, SamplingError):
+        return wire.Declined(call, "bad_sampling", str(refusal), refusal.param)
+    shown = view(refusal.session) if isinstance(refusal, HistoryRefused) else None
+    return wire.Declined(call, refusal.code, str(refusal), refusal.param, shown)
+
+
+class CallReply:
+    """Answers one call with `Done` or `Declined`."""
+
+    __slots__ = ("_outbox", "_sessions", "call")
+
+    def __init__(self, outbox: Outbox, sessions: dict[str, Session], call: int) -> None:
+        self._outbox = outbox
+        self._sessions = sessions
+        self.call = call
+
+    def done(self, session_id: str | None, answer: object = None) -> None:
+        """The verb was carried out: answer with the session as it is now."""
+        found = None if session_id is None else self._sessions.get(session_id)
+        shown = None if found is None else view(found)
+        self._outbox.answer(wire.Done(self.call, shown, answer))
+
+    def refused(self, refusal: Refusal) -> None:
+        """The verb was refused."""
+        self._outbox.answer(declined(self.call, refusal))
+
+
+class TurnReply(TurnListener):
+    """Answers the call that started a turn, and reports its output and its end.
+
+    It removes itself from `turns`, the turns that are not over, by call.
+    """
+
+    __slots__ = ("_command", "_loop", "_outbox", "_pieces", "_stream", "_tokens", "_turns", "turn")
+
+    def __init__(
+        self, outbox: Outbox, loop: EngineLoop, turns: dict[int, TurnReply], command: wire.StartTurn
+    ) -> None:
+        self._outbox = outbox
+        self._loop = loop
+        self._turns = turns
+        self._command = command
+        self.turn: Turn | None = None
+        self._stream: TurnStream | None = None
+        self._pieces = 0
+        """Pieces of text that were reported."""
+        self._tokens = 0
+        """Tokens that were reported."""
+
+    @property
+    def session_id(self) -> str | None:
+        """The session of the turn, or of the request of its own once it has begun."""
+        return self._command.session if self.turn is None else self.turn.session_id
+
+    def begun(self, turn: Turn, stream: TurnStream) -> None:
+        """The turn is queued: answer with its limit of tokens."""
+        self.turn, self._stream = turn, stream
+        self._outbox.answer(wire.Done(self._command.call, answer=turn.request.max_tokens))
+
+    def refused(self, refusal: Refusal) -> None:
+        """The turn was refused."""
+        del self._turns[self._command.call]
+        self._outbox.answer(declined(self._command.call, refusal))
+
+    def dropped(self, reason: str) -> None:
+        """The turn was aborted while it waited for its session: report it as accepted and aborted."""
+        command, asked = self._command, self._command.sampling
+        del self._turns[command.call]
+        self._outbox.answer(wire.Done(command.call))
+        self._outbox.add_end(
+            wire.End(
+                turn=command.call,
+                outcome=EventKind.ABORTED,
+                reason=reason,
+                text="",
+                tokens=[],
+                prompt_tokens=(command.known or 0) + len(command.tokens),
+                cached_tokens=0,
+                computed_tokens=0,
+                queue_seconds=0.0,
+                first_seconds=None,
+                total_seconds=0.0,
+                logprobs=None if asked.logprobs is None else [],
+                prompt_logprobs=None if asked.prompt_logprobs is None else [],
+            )
+        )
+
+    def replayed(self, finished: FinishedTurn, session: Session) -> None:
+        """The turn has been carried out before: report its output again."""
+        call = self._command.call
+        del self._turns[call]
+        self._outbox.answer(wire.Done(call, replayed=True))
+        self._outbox.add_delta(wire.Delta(call, 0, finished.text, finished.tokens))
+        self._outbox.add_end(
+            wire.End(
+                turn=call,
+                outcome=finished.outcome,
+                reason=finished.reason,
+                text=finished.text,
+                tokens=finished.tokens,
+                prompt_tokens=finished.prompt_tokens,
+                cached_tokens=finished.cached_tokens,
+                computed_tokens=finished.computed_tokens,
+                queue_seconds=0.0,
+                first_seconds=0.0,
+                total_seconds=0.0,
+                view=view(session),
+            )
+        )
+
+    def hear(self, event: Event) -> None:
+        """Report tokens, or the end."""
+        turn, stream = self.turn, self._stream
+        assert turn is not None and stream is not None, "a turn begins before it is heard of"
+        if event.kind is EventKind.TOKENS:
+            self._report(turn, stream)
+        elif event.kind in ENDS:
+            stream.end()
+            if event.kind is EventKind.FINISHED:
+                self._report(turn, stream)
+            del self._turns[self._command.call]
+            self._outbox.add_end(self._end(turn, stream, event))
+
+    def _report(self, turn: Turn, stream: TurnStream) -> None:
+        """Report the output since the last report."""
+        sent = self._tokens
+        text = "".join(stream.pieces[self._pieces :])
+        tokens = stream.tokens[sent:]
+        if not text and not tokens:
+            return
+        logprobs = wire_logprobs(stream.logprobs[sent:]) if stream.sampling.logprobs is not None else None
+        prompt = None if sent else (turn.input_end, turn.cached)
+        self._outbox.add_delta(wire.Delta(self._command.call, sent, text, tokens, logprobs, prompt))
+        self._pieces = len(stream.pieces)
+        self._tokens = len(stream.tokens)
+
+    def _end(self, turn: Turn, stream: TurnStream, event: Event) -> wire.End:
+        kept = turn.generated if event.kind is not EventKind.FAILED else 0
+        asked = stream.sampling
+        session = self._loop.scheduler.registry.sessions.get(event.session_id)
+        now = self._loop.now()
+        return wire.End(
+            turn=self._command.call,
+            outcome=event.kind,
+            reason=event.reason,
+            text=stream.text_of(kept),
+            tokens=stream.tokens[:kept],
+            prompt_tokens=turn.input_end,
+            cached_tokens=turn.cached,
+            computed_tokens=turn.computed,
+            queue_seconds=max(0.0, (turn.admitted if turn.admitted is not None else now) - turn.arrived),
+            first_seconds=None if turn.first_token is None else turn.first_token - turn.arrived,
+            total_seconds=now - turn.arrived,
+            retracts=turn.retracts,
+            logprobs=wire_logprobs(stream.logprobs[:kept]) if asked.logprobs is not None else None,
+            prompt_logprobs=(
+                wire_logprobs(stream.prompt_logprobs) if asked.prompt_logprobs is not None else None
+            ),
+            view=view(session) if session is not None and not session.one_shot else None,
+        )
+
+
+def view(session: Session) -> wire.SessionView:
+    """What the API process needs to write the session's next turn."""
+    tokens = session.sequence.tokens
+    last = tokens[len(tokens) - 1] if len(tokens) else None
+    return wire.SessionView(session.id, session.sequence.known, last, len(session.boundaries))
+
+
+def wire_logprobs(logprobs: list[TokenLogprob]) -> list[wire.Logprob]:
+    """Log-probabilities as they are sent."""
+    return [
+        wire.Logprob(entry.token, entry.logprob, [wire.TopLogprob(*top) for top in entry.top])
+        for entry in logprobs
+    ]

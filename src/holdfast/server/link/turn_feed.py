@@ -1,0 +1,158 @@
+"""One turn as the API process receives it: deltas as they come, joined for a slow reader, then the one end.
+
+A slow reader causes no backpressure on the engine: deltas that it has not taken are joined into one, and a
+turn's output is bounded by its limit. All methods run on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextvars import ContextVar
+
+from holdfast.server.http.problems import Problem
+from holdfast.server.link import wire
+
+__all__ = ["TurnFeed", "join", "spoken", "traceparent"]
+
+traceparent: ContextVar[str | None] = ContextVar("traceparent", default=None)
+"""The trace context of the current request, from its client; set by the gate."""
+
+
+class TurnFeed:
+    """One turn as its reader receives it."""
+
+    __slots__ = (
+        "_deltas",
+        "_news",
+        "_on_end",
+        "accepted",
+        "call",
+        "end",
+        "keeps",
+        "lost",
+        "name",
+        "replayed",
+        "session",
+        "traceparent",
+    )
+
+    def __init__(self, command: wire.StartTurn, on_end: Callable[[TurnFeed], None]) -> None:
+        self.call = command.call
+        self.name = command.name
+        self.session = command.session
+        self.keeps = command.keeps
+        self.traceparent = traceparent.get()
+        self.end: wire.End | None = None
+        self.lost: Problem | None = None
+        self.replayed = False
+        """Whether the turn was carried out before, and its result is repeated."""
+        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._on_end = on_end
+        self._deltas: list[wire.Delta] = []
+        self._news = asyncio.Event()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come from the engine."""
+        return self.end is not None or self.lost is not None
+
+    def listen(self, news: asyncio.Event) -> None:
+        """Set `news` whenever something has come."""
+        self._news = news
+
+    def accept(self, replayed: bool) -> None:
+        """The engine has accepted the turn."""
+        self.replayed = replayed
+        if not self.accepted.done():
+            self.accepted.set_result(None)
+
+    def take(self) -> wire.Delta | None:
+        """All output that was not taken yet, as one delta; None if there is none."""
+        if not self._deltas:
+            return None
+        waiting, self._deltas = self._deltas, []
+        return join(waiting)
+
+    def push(self, delta: wire.Delta) -> None:
+        """More output."""
+        self._deltas.append(delta)
+        self._news.set()
+
+    def finish(self, end: wire.End) -> None:
+        """The one end."""
+        assert not self.over, "a turn ends once"
+        self.end = end
+        self._news.set()
+        self._on_end(self)
+
+    def lose(self, problem: Problem) -> None:
+        """The engine process is lost, and the turn with it."""
+        if not self.over:
+            self.lost = problem
+            self._news.set()
+            self._on_end(self)
+            if not self.accepted.done():
+                self.accepted.set_exception(problem)
+                self.accepted.exception()
+
+    async def deltas(self) -> AsyncIterator[wire.Delta]:
+        """The turn's output, joined where the reader is slower than the engine; raises if it is lost."""
+        async for _, delta in spoken([self]):
+            if delta is not None:
+                yield delta
+
+    async def result(self) -> wire.End:
+        """The end of the turn; raises if it is lost."""
+        async for _ in self.deltas():
+            pass
+        assert self.end is not None
+        return self.end
+
+
+async def spoken(feeds: Sequence[TurnFeed]) -> AsyncIterator[tuple[int, wire.Delta | None]]:
+    """The output of turns as it comes, with the index of the turn; None for its end. Raises if one is lost.
+
+    Nothing is taken from a feed before the reader asks for more: output waits in the feed, and is joined. A
+    feed has one reader at a time.
+    """
+    news = asyncio.Event()
+    for feed in feeds:
+        feed.listen(news)
+    speaking = list(range(len(feeds)))
+    while speaking:
+        news.clear()
+        silent = set()
+        for place in speaking:
+            feed = feeds[place]
+            delta = feed.take()
+            if delta is not None:
+                yield place, delta
+                news.set()  # More may have come, or its end, while this was read.
+            elif feed.lost is not None:
+                raise feed.lost
+            elif feed.end is not None:
+                silent.add(place)
+                yield place, None
+        if silent:
+            speaking = [place for place in speaking if place not in silent]
+        if speaking:
+            await news.wait()
+
+
+def join(deltas: list[wire.Delta]) -> wire.Delta:
+    """Several deltas of one turn as one."""
+    if len(deltas) == 1:
+        return deltas[0]
+    first = deltas[0]
+    logprobs = None
+    if first.logprobs is not None:
+        logprobs = [entry for delta in deltas for entry in delta.logprobs or []]
+    return wire.Delta(
+        first.turn,
+        first.index,
+        "".join(delta.text for delta in deltas),
+        [token for delta in deltas for token in delta.tokens],
+        logprobs,
+        first.prompt,
+    )
