@@ -1,6 +1,6 @@
-"""A check of `gpu_kernels.py`: memory that lies more than 2^32 elements into its storage.
+"""A check of kernels on memory more than 2^32 elements into its storage.
 
-Pools of a large GPU are that large; small ones would never show an offset that is computed in 32 bits.
+Pools of a large GPU are that large; small ones would not show an offset computed in 32 bits.
 """
 
 from __future__ import annotations
@@ -9,18 +9,10 @@ import math
 
 import torch
 
-from benchmarks.kernel_checks import (
-    Errors,
-    error,
-    first_state,
-    listed_pieces,
-    listed_queue,
-    normal,
-    queues,
-    state_rows,
-)
 from holdfast import kernels
+from holdfast.bench.gpu.key_lists import allocate_pieces, allocate_queue, has_queue
 from holdfast.kernels import Mamba2Weights, Rotation
+from tests.gpu.kernel_checks import Errors, error, first_state, normal, state_rows
 from tests.kernels import naive
 from tests.kernels.batches import NAN, fill_cache, paged_batch
 
@@ -59,16 +51,16 @@ def far_pages(dtype: torch.dtype) -> Errors:
         keys[row][starts[row] :] = key[span]
         values[row][starts[row] :] = value[span]
     ways = ["plain", "pieces"]
-    if queues(dtype):
+    if has_queue(dtype):
         ways.append("queue")
     for way in ways:
         batch.pieces, batch.queue = (), None
         if way == "pieces":
             batch.pieces = tuple(
-                listed_pieces(batch, KV_HEADS, *piece) for piece in ((4, 0, 64), (16, 64, 1 << 30))
+                allocate_pieces(batch, KV_HEADS, *piece) for piece in ((4, 0, 64), (16, 64, 1 << 30))
             )
         elif way == "queue":
-            batch.queue = listed_queue(batch, HEADS, KV_HEADS, DIM)
+            batch.queue = allocate_queue(batch, HEADS, KV_HEADS, DIM)
         kernels.list_pieces(batch)
         torch.cuda.synchronize()  # attention would read the list before the kernel before it has ended
         actual = kernels.attend(query, key_cache, value_cache, pages, batch, scale=DIM**-0.5)

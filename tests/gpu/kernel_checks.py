@@ -1,7 +1,7 @@
-"""The checks of `gpu_kernels.py`: each yields relative errors of a kernel against a float64 formula.
+"""Checks of kernels: each yields relative errors against a float64 formula.
 
-A check takes the type of the activations. Inputs are random, unused memory is NaN, and a NaN in a result is
-an error that passes no limit.
+A check takes the dtype of the activations. Inputs are random, unused memory is NaN, and a NaN in a result is
+an infinite error.
 """
 
 from __future__ import annotations
@@ -14,20 +14,9 @@ from itertools import pairwise
 import torch
 
 from holdfast import kernels
-from holdfast.kernels import (
-    PIECE_FIELDS,
-    Batch,
-    Mamba2Weights,
-    PieceQueue,
-    Pieces,
-    Rotation,
-    build_batch,
-    build_queue,
-    takes_queue,
-    tile_count,
-)
+from holdfast.bench.gpu.key_lists import allocate_pieces, allocate_queue, has_queue
+from holdfast.kernels import Batch, Mamba2Weights, Rotation, build_batch, takes_queue
 from holdfast.kernels import torch as reference
-from holdfast.kernels.cuda.driver import machine_of
 from tests.kernels import naive
 from tests.kernels.batches import NAN, fill_cache, paged_batch, relative_error
 
@@ -260,7 +249,7 @@ def check_pieces(dtype: torch.dtype) -> Errors:
             assert batch.full is not None
             group = heads // kv_heads
             batch.pieces = tuple(
-                listed_pieces(batch, kv_heads, max(1, height // group), above, most)
+                allocate_pieces(batch, kv_heads, max(1, height // group), above, most)
                 for height, above, most in ((16, 0, 64), (64, 64, 1 << 30))
             )
             kernels.list_pieces(batch)
@@ -291,14 +280,6 @@ def row_errors(
         begin += count
 
 
-def listed_pieces(batch: Batch, kv_heads: int, queries: int, above: int, most: int) -> Pieces:
-    wanted = 66
-    lines = tile_count(batch.tokens.shape[0], batch.rows, queries) + wanted
-    listed = torch.full((lines, PIECE_FIELDS), 1 << 30, dtype=torch.int32, device="cuda")
-    arrived = torch.zeros(lines * kv_heads, dtype=torch.int32, device="cuda")
-    return Pieces(listed, arrived, queries, wanted, above, most)
-
-
 def queue_rows() -> list[tuple[list[int], list[int]]]:
     """Contexts and counts of steps: one-token rows, short inputs, both, and rows that end with a block."""
     chance = random.Random(4)
@@ -322,15 +303,10 @@ def queue_rows() -> list[tuple[list[int], list[int]]]:
     ]
 
 
-def queues(dtype: torch.dtype) -> bool:
-    """Whether attention should take queues of this type here; that it does not compile is an error then."""
-    return dtype == torch.bfloat16 and machine_of(torch.cuda.current_device()) is not None
-
-
 def check_queue(dtype: torch.dtype) -> Errors:
     """Keys that programs take one after another, twice over their counters, which are zero again then."""
     yield 0.0
-    if not queues(dtype):
+    if not has_queue(dtype):
         return
     generator = torch.Generator().manual_seed(random.randrange(1 << 30))
     for heads, kv_heads, dim, page_size in (
@@ -347,7 +323,7 @@ def check_queue(dtype: torch.dtype) -> Errors:
             batch, total = paged_batch(counts, starts, page_size, device="cuda")
             storage, keys, values = fill_cache(batch, total, kv_heads, dim, dtype=dtype, generator=generator)
             assert batch.full is not None
-            batch.queue = queue = listed_queue(batch, heads, kv_heads, dim)
+            batch.queue = queue = allocate_queue(batch, heads, kv_heads, dim)
             kernels.list_pieces(batch)
             sinks = normal(torch.float32, heads) if dim == 64 else None
             query = normal(dtype, sum(counts), heads, dim)
@@ -366,7 +342,7 @@ def check_queue(dtype: torch.dtype) -> Errors:
 def check_queue_overlap(dtype: torch.dtype) -> Errors:
     """Attention that begins before the kernel before it has ended waits for the keys that one writes."""
     yield 0.0
-    if not queues(dtype):
+    if not has_queue(dtype):
         return
     heads, kv_heads, dim, page_size, layers = 32, 8, 128, 64, 4
     counts = [1] * 60 + [32] * 4
@@ -377,7 +353,7 @@ def check_queue_overlap(dtype: torch.dtype) -> Errors:
     sizes = [heads * dim, kv_heads * dim, kv_heads * dim]
     weights = [normal(dtype, sum(sizes), heads * dim) * (heads * dim) ** -0.5 for _ in range(layers)]
     x, poison = normal(dtype, sum(counts), heads * dim), torch.full((), NAN, dtype=dtype, device="cuda")
-    batch.queue = listed_queue(batch, heads, kv_heads, dim)
+    batch.queue = allocate_queue(batch, heads, kv_heads, dim)
     kernels.list_pieces(batch)
 
     def run(between: Callable[[], object]) -> torch.Tensor:
@@ -404,14 +380,6 @@ def check_queue_overlap(dtype: torch.dtype) -> Errors:
         actual.fill_(NAN)
         graph.replay()
         yield float((actual != expected).sum())
-
-
-def listed_queue(batch: Batch, heads: int, kv_heads: int, dim: int) -> PieceQueue:
-    """A queue that is just large enough for a batch, poisoned where it is not zero."""
-    queue = build_queue(batch.tokens.shape[0], batch.rows, heads, kv_heads, dim, torch.device("cuda"))
-    queue.listed.fill_(1 << 30)
-    queue.partial.fill_(NAN)
-    return queue
 
 
 def check_experts(dtype: torch.dtype) -> Errors:
@@ -474,7 +442,7 @@ def check_sampling(dtype: torch.dtype) -> Errors:
     yield 0.0 if int(kernels.sample_tokens(logits, *[value.cuda() for value in given])[4]) == -1 else math.inf
 
 
-CHECKS: dict[str, Callable[[torch.dtype], Errors]] = {
+KERNEL_CHECKS: dict[str, Callable[[torch.dtype], Errors]] = {
     "norms": check_norms,
     "activations": check_activations,
     "rotary": check_rotary,

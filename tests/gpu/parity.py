@@ -1,7 +1,7 @@
 """Every family on the GPU against transformers, in float32 and in bfloat16, with the strict audit on.
 
-    PYTHONPATH=src python3 benchmarks/gpu_parity.py                 # all families
-    PYTHONPATH=src python3 benchmarks/gpu_parity.py llama bamba
+    PYTHONPATH=src python3 -m tests.gpu.parity                 # all families
+    PYTHONPATH=src python3 -m tests.gpu.parity llama bamba
 
 Small random models as in the parity tests, and two that are large enough for the kernels in CUDA. Their
 reference is transformers on the CPU in float32:
@@ -32,10 +32,9 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.gpu_sessions import Talk, open_model, strict_loop
+from holdfast.bench.loops import Talk, open_model
 from holdfast.models.model import Model
+from tests.gpu.tokens import strict_loop
 from tests.models.paged import PagedRunner, Sequence, generate
 from tests.models.reference import GENERATED, VARIANTS, VOCABULARY, Reference, Variant, make_reference
 

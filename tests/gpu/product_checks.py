@@ -1,4 +1,4 @@
-"""Checks of `gpu_kernels.py`: products with weights in 16, 12 and 8 bits, one by one and in chains."""
+"""Checks of matrix products with weights in 16, 12 and 8 bits, one by one and in chains."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from itertools import product
 
 import torch
 
-from benchmarks.kernel_checks import Errors, error, normal
 from holdfast import kernels
 from holdfast.kernels.torch.fp8 import dequantise
 from holdfast.kernels.triton.fp8 import GROUP, LARGEST, rounds
+from tests.gpu.kernel_checks import Errors, error, normal
 from tests.kernels import naive
 from tests.kernels.batches import NAN
 

@@ -73,7 +73,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.~)}\]>*-])/(?:work|root|home|Users|opt)/[\w.
 
 
 def imports_run_downwards(source: Source) -> Iterator[Offence]:
-    """A package imports only packages below it: cli -> server -> engine -> (models -> kernels), core."""
+    """Imports run downwards: cli -> bench -> server -> engine -> (models -> kernels), core."""
     package = source.package
     if package not in MAY_IMPORT:
         yield Offence(source.path, 1, f"{package} is not a package of the house")
@@ -88,11 +88,13 @@ def imports_run_downwards(source: Source) -> Iterator[Offence]:
 
 
 def third_party_stays_in_its_place(source: Source) -> Iterator[Offence]:
-    """Only the server, the client and the command need web packages; simulation and client need no torch."""
-    denied = THIRD_PARTY_DENIED.get(source.package, set())
-    for line, module in imported_modules(source.tree):
-        if name_matches(module, denied):
-            yield Offence(source.path, line, f"{source.package} must not import {module}")
+    """Web packages stay out of what runs on a GPU machine, torch out of simulation and client."""
+    for room, denied in THIRD_PARTY_DENIED.items():
+        if not f"{source.module}.".startswith(f"{PACKAGE}.{room}."):
+            continue
+        for line, module in imported_modules(source.tree):
+            if name_matches(module, denied):
+                yield Offence(source.path, line, f"{room} must not import {module}")
 
 
 def core_is_pure(source: Source) -> Iterator[Offence]:

@@ -1,52 +1,37 @@
-"""What is measured of each system, round by round, and what the rounds come to.
-
-A round measures every system once, the first in turn, so that a busy moment of the machine touches all; the
-figures are medians over the rounds, a ratio is the median of the rounds' ratios. Before the first round every
-system does a little of everything, to be warm. What goes wrong takes nothing from what was measured before.
-"""
+"""What is measured of each system: throughput, prefill, turns of a conversation, turns after an abort."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from statistics import median
 from typing import Any
 
-from holdfast.cli.compare.machine import ForeignLoad
-from holdfast.cli.compare.systems import System
-from holdfast.cli.compare.wire import BenchError
+from holdfast.bench.beside.systems import System
+from holdfast.bench.figures import Values
+from holdfast.bench.prompts import prompt
 
-__all__ = ["INTERRUPTED", "Case", "Measured", "abort", "prefill", "run", "throughput", "turns"]
-
-Values = dict[str, tuple[float, str]]
-"""By name: a value and its unit."""
-
-OURS = "holdfast"
-PROMPT_TOKENS = (300, 32_000)
-"""Tokens that prompts are drawn from: words of every vocabulary that is measured."""
+__all__ = ["Case", "abort", "prefill", "throughput", "turns"]
 
 BATCHES_ONLY = "generate_batch"
-"""A system that is measured with several streams at once, and with nothing else."""
+"""The system that takes part only where several streams run at once."""
 
 WARM_TOKENS = 4
 MOMENT = 0.1
-"""Seconds that a client who has left lets pass before it speaks again."""
+"""Seconds between an abort and the next turn, where that does not follow at once."""
 
 PAUSES = (MOMENT, 0.0, 0.0, MOMENT, MOMENT, 0.0)
-"""What passes after each abort of a conversation; one of each kind alone would be a matter of chance."""
-
-INTERRUPTED = "interrupted"
+"""The pauses after the aborts of one conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One thing to measure with its parameters.
+    """One measurement with its parameters.
 
-    `measure` gets a system, a seed for its prompts, and whether it is only to warm up, with less of the same.
+    `measure` takes a system, a seed for the prompts, and whether this is the warm-up, which does less.
     """
 
     parameters: dict[str, Any]
@@ -57,123 +42,8 @@ class Case:
         return system.name != BATCHES_ONLY or self.parameters.get("streams", 1) > 1
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The figures, one object each, ours with its ratios; and why it ended early, if it did."""
-
-    figures: list[dict[str, Any]]
-    ended: str | None = None
-    failed: bool = False
-
-
-@dataclass(slots=True)
-class _Taken:
-    """The values of one quantity: a list over the rounds for each system, with the load beside each."""
-
-    unit: str
-    values: dict[str, list[float]] = field(default_factory=dict)
-    foreign: dict[str, list[float]] = field(default_factory=dict)
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    """Random tokens that no round has seen before, so that nothing comes from a cache."""
-    chance = random.Random(seed)
-    return [chance.randrange(*PROMPT_TOKENS) for _ in range(length)]
-
-
-async def run(
-    cases: Sequence[Case],
-    systems: Sequence[System],
-    rounds: int,
-    told: Callable[[str], None],
-    seconds: float = float("inf"),
-) -> Measured:
-    """Measure all cases in rounds, as many as asked and as `seconds` have room for.
-
-    Whoever interrupts gets the figures of the measurements that were whole by then.
-    """
-    taken: list[dict[str, _Taken]] = [{} for _ in cases]
-    deadline, longest = time.perf_counter() + seconds, 0.0
-    ended, failed = None, False
-    try:
-        for number in range(rounds + 1):
-            began = time.perf_counter()
-            if began + longest > deadline:
-                ended = f"no time for more than {max(0, number - 1)} rounds"
-                break
-            await _round(number, cases, systems, taken, told)
-            if number:
-                longest = max(longest, time.perf_counter() - began)
-    except asyncio.CancelledError:
-        ended = INTERRUPTED
-    except BenchError as error:
-        ended, failed = str(error), True
-    names = [system.name for system in systems]
-    figures = [
-        figure
-        for case, found in zip(cases, taken, strict=True)
-        for name, quantity in found.items()
-        for figure in _figures(case, name, quantity, names)
-    ]
-    return Measured(figures, ended, failed)
-
-
-async def _round(
-    number: int,
-    cases: Sequence[Case],
-    systems: Sequence[System],
-    taken: list[dict[str, _Taken]],
-    told: Callable[[str], None],
-) -> None:
-    """Every case with every system that it fits; the first round warms up."""
-    for index, case in enumerate(cases):
-        shift = number % len(systems)
-        for system in (*systems[shift:], *systems[:shift]):
-            if not case.fits(system):
-                continue
-            what = f"round {number}" if number else "warming up"
-            told(f"{what}: {system.name}, {case.parameters}")
-            load = ForeignLoad()
-            values = await case.measure(system, 1 + number * 1000 + index, not number)
-            if number:
-                _note(taken[index], system.name, values, load.cores())
-
-
-def _note(taken: dict[str, _Taken], system: str, values: Values, foreign: float) -> None:
-    for name, (value, unit) in values.items():
-        quantity = taken.setdefault(name, _Taken(unit))
-        quantity.values.setdefault(system, []).append(value)
-        quantity.foreign.setdefault(system, []).append(foreign)
-
-
-def _figures(case: Case, name: str, taken: _Taken, systems: Sequence[str]) -> list[dict[str, Any]]:
-    figures = []
-    for system in systems:
-        values = taken.values.get(system, [])
-        if not values:
-            continue
-        figure: dict[str, Any] = {
-            "name": name,
-            "value": round(median(values), 3),
-            "unit": taken.unit,
-            **case.parameters,
-            "system": system,
-            "min": round(min(values), 3),
-            "max": round(max(values), 3),
-            "rounds": len(values),
-            "foreign_load": round(median(taken.foreign[system]), 2),
-        }
-        if system == OURS:
-            for other, theirs in taken.values.items():
-                if other != OURS:
-                    ratios = [mine / his for mine, his in zip(values, theirs, strict=False) if his]
-                    figure[f"ratio_to_{other}"] = round(median(ratios), 3)
-        figures.append(figure)
-    return figures
-
-
 def throughput(streams: int, given: int, wanted: int) -> Case:
-    """Some streams at once, each from a prompt of its own."""
+    """Concurrent streams, each with its own prompt."""
 
     async def measure(system: System, seed: int, warm: bool) -> Values:
         prompts = [prompt(given, seed * 100 + row) for row in range(streams)]
@@ -217,12 +87,11 @@ def turns(last: int, given: int, wanted: int, shown: Sequence[int]) -> Case:
 
 
 def abort(turn: int, given: int, wanted: int, history: int = 0) -> Case:
-    """A client leaves in the middle of a turn, some times: the first token of the next turn beside that of
-    a normal one; the next turn asked for a moment later, and at once, while the system still lets go.
+    """A client aborts turns: the first token of the turn after an abort, beside that of a normal turn.
 
-    Normal turns stand among the others, so that all of them have histories of about one length. With a
-    `history` the conversation begins with so many tokens, and the first token after them tells what
-    computing a history again would take.
+    The turn after an abort starts a moment later or at once, while the system still cleans up. Normal and
+    aborted turns alternate, so that their histories have about the same length. With a `history` the
+    conversation begins with so many tokens; their first token shows what recomputing a history would cost.
     """
 
     async def measure(system: System, seed: int, warm: bool) -> Values:

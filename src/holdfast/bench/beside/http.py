@@ -1,7 +1,7 @@
-"""One streamed answer over HTTP, timed as its client feels it, with as little work on this side as can be.
+"""A minimal HTTP client that times streamed answers.
 
-The servers under measurement share the machine with us, so answers are not decoded while they come: lines of
-server-sent events are noted with their times and kept as they are.
+The servers share the machine with this client, so events are not decoded while they arrive: the lines of
+server-sent events are kept as bytes.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ LINE_BYTES_MAX = 1 << 22
 
 
 class BenchError(RuntimeError):
-    """A system under measurement did not do what was asked of it."""
+    """A measured system failed or gave a wrong answer."""
 
 
 class Busy(BenchError):
-    """What was asked for is still at work on something else: asking again soon may help."""
+    """The session is busy (409); a retry may succeed."""
 
 
 @dataclass(slots=True)
 class Timing:
-    """One answer, in seconds since its request was sent; `events` are its lines of data."""
+    """Times of one answer in seconds since its request was sent; `events` are its data lines."""
 
     first: float
     total: float
     events: list[bytes] = field(default_factory=list)
 
     def payloads(self) -> list[dict[str, Any]]:
-        """The events as objects; the mark of the end is none."""
+        """The events as objects, without the end mark."""
         return [json.loads(line) for line in self.events if line.startswith(b"{")]
 
 
 async def stream(port: int, path: str, body: dict[str, Any], leave_after: int | None = None) -> Timing:
-    """Send a request and note its events; with `leave_after` the connection is cut after so many."""
+    """Send a request and collect its events; with `leave_after` close the connection after so many."""
     timing = Timing(0.0, 0.0)
     try:
         await _listen(port, path, body, leave_after, timing)
     except OSError as error:
-        raise BenchError(f"{path} broke off: {error}") from error
+        raise BenchError(f"connection to {path} lost: {error}") from error
     if not timing.events:
         raise BenchError(f"{path} answered without an event")
     return timing
@@ -75,7 +75,7 @@ async def _listen(
 
 
 async def ask(port: int, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    """A plain request; its answer from JSON."""
+    """Send a request and return the JSON of its answer."""
     reader, writer = await _send(port, method, path, body)
     try:
         await _expect_success(reader, path)
@@ -101,7 +101,7 @@ async def _send(
 
 
 async def _expect_success(reader: asyncio.StreamReader, path: str) -> None:
-    """Read the head of an answer; anything but success is an error with what the server says."""
+    """Read the status and headers of an answer; raise `BenchError` with its text unless it is a success."""
     status = await reader.readline()
     while (await reader.readline()).strip():
         continue

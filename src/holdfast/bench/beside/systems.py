@@ -1,8 +1,8 @@
-"""The systems that are measured: Holdfast and llama-server as servers of their own, transformers in process.
+"""The systems that are measured: Holdfast and llama-server as server processes, transformers in this process.
 
-All take prompts as token ids and say the most likely tokens, as many as asked. A server is started here, on a
-free port, and stopped at the end. A conversation keeps what each system keeps: Holdfast a session,
-llama-server a slot, transformers its cache.
+All of them take prompts as token ids and decode greedily. Servers are started on a free port and stopped at
+the end. A conversation keeps its history where the system keeps it: Holdfast in a session, llama-server in a
+slot, transformers in its KV cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast.cli.compare.wire import HOST, BenchError, Busy, Timing, ask, stream
+from holdfast.bench.beside.http import HOST, BenchError, Busy, Timing, ask, stream
 
 __all__ = ["CONTEXT", "Conversation", "Holdfast", "LlamaServer", "System"]
 
@@ -30,17 +30,17 @@ BUSY_SECONDS_MAX = 30.0
 
 
 class Conversation(Protocol):
-    """One dialogue, turn by turn."""
+    """One conversation, turn by turn."""
 
     async def say(self, tokens: Sequence[int], count: int, leave_after: int | None = None) -> Timing:
-        """A turn of `tokens` in and `count` out; with `leave_after` the caller leaves after so many."""
+        """A turn of `tokens` in and `count` out; with `leave_after` it is aborted after so many tokens."""
         ...
 
     async def close(self) -> None: ...
 
 
 class System(Protocol):
-    """Something that answers prompts."""
+    """A system that completes prompts."""
 
     name: str
 
@@ -49,14 +49,14 @@ class System(Protocol):
     async def stop(self) -> None: ...
 
     async def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[Timing]:
-        """All prompts at once, `count` tokens each."""
+        """Complete all prompts concurrently, `count` tokens each."""
         ...
 
     async def conversation(self) -> Conversation: ...
 
 
 class _Server(ABC):
-    """A server in a process of its own; it is ready when `ready` answers with success."""
+    """A server process; it is ready when a GET of `ready` succeeds."""
 
     name: str
     ready = "/health"
@@ -70,10 +70,10 @@ class _Server(ABC):
 
     @abstractmethod
     def command(self) -> list[str]:
-        """What starts it."""
+        """The command line that starts it."""
 
     async def start(self) -> None:
-        """Start it and wait until it is healthy. Keys pressed in the terminal are for us: we stop it."""
+        """Start it and wait until it is healthy; in its own session, so that Ctrl-C does not reach it."""
         self._process = subprocess.Popen(
             self.command(), stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -88,7 +88,7 @@ class _Server(ABC):
         raise BenchError(f"{self.name} did not start within {START_SECONDS_MAX:.0f} seconds")
 
     async def stop(self) -> None:
-        """Stop it, gently at first."""
+        """Terminate it, and kill it if it does not end."""
         if self._process is None:
             return
         self._process.terminate()
@@ -153,7 +153,7 @@ class _HoldfastSession:
             waited = time.perf_counter() - began
             try:
                 timing = await stream(self._port, f"{self._path}/turns", body, leave_after)
-            except Busy:  # The server has not heard yet that the turn before was left; waiting counts.
+            except Busy:  # The server has not noticed the abort of the last turn; the wait counts.
                 if waited > BUSY_SECONDS_MAX:
                     raise
                 await asyncio.sleep(0.0005)
@@ -187,7 +187,7 @@ class LlamaServer(_Server):
 
 
 class _PinnedSlot:
-    """Every turn sends the whole history to one slot, which still has the turns before."""
+    """Every turn sends the whole history to one slot, whose cache has the earlier turns."""
 
     def __init__(self, port: int) -> None:
         self._port = port

@@ -1,11 +1,10 @@
 """transformers in this process: float32, greedy, prompts of one length in one batch.
 
-`Transformers` is the library's forward pass in a loop. It has no server and no scheduler to pay for, and its
-batches are perfectly even: its figures are what the library can do at best. `ContinuousBatching` is what the
-library offers for requests that come and go, the manager behind `generate_batch`. The weights of a GGUF file
-are dequantised as the library's own reader does it.
+`Transformers` is the library's forward pass in a loop, without a server or a scheduler and with even batches:
+its figures are an upper bound of the library. `ContinuousBatching` is the library's manager behind
+`generate_batch`, for requests that arrive at any time. GGUF weights are dequantised by the library's reader.
 
-Work runs in threads, which nobody can cancel: when its caller is interrupted it is told to leave instead.
+The work runs in threads, which cannot be cancelled: an event tells them to stop.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Ll
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from holdfast.cli.compare.systems import Conversation
-from holdfast.cli.compare.wire import BenchError, Timing
+from holdfast.bench.beside.http import BenchError, Timing
+from holdfast.bench.beside.systems import Conversation
 
 __all__ = ["ContinuousBatching", "Transformers"]
 
@@ -38,7 +37,7 @@ Answer = TypeVar("Answer")
 
 
 async def in_a_thread(leaving: threading.Event, work: Callable[[], Answer]) -> Answer:
-    """Run `work` in a thread; it watches `leaving`, which is set when the caller is interrupted."""
+    """Run `work` in a thread; `leaving` is set when the caller is cancelled, and tells `work` to stop."""
     try:
         return await asyncio.to_thread(work)
     except asyncio.CancelledError:
@@ -47,7 +46,7 @@ async def in_a_thread(leaving: threading.Event, work: Callable[[], Answer]) -> A
 
 
 class Transformers:
-    """The library's own forward pass in a loop."""
+    """The library's forward pass in a loop."""
 
     name = "transformers"
 
@@ -75,7 +74,7 @@ class Transformers:
 
 
 class _Cached:
-    """The cache of all turns before; a turn that its caller leaves is cut off it again."""
+    """A conversation with its KV cache; an aborted turn is cropped from the cache."""
 
     def __init__(self, model: Any, leaving: threading.Event) -> None:
         self._model = model
@@ -105,7 +104,7 @@ class _Cached:
 def generate(
     model: Any, prompts: Sequence[Sequence[int]], count: int, cache: Any, leaving: threading.Event
 ) -> tuple[Timing, tuple[Any, int]]:
-    """Greedy tokens; how long they took, the cache after them, and the last one, which is not in it."""
+    """Decode greedily; returns the times, the KV cache, and the last token, which is not in the cache."""
     began = time.perf_counter()
     answer = model(torch.tensor(prompts), past_key_values=cache, use_cache=True, logits_to_keep=1)
     chosen = answer.logits[:, -1].argmax(dim=-1, keepdim=True)
@@ -119,7 +118,7 @@ def generate(
 
 
 class ContinuousBatching:
-    """The manager behind `generate_batch`, kept from round to round; it takes prompts, not conversations."""
+    """The manager behind `generate_batch`; it has no conversations."""
 
     name = "generate_batch"
 
@@ -134,7 +133,7 @@ class ContinuousBatching:
         self._manager = await asyncio.to_thread(start_manager, self._path)
 
     async def stop(self) -> None:
-        """Its thread holds nobody up who wants to leave: what it was doing is dropped."""
+        """Stop the manager's thread and drop its requests."""
         if self._manager is not None:
             await asyncio.to_thread(
                 lambda: self._manager.stop(block=True, timeout=STOP_SECONDS_MAX, hard_stop=True)
@@ -154,7 +153,7 @@ class ContinuousBatching:
             result = self._manager.get_result(timeout=POLL_SECONDS)
             if result is None:
                 if not self._manager.is_running():
-                    raise BenchError("transformers' continuous batching ended by itself")
+                    raise BenchError("transformers' continuous batching stopped unexpectedly")
             elif result.is_finished():
                 if result.error is not None or len(result.generated_tokens) != count:
                     raise BenchError(f"transformers' continuous batching failed: {result.error}")
@@ -169,9 +168,9 @@ class ContinuousBatching:
 
 
 def start_manager(path: Path) -> Any:
-    """A running manager over a model of its own, with room for what is measured.
+    """A running manager with its own copy of the model.
 
-    It asks a library that may be missing how much memory there is; what the system says serves as well.
+    The library reads the free memory through a package that may be missing; the total of the system is used.
     """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     where: Any = their_cache

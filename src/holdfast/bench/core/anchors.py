@@ -7,7 +7,7 @@ allocation kernels were replaced by its torch fallbacks, which overstates the ro
 
 from __future__ import annotations
 
-from holdfast.sim.bench.report import BASELINE, Figure
+from holdfast.bench.core.report import BASELINE, Figure
 
 # (page size, tokens of history) -> microseconds of one turn, 32 tokens in and 32 out.
 TURN_US = {

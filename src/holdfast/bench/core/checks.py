@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
+from holdfast.bench.core import anchors
+from holdfast.bench.core.report import Check, Figure, Parameter, Settings
+from holdfast.bench.core.sessions import POOL_TOKENS, Session, World
+from holdfast.bench.core.workloads import outputs, stream
+from holdfast.bench.figures import Progress
+from holdfast.bench.timing import clock, collector_off, median_us
 from holdfast.core.audit import ROWS_PER_SLICE, ROWS_PER_UNIT, Audit
 from holdfast.core.ledger import Grant, Hold, Kind, Ledger
-from holdfast.sim.bench import anchors
-from holdfast.sim.bench.report import Check, Figure, Parameter, Progress, Settings
-from holdfast.sim.bench.sessions import POOL_TOKENS, Session, World
-from holdfast.sim.bench.timing import clock, collector_off, median_us
-from holdfast.sim.bench.workloads import outputs, stream
 
 LAYOUT = "full+window+state"
 SESSIONS = 1_000

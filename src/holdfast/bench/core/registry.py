@@ -5,11 +5,11 @@ A measurement is a generator of figures: it takes the settings and a function to
 
 from __future__ import annotations
 
-from holdfast.sim.bench.checks import measure_audit_overhead, measure_census
-from holdfast.sim.bench.report import Measurement
-from holdfast.sim.bench.steps import measure_plan_settle
-from holdfast.sim.bench.trace import measure_tree_trace
-from holdfast.sim.bench.turns import measure_open_close, measure_turn
+from holdfast.bench.core.checks import measure_audit_overhead, measure_census
+from holdfast.bench.core.report import Measurement
+from holdfast.bench.core.steps import measure_plan_settle
+from holdfast.bench.core.trace import measure_tree_trace
+from holdfast.bench.core.turns import measure_open_close, measure_turn
 
 MEASUREMENTS: dict[str, Measurement] = {
     "turn": measure_turn,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-Parameter = str | int | float | bool
-Progress = Callable[[str], None]
+from holdfast.bench.figures import OURS, Progress
 
-OURS = "holdfast"
+Parameter = str | int | float | bool
+
 BASELINE = "sglang"
 
 

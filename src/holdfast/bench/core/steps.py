@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from holdfast.bench.core.report import Check, Figure, Parameter, Settings
+from holdfast.bench.core.sessions import POOL_TOKENS
+from holdfast.bench.core.workloads import stream
+from holdfast.bench.figures import Progress
+from holdfast.bench.timing import clock, collector_off, median_us
 from holdfast.core.layout import Component, Tier, named_layout
 from holdfast.core.ledger import Ledger
 from holdfast.core.plan import RowResult, StepResult
@@ -15,10 +20,6 @@ from holdfast.core.policy import Policy
 from holdfast.core.registry import Plan
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.turn import TurnRequest
-from holdfast.sim.bench.report import Check, Figure, Parameter, Progress, Settings
-from holdfast.sim.bench.sessions import POOL_TOKENS
-from holdfast.sim.bench.timing import clock, collector_off, median_us
-from holdfast.sim.bench.workloads import stream
 
 # (decode rows, chunks, idle sessions) -> the most milliseconds that a step may take.
 CASES: dict[tuple[int, int, int], float] = {

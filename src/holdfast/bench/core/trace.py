@@ -10,14 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
+from holdfast.bench.core import anchors
+from holdfast.bench.core.report import Check, Figure, Parameter, Settings
+from holdfast.bench.core.sessions import ROOT, World
+from holdfast.bench.core.workloads import trace_requests
+from holdfast.bench.figures import Progress
+from holdfast.bench.timing import clock, collector_off
 from holdfast.core.layout import Component
 from holdfast.core.ledger import Kind
 from holdfast.core.tokens import TOKEN_BYTES, pack
-from holdfast.sim.bench import anchors
-from holdfast.sim.bench.report import Check, Figure, Parameter, Progress, Settings
-from holdfast.sim.bench.sessions import ROOT, World
-from holdfast.sim.bench.timing import clock, collector_off
-from holdfast.sim.bench.workloads import trace_requests
 
 
 @dataclass(slots=True)

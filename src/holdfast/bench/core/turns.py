@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from holdfast.bench.core import anchors
+from holdfast.bench.core.report import Check, Figure, Parameter, Settings
+from holdfast.bench.core.sessions import Session, World
+from holdfast.bench.core.workloads import outputs, stream
+from holdfast.bench.figures import Progress
+from holdfast.bench.timing import clock, collector_off, median_us, paired_ratio
 from holdfast.core.ledger import Kind
-from holdfast.sim.bench import anchors
-from holdfast.sim.bench.report import Check, Figure, Parameter, Progress, Settings
-from holdfast.sim.bench.sessions import Session, World
-from holdfast.sim.bench.timing import clock, collector_off, median_us, paired_ratio
-from holdfast.sim.bench.workloads import outputs, stream
 
 LAYOUTS = ("dense", "full+window+state")
 # Tokens of history -> how many sessions have it.

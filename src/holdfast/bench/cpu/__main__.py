@@ -1,11 +1,10 @@
-"""All figures of the embedded default on the CPU in one run: what docs/benchmarks.md shows.
+"""All figures of the default model on the CPU in one run: the table of docs/benchmarks.md.
 
-    python -m benchmarks.cpu --llama-server PATH [--lines cpu.jsonl] [--minutes 6] [--tiny]
+    python -m holdfast.bench.cpu --llama-server PATH [--lines cpu.jsonl] [--minutes 6] [--tiny]
 
-Runs `holdfast bench throughput`, `turns` and `abort` and `benchmarks.cpu_speculation` one after the other,
-each for `--minutes` at most, and prints one table in Markdown, with what was aimed at. Every figure goes to
-`--lines`, command by command. A signal ends the command that runs; the table has what was measured by then.
-`--tiny` measures next to nothing, to see that everything works.
+Runs `holdfast bench throughput`, `turns` and `abort` and `holdfast.bench.cpu.speculation`, each for
+`--minutes` at most, and prints one Markdown table with the targets. Every figure is appended to `--lines`. A
+signal ends the running command; the table shows the figures measured so far. `--tiny` is a smoke test.
 """
 
 from __future__ import annotations
@@ -21,20 +20,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.bench.figures import OURS
+
 Figure = dict[str, Any]
 
-OURS = "holdfast"
 LLAMA = "llama-server"
 LOOP = "transformers"
 BATCH = "generate_batch"
 
 STOP_SECONDS_MAX = 60.0
-"""What a command may take longer than it was told, to stop what it started."""
+"""How much longer than its limit a command may run, to stop the systems that it started."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table: which figure, and what is aimed at, as ratios of ours to others."""
+    """One line of the table: which figure, and the targets, as ratios of Holdfast to other systems."""
 
     title: str
     name: str
@@ -66,7 +66,7 @@ ROWS = (
 
 
 def commands(llama_server: str | None, minutes: float, threads: int | None, tiny: bool) -> list[list[str]]:
-    """What is run, in order."""
+    """The command lines to run, in order."""
     bench = [sys.executable, "-m", "holdfast.cli", "bench"]
     common = ["--json", "--minutes", str(minutes)]
     if llama_server is not None:
@@ -75,7 +75,7 @@ def commands(llama_server: str | None, minutes: float, threads: int | None, tiny
         common += ["--threads", str(threads)]
     small = ["--rounds", "1", "--output-tokens", "4"] if tiny else []
     few = ["--streams", "1", "--streams", "2", "--prefill", "64"] if tiny else []
-    guesses = [sys.executable, "-m", "benchmarks.cpu_speculation", "--json"]
+    guesses = [sys.executable, "-m", "holdfast.bench.cpu.speculation", "--json"]
     guesses += ["--threads", str(threads)] if threads is not None else []
     return [
         [*bench, "throughput", *common, *small, *few],
@@ -86,10 +86,10 @@ def commands(llama_server: str | None, minutes: float, threads: int | None, tiny
 
 
 def run(command: list[str], minutes: float, lines: Path | None) -> tuple[list[Figure], bool]:
-    """The figures of a command, and whether it ran to its end; whoever interrupts us interrupts it."""
+    """The figures of a command, and whether it was not interrupted; an interrupt is passed on to it."""
     print("$", " ".join(command), file=sys.stderr, flush=True)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    interrupted, deadline = False, time.monotonic() + 60 * minutes + STOP_SECONDS_MAX
+    said, interrupted, deadline = "", False, time.monotonic() + 60 * minutes + STOP_SECONDS_MAX
     while True:
         try:
             said, _ = process.communicate(timeout=max(1.0, deadline - time.monotonic()))
@@ -109,23 +109,25 @@ def run(command: list[str], minutes: float, lines: Path | None) -> tuple[list[Fi
 
 
 def number(value: float) -> str:
-    """Three digits that count."""
+    """A number with three significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def cell(figure: Figure | None) -> str:
+    """A median with its range."""
     if figure is None:
         return ""
     return f"{number(figure['value'])} ({number(figure['min'])}-{number(figure['max'])})"
 
 
 def aim(kind: str, wanted: float, found: float | None) -> str:
+    """A target, and whether it is met."""
     met = found is not None and (found >= wanted if kind == ">=" else found <= wanted)
     return f"{kind} {wanted:g}: {'met' if met else 'not measured' if found is None else 'missed'}"
 
 
 def line(row: Row, figures: list[Figure]) -> str:
-    """One line of the table; rows that nothing is known about say so."""
+    """One line of the table."""
     found = {
         figure["system"]: figure for figure in figures if figure["name"] == row.name and row.where(figure)
     }
@@ -143,12 +145,14 @@ def line(row: Row, figures: list[Figure]) -> str:
 
 def main() -> None:
     """Run everything and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--llama-server", help="a llama-server to run beside")
-    parser.add_argument("--lines", type=Path, help="a file that gets every figure, one JSON object a line")
-    parser.add_argument("--minutes", type=float, default=6.0, help="of each command at most")
-    parser.add_argument("--threads", type=int, help="threads of each system; all cores if left out")
-    parser.add_argument("--tiny", action="store_true", help="measure next to nothing")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--llama-server", help="path of a llama-server to measure too")
+    parser.add_argument("--lines", type=Path, help="append every figure to this file, one JSON object a line")
+    parser.add_argument("--minutes", type=float, default=6.0, help="time limit of each command")
+    parser.add_argument("--threads", type=int, help="threads of each system (default: all cores)")
+    parser.add_argument("--tiny", action="store_true", help="smoke test: measure very little")
     chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     figures: list[Figure] = []

@@ -1,44 +1,40 @@
-"""More conversations than fit on the device: what it costs that most of them lie elsewhere.
+"""`holdfast bench sessions --here`: the cost of spilling and restoring when not all sessions fit.
 
-An engine in this process, so that what is measured is the moving of memory and nothing else. Two things are
-compared within each round, and the figures are medians over the rounds:
+The engine runs in this process, so that only the moves are measured. Each round compares two things; the
+figures are medians over the rounds:
 
-    restoring      a long session is brought back from host memory and from disk, beside computing its tokens
-    a crowd        ten times as many sessions as fit, a tenth of which talk at a time until all have talked,
-                   beside the same conversations on a device that holds them all
-
-Imported only where it is asked for, since it loads torch.
+    restoring      a long session is restored from host memory and from disk, beside prefilling its tokens
+    a crowd        ten times as many sessions as fit, a tenth of them active at a time, beside the same
+                   conversations on a device that holds all of them
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 
-from holdfast.cli.compare.machine import ForeignLoad
-from holdfast.cli.compare.measurements import prompt
+from holdfast.bench.figures import Progress, Spread, Values
+from holdfast.bench.machine import ForeignLoad
+from holdfast.bench.models import BenchModel
+from holdfast.bench.prompts import prompt
+from holdfast.bench.timing import in_turn, seconds_of
 from holdfast.engine.engine import Engine, Session, Turn
 from holdfast.engine.sampling import Sampling
 
 __all__ = ["Sizes", "measure"]
 
-Values = dict[str, tuple[float, str]]
-Told = Callable[[str], None]
-
 SLOTS_PER_SESSION = 3
-"""States that a session needs while a turn of it runs, with one older resume point."""
+"""State slots of a session with a running turn and one older resume point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much: tokens of a long history, and a crowd of `times` as many sessions as the `fit` that fit."""
+    """The tokens of a long history, and a crowd of `times` as many sessions as `fit` on the device."""
 
     history: int = 6000
     fit: int = 4
@@ -50,22 +46,22 @@ class Sizes:
 
     @property
     def sessions(self) -> int:
-        """How many are open."""
+        """How many sessions are open."""
         return self.fit * self.times
 
 
 def measure(
-    model: str, loading: dict[str, Any], sizes: Sizes, rounds: int, threads: int, told: Told
+    model: BenchModel, sizes: Sizes, rounds: int, threads: int, progress: Progress
 ) -> list[dict[str, object]]:
-    """The figures of some rounds, one object each."""
+    """The figures over the rounds."""
     torch.set_num_threads(threads)
     taken: dict[str, tuple[str, list[float]]] = {}
     load = ForeignLoad()
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds):
-            told(f"round {number + 1} of {rounds}: restoring {sizes.history} tokens")
-            _note(taken, restoring(model, loading, sizes, Path(folder) / f"disk-{number}", number))
-        for values in crowd(model, loading, sizes, rounds, told):
+            progress(f"round {number + 1} of {rounds}: restoring {sizes.history} tokens")
+            _note(taken, restoring(model, sizes, Path(folder) / f"disk-{number}", number))
+        for values in crowd(model, sizes, rounds, progress):
             _note(taken, values)
     common = {
         "sessions": sizes.sessions,
@@ -75,22 +71,17 @@ def measure(
         "turns": sizes.turns,
         "input_tokens": sizes.given,
         "output_tokens": sizes.wanted,
-        "model": Path(model).name,
+        "model": model.path.name,
         "threads": threads,
         "foreign_load": round(load.cores(), 2),
         "system": "engine",
     }
-    return [
-        {
-            "name": name,
-            "value": round(median(values), 3),
-            "unit": unit,
-            "min": round(min(values), 3),
-            "max": round(max(values), 3),
-            **common,
-        }
-        for name, (unit, values) in taken.items()
-    ]
+    return [_figure(name, unit, Spread.of(values), common) for name, (unit, values) in taken.items()]
+
+
+def _figure(name: str, unit: str, spread: Spread, common: dict[str, object]) -> dict[str, object]:
+    limits = {"min": spread.least, "max": spread.most}
+    return {"name": name, "value": spread.median, "unit": unit, **limits, **common}
 
 
 def _note(taken: dict[str, tuple[str, list[float]]], values: Values) -> None:
@@ -101,11 +92,11 @@ def _note(taken: dict[str, tuple[str, list[float]]], values: Values) -> None:
 # --- one long session -----------------------------------------------------------------------------
 
 
-def restoring(model: str, loading: dict[str, Any], sizes: Sizes, disk: Path, seed: int) -> Values:
-    """Compute a long history, and bring it back from either tier; its next turn must compute only itself."""
+def restoring(model: BenchModel, sizes: Sizes, disk: Path, seed: int) -> Values:
+    """Prefill a long history, then restore it from either tier; the next turn must not recompute it."""
     per = _room(sizes.history + 8 * sizes.given)
     engine = Engine(
-        model,
+        str(model.path),
         kv_tokens=per,
         state_slots=8,
         context_length=per,
@@ -113,19 +104,19 @@ def restoring(model: str, loading: dict[str, Any], sizes: Sizes, disk: Path, see
         host_memory=4 << 30,
         disk=str(disk),
         snapshot_seconds=3600.0,
-        **loading,
+        **model.options(),
     )
     values: Values = {}
     with engine:
         session = engine.session()
-        seconds = _timed(lambda: session.say(prompt(sizes.history, 1000 + seed), _limit(1)).wait())
+        seconds = seconds_of(lambda: session.say(prompt(sizes.history, 1000 + seed), _limit(1)).wait())
         values["computing"] = (1e3 * seconds, "ms")
         for tier in ("host", "disk"):
             if not session.spill(tier):
                 raise RuntimeError(f"the session did not move to {tier}")
-            back = _timed(session.restore)
+            back = seconds_of(session.restore)
             turn = session.say(prompt(sizes.given, 2000 + seed), _limit(1)).wait()
-            assert turn.usage.computed_tokens <= sizes.given + 2, "what was restored is computed again"
+            assert turn.usage.computed_tokens <= sizes.given + 2, "restored tokens were recomputed"
             values[f"restoring_from_{tier}"] = (1e3 * back, "ms")
             values[f"computing_over_restoring_from_{tier}"] = (seconds / back, "ratio")
     return values
@@ -134,18 +125,23 @@ def restoring(model: str, loading: dict[str, Any], sizes: Sizes, disk: Path, see
 # --- a crowd --------------------------------------------------------------------------------------
 
 
-def crowd(model: str, loading: dict[str, Any], sizes: Sizes, rounds: int, told: Told) -> list[Values]:
-    """All talk, a tenth at a time, on a device that holds them all and on one that holds a tenth."""
+def crowd(model: BenchModel, sizes: Sizes, rounds: int, progress: Progress) -> list[Values]:
+    """All sessions take turns, a tenth at a time, on a device that holds all and on one that holds few."""
     per = _room(sizes.crowd_history + (rounds + 1) * sizes.turns * (sizes.given + sizes.wanted))
-    common: dict[str, Any] = {**loading, "context_length": per, "session_tokens": per, "checkpoints": 0}
+    common: dict[str, Any] = {
+        **model.options(),
+        "context_length": per,
+        "session_tokens": per,
+        "checkpoints": 0,
+    }
     whole = Engine(
-        model,
+        str(model.path),
         kv_tokens=sizes.sessions * per,
         state_slots=sizes.sessions * SLOTS_PER_SESSION,
         **common,
     )
     small = Engine(
-        model,
+        str(model.path),
         kv_tokens=sizes.fit * per,
         state_slots=sizes.fit * SLOTS_PER_SESSION,
         host_memory=8 << 30,
@@ -155,12 +151,11 @@ def crowd(model: str, loading: dict[str, Any], sizes: Sizes, rounds: int, told: 
     with whole, small:
         audiences = []
         for name, engine in (("all resident", whole), ("a tenth resident", small)):
-            told(f"{name}: {sizes.sessions} histories of {sizes.crowd_history} tokens")
+            progress(f"{name}: {sizes.sessions} histories of {sizes.crowd_history} tokens")
             audiences.append([_begin(engine, sizes, number) for number in range(sizes.sessions)])
         for number in range(rounds + 1):
-            told(f"round {number} of {rounds}: {sizes.sessions} sessions, {sizes.fit} at a time")
-            order = (0, 1) if number % 2 else (1, 0)
-            rates = {place: _talk(audiences[place], sizes, number) for place in order}
+            progress(f"round {number} of {rounds}: {sizes.sessions} sessions, {sizes.fit} at a time")
+            rates = {place: _talk(audiences[place], sizes, number) for place in in_turn((1, 0), number)}
             if number:
                 found.append(
                     {
@@ -180,7 +175,7 @@ def _begin(engine: Engine, sizes: Sizes, number: int) -> Session:
 
 
 def _talk(sessions: list[Session], sizes: Sizes, seed: int) -> tuple[float, float]:
-    """Everybody talks, some at a time: tokens a second, and tokens computed in a turn."""
+    """All sessions take their turns, `fit` at a time; returns tokens/s and the tokens computed per turn."""
     done: list[Turn] = []
 
     def group(first: int) -> None:
@@ -197,14 +192,8 @@ def _talk(sessions: list[Session], sizes: Sizes, seed: int) -> tuple[float, floa
     seconds = time.perf_counter() - began
     assert len(done) == sizes.sessions * sizes.turns
     said = sum(len(turn.token_ids) for turn in done)
-    assert said == len(done) * sizes.wanted, "every one answers"
+    assert said == len(done) * sizes.wanted, "an answer is shorter than asked"
     return said / seconds, sum(turn.usage.computed_tokens for turn in done) / len(done)
-
-
-def _timed(act: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    act()
-    return time.perf_counter() - began
 
 
 def _limit(count: int) -> Sampling:
@@ -212,5 +201,5 @@ def _limit(count: int) -> Sampling:
 
 
 def _room(tokens: int) -> int:
-    """Tokens, and some more, in whole pages of any size."""
+    """Tokens with some slack, rounded up to whole pages of any size."""
     return -(-(tokens + 64) // 256) * 256

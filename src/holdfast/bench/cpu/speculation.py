@@ -1,10 +1,10 @@
-"""What guessing brings on texts that repeat themselves, and costs on one that does not.
+"""The speed-up of n-gram speculation on texts that repeat themselves, and its cost on one that does not.
 
-    python -m benchmarks.cpu_speculation [--repeats 5] [--tokens 160] [--threads 2] [--json]
+    python -m holdfast.bench.cpu.speculation [--repeats 5] [--tokens 160] [--threads 2] [--json]
 
-The same engine with and without `speculate="ngram"`, in turns; greedy, so that both must say the same tokens.
-Shown are medians of the rounds' ratios, in wall-clock and in processor time, the numbers of steps, and the
-load that others put on the machine. An interruption shows the texts that were whole by then.
+Two engines, with and without `speculate="ngram"`, in turn; greedy, so that both generate the same tokens. The
+figures are medians of the rounds' ratios in wall-clock and in processor time, the numbers of steps, and the
+foreign load. An interrupt prints the texts that are complete.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from holdfast import Engine, Sampling
-from holdfast.cli.compare.machine import ForeignLoad
+from holdfast.bench.figures import OURS, Spread
+from holdfast.bench.machine import ForeignLoad
+from holdfast.bench.tables import make_table
+from holdfast.engine.engine import Engine
 from holdfast.engine.pull import pull
+from holdfast.engine.sampling import Sampling
 
 CODE = """def area(width, height):
     return width * height
@@ -44,7 +46,7 @@ TEXTS = {
 
 
 class Run(NamedTuple):
-    """One answer: what was said, in how many steps and how much time."""
+    """One answer: its tokens, its steps and its time."""
 
     tokens: list[int]
     steps: int
@@ -53,7 +55,7 @@ class Run(NamedTuple):
 
 
 def run(engine: Engine, text: str, count: int) -> Run:
-    """One turn in a session of its own."""
+    """One turn in a new session."""
     ledger = engine.loop.scheduler.registry.ledger
     began, processor, step = time.perf_counter(), time.process_time(), ledger.step
     with engine.session() as session:
@@ -63,22 +65,22 @@ def run(engine: Engine, text: str, count: int) -> Run:
 
 
 def measure(plain: Engine, guessing: Engine, name: str, repeats: int, count: int) -> dict[str, Any]:
-    """One text: how much faster it comes with guesses; a first round warms up."""
+    """The speed-up of one text, after a warm-up round."""
     load = ForeignLoad()
     pairs = [(run(plain, TEXTS[name], count), run(guessing, TEXTS[name], count)) for _ in range(repeats + 1)][
         1:
     ]
-    assert all(one.tokens == other.tokens for one, other in pairs), "guesses must change nothing"
-    ratios = [one.wall / other.wall for one, other in pairs]
+    assert all(one.tokens == other.tokens for one, other in pairs), "speculation changed the tokens"
+    ratio = Spread.of([one.wall / other.wall for one, other in pairs])
     return {
         "name": "speculation",
-        "value": round(median(ratios), 3),
+        "value": ratio.median,
         "unit": "ratio",
         "text": name,
         "output_tokens": count,
-        "system": "holdfast",
-        "min": round(min(ratios), 3),
-        "max": round(max(ratios), 3),
+        "system": OURS,
+        "min": ratio.least,
+        "max": ratio.most,
         "rounds": repeats,
         "processor_ratio": round(median(one.processor / other.processor for one, other in pairs), 3),
         "steps_without": pairs[0][0].steps,
@@ -89,16 +91,18 @@ def measure(plain: Engine, guessing: Engine, name: str, repeats: int, count: int
 
 def main() -> None:
     """Measure every text and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", action="store_true", dest="as_json", help="one object a line")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="print one JSON object a line")
     chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     torch.set_num_threads(chosen.threads)
     path = str(pull("smollm2"))
-    options: dict[str, object] = {"kv_tokens": 8192, "context_length": 4096, "leave_history": False}
+    options: dict[str, Any] = {"kv_tokens": 8192, "context_length": 4096, "leave_history": False}
     found: list[dict[str, Any]] = []
     try:
         plain, guessing = Engine(path, **options), Engine(path, speculate="ngram", **options)
@@ -110,10 +114,9 @@ def main() -> None:
         print("interrupted", file=sys.stderr)
     if chosen.as_json:
         return
-    table = Table(title=f"--speculate ngram over none, SmolLM2-135M-Instruct, {chosen.tokens} tokens")
-    headings = ("text", "steps without", "steps with", "wall-clock ratio", "processor ratio", "foreign load")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "text" else "right")
+    title = f"--speculate ngram over none, SmolLM2-135M-Instruct, {chosen.tokens} tokens"
+    numbers = ("steps without", "steps with", "wall-clock ratio", "processor ratio", "foreign load")
+    table = make_table(title, None, ("text",), numbers)
     for figure in found:
         keys = ("text", "steps_without", "steps_with", "value", "processor_ratio", "foreign_load")
         table.add_row(*(str(figure[key]) for key in keys))

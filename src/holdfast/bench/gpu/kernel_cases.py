@@ -1,6 +1,6 @@
-"""The timed cases of `gpu_kernels.py`: real layer shapes, with the bytes and operations that each must do.
+"""The timed cases of `holdfast.bench.gpu.kernels`: real layer shapes, with the bytes and operations of each.
 
-A case is built only when its turn comes, so that one case's tensors are gone before the next ones are made.
+A case is built when its turn comes, so that the tensors of the last one are freed before.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch.nn import functional
 
-from benchmarks.kernel_checks import listed_pieces, listed_queue, queues
 from holdfast import kernels
+from holdfast.bench.gpu.key_lists import allocate_pieces, allocate_queue, has_queue
 from holdfast.kernels import Batch, Mamba2Weights, Pages, Rotation
 
 BF16 = torch.bfloat16
@@ -90,12 +90,12 @@ def share_keys(batch: Batch, heads: Heads, way: Way) -> None:
     group = heads.heads // heads.kv_heads
     if way == "pieces":
         batch.pieces = tuple(
-            listed_pieces(batch, heads.kv_heads, max(1, height // group), above, most)
+            allocate_pieces(batch, heads.kv_heads, max(1, height // group), above, most)
             for height, above, most in ((16, 0, 64), (64, 64, batch.count_max))
             if most > above
         )
     elif way == "queue":
-        batch.queue = listed_queue(batch, heads.heads, heads.kv_heads, heads.dim)
+        batch.queue = allocate_queue(batch, heads.heads, heads.kv_heads, heads.dim)
     kernels.list_pieces(batch)
     torch.cuda.synchronize()
 
@@ -315,7 +315,7 @@ def cases(only: str) -> Iterator[Callable[[], Case]]:
             partial(attention, [1] * 63 + [2048], 8192, 16, DENSE, "63 decode + chunk of 2048 at 8192"),
         ),
     ]
-    ways: list[Way] = ["alone", "pieces", *(["queue"] if queues(BF16) else [])]
+    ways: list[Way] = ["alone", "pieces", "queue"] if has_queue(BF16) else ["alone", "pieces"]
     for counts, start, label in (
         ([1] * 60 + [32] * 4, 1268, "60 decode + 4 turns of 32 at 1300"),
         ([1] * 56 + [32] * 8, 1268, "56 decode + 8 turns of 32 at 1300"),

@@ -1,6 +1,6 @@
-"""What a GPU draws, as its driver counts it. A loaded one is held at a limit, and then joules are time.
+"""The power and the clock of the GPU, read through the driver's management library (NVML).
 
-`gpu_kernels.py --sustained` times kernels in a loop that is long enough for that.
+At its power limit a GPU lowers its clock. Used by `holdfast.bench.gpu.kernels --sustained`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 
 MULTIPROCESSORS = 1
-"""The driver's number for their clock."""
+"""NVML's number of their clock."""
 
 
 class Meter:
@@ -21,13 +21,13 @@ class Meter:
         self._ask("nvmlDeviceGetHandleByIndex_v2", 0, ctypes.byref(self._device))
 
     def joules(self) -> float:
-        """Since the driver was loaded."""
+        """Energy since the driver was loaded."""
         counted = ctypes.c_ulonglong()
         self._ask("nvmlDeviceGetTotalEnergyConsumption", self._device, ctypes.byref(counted))
         return counted.value / 1e3
 
     def megahertz(self) -> int:
-        """The multiprocessors' clock, now."""
+        """The current clock of the multiprocessors."""
         clock = ctypes.c_uint()
         self._ask("nvmlDeviceGetClockInfo", self._device, MULTIPROCESSORS, ctypes.byref(clock))
         return clock.value
@@ -35,4 +35,6 @@ class Meter:
     def _ask(self, name: str, *given: object) -> None:
         status = getattr(self._library, name)(*given)
         if status != 0:
-            raise OSError(f"{name} answers {status}: the driver does not count this GPU's energy")
+            raise OSError(
+                f"{name} failed with status {status}: the driver does not report the energy of this GPU"
+            )

@@ -1,14 +1,26 @@
-"""The models that `gpu.py` measures, by their shapes alone: weights are dummies.
+"""The models that `python -m holdfast.bench.gpu` measures: real shapes with dummy weights.
 
-`SHAPES` are configurations as their checkpoints state them; `small_models` are a few layers of each memory
-layout for the checks of tokens.
+`SHAPES` are configurations as in the checkpoints' config.json.
 """
 
 from __future__ import annotations
 
-import transformers
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
-QWEN3_8B = {
+import torch
+
+from holdfast.bench.loops import open_model
+from holdfast.models.fp8 import BLOCK, Fp8Linear, Fp8Weight
+from holdfast.models.linear import DenseLinear
+from holdfast.models.model import Model
+
+__all__ = ["SHAPES", "dense_only", "shaped_model", "to_fp8"]
+
+QWEN3_8B: dict[str, object] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "vocab_size": 151936,
@@ -27,7 +39,7 @@ QWEN3_8B = {
     "eos_token_id": 151645,
 }
 
-NEMOTRON_H_8B = {
+NEMOTRON_H_8B: dict[str, object] = {
     "architectures": ["NemotronHForCausalLM"],
     "model_type": "nemotron_h",
     "vocab_size": 131072,
@@ -51,7 +63,7 @@ NEMOTRON_H_8B = {
     "eos_token_id": 2,
 }
 
-GPT_OSS_20B = {
+GPT_OSS_20B: dict[str, object] = {
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",
     "vocab_size": 201088,
@@ -76,27 +88,33 @@ GPT_OSS_20B = {
 SHAPES = {"qwen3-8b": QWEN3_8B, "nemotron-h-8b": NEMOTRON_H_8B, "gpt-oss-20b": GPT_OSS_20B}
 
 
-def small_models() -> dict[str, transformers.PretrainedConfig]:
-    """A few layers of each layout, with weights large enough that tokens differ."""
-    shared = {
-        "vocab_size": 128,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 1024,
-        "initializer_range": 0.3,
-    }
-    return {
-        "dense": transformers.LlamaConfig(**shared),
-        "window": transformers.MistralConfig(**shared, sliding_window=24),
-        "hybrid": transformers.BambaConfig(
-            **shared,
-            attn_layer_indices=[1, 3],
-            mamba_n_heads=8,
-            mamba_d_head=16,
-            mamba_d_state=16,
-            mamba_expand=2,
-        ),
-    }
+def shaped_model(config: dict[str, object]) -> Model:
+    """A model with dummy weights, in bfloat16 on the GPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        return open_model(Path(folder), "cuda", "bfloat16", dummy=True)
+
+
+def to_fp8(model: Model) -> None:
+    """Convert the projections of a model's blocks to 8-bit floating point."""
+    for block in model._blocks:
+        for name in ("_input", "_output"):
+            linear = vars(block.part).get(name)
+            if isinstance(linear, DenseLinear):
+                rows, depth = linear.weight.shape
+                scale = torch.full((-(-rows // BLOCK), -(-depth // BLOCK)), 0.01, device=model.device)
+                codes = (linear.weight / 0.01).to(torch.float8_e4m3fn)
+                vars(block.part)[name] = Fp8Linear(Fp8Weight.of(codes, scale), linear.bias, model.device)
+
+
+@contextmanager
+def dense_only(model: Model) -> Iterator[None]:
+    """Inside the context no weight is read in twelve bits."""
+    kept = [linear.twelve for linear in model._dense]
+    for linear in model._dense:
+        linear.twelve = None
+    try:
+        yield
+    finally:
+        for linear, twelve in zip(model._dense, kept, strict=True):
+            linear.twelve = twelve

@@ -1,7 +1,7 @@
-"""What a model's steps and sessions cost on the GPU: the measurements of `gpu.py`, as they are.
+"""The timings of a model's steps and sessions on the GPU.
 
-Each answers numbers in milliseconds or tokens a second. Decode steps overlap planning with the device, as the
-server does; a turn's first token is timed from its submission to the moment its listener hears it.
+Each returns milliseconds or tokens per second. Decode steps overlap planning with the device, as in the
+server; the first token of a turn is timed from its submission to its event.
 """
 
 from __future__ import annotations
@@ -17,23 +17,26 @@ import torch
 from triton import knobs
 from triton.compiler import ASTSource
 
-from benchmarks.gpu_sessions import Talk
+from holdfast.bench.loops import Talk
 from holdfast.core.audit import Audit, Finding
+from holdfast.core.registry import Event
 from holdfast.engine.loop import EngineLoop
 
 
 def words(count: int, seed: int) -> list[int]:
+    """Input tokens, the same for the same seed."""
     return [(seed * 7919 + 31 * place) % 50_000 for place in range(count)]
 
 
 def settle(loop: EngineLoop) -> None:
-    """Step until nothing is left to do."""
+    """Step until the loop is idle."""
     while loop.busy:
         loop.step()
     torch.cuda.synchronize()
 
 
 def close(loop: EngineLoop, talks: list[Talk]) -> None:
+    """Close the sessions and wait until their memory is free."""
     for talk in talks:
         loop.scheduler.close(talk.name, loop.now())
     settle(loop)
@@ -43,7 +46,7 @@ def decode_step(loop: EngineLoop, batch: int, steps: int = 128) -> float:
     """Milliseconds of one decode step after inputs of 128 tokens: the median of the means of 16 steps."""
     talks = [Talk(loop, f"decode {batch} {number}") for number in range(batch)]
     for number, talk in enumerate(talks):
-        # Inputs come in a few at a time: who is first must still talk when the last begins.
+        # Inputs are admitted a few at a time: the first must still decode when the last begins.
         talk.begin(words(128, number), steps + 128)
     while not all(len(talk.said) >= 4 for talk in talks):
         loop.step()
@@ -55,7 +58,7 @@ def decode_step(loop: EngineLoop, batch: int, steps: int = 128) -> float:
             loop.step()
         took = time.perf_counter() - begun
         means.append(took / (sum(len(talk.said) for talk in talks) - before) * batch * 1e3)
-    assert not any(talk.over for talk in talks), "a step of fewer rows was measured"
+    assert not any(talk.over for talk in talks), "a turn ended while it was measured"
     close(loop, talks)
     return statistics.median(means)
 
@@ -72,7 +75,7 @@ def first_token(loop: EngineLoop, talk: Talk, seed: int, count: int = 32) -> flo
 
 
 def turns(loop: EngineLoop, history: int) -> dict[str, float]:
-    """First tokens of turns on one history: as usual, after an aborted turn, and on a fork."""
+    """First tokens of turns on one history: of a normal turn, after an aborted one, and on a fork."""
     talk = Talk(loop, f"history {history}")
     talk.begin(words(history, 3), 8)
     talk.finish()
@@ -107,7 +110,7 @@ def turns(loop: EngineLoop, history: int) -> dict[str, float]:
 
 
 def prefill(loop: EngineLoop, prompts: int, length: int) -> float:
-    """Tokens a second of new prompts, until all have their first token."""
+    """Tokens per second of new prompts, until all have their first token."""
     rates = []
     for trial in range(3):
         torch.cuda.synchronize()
@@ -166,11 +169,11 @@ def sessions(loop: EngineLoop, count: int, rounds: int, history: int) -> dict[st
 
 @contextmanager
 def compilations() -> Iterator[list[str]]:
-    """The names of the Triton kernels that are compiled meanwhile: somebody's turn waits for each."""
+    """The names of the Triton kernels compiled inside the context; each compilation delays a turn."""
     names: list[str] = []
 
     def heard(*, src: ASTSource, cache_hit: bool, **_: object) -> None:
-        names.append(f"{src.name} (from its file)" if cache_hit else src.name)
+        names.append(f"{src.name} (cached)" if cache_hit else src.name)
 
     before = knobs.compilation.listener
     knobs.compilation.listener = heard
@@ -181,13 +184,14 @@ def compilations() -> Iterator[list[str]]:
 
 
 class Witness(Talk):
-    """A session that notes when it hears each token."""
+    """A session that records the time of each token."""
 
     def __init__(self, loop: EngineLoop, name: str) -> None:
         super().__init__(loop, name)
         self.times: list[float] = []
 
-    def hear(self, event: object) -> None:
+    def hear(self, event: Event) -> None:
+        """Listen to the events of the turn."""
         super().hear(event)
         self.times.append(time.perf_counter())
 
@@ -198,9 +202,9 @@ class Witness(Talk):
 
 
 def spill_and_restore(loop: EngineLoop, history: int) -> dict[str, float]:
-    """First tokens of turns whose sessions lie on the host, since not all of them fit at once.
+    """First tokens of turns whose sessions are spilled to the host, since not all of them fit.
 
-    Then the same beside another session's answer: how long that stands still at most, and usually.
+    Then the same while another session decodes: its longest and its median pause between tokens.
     """
     talks = [Talk(loop, f"spilled {number}") for number in range(3)]
     for number, talk in enumerate(talks):
@@ -220,7 +224,7 @@ def spill_and_restore(loop: EngineLoop, history: int) -> dict[str, float]:
         talk.begin(words(32, 9), 32)
         talk.finish()
     assert not witness.over and counters.spills > spills >= 3, "the pool is too large for this measurement"
-    assert counters.computed_tokens - computed < history, "a history was computed again"
+    assert counters.computed_tokens - computed < history, "a history was recomputed"
     pauses = witness.pauses
     close(loop, [*talks, witness])
     return {
@@ -231,14 +235,14 @@ def spill_and_restore(loop: EngineLoop, history: int) -> dict[str, float]:
 
 
 def share_of_audit(loop: EngineLoop, batch: int) -> float:
-    """The part of a decode step's time that the host spends in the always-on audit."""
+    """The share of a decode step that the host spends in the audit."""
     spent = 0.0
     tick = Audit.tick
 
-    def timed(audit: Audit, rows: int) -> list[Finding]:
+    def timed(self: Audit, rows: int) -> list[Finding]:
         nonlocal spent
         begun = time.perf_counter()
-        answer = tick(audit, rows)
+        answer = tick(self, rows)
         spent += time.perf_counter() - begun
         return answer
 
@@ -271,7 +275,7 @@ def kernel_times(loop: EngineLoop, batch: int) -> list[tuple[str, float, int]]:
     times: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
     for event in profile.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if event.device_type.name == "CUDA":
             times[event.name[:70]] += event.device_time
             counts[event.name[:70]] += 1
     return sorted(

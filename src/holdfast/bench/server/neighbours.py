@@ -1,18 +1,16 @@
-"""How long others wait for their next token while one client attacks.
+"""How long other clients wait for their next token while one client attacks.
 
-    PYTHONPATH=src:. python benchmarks/neighbours.py [--json] [--only NAME] [--rounds 5] [--seconds 3]
+    python -m holdfast.bench.server.neighbours [--json] [--only NAME] [--rounds 5] [--seconds 3]
 
-A real server whose model takes a fixed time for each step (`--step-ms`) without using the processor, as one
-on a GPU does: the echo model, with a sleep in each step. Four neighbours stream without end; in each round
-they are measured for some seconds without an attack and then for as long with one. The attacker is a
-process of its own. A pause that begins during the attack is measured to its end.
+A real server of the echo model with a sleep in each step (`--step-ms`), which takes time but no processor, as
+a GPU does. Four neighbours stream without end. Each round measures them for some seconds without an attack,
+then for as long with one. The attacker is a process of its own. A pause is measured to its end.
 
 The table has medians over the rounds: the longest pause between two tokens of any neighbour, calm and
-attacked, by how many steps the attack lengthens it (the aim is two at most), and the median pause. The
-processors are shared by the server's two processes, the attacker and this one. `processor` is a control
-that only burns one, and `waited` is how many milliseconds of each second the threads of the server were
-ready to run and had no processor during the attack (from the kernel's schedstat): so much is not the
-server's doing.
+attacked, the number of steps by which the attack lengthens it (the target is at most two), and the median
+pause. The server's processes, the attacker and this process share the processors: `processor` is a control
+that only keeps one busy, and `waited` is how many milliseconds per second the server's threads were runnable
+without a processor during the attack (from the kernel's schedstat), which is not the server's fault.
 """
 
 from __future__ import annotations
@@ -23,220 +21,49 @@ import json
 import multiprocessing
 import os
 import runpy
-import signal
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import pairwise
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from tests.hostile.raw import CONTINUATION, PING, TEXT, address_of, connect, frame, head, open_socket
+from holdfast.bench.machine import run_queue_seconds
+from holdfast.bench.served import ServerProcess
+from holdfast.bench.server.attacks import ATTACKS, KEY, NEEDS_SESSIONS, Target, asking, attack_until, post
 
+MODULE = "holdfast.bench.server.neighbours"
 NEIGHBOURS = 4
 STANDSTILL_SECONDS = 60.0
 SESSIONS = 2000
-JSON = "Content-Type: application/json"
-ROOM = ("--context-length", "200000", "--kv-tokens", "1600000", "--max-sessions", "20000")
-KEY = "key-of-the-neighbours"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where a server listens, and the key that opens it."""
-
-    url: str
-    key: str = KEY
-
-    def request(self, method: str, path: str, body: Any = None, *headers: str) -> bytes:
-        """A whole request."""
-        content = b"" if body is None else json.dumps(body, separators=(",", ":")).encode()
-        size = f"Content-Length: {len(content)}"
-        key = f"Authorization: Bearer {self.key}"
-        return head(self, method, path, JSON, key, size, *headers) + content
-
-
-# --- attacks: each is called again and again until its time is over -------------------------------
-
-
-Attack = Callable[[Target], Iterator[None]]
-
-
-def asking(*requests: Callable[[Target], bytes], connections: int = 1) -> Attack:
-    """Send requests on connections that are kept, and read what is answered."""
-
-    def attack(target: Target) -> Iterator[None]:
-        sent = [request(target) for request in requests]
-        opened: list[socket.socket] = []
-        while True:
-            while len(opened) < connections:
-                opened.append(connect(target, STANDSTILL_SECONDS))
-            for number, each in enumerate(list(opened)):
-                try:
-                    each.sendall(sent[number % len(sent)])
-                except OSError:
-                    opened.remove(each)
-            for each in list(opened):
-                if not answered(each):
-                    opened.remove(each)
-            yield
-
-    return attack
-
-
-def answered(connection: socket.socket) -> bool:
-    """Read one answer; whether the connection can be used again."""
-    said = b""
-    try:
-        while b"\r\n\r\n" not in said:
-            piece = connection.recv(1 << 16)
-            if not piece:
-                return False
-            said += piece
-        headers, _, body = said.partition(b"\r\n\r\n")
-        if b"connection: close" in headers.lower() or b"content-length:" not in headers.lower():
-            connection.close()
-            return False
-        left = int(headers.lower().split(b"content-length:")[1].split(b"\r\n")[0]) - len(body)
-        while left > 0:
-            piece = connection.recv(1 << 16)
-            if not piece:
-                return False
-            left -= len(piece)
-    except OSError:
-        return False
-    return True
-
-
-def frames(first: bytes, repeated: bytes) -> Attack:
-    """Frames without end; a connection that is closed is opened again."""
-
-    def attack(target: Target) -> Iterator[None]:
-        piece = repeated * (16_384 // len(repeated))
-        while True:
-            with suppress(OSError, AssertionError), open_socket(target, "/v1/realtime") as connection:
-                connection.sendall(first)
-                while True:
-                    connection.sendall(piece)
-                    yield
-            yield
-
-    return attack
-
-
-def unfinished(target: Target, size: int, count: int) -> Iterator[None]:
-    """Requests whose end never comes."""
-    begun = head(target, "POST", "/v1/sessions", JSON, "Content-Length: 16000000")
-    held: list[socket.socket] = []
-    while True:
-        with suppress(OSError):
-            held.append(connect(target, 5.0))
-            held[-1].sendall(begun + b" " * size)
-        if len(held) > count:
-            held.pop(0).close()
-        yield
-
-
-def leaving(target: Target) -> Iterator[None]:
-    """Turns whose clients are gone before the first token."""
-    body = {"prompt": "abc" * 100, "max_tokens": 1000, "ignore_eos": True, "stream": True}
-    sent = target.request("POST", "/v1/completions", body)
-    while True:
-        with suppress(OSError), connect(target, 5.0) as connection:
-            connection.sendall(sent)
-        yield
-
-
-def burning(_: Target) -> Iterator[None]:
-    """The control: nothing is sent, a processor is used."""
-    while True:
-        sum(range(100_000))
-        yield
-
-
-SHORT = {"max_tokens": 2, "ignore_eos": True}
-
-
-def chat(size: int) -> Callable[[Target], bytes]:
-    """A conversation with a message of so many bytes."""
-    messages = [{"role": "user", "content": "word " * (size // 5)}]
-    return lambda target: target.request("POST", "/v1/chat/completions", {"messages": messages, **SHORT})
-
-
-def get(path: str) -> Callable[[Target], bytes]:
-    return lambda target: target.request("GET", path)
-
-
-def post(path: str, body: Any) -> Callable[[Target], bytes]:
-    return lambda target: target.request("POST", path, body)
-
-
-BEGUN = frame(TEXT, b"{", last=False)
-ATTACKS: dict[str, Attack] = {
-    "processor": burning,
-    "text of 100 kB": asking(chat(100_000)),
-    "text of 1 MB": asking(chat(1_000_000)),
-    "text of 15 MB": asking(chat(15_000_000)),
-    "system of 15 MB": asking(post("/v1/sessions", {"system": "x" * 15_000_000})),
-    "4 million token ids": asking(post("/v1/completions", {"prompt": [7] * 4_000_000})),
-    "stop tokens": asking(
-        post("/v1/completions", {"prompt": "x", "stop_token_ids": [7] * 3_000_000, **SHORT})
-    ),
-    "empty frames": frames(BEGUN, frame(CONTINUATION, last=False)),
-    "pings": frames(b"", frame(PING)),
-    "half-open": lambda target: unfinished(target, 0, 500),
-    "unfinished bodies": lambda target: unfinished(target, 15_000_000, 30),
-    "lists": asking(get("/v1/sessions"), connections=8),
-    "memory": asking(get("/v1/memory"), connections=8),
-    "choices": asking(post("/v1/completions", {"prompt": "abc", "n": 48, **SHORT})),
-    "prompts": asking(post("/v1/completions", {"prompt": ["abc"] * 48, **SHORT})),
-    "leaving": leaving,
-    "strangers": asking(
-        lambda target: Target(target.url, "nobody").request("GET", "/v1/models"), connections=8
-    ),
-}
-"""What a client does, from nothing at all to too much."""
-
-NEEDS_SESSIONS = ("lists", "memory")
-
-
-def attack_until(name: str, target: Target, ready: Event, go: Event, rounds: Any) -> None:
-    """The attacker's process, until it is killed."""
-    attacking = ATTACKS[name](target)
-    ready.set()
-    go.wait()
-    for _ in attacking:
-        rounds.value += 1
+SIZES = ("--context-length", "200000", "--kv-tokens", "1600000", "--max-sessions", "20000")
 
 
 # --- the server -----------------------------------------------------------------------------------
 
 
 def serve_in_steps(step_ms: float, arguments: list[str]) -> None:
-    """The server's process: its engine is started through this file, so that each step takes its time."""
+    """The server's process; it starts its engine through this module, which makes each step take its time."""
     with tempfile.TemporaryDirectory() as directory:
         python = Path(directory) / "python"
-        engine = f'exec {sys.executable} {Path(__file__).resolve()} --engine {step_ms} "$3" "$4"'
+        engine = f'exec {sys.executable} -m {MODULE} --engine {step_ms} "$3" "$4"'
         python.write_text(
             f'#!/bin/sh\nif [ "$2" = holdfast.server.link.worker ]; then {engine}; fi\n'
             f'exec {sys.executable} "$@"\n'
         )
         python.chmod(0o700)
         sys.executable = str(python)
-        sys.argv = ["holdfast", "serve", "echo", "--port", "0", *arguments]
-        import_module("holdfast.cli").main()
+        sys.argv = ["holdfast", "serve", "echo", *arguments]
+        runpy.run_module("holdfast.cli", run_name="__main__", alter_sys=True)
 
 
 def engine_in_steps(step_ms: float, arguments: list[str]) -> None:
-    """The engine's process: the worker, with a model that sleeps in each step."""
+    """The engine's process: the worker with a model that sleeps in each step."""
     executor = import_module("holdfast.engine.echo").EchoExecutor
     plain = executor.finish
 
@@ -251,9 +78,9 @@ def engine_in_steps(step_ms: float, arguments: list[str]) -> None:
 
 @contextmanager
 def serving(step_ms: float, keys: int) -> Iterator[tuple[Target, int]]:
-    """A server, and its process; with keys it knows that many tenants."""
+    """A server and its process id; with `keys` it has that many API keys of 1,000 tenants."""
     with tempfile.TemporaryDirectory() as directory:
-        options = [*ROOM]
+        options = [*SIZES]
         if keys:
             path = Path(directory) / "keys"
             path.write_text(
@@ -261,31 +88,9 @@ def serving(step_ms: float, keys: int) -> Iterator[tuple[Target, int]]:
             )
             path.chmod(0o600)
             options += ["--api-keys", str(path)]
-        process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", str(step_ms), *options], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline()
-            assert "http://" in line, line
-            yield Target("http://" + line.split("http://")[1].strip()), process.pid
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            process.stdout.close()
-
-
-def waited_ns(pid: int) -> int:
-    """How long the threads of a process and its children were ready to run without a processor."""
-    total = 0
-    with suppress(FileNotFoundError, ProcessLookupError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            total += int((task / "schedstat").read_text().split()[1])
-            total += sum(waited_ns(int(child)) for child in (task / "children").read_text().split())
-    return total
+        command = (sys.executable, "-m", MODULE, "--serve", str(step_ms))
+        with ServerProcess(*options, command=command) as server:
+            yield Target(server.url), server.pid
 
 
 # --- neighbours -----------------------------------------------------------------------------------
@@ -293,14 +98,14 @@ def waited_ns(pid: int) -> int:
 
 @dataclass(slots=True)
 class Stream:
-    """One neighbour: when its tokens came."""
+    """One neighbour, and the times at which its tokens arrived."""
 
     name: str
     arrivals: list[float] = field(default_factory=list)
 
     async def run(self, target: Target) -> None:
-        """Stream one turn after another on a session, each as long as may be."""
-        reader, writer = await asyncio.open_connection(*address_of(target))
+        """Stream one long turn after another on a session."""
+        reader, writer = await asyncio.open_connection(*target.address)
         writer.write(target.request("POST", "/v1/sessions", {"id": self.name}))
         await reader.readuntil(b"}}")
         while True:
@@ -308,19 +113,20 @@ class Stream:
             body = {"input": self.name, "stream": True, "sampling": sampling}
             writer.write(target.request("POST", f"/v1/sessions/{self.name}/turns", body))
             while b"event: done" not in (piece := await reader.read(1 << 16)):
-                assert piece, "the neighbour was cut off"
+                if not piece:
+                    raise ConnectionError("the server closed the stream of a neighbour")
                 if b'"token_ids"' in piece:
                     self.arrivals.append(time.perf_counter())
             writer.write(target.request("POST", f"/v1/sessions/{self.name}/rewind", {"to_turn": 0}))
             await reader.readuntil(b"}}")
 
     def pauses(self, since: float, until: float) -> list[float]:
-        """Pauses of which a part lies in a time, in milliseconds."""
+        """Pauses that overlap with a time span, in milliseconds."""
         return [(b - a) * 1000 for a, b in pairwise(self.arrivals) if b >= since and a < until]
 
 
 async def measure(streams: list[Stream], seconds: float) -> list[float]:
-    """All pauses of all neighbours in the next seconds, to their ends."""
+    """All pauses of all neighbours that begin in the next seconds, measured to their ends."""
     since = time.perf_counter()
     await asyncio.sleep(seconds)
     until = time.perf_counter()
@@ -333,7 +139,7 @@ async def measure(streams: list[Stream], seconds: float) -> list[float]:
 
 
 async def calmed(streams: list[Stream], step_ms: float) -> None:
-    """Wait until every neighbour has its tokens regularly again."""
+    """Wait until the tokens of all neighbours arrive regularly."""
     deadline = time.perf_counter() + STANDSTILL_SECONDS
     while time.perf_counter() < deadline:
         now = time.perf_counter()
@@ -345,7 +151,7 @@ async def calmed(streams: list[Stream], step_ms: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How an attack is measured."""
+    """Rounds of an attack, and the seconds of each half of a round."""
 
     rounds: int
     seconds: float
@@ -353,13 +159,13 @@ class Plan:
 
 
 async def run_attack(name: str, target: Target, pid: int, plan: Plan) -> dict[str, float]:
-    """Neighbours without and with an attack, in turns; medians over the rounds."""
+    """The pauses of the neighbours without and with an attack, alternating; medians over the rounds."""
     context = multiprocessing.get_context("spawn")
     streams = [Stream(f"neighbour-{number}") for number in range(NEIGHBOURS)]
     running = [asyncio.create_task(stream.run(target)) for stream in streams]
     calm: list[list[float]] = []
     attacked: list[list[float]] = []
-    waited, count = 0, context.Value("q", 0)
+    waited, count = 0.0, context.Value("q", 0)
     try:
         for _ in range(plan.rounds):
             ready, go = context.Event(), context.Event()
@@ -371,15 +177,16 @@ async def run_attack(name: str, target: Target, pid: int, plan: Plan) -> dict[st
                 await asyncio.sleep(0.05)
             await calmed(streams, plan.step_ms)
             calm.append(await measure(streams, plan.seconds))
-            before = waited_ns(pid)
+            before = run_queue_seconds(pid)
             go.set()
             measuring = asyncio.create_task(measure(streams, plan.seconds))
             await asyncio.sleep(plan.seconds)
-            waited += waited_ns(pid) - before
+            waited += run_queue_seconds(pid) - before
             attacker.kill()
             attacked.append(await measuring)
             for task in running:
-                assert not task.done(), f"a neighbour was cut off: {task.exception()}"
+                if task.done():
+                    task.result()
     finally:
         for task in running:
             task.cancel()
@@ -390,20 +197,20 @@ async def run_attack(name: str, target: Target, pid: int, plan: Plan) -> dict[st
         "attacked_median_ms": statistics.median(pause for each in attacked for pause in each),
         "attacked_longest_ms": statistics.median(max(each) for each in attacked),
         "attacked_worst_ms": max(max(each) for each in attacked),
-        "waited_ms_per_s": waited / 1e6 / (plan.rounds * plan.seconds),
+        "waited_ms_per_s": waited * 1e3 / (plan.rounds * plan.seconds),
         "attacks": count.value,
     }
 
 
 def fill(target: Target) -> None:
-    """Sessions at rest, for attacks that ask about all of them."""
+    """Open idle sessions, for attacks that list them."""
     requests = asking(post("/v1/sessions", {}))(target)
     for _ in range(SESSIONS):
         next(requests)
 
 
 def show(name: str, figures: dict[str, float], step_ms: float, as_json: bool) -> None:
-    """One attack's figures."""
+    """Print the figures of one attack."""
     steps = (figures["attacked_longest_ms"] - figures["calm_longest_ms"]) / step_ms
     load = round(os.getloadavg()[0], 1)
     if as_json:
@@ -424,13 +231,14 @@ def show(name: str, figures: dict[str, float], step_ms: float, as_json: bool) ->
 
 
 def main() -> None:
+    """Run the attacks that the arguments select."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", action="store_true", help="one object a line for each figure")
-    parser.add_argument("--only", default="", help="attacks whose name begins so")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.add_argument("--only", default="", help="run only attacks whose name starts with this")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each half of a round")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds of each half of a round")
     parser.add_argument("--step-ms", type=float, default=20.0)
     arguments = parser.parse_args()
     plan = Plan(arguments.rounds, arguments.seconds, arguments.step_ms)

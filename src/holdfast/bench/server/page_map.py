@@ -1,74 +1,55 @@
-"""What the live map costs the server, and how fast the page loads.
+"""The cost of the live memory map for the server, and the load time of the page.
 
-    python -m benchmarks.page_map [--units 100000] [--seconds 10] [--json]
+    python -m holdfast.bench.server.page_map [--units 100000] [--seconds 10] [--json]
 
-Starts a server of the model without weights with a pool of so many pages, fills most of it with sessions, and
-watches it over `/v1/memory/live`. `map_idle` and `map_busy` are the share of one core that the server's two
-processes take for it: with no turn running, and the difference between watched and unwatched while sessions
-talk and are interrupted. `page_load` is the time from the request to the connected page in a Chromium, where
-there is one.
+Starts a server of the echo model with a pool of `--units` pages, fills most of it with sessions, and watches
+it over `/v1/memory/live`. `map_idle` and `map_busy` are the cores that the server's processes use for it:
+without running turns, and while sessions run and are interrupted. `page_load` is the time from the request to
+the connected page in a Chromium, if one and Playwright are installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
-import os
-import re
 import shutil
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
+from importlib import import_module
+from statistics import median
+from types import TracebackType
 
 import httpx
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-TICKS = os.sysconf("SC_CLK_TCK")
+from holdfast.bench.machine import processor_seconds
+from holdfast.bench.served import ServerProcess
+
+PAGE_LOADS = 5
 
 
-class Served:
-    """A server in processes of its own."""
+class FilledServer:
+    """A server whose pool is filled with sessions."""
 
     def __init__(self, units: int) -> None:
-        tokens = str(units * 16)
-        arguments = [
-            "serve",
-            "echo",
-            "--port",
-            "0",
-            "--kv-tokens",
-            tokens,
-            "--storm",
-            "--tenant-sessions",
-            "100000",
-        ]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.cli", *arguments, "--max-sessions", "20000"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            found = re.search(r"http://\S+", line)
-            if found:
-                self.url = found[0]
-                break
+        sizes = ("--kv-tokens", str(units * 16), "--max-sessions", "20000", "--tenant-sessions", "100000")
+        self._server = ServerProcess("echo", *sizes, "--storm")
+        self.url = self._server.url
         self.http = httpx.Client(base_url=self.url, timeout=120)
 
-    def cpu_seconds(self) -> float:
-        """What both processes have used."""
-        used = 0
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        for pid in (str(self.process.pid), *children):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            used += int(fields[11]) + int(fields[12])
-        return used / TICKS
+    def __enter__(self) -> FilledServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.http.close()
+        self._server.stop()
 
     def fill(self, units: int) -> int:
-        """Sessions of long histories until most units are held."""
+        """Open sessions with long histories until most units are held; returns how many."""
         sessions = 0
         while self.held() < 0.85 * units:
             self.http.post("/v1/sessions", json={"id": f"s{sessions}", "ttl": 3600}).raise_for_status()
@@ -78,51 +59,48 @@ class Served:
         return sessions
 
     def held(self) -> int:
+        """Units that are not free."""
         pools = self.http.get("/v1/memory").json()["pools"]
         return sum(pool["units"] - pool["holders"]["FREE"] for pool in pools)
 
+    def cores(self, seconds: float) -> float:
+        """The mean number of cores that the server uses during the next seconds."""
+        before, began = processor_seconds(self._server.pid), time.monotonic()
+        time.sleep(seconds)
+        return (processor_seconds(self._server.pid) - before) / (time.monotonic() - began)
 
-class Watch:
-    """A viewer in a thread, which counts what it is sent."""
 
-    def __init__(self, served: Served) -> None:
+class Viewer:
+    """A viewer of the map in a thread; counts the pictures that it receives."""
+
+    def __init__(self, url: str) -> None:
         self.pictures = 0
-        self.bytes = 0
-        self.connection = connect(served.url.replace("http", "ws") + "/v1/memory/live").__enter__()
+        self.connection = connect(url.replace("http", "ws") + "/v1/memory/live")
         self.thread = threading.Thread(target=self._watch)
         self.thread.start()
 
     def _watch(self) -> None:
         try:
             for message in self.connection:
-                self.bytes += len(message)
                 self.pictures += isinstance(message, bytes)
         except ConnectionClosed:
             return
 
     def close(self) -> None:
+        """Disconnect."""
         self.connection.close()
         self.thread.join()
 
 
-def share(served: Served, seconds: float) -> float:
-    """The share of a core that is used meanwhile."""
-    before, began = served.cpu_seconds(), time.monotonic()
-    time.sleep(seconds)
-    return (served.cpu_seconds() - before) / (time.monotonic() - began)
-
-
 def page_load(url: str) -> float | None:
-    """Seconds until the page is connected; None without a browser."""
+    """Median seconds until the page is connected; None without a browser."""
     found = shutil.which("chromium")
-    if found is None:
+    if found is None or importlib.util.find_spec("playwright") is None:
         return None
-    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - a browser is not needed for the rest
-
-    with sync_playwright() as playwright:
+    with import_module("playwright.sync_api").sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         times = []
-        for _ in range(5):
+        for _ in range(PAGE_LOADS):
             page = browser.new_page()
             began = time.monotonic()
             page.goto(url)
@@ -130,10 +108,51 @@ def page_load(url: str) -> float | None:
             times.append(time.monotonic() - began)
             page.close()
         browser.close()
-    return sorted(times)[2]
+    return median(times)
+
+
+class Report:
+    """Prints figures, as text or as JSON."""
+
+    def __init__(self, units: int, as_json: bool) -> None:
+        self._units = units
+        self._as_json = as_json
+
+    def tell(self, name: str, value: float, unit: str, **more: object) -> None:
+        """Print one figure."""
+        line = {"name": name, "value": round(value, 4), "unit": unit, "units": self._units, **more}
+        print(json.dumps(line) if self._as_json else f"{name}: {value:.4f} {unit} {more}", flush=True)
+
+
+def measure(server: FilledServer, units: int, seconds: float, report: Report) -> None:
+    """Measure the map on an idle server, then on a busy one, then the page."""
+    sessions = server.fill(units)
+    bare = server.cores(seconds)
+    viewer = Viewer(server.url)
+    time.sleep(1)
+    report.tell("map_idle", server.cores(seconds) - bare, "cores", sessions=sessions)
+    viewer.close()
+    storm = {"sessions": 20, "seconds": 4 * seconds + 5}
+    server.http.post("/v1/storm", json=storm).raise_for_status()
+    time.sleep(2)
+    before = server.cores(seconds)
+    viewer = Viewer(server.url)
+    time.sleep(1)
+    pictures = viewer.pictures
+    watched = server.cores(seconds)
+    rate = (viewer.pictures - pictures) / seconds
+    viewer.close()
+    unwatched = (before + server.cores(seconds)) / 2
+    more = {"unwatched": round(unwatched, 3), "pictures_per_second": rate}
+    report.tell("map_busy", watched - unwatched, "cores", **more)
+    server.http.delete("/v1/storm")
+    loaded = page_load(server.url)
+    if loaded is not None:
+        report.tell("page_load", loaded, "s")
 
 
 def main() -> None:
+    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -141,42 +160,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    served = Served(options.units)
-    figures: list[dict[str, object]] = []
-
-    def tell(name: str, value: float, unit: str, **more: object) -> None:
-        figures.append({"name": name, "value": round(value, 4), "unit": unit, "units": options.units, **more})
-        line = figures[-1]
-        print(json.dumps(line) if options.json else f"{name}: {value:.4f} {unit} {more}", flush=True)
-
-    try:
-        sessions = served.fill(options.units)
-        bare = share(served, options.seconds)
-        watch = Watch(served)
-        time.sleep(1)
-        tell("map_idle", share(served, options.seconds) - bare, "cores", sessions=sessions)
-        watch.close()
-        storm = {"sessions": 20, "seconds": 4 * options.seconds + 5}
-        served.http.post("/v1/storm", json=storm).raise_for_status()
-        time.sleep(2)
-        unwatched = share(served, options.seconds)
-        watch = Watch(served)
-        time.sleep(1)
-        before = watch.pictures
-        watched = share(served, options.seconds)
-        rate = (watch.pictures - before) / options.seconds
-        watch.close()
-        unwatched = (unwatched + share(served, options.seconds)) / 2
-        tell(
-            "map_busy", watched - unwatched, "cores", unwatched=round(unwatched, 3), pictures_per_second=rate
-        )
-        served.http.delete("/v1/storm")
-        loaded = page_load(served.url)
-        if loaded is not None:
-            tell("page_load", loaded, "s")
-    finally:
-        served.process.terminate()
-        served.process.wait(60)
+    with FilledServer(options.units) as server:
+        measure(server, options.units, options.seconds, Report(options.units, options.json))
 
 
 if __name__ == "__main__":

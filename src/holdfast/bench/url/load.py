@@ -1,8 +1,7 @@
-"""Load on a server from outside: many conversations at once, each turn timed as its client feels it.
+"""The load: many conversations at once, some turns aborted, every turn timed by its client.
 
-`run_load` drives any number of conversations through a `Door`: Holdfast's sessions, or the chat interface
-that OpenAI-compatible servers share, where every turn sends the whole history again. Turns may be cut short,
-by an interruption or by leaving. Nothing here prints; `bench_url` does.
+`run_load` drives the conversations through an `Api` (apis.py). Aborted turns are interrupted, or their client
+disconnects.
 """
 
 from __future__ import annotations
@@ -11,34 +10,26 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-import httpx
+from holdfast.client import HoldfastError
 
-from holdfast.client import AsyncClient, AsyncSession, AsyncTurn, Conflict, HoldfastError, Retries, Sampling
-from holdfast.client.calls import base_url
-from holdfast.client.errors import error_from_response, lost_connection
-from holdfast.client.stream import EventDecoder
-from holdfast.client.transport import bearer
+__all__ = ["Api", "Ask", "Conversation", "Load", "Sample", "percentile", "run_load"]
 
-__all__ = ["ChatDoor", "Door", "Load", "Sample", "SessionsDoor", "percentile", "run_load"]
-
-SYSTEM = "You are a voice on the telephone. Answer at once and go on until you are interrupted."
 WORDS = (
     "river", "stone", "light", "garden", "window", "paper", "music", "winter", "bridge", "market", "silver",
     "morning", "letter", "island", "engine", "forest", "harbour", "simple", "yellow", "between", "every",
     "carry", "follow", "answer", "listen", "remember", "travel", "number", "question",
 )  # fmt: skip
-BUSY_POLL_SECONDS = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What to do: conversations at once, turns of each, and how many are cut short.
+    """The size of a load: concurrent conversations, turns of each, and the share of aborted turns.
 
-    What is said is `input_tokens` common words, mostly of one token; an answer has `output_tokens` at most.
+    The input of a turn is `input_tokens` common words, mostly of one token; `output_tokens` is the maximum.
     """
 
     sessions: int = 8
@@ -53,7 +44,7 @@ class Load:
 
 @dataclass(slots=True)
 class Sample:
-    """One turn, in seconds since its request was sent; `pieces` are when words arrived."""
+    """One turn, in seconds since its request was sent; `pieces` are the times at which text arrived."""
 
     turn: int
     pieces: list[float] = field(default_factory=list)
@@ -66,7 +57,7 @@ class Sample:
 
     @property
     def first(self) -> float | None:
-        """When the first words came."""
+        """The time to the first token."""
         return self.pieces[0] if self.pieces else None
 
     @property
@@ -79,7 +70,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One turn that is to be taken; `cut_after` tokens it is cut short, by leaving or by interrupting."""
+    """One planned turn; after `cut_after` tokens it is aborted by disconnecting (`leave`) or interrupting."""
 
     words: str
     output_tokens: int
@@ -92,169 +83,31 @@ class Conversation(Protocol):
     """One conversation with a server."""
 
     async def turn(self, ask: Ask, sample: Sample) -> None:
-        """Take a turn and write down how it went; `total` is the caller's."""
+        """Run a turn and fill in the sample, except for `total`."""
 
     async def close(self) -> None:
-        """End it."""
+        """Close the conversation."""
 
 
-class Door(Protocol):
-    """A way to talk to a server."""
+class Api(Protocol):
+    """A way to converse with a server."""
 
     name: str
 
     async def open(self) -> Conversation:
-        """Begin a conversation."""
-
-    async def close(self) -> None:
-        """Leave."""
-
-
-class SessionsDoor:
-    """Holdfast's sessions: a turn sends what is new."""
-
-    name = "sessions"
-
-    def __init__(self, url: str, api_key: str | None) -> None:
-        self.client = AsyncClient(url, api_key, retries=Retries(attempts=1))
-
-    async def open(self) -> Conversation:
-        """Open a session."""
-        return _SessionTalk(await self.client.session(SYSTEM))
+        """Open a conversation."""
 
     async def close(self) -> None:
         """Close the connections."""
-        await self.client.close()
 
 
-class _SessionTalk:
-    def __init__(self, session: AsyncSession) -> None:
-        self.session = session
-
-    async def turn(self, ask: Ask, sample: Sample) -> None:
-        began = time.perf_counter()
-        turn = await self._begin(ask)
-        async with turn:
-            async for _ in turn:
-                sample.pieces.append(time.perf_counter() - began)
-                if ask.cut_after is not None and turn.tokens_shown >= ask.cut_after and not sample.cut:
-                    sample.cut = True
-                    sample.tokens = turn.tokens_shown
-                    if ask.leave:
-                        return
-                    await self.session.interrupt()
-        sample.tokens = turn.usage.completion_tokens
-        sample.prompt_tokens = turn.usage.prompt_tokens
-        sample.cached_tokens = turn.usage.cached_tokens
-
-    async def _begin(self, ask: Ask) -> AsyncTurn:
-        """Say it; a server may not have seen yet that this client has left the turn before."""
-        sampling: Sampling = {
-            "max_tokens": ask.output_tokens,
-            "temperature": 0.0,
-            "ignore_eos": ask.ignore_eos,
-        }
-        while True:
-            try:
-                return await self.session.say(ask.words, on_abort="keep", **sampling)
-            except Conflict as conflict:
-                if conflict.code != "session_busy":
-                    raise
-                await asyncio.sleep(BUSY_POLL_SECONDS)
-
-    async def close(self) -> None:
-        await self.session.close()
-
-
-class ChatDoor:
-    """OpenAI's chat interface: every turn sends the whole conversation."""
-
-    name = "chat"
-
-    def __init__(self, url: str, api_key: str | None, model: str) -> None:
-        self.url = base_url(url)
-        self.model = model
-        self.http = httpx.AsyncClient(
-            base_url=self.url,
-            headers=bearer(api_key),
-            timeout=httpx.Timeout(600.0, pool=None),
-            limits=httpx.Limits(max_connections=None),
-        )
-
-    async def open(self) -> Conversation:
-        """Begin a history."""
-        return _ChatTalk(self)
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self.http.aclose()
-
-    async def events(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """The chunks of a streamed answer."""
-        decoder = EventDecoder()
-        try:
-            async with self.http.stream("POST", "/v1/chat/completions", json=body) as response:
-                if not response.is_success:
-                    raise error_from_response(response.status_code, await response.aread(), response.headers)
-                async for chunk in response.aiter_bytes():
-                    for event in decoder.feed(chunk):
-                        if event.text != "[DONE]":
-                            yield event.body()
-        except httpx.TransportError as error:
-            raise lost_connection(self.url, error) from error
-
-
-class _ChatTalk:
-    def __init__(self, door: ChatDoor) -> None:
-        self.door = door
-        self.history: list[dict[str, str]] = [{"role": "system", "content": SYSTEM}]
-
-    async def turn(self, ask: Ask, sample: Sample) -> None:
-        began = time.perf_counter()
-        self.history.append({"role": "user", "content": ask.words})
-        body: dict[str, Any] = {
-            "model": self.door.model,
-            "messages": self.history,
-            "max_tokens": ask.output_tokens,
-            "temperature": 0.0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        if ask.ignore_eos:
-            body["ignore_eos"] = True
-        said = ""
-        events = self.door.events(body)
-        try:
-            async for event in events:
-                usage = event.get("usage")
-                if usage:
-                    sample.tokens = usage["completion_tokens"]
-                    sample.prompt_tokens = usage["prompt_tokens"]
-                    details = usage.get("prompt_tokens_details") or {}
-                    sample.cached_tokens = details.get("cached_tokens") or 0
-                text = "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
-                if text:
-                    said += text
-                    sample.pieces.append(time.perf_counter() - began)
-                if ask.cut_after is not None and len(sample.pieces) >= ask.cut_after:
-                    sample.cut = True
-                    sample.tokens = len(sample.pieces)
-                    break
-        finally:
-            await events.aclose()
-            self.history.append({"role": "assistant", "content": said or "…"})
-
-    async def close(self) -> None:
-        self.history.clear()
-
-
-async def run_load(door: Door, load: Load, told: Callable[[Sample], None]) -> tuple[list[Sample], float]:
-    """All samples, and how many seconds they took together; `told` hears of each turn as it ends."""
-    # Words of its own for each door: what one has said lies in the server's prefix tree.
-    chance = random.Random(f"{load.seed} {door.name}")
+async def run_load(api: Api, load: Load, told: Callable[[Sample], None]) -> tuple[list[Sample], float]:
+    """Returns all samples and the seconds of the whole load; `told` is called with each turn as it ends."""
+    # Each API has its own words: the server's prefix tree caches those of the other.
+    chance = random.Random(f"{load.seed} {api.name}")
     plans = [[_ask(load, chance) for _ in range(load.turns)] for _ in range(load.sessions)]
-    idle = [await door.open() for _ in range(load.idle)]
-    conversations = [await door.open() for _ in range(load.sessions)]
+    idle = [await api.open() for _ in range(load.idle)]
+    conversations = [await api.open() for _ in range(load.sessions)]
     began = time.perf_counter()
     try:
         lists = await asyncio.gather(
@@ -292,7 +145,7 @@ def _ask(load: Load, chance: random.Random) -> Ask:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value that a share of all values do not exceed; of the values themselves, not between them."""
+    """The nearest-rank percentile: one of the values, without interpolation."""
     assert values and 0.0 <= share <= 1.0
     ordered = sorted(values)
     return ordered[max(0, math.ceil(round(share * len(ordered), 6)) - 1)]

@@ -1,4 +1,4 @@
-"""On a machine with a GPU: the same tokens as on the CPU, launched one by one and from graphs."""
+"""On a machine with a GPU: kernels agree with formulas, and sessions generate the tokens of the CPU."""
 
 import pytest
 import torch
@@ -6,9 +6,9 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from benchmarks.gpu_kernels import CHECKS
-from benchmarks.gpu_sessions import check_tokens
-from benchmarks.kernel_checks import LIMITS
+from tests.gpu.checks import CHECKS
+from tests.gpu.kernel_checks import LIMITS
+from tests.gpu.tokens import check_tokens
 
 
 @pytest.mark.parametrize("name", sorted(CHECKS))
@@ -19,5 +19,5 @@ def test_kernels_agree_with_the_formulas(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_sessions_say_the_same_tokens() -> None:
+def test_sessions_generate_the_same_tokens() -> None:
     assert [case for case, same in check_tokens() if not same] == []

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 from typer.testing import CliRunner
 
+from holdfast.bench.core import anchors, checks, registry, steps, trace, turns, workloads
+from holdfast.bench.core.report import Check, Figure
+from holdfast.bench.core.sessions import Session, World
+from holdfast.bench.timing import collector_off, median_us, paired_ratio
 from holdfast.cli import bench
 from holdfast.core.audit import Audit
 from holdfast.core.ledger import Grant
-from holdfast.sim.bench import anchors, checks, registry, steps, trace, turns, workloads
-from holdfast.sim.bench.report import Check, Figure
-from holdfast.sim.bench.sessions import Session, World
-from holdfast.sim.bench.timing import collector_off, median_us, paired_ratio
 
 
 @pytest.fixture(scope="module")

@@ -4,19 +4,25 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from holdfast.cli.bench_beside import Run, _run, _table
-from holdfast.cli.compare import measurements
-from holdfast.cli.compare.machine import ForeignLoad
-from holdfast.cli.compare.measurements import abort, prefill, prompt, run, throughput, turns
-from holdfast.cli.compare.systems import Conversation, System, _HoldfastSession
-from holdfast.cli.compare.wire import HOST, BenchError, Timing, ask, stream
+from holdfast.bench.beside import rounds
+from holdfast.bench.beside.cases import abort, prefill, throughput, turns
+from holdfast.bench.beside.http import HOST, BenchError, Timing, ask, stream
+from holdfast.bench.beside.rounds import run
+from holdfast.bench.beside.run import Limits, Others, make_systems, run_systems
+from holdfast.bench.beside.systems import Conversation, System, _HoldfastSession
+from holdfast.bench.machine import ForeignLoad, processor_seconds, run_queue_seconds
+from holdfast.bench.models import BenchModel
+from holdfast.bench.prompts import prompt
+from holdfast.bench.tables import comparison_table
 
 
 class Clockwork:
@@ -58,6 +64,10 @@ class Talk:
         self.turn = 0
 
 
+def ignore(_line: str) -> None:
+    """Progress that is not shown."""
+
+
 def measured(systems: Sequence[System], *cases: Any) -> tuple[list[dict[str, Any]], list[str]]:
     told: list[str] = []
     return asyncio.run(run(cases, systems, 3, told.append)).figures, told
@@ -84,7 +94,7 @@ def test_an_interruption_leaves_what_was_measured() -> None:
             return await super().complete(prompts, count)
 
     systems = [Clockwork("holdfast", 0.1), Interrupted("other", 0.4)]
-    measured = asyncio.run(run([prefill(16)], systems, 3, lambda _: None))
+    measured = asyncio.run(run([prefill(16)], systems, 3, ignore))
     assert (measured.ended, measured.failed) == ("interrupted", False)
     assert [(figure["system"], figure["rounds"]) for figure in measured.figures] == [
         ("holdfast", 2),
@@ -121,8 +131,7 @@ class Hanging(Clockwork):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_systems_and_shows_what_was_measured(number: int) -> None:
     systems = [Hanging("holdfast", number), Hanging("other", number)]
-    quiet = Console(quiet=True)
-    measured, came = asyncio.run(_run([prefill(16)], systems, Run(3, 60.0, None, False), quiet))
+    measured, came = asyncio.run(run_systems([prefill(16)], systems, Limits(3, 60.0, 1), ignore))
     assert came == number
     assert measured.ended == "interrupted"
     assert {figure["rounds"] for figure in measured.figures} == {1}
@@ -131,8 +140,7 @@ def test_a_signal_stops_the_systems_and_shows_what_was_measured(number: int) -> 
 
 def test_the_end_of_the_time_stops_the_systems_and_shows_what_was_measured() -> None:
     system = Hanging("holdfast", None)
-    how = Run(3, 0.2 / 60, None, False)
-    measured, came = asyncio.run(_run([prefill(16)], [system], how, Console(quiet=True)))
+    measured, came = asyncio.run(run_systems([prefill(16)], [system], Limits(3, 0.2 / 60, 1), ignore))
     assert came == 0
     assert measured.ended is not None and measured.ended.startswith("ended after")
     assert not measured.failed
@@ -147,7 +155,7 @@ def test_a_system_that_fails_leaves_what_was_measured() -> None:
             return await super().complete(prompts, count)
 
     systems = [Clockwork("holdfast", 0.1), Failing("other", 0.4)]
-    measured = asyncio.run(run([prefill(16)], systems, 3, lambda _: None))
+    measured = asyncio.run(run([prefill(16)], systems, 3, ignore))
     assert (measured.ended, measured.failed) == ("gone", True)
     assert {figure["rounds"] for figure in measured.figures} == {2}
 
@@ -160,8 +168,8 @@ def test_rounds_that_do_not_fit_into_the_time_are_left_out(monkeypatch: pytest.M
             clock[0] += 10.0
             return await super().complete(prompts, count)
 
-    monkeypatch.setattr(measurements, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    measured = asyncio.run(run([prefill(16)], [Slow("holdfast", 0.1)], 1000, lambda _: None, 35.0))
+    monkeypatch.setattr(rounds, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    measured = asyncio.run(run([prefill(16)], [Slow("holdfast", 0.1)], 1000, ignore, 35.0))
     assert measured.ended == "no time for more than 2 rounds"
     assert [figure["rounds"] for figure in measured.figures] == [2]
 
@@ -205,6 +213,15 @@ def test_the_turn_after_an_abort_is_compared_with_normal_ones_among_them() -> No
     assert values["at_once_after_abort_over_normal"] == round(14 / 13.5, 3)
 
 
+def test_without_transformers_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    model = BenchModel(Path("model"))
+    with pytest.raises(BenchError, match=r"pip install 'holdfast\[bench\]', or pass --alone"):
+        make_systems([prefill(16)], model, Others(), 1)
+    alone = make_systems([prefill(16)], model, Others(transformers=False), 1)
+    assert [system.name for system in alone] == ["holdfast"]
+
+
 def test_prompts_are_new_in_every_round() -> None:
     assert prompt(64, 1) != prompt(64, 2)
     assert prompt(64, 1) == prompt(64, 1)
@@ -212,7 +229,7 @@ def test_prompts_are_new_in_every_round() -> None:
 
 def test_the_table_has_a_line_for_each_quantity() -> None:
     figures, _ = measured([Clockwork("holdfast", 0.1), Clockwork("other", 0.4)], prefill(16), prefill(32))
-    table = _table("throughput", figures, "model", 2)
+    table = comparison_table("throughput", figures, "model", 2)
     assert table.row_count == 2
     assert [column.header for column in table.columns][3:] == ["holdfast", "other", "to other", "foreign"]
 
@@ -289,3 +306,15 @@ def test_a_session_that_is_busy_is_asked_again() -> None:
 
 def test_foreign_load_is_never_negative() -> None:
     assert ForeignLoad().cores() >= 0.0
+
+
+def test_processor_time_of_a_process_counts_its_children() -> None:
+    before = processor_seconds(os.getpid())
+    busy = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", busy], stdin=-1, stdout=-1) as child:
+        assert child.stdout is not None and child.stdin is not None
+        child.stdout.readline()
+        assert processor_seconds(os.getpid()) - before >= 0.2
+        assert 0.2 <= processor_seconds(child.pid) < before + 10
+        assert run_queue_seconds(child.pid) >= 0.0
+        child.stdin.close()

@@ -1,17 +1,25 @@
-"""A hybrid model to measure where none is at hand: a Bamba of 8 layers and width 512 without weights.
+"""The models that benchmarks load: a named one, or `random-bamba`, which needs no weights.
 
-Written as a model directory with a vocabulary of its own, to be loaded with `--load-format dummy`, which
-draws the weights. What it says means nothing; what it costs is what such a model costs. Used by benchmarks.
+`random-bamba` is a hybrid model, a Bamba of 8 layers and width 512. Its directory is written here, with a
+vocabulary of its own, and is loaded with `--load-format dummy`, which draws random weights: the text that it
+generates means nothing, the time that it takes is that of a real model of its size.
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-__all__ = ["RANDOM_BAMBA", "write_random_bamba"]
+from holdfast.engine.pull import pull
+
+__all__ = ["RANDOM_BAMBA", "BenchModel", "find_model", "write_random_bamba"]
 
 RANDOM_BAMBA = "random-bamba"
 END = "<|end|>"
@@ -37,6 +45,32 @@ CONFIGURATION: dict[str, object] = {
     "rms_norm_eps": 1e-5,
     "eos_token_id": 0,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class BenchModel:
+    """Where a model is, and the load format that it needs (None: the default)."""
+
+    path: Path
+    load_format: str | None = None
+
+    def arguments(self) -> tuple[str, ...]:
+        """The options of `holdfast serve` that load it."""
+        return () if self.load_format is None else ("--load-format", self.load_format)
+
+    def options(self) -> dict[str, Any]:
+        """The options of `Engine` that load it."""
+        return {} if self.load_format is None else {"load_format": self.load_format}
+
+
+@contextmanager
+def find_model(name: str) -> Iterator[BenchModel]:
+    """The model of a path or a name, downloaded if need be; `random-bamba` exists inside the context only."""
+    if name == RANDOM_BAMBA:
+        with tempfile.TemporaryDirectory() as folder:
+            yield BenchModel(write_random_bamba(Path(folder) / name), "dummy")
+    else:
+        yield BenchModel(Path(name) if Path(name).exists() else pull(name))
 
 
 def write_random_bamba(directory: Path) -> Path:
