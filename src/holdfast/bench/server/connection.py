@@ -15,7 +15,8 @@ __all__ = ["Connection"]
 class Connection:
     """One persistent connection."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, host: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._host = host
         self.reader = reader
         self.writer = writer
 
@@ -25,14 +26,14 @@ class Connection:
         """Connect; leaving the context closes the connection."""
         reader, writer = await asyncio.open_connection(*address)
         try:
-            yield cls(reader, writer)
+            yield cls(f"{address[0]}:{address[1]}", reader, writer)
         finally:
             writer.close()
 
     async def post(self, path: str, body: Any) -> tuple[int, dict[str, str]]:
         """Send a request; returns the status and the headers of its answer."""
         content = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n"
         self.writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
         lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = {
@@ -44,14 +45,16 @@ class Connection:
         """Send a request and return the JSON of its answer."""
         status, headers = await self.post(path, body)
         answer = json.loads(await self.reader.readexactly(int(headers["content-length"])))
-        assert status in (200, 201), answer
+        if status not in (200, 201):
+            raise RuntimeError(f"{path} answered {status}: {answer}")
         return answer
 
     async def stream(self, path: str, body: Any) -> tuple[float, float, int]:
         """Run a streamed turn; returns the seconds to its first token, its seconds, and its tokens."""
         began = time.perf_counter()
         status, _ = await self.post(path, body)
-        assert status == 200, status
+        if status != 200:
+            raise RuntimeError(f"{path} answered {status}")
         first = 0.0
         tokens = 0
         while True:

@@ -28,13 +28,16 @@ from holdfast.bench.machine import processor_seconds
 from holdfast.bench.served import ServerProcess
 
 PAGE_LOADS = 5
+PAGE_TOKENS = 16
+SESSION_TOKENS = 16_000
+SESSION_UNITS = SESSION_TOKENS // PAGE_TOKENS
 
 
 class FilledServer:
     """A server whose pool is filled with sessions."""
 
     def __init__(self, units: int) -> None:
-        sizes = ("--kv-tokens", str(units * 16), "--max-sessions", "20000", "--tenant-sessions", "100000")
+        sizes = ("--kv-tokens", str(units * PAGE_TOKENS), "--max-sessions", "20000", "--tenant-sessions", "100000")
         self._server = ServerProcess("echo", *sizes, "--storm")
         self.url = self._server.url
         self.http = httpx.Client(base_url=self.url, timeout=120)
@@ -51,9 +54,9 @@ class FilledServer:
     def fill(self, units: int) -> int:
         """Open sessions with long histories until most units are held; returns how many."""
         sessions = 0
-        while self.held() < 0.85 * units:
+        while self.held() < min(0.85 * units, units - 2 * SESSION_UNITS):
             self.http.post("/v1/sessions", json={"id": f"s{sessions}", "ttl": 3600}).raise_for_status()
-            turn = {"input": f"{sessions:08d}" * 2000, "sampling": {"max_tokens": 1}}
+            turn = {"input": f"{sessions:08d}" * (SESSION_TOKENS // 8), "sampling": {"max_tokens": 1}}
             self.http.post(f"/v1/sessions/s{sessions}/turns", json=turn).raise_for_status()
             sessions += 1
         return sessions
