@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from holdfast.bench.beside.cases import Case, abort, prefill, throughput, turns
 from holdfast.bench.beside.http import BenchError
@@ -74,7 +75,7 @@ def core(
                 if as_json:
                     typer.echo(json.dumps(figure.as_json()))
     if not as_json:
-        Console().print(core_table(figures))
+        _print(core_table(figures))
 
 
 Model = Annotated[str, typer.Argument(help="A packaged model, a .gguf file or a model directory.")]
@@ -191,10 +192,14 @@ def _compare(
         for figure in measured.figures:
             typer.echo(json.dumps({**figure, **common}))
     elif measured.figures:
-        screen = Console()
-        wide = screen if screen.is_terminal else Console(width=180)
-        wide.print(comparison_table(title, measured.figures, compared.model, limits.threads))
+        _print(comparison_table(title, measured.figures, compared.model, limits.threads))
     if measured.ended is not None:
         typer.echo(f"bench {title}: {measured.ended}", err=True)
     if compared.signal_number or measured.failed:
         raise typer.Exit(128 + compared.signal_number if compared.signal_number else 1)
+
+
+def _print(table: Table) -> None:
+    """Print a table: as wide as the terminal, or 180 columns in a file or a pipe."""
+    screen = Console()
+    (screen if screen.is_terminal else Console(width=180)).print(table)

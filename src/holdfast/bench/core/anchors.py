@@ -1,4 +1,4 @@
-"""The baseline's figures for the same workloads, and the limits that ours are held to.
+"""The baseline's figures for the same workloads, and the targets of ours.
 
 SGLang at cce0a12: its own session, prefix-cache and allocator classes, driven without a model on two cores
 without a GPU; thread-CPU time, medians of three runs, garbage collector off. At page size 64 its Triton
@@ -7,7 +7,7 @@ allocation kernels were replaced by its torch fallbacks, which overstates the ro
 
 from __future__ import annotations
 
-from holdfast.bench.core.report import BASELINE, Figure
+from holdfast.bench.core.report import BASELINE, Figure, Parameter
 
 # (page size, tokens of history) -> microseconds of one turn, 32 tokens in and 32 out.
 TURN_US = {
@@ -39,49 +39,40 @@ AUDIT_US_MAX = {64: 10.0}
 
 
 def baseline_turn(page_size: int, history: int) -> Figure | None:
-    """The baseline's turn, as a figure."""
-    value = TURN_US.get((page_size, history))
-    if value is None:
-        return None
-    return Figure(
-        "turn",
-        value,
-        "us",
-        {"page_size": page_size, "history": history, "layout": "dense"},
-        system=BASELINE,
-    )
+    """The baseline's turn."""
+    parameters: dict[str, Parameter] = {"page_size": page_size, "history": history, "layout": "dense"}
+    return _baseline("turn", TURN_US.get((page_size, history)), "us", parameters)
 
 
 def baseline_open_close(page_size: int, prompt: int) -> Figure | None:
-    """The baseline's open + first turn + close, as a figure."""
-    value = OPEN_CLOSE_US.get((page_size, prompt))
-    if value is None:
-        return None
-    return Figure(
-        "open_close",
-        value,
-        "us",
-        {"page_size": page_size, "prompt": prompt, "layout": "dense"},
-        system=BASELINE,
-    )
+    """The baseline's open, first turn and close."""
+    parameters: dict[str, Parameter] = {"page_size": page_size, "prompt": prompt, "layout": "dense"}
+    return _baseline("open_close", OPEN_CLOSE_US.get((page_size, prompt)), "us", parameters)
 
 
 def baseline_tree_trace(page_size: int) -> Figure | None:
-    """The baseline's tree trace, as a figure."""
+    """The baseline's tree trace."""
     if page_size not in TREE_TRACE:
         return None
     rate, hit_rate, evicted = TREE_TRACE[page_size]
-    observed: dict[str, str | int | float | bool] = {"hit_rate": hit_rate, "evicted_tokens": evicted}
-    return Figure(
-        "tree_trace", rate, "requests/s", {"page_size": page_size}, system=BASELINE, observed=observed
-    )
+    observed: dict[str, Parameter] = {"hit_rate": hit_rate, "evicted_tokens": evicted}
+    return _baseline("tree_trace", rate, "requests/s", {"page_size": page_size}, observed)
 
 
 def baseline_census(page_size: int) -> Figure | None:
-    """The baseline's page check, as a figure: full-attention pages alone, of rows 8k tokens wide."""
-    if page_size not in PAGE_CHECK_MS:
+    """The baseline's page check: full-attention pages alone, of rows 8k tokens wide."""
+    sizes = {"page_size": page_size, "sessions": 1_000, "running": 256, "tokens_per_session": 288}
+    return _baseline("census", PAGE_CHECK_MS.get(page_size), "ms", {**sizes, "layout": "dense"})
+
+
+def _baseline(
+    name: str,
+    value: float | None,
+    unit: str,
+    parameters: dict[str, Parameter],
+    observed: dict[str, Parameter] | None = None,
+) -> Figure | None:
+    """A figure of the baseline; None where it was not measured."""
+    if value is None:
         return None
-    parameters = {"page_size": page_size, "sessions": 1_000, "running": 256, "tokens_per_session": 288}
-    return Figure(
-        "census", PAGE_CHECK_MS[page_size], "ms", {**parameters, "layout": "dense"}, system=BASELINE
-    )
+    return Figure(name, value, unit, parameters, system=BASELINE, observed=observed or {})

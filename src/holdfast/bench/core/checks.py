@@ -1,7 +1,7 @@
-"""What the audit costs: the whole census, its longest slice, and what running turns pay for it.
+"""The cost of the audit: a whole census, its longest slice, and its overhead in a running turn.
 
-The crowd: 1,000 sessions with all three components, 256 of them in the middle of their second turn. Every
-session has published its first input, so the tree is as full as in a server.
+The crowd: 1,000 sessions with all three components, 256 of them in their second turn. Every session has
+published its first input, so the tree is as full as in a server.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def measure_census(settings: Settings, progress: Progress) -> Iterator[Figure]:
     for page_size in settings.page_sizes:
         for tokens in CROWDS:
             if tokens > 288 and page_size == 1:
-                continue  # Ten million units one by one: that is what slices are for.
+                continue  # Ten million units in one census; the server uses slices.
             progress(f"census: page size {page_size}, {tokens} tokens a session")
             world = crowd(page_size, tokens)
             yield _census_figure(world, page_size, tokens, settings)
@@ -105,7 +105,7 @@ def _sample_census(audit: Audit) -> int:
 
 
 def _sample_slices(audit: Audit, rounds: int) -> list[int]:
-    """What each slice of a census takes: the median over the rounds, whose slices do the same work."""
+    """The time of each slice of a census: the median over the rounds, whose slices do the same work."""
     by_slice: list[list[int]] = []
     for _ in range(rounds):
         index, done = 0, False
@@ -121,14 +121,14 @@ def _sample_slices(audit: Audit, rounds: int) -> list[int]:
     return [int(median(samples)) for samples in by_slice]
 
 
-# --- what running turns pay for it --------------------------------------------------------------------
+# --- the overhead in running turns --------------------------------------------------------------------
 
 
 def measure_audit_overhead(settings: Settings, progress: Progress) -> Iterator[Figure]:
-    """A turn with everything that is always on, against the same turn without; by page size.
+    """A turn with the audit, the flight recorder and the finalisers, against one without, by page size.
 
-    Slices are switched on and off. The flight recorder and the finaliser of Holds cannot be: what one entry
-    and one finaliser cost is measured apart, and counted by the transitions of a turn.
+    Slices are switched on and off. The recorder and the finalisers cannot be: the cost of one entry and of
+    one finaliser is measured separately and multiplied by the transitions of a turn.
     """
     for page_size in settings.page_sizes:
         pairs: list[tuple[int, int]] = []
@@ -168,9 +168,9 @@ def _overhead_figure(page_size: int, without: float, added: float, sliced_us: fl
 
 
 def _sample_pairs(world: World) -> list[tuple[int, int]]:
-    """What a turn takes with slices and without, in pairs; each of the two comes first in its turn.
+    """The time of a turn with slices and without, in pairs whose order alternates.
 
-    A slice runs once in several turns, when their rows have paid for it: a sample is as many turns.
+    A slice runs once every few turns; a sample is as many turns.
     """
     audit = Audit(world.ledger, world.tree, world.owners)
     session = world.sessions[0]
@@ -191,7 +191,7 @@ def _sample_pairs(world: World) -> list[tuple[int, int]]:
 
 
 def _built_in_us(session: Session) -> float:
-    """What the flight recorder and the finalisers of Holds cost in one turn."""
+    """The cost of the flight recorder and of the finalisers of Holds in one turn."""
     ledger = session.world.ledger
     ledger.recorder.clear()
     session.turn(stream(80_000, TURN_INPUT), outputs(TURN_OUTPUT))
@@ -201,7 +201,7 @@ def _built_in_us(session: Session) -> float:
 
 
 def _entry_us(ledger: Ledger) -> float:
-    """What noting one transition costs, apart from the loop around it."""
+    """The cost of one entry of the flight recorder, without the loop around it."""
     pool = next(iter(ledger.pools.values()))
     grant = next(iter(ledger.live.values()))
     started = clock()
@@ -214,7 +214,7 @@ def _entry_us(ledger: Ledger) -> float:
 
 
 class _Unwatched:
-    """A Hold as it would be if nobody cared whether it is dropped."""
+    """A Hold without a finaliser."""
 
     __slots__ = ("grant",)
 
@@ -223,7 +223,7 @@ class _Unwatched:
 
 
 def _finaliser_us(ledger: Ledger) -> float:
-    """What it costs that a dead Hold is asked whether it is dead when it goes."""
+    """The cost of the finaliser of a dead Hold."""
     dead = ledger.take(next(iter(ledger.pools.values())), 0, ledger.holder(Kind.TURN, "benchmark"))
     dead.release()
     nothing = dead.grant

@@ -1,6 +1,6 @@
 """The table of the core's measurements: adding one is a line in MEASUREMENTS.
 
-A measurement is a generator of figures: it takes the settings and a function to tell its progress to.
+A measurement is a generator of figures; it takes the settings and a function for its progress.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What a measurement returns: figures, each with the targets it is held to, as plain values.
+"""What a measurement returns: figures with their targets.
 
-A `Figure` is one line of the JSON output; a `Check` is one line of the table. Nothing here prints: the
-command decides how figures look.
+A `Figure` is one line of the JSON output; a `Check` is one line of the table.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ BASELINE = "sglang"
 
 
 def plain(value: float) -> str:
-    """A number as people read it: no exponent, and no more digits than the clocks can tell."""
+    """A number without an exponent, with five significant digits."""
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.5g}"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user asked for: how often to repeat, and which page sizes to look at."""
+    """Repetitions of each measurement, and the page sizes to measure."""
 
     repeats: int = 3
     page_sizes: tuple[int, ...] = (1, 64)
@@ -31,7 +30,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A quantity, the baseline's value of it, and the limit that it is held to, where there are such."""
+    """A quantity with the baseline's value and its limits, where it has any."""
 
     quantity: str
     value: float
@@ -42,7 +41,7 @@ class Check:
 
     @property
     def met(self) -> bool | None:
-        """Whether the quantity keeps its limits; None without any."""
+        """Whether the quantity is within its limits; None without limits."""
         if self.at_most is None and self.at_least is None:
             return None
         below = self.at_most is None or self.value <= self.at_most
@@ -66,7 +65,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured value with the parameters that it was measured with, and what it is checked for."""
+    """One measured value with its parameters and its checks."""
 
     name: str
     value: float
@@ -94,5 +93,5 @@ Measurement = Callable[[Settings, Progress], Iterator[Figure]]
 
 
 def _rounded(value: float) -> float:
-    """Four significant digits past the point are more than any of the clocks can tell."""
+    """Four decimals: more than the clocks resolve."""
     return round(value, 4)

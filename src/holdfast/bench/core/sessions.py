@@ -1,8 +1,7 @@
 """Sessions that drive the core as the scheduler does: open, turns row by row, close.
 
-Every row is a step of its own: the slot that the row reads, memory for it, the block-table changes that an
-executor would consume, then settled and advanced. Nothing here is spared that a real turn pays in the
-memory core; nothing is added that it does not. Called by the measurements.
+Every row is a step of its own: read its state slot, extend its memory, collect the block-table changes for an
+executor, settle, advance. It is the same memory work as in a real turn.
 """
 
 from __future__ import annotations
@@ -46,15 +45,12 @@ class World:
         self.sessions: list[Session] = []
 
     def owners(self) -> list[Sequence]:
-        """Everybody who keeps Holds, for the audit."""
+        """All owners of Holds, for the audit."""
         return [session.sequence for session in self.sessions]
 
 
 class Session:
-    """One session: its sequence, and those on whose account it holds memory.
-
-    With an `audit`, every row pays for its share of a census.
-    """
+    """One session: its sequence and its holders. With an `audit`, every row runs its share of a census."""
 
     __slots__ = ("audit", "checkpoints", "holder", "name", "sequence", "turns", "world")
 
@@ -69,7 +65,7 @@ class Session:
         self.sequence = Sequence(ledger, self.holder)
 
     def row(self, count: int) -> None:
-        """One step that computes `count` tokens of this session and nothing else."""
+        """One step that computes `count` tokens of this session alone."""
         sequence, ledger = self.sequence, self.world.ledger
         ledger.step = sequence.fence = step = ledger.step + 1
         sequence.state_source()
@@ -94,7 +90,7 @@ class Session:
         return self.world.ledger.holder(Kind.TURN, f"{self.name} turn {self.turns}")
 
     def _lean(self) -> None:
-        """Start from what the tree has of the input, all but its last token."""
+        """Lease the longest cached prefix of the input, without its last token."""
         sequence, tree = self.sequence, self.world.tree
         packed = sequence.tokens.packed(0, sequence.known)
         match = tree.match(ROOT, packed, sequence.known - 1)
@@ -123,22 +119,22 @@ class Session:
         self._end()
 
     def turn(self, inputs: ReadOnly[int], generated: ReadOnly[int]) -> None:
-        """A later turn: its input in one row, then a row for each token that it generates."""
+        """A later turn: one row for its input, then one for each generated token."""
         self.start_turn(inputs, generated)
         self._end()
 
     def start_turn(self, inputs: ReadOnly[int], generated: ReadOnly[int]) -> None:
-        """A later turn that goes on running."""
+        """Start a later turn and leave it running."""
         self._begin(inputs)
         self.row(len(inputs))
         self._decode(generated)
 
     def _end(self) -> None:
-        """Commit; the newest mark stays for an interrupt that comes late, the one before it goes."""
+        """Commit the turn; only its mark stays, for a late interrupt."""
         sequence = self.sequence
         sequence.commit(self.holder, self.checkpoints)
         sequence.thin_points(CHECKPOINTS)
 
     def close(self) -> None:
-        """Give everything back. Only the published first input stays behind, in the tree."""
+        """Release all memory; the published first input stays in the tree."""
         self.sequence.close()

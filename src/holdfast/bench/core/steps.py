@@ -1,7 +1,7 @@
-"""What a step costs the scheduler: plan and settle, without any executor.
+"""The scheduler's time for a step: plan and settle, without an executor.
 
-Decode rows alone, decode rows beside prefill chunks, and the same with thousands of sessions idle: a step's
-cost must not depend on them.
+Decode rows alone, decode rows with prefill chunks, and the same with thousands of idle sessions, on which the
+time must not depend.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.core.registry import Plan
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.turn import TurnRequest
 
-# (decode rows, chunks, idle sessions) -> the most milliseconds that a step may take.
+# (decode rows, chunks, idle sessions) -> the maximum milliseconds of a step.
 CASES: dict[tuple[int, int, int], float] = {
     (256, 0, 0): 1.0,
     (64, 4, 0): 0.6,
@@ -56,7 +56,7 @@ def measure_plan_settle(settings: Settings, progress: Progress) -> Iterator[Figu
 
 
 def crowded(page_size: int, decode_rows: int, chunks: int, idle: int) -> Scheduler:
-    """A scheduler with turns that decode, turns that prefill a long prompt, and sessions that rest."""
+    """A scheduler with turns that decode, turns that prefill a long prompt, and idle sessions."""
     layout = named_layout("dense", page_size)
     ledger = Ledger(layout, {(Component.FULL, Tier.DEVICE): POOL_TOKENS // page_size})
     policy = Policy(context_length=1 << 20, chunk_tokens=CHUNK_TOKENS, running_max=1024, queue_max=1 << 14)
@@ -89,7 +89,7 @@ def _step(scheduler: Scheduler, budget: int) -> None:
 
 
 def _sample(scheduler: Scheduler, decode_rows: int, chunks: int) -> int:
-    """Nanoseconds that one step takes the scheduler; making the results is not counted."""
+    """The scheduler's nanoseconds for one step, without making the results."""
     begun = clock()
     plan = scheduler.plan(decode_rows + chunks * CHUNK_TOKENS, 0.0)
     planned = clock() - begun

@@ -1,7 +1,7 @@
 """The prefix tree under a trace of 2,000 requests with shared prefixes and a full pool.
 
-A request arrives as a list of token numbers. What is timed is all of it: packing the list into the tree's
-key form, match, lease, evicting what is missing, taking units, moving them in, and giving the lease back.
+A request is a list of token ids. All of it is timed: packing the list into the tree's key, match, lease,
+eviction, taking units, moving them into the tree, and releasing the lease.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.core.tokens import TOKEN_BYTES, pack
 
 @dataclass(slots=True)
 class Replay:
-    """What came of one pass over the trace."""
+    """The counts of one pass over the trace."""
 
     requests: int = 0
     tokens: int = 0
@@ -34,7 +34,7 @@ class Replay:
 
     @property
     def hit_rate(self) -> float:
-        """Matched tokens over all tokens, those that no whole page covers included."""
+        """Matched tokens over all tokens, including those of partial pages."""
         return self.matched_tokens / self.tokens
 
     @property

@@ -1,7 +1,7 @@
-"""The memory work of one session turn, and of open + first turn + close.
+"""The memory work of one session turn, and of open, first turn and close.
 
-Turn: sessions with short, medium and long histories live in one world and take turns of 32 tokens in and
-32 out, one after the other, so that what differs between two neighbouring samples is the history alone.
+Sessions with short, medium and long histories in one world take turns of 32 tokens in and 32 out,
+interleaved, so that two adjacent samples differ in the history alone.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _sample_turns(layout: str, page_size: int, samples: dict[int, list[int]]) ->
         history: [_with_history(world, history, number) for number in range(count)]
         for history, count in HISTORIES.items()
     }
-    # All inputs are made before the first sample: making them would empty the caches.
+    # All inputs are made before the first sample: making them would evict the processor's caches.
     inputs = {
         (number, turn): stream(5000 + 64 * number + turn, TURN_INPUT)
         for number in range(max(HISTORIES.values()))
@@ -75,7 +75,7 @@ def _sample_turns(layout: str, page_size: int, samples: dict[int, list[int]]) ->
     histories = list(HISTORIES)
     with collector_off():
         for turn in range(ROUNDS):
-            # Whoever comes first in a round pays for cold caches: each history does in its turn.
+            # The first in a round has cold caches: each history is first in turn.
             for place in range(len(histories)):
                 history = histories[(turn + place) % len(histories)]
                 of_session, number = divmod(turn, HISTORIES[history])
@@ -86,9 +86,9 @@ def _sample_turns(layout: str, page_size: int, samples: dict[int, list[int]]) ->
 
 
 def _with_history(world: World, history: int, number: int) -> Session:
-    """An open session at rest whose first turn had `history` tokens."""
+    """An idle session whose first turn had `history` tokens."""
     session = Session(world, f"session {history}/{number}")
-    # Streams of different histories differ too: the sessions must not share a prefix.
+    # The sessions must not share a prefix, so the streams of different histories differ.
     session.first_turn(stream(1000 + number + (history << 8), history), outputs(TURN_OUTPUT))
     return session
 
@@ -131,5 +131,5 @@ def _sample_openings(layout: str, page_size: int, prompt: int) -> list[int]:
             session.close()
             samples.append(clock() - started)
     for pool in world.ledger.pools.values():
-        assert len(pool.free) + pool.by_kind[Kind.TREE] == pool.size, "a closed session left memory behind"
+        assert len(pool.free) + pool.by_kind[Kind.TREE] == pool.size, "a closed session leaked memory"
     return samples

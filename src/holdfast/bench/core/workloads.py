@@ -1,7 +1,7 @@
 """Token streams and the request trace of the core's benchmark, the same on every machine.
 
 Token `i` of a stream is a hash of both numbers (splitmix64), so no two streams share a run of tokens by
-chance, and any implementation of the same formulas gives the same requests. Called by the measurements.
+chance, and any implementation of the same formulas gives the same requests.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def stream(number: int, count: int) -> list[int]:
 
 
 def outputs(count: int) -> list[int]:
-    """What a turn generates: the same `count` tokens in every turn."""
+    """The tokens that every turn generates."""
     return [TOKEN_FIRST + (index * OUTPUT_STRIDE) % TOKEN_COUNT for index in range(count)]
 
 
 def trace_total(index: int) -> int:
-    """How many tokens request `index` of the trace has, before it is cut to whole pages."""
+    """The tokens of request `index` of the trace, before it is cut to whole pages."""
     return 1024 + splitmix64(21_000 + index) % 7169
 
 

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from holdfast.bench.gpu import timings
-from holdfast.bench.gpu.graphs import measure_ceilings
+from holdfast.bench.gpu.graphs import measure_ceilings, require_gpu
 from holdfast.bench.gpu.report import note, report
 from holdfast.bench.gpu.roofline import Roofline
 from holdfast.bench.gpu.shapes import SHAPES, dense_only, shaped_model, to_fp8
@@ -218,6 +218,7 @@ def main() -> int:
         "--profile", type=int, nargs="*", default=[], help="batch sizes whose kernels are listed"
     )
     arguments = parser.parse_args()
+    require_gpu()
     torch.manual_seed(1)
     report(
         device=torch.cuda.get_device_name(),

@@ -7,15 +7,22 @@ takes the median of replays.
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
-__all__ = ["REPLAYS", "Ceilings", "graph_of", "measure_ceilings", "seconds"]
+__all__ = ["REPLAYS", "Ceilings", "graph_of", "measure_ceilings", "require_gpu", "seconds"]
 
 REPEATS = 20
 REPLAYS = 5
+
+
+def require_gpu() -> None:
+    """End the process if there is no CUDA device."""
+    if not torch.cuda.is_available():
+        sys.exit("no CUDA device found: this benchmark needs an NVIDIA GPU")
 
 
 def graph_of(call: Callable[[], object], repeats: int) -> torch.cuda.CUDAGraph:

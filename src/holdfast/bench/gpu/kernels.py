@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import torch
 
-from holdfast.bench.gpu.graphs import REPLAYS, Ceilings, graph_of, measure_ceilings, seconds
+from holdfast.bench.gpu.graphs import REPLAYS, Ceilings, graph_of, measure_ceilings, require_gpu, seconds
 from holdfast.bench.gpu.kernel_cases import Case, cases
 from holdfast.bench.gpu.power import Meter
 
@@ -72,6 +72,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="time only kernels whose name contains this")
     parser.add_argument("--sustained", action="store_true", help="also run each case for a second")
     arguments = parser.parse_args()
+    require_gpu()
     torch.manual_seed(1)
     ceilings, failed = measure_ceilings(), 0
     print(

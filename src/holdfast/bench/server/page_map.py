@@ -37,7 +37,14 @@ class FilledServer:
     """A server whose pool is filled with sessions."""
 
     def __init__(self, units: int) -> None:
-        sizes = ("--kv-tokens", str(units * PAGE_TOKENS), "--max-sessions", "20000", "--tenant-sessions", "100000")
+        sizes = (
+            "--kv-tokens",
+            str(units * PAGE_TOKENS),
+            "--max-sessions",
+            "20000",
+            "--tenant-sessions",
+            "100000",
+        )
         self._server = ServerProcess("echo", *sizes, "--storm")
         self.url = self._server.url
         self.http = httpx.Client(base_url=self.url, timeout=120)
