@@ -137,9 +137,9 @@ def sessions(
 
 def _measure_here(model: str, sizes: dict[str, int], rounds: int, threads: int, as_json: bool) -> None:
     """More sessions than fit on the device, in this process."""
-    crowd = import_module("holdfast.bench.cpu.crowd")  # Imports torch, which nothing else here needs.
     try:
         with find_model(model) as found, status_line(TITLE) as progress:
+            crowd = import_module("holdfast.bench.cpu.crowd")  # Imports torch, which nothing else here needs.
             figures = crowd.measure(found, crowd.Sizes(**sizes), rounds, threads, progress)
     except OptionError as error:
         problem = f"{model} cannot hold so many tokens: {error}; try a shorter --history"

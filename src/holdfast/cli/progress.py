@@ -24,9 +24,9 @@ from rich.text import Text
 __all__ = ["StartProgress", "status_line"]
 
 STAGES = {
-    "fetch": "Fetching {model}",
+    "fetch": "Downloading {model}",
     "load": "Loading {model}",
-    "capture": "Capturing graphs of {model}",
+    "capture": "Capturing CUDA graphs of {model}",
     "spill": "Writing {total} sessions of {model} to disk",
 }
 COUNTED = "spill"
