@@ -62,7 +62,7 @@ def far_pages(dtype: torch.dtype) -> Errors:
         elif way == "queue":
             batch.queue = allocate_queue(batch, HEADS, KV_HEADS, DIM)
         kernels.list_pieces(batch)
-        torch.cuda.synchronize()  # attention would read the list before the kernel before it has ended
+        torch.cuda.synchronize()  # attention would read the list before the previous kernel has written it
         actual = kernels.attend(query, key_cache, value_cache, pages, batch, scale=DIM**-0.5)
         for row, span in enumerate(spans):
             yield error(actual[span], naive.attend_row(query[span], keys[row], values[row], DIM**-0.5, None))
@@ -121,7 +121,7 @@ def far_delta(
 
 
 def far_conv(dtype: torch.dtype, counts: list[int], sources: list[int], destinations: list[int]) -> Errors:
-    """The taps lie in the same slots as a state that is as large as above."""
+    """The taps of the convolution, in slots as large as those of the states above."""
     channels, taps = 1024, 4
     batch, rows = state_rows(counts, sources, destinations)
     wide = STATE_HEADS * STATE_DIM * STATE_SIZE

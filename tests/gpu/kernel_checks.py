@@ -228,7 +228,7 @@ def check_gated_delta(dtype: torch.dtype) -> Errors:
 
 
 def check_pieces(dtype: torch.dtype) -> Errors:
-    """Keys that the device cuts into pieces, of short rows and of longer ones, twice over their counters."""
+    """Keys split into pieces by the device, for short and long rows, twice, to check that counters reset."""
     generator = torch.Generator().manual_seed(random.randrange(1 << 30))
     rows_of = (
         ([1, 255, 256, 257, 9000, 64], [1] * 6),
@@ -271,7 +271,7 @@ def row_errors(
     values: Sequence[torch.Tensor],
     sinks: torch.Tensor | None,
 ) -> Errors:
-    """How far the attention of each row is from that of its own keys."""
+    """The error of the attention of each row."""
     begin = 0
     for row, count in enumerate(counts):
         own = slice(begin, begin + count)
@@ -304,7 +304,7 @@ def queue_rows() -> list[tuple[list[int], list[int]]]:
 
 
 def check_queue(dtype: torch.dtype) -> Errors:
-    """Keys that programs take one after another, twice over their counters, which are zero again then."""
+    """Keys that programs take from a queue, twice, to check that its counters reset."""
     yield 0.0
     if not has_queue(dtype):
         return
@@ -334,13 +334,13 @@ def check_queue(dtype: torch.dtype) -> Errors:
                 )
                 yield from row_errors(actual, query, counts, keys, values, sinks)
                 yield float(int(queue.arrived.abs().sum()) + int(queue.taken.abs().sum()))
-                # Whoever takes a piece, the sum is the same.
+                # The sum does not depend on which program takes a piece.
                 yield 0.0 if first is None or torch.equal(actual, first) else math.inf
                 first = actual
 
 
 def check_queue_overlap(dtype: torch.dtype) -> Errors:
-    """Attention that begins before the kernel before it has ended waits for the keys that one writes."""
+    """Attention launched while the previous kernel runs waits for the keys that that one writes."""
     yield 0.0
     if not has_queue(dtype):
         return
@@ -421,7 +421,7 @@ def check_units(dtype: torch.dtype) -> Errors:
 
 
 def check_sampling(dtype: torch.dtype) -> Errors:
-    """The same tokens as the reference on the CPU, but for rows whose winner is a matter of rounding."""
+    """The same tokens as the reference on the CPU, except in rows that rounding decides."""
     rows, width = 96, 151_936
     logits = normal(dtype, rows, width) * torch.tensor([1.0, 2.0, 5.0], device="cuda").to(dtype).repeat(
         32

@@ -3,19 +3,19 @@
     PYTHONPATH=src python3 -m tests.gpu.parity                 # all families
     PYTHONPATH=src python3 -m tests.gpu.parity llama bamba
 
-Small random models as in the parity tests, and two that are large enough for the kernels in CUDA. Their
-reference is transformers on the CPU in float32:
+Small random models as in the parity tests, and two that are large enough for the CUDA kernels. The reference
+is transformers on the CPU in float32:
 
 - float32: logits within 1e-4 of the reference and the same greedy tokens, for ragged batches of prompts, page
   sizes 1, 16 and 64 and chunks of 1, 7 and 64 tokens.
-- bfloat16: logits no further from the reference than those of transformers in bfloat16 on the same GPU are,
-  twice over and a little more: both round where they please.
-- bfloat16 sessions from graphs, with overlap, other sessions beside, an interrupt that keeps six tokens and a
-  rewind: every greedy token that was said is the most likely one after the whole history, computed at once,
-  or so near to it that rounding may decide.
+- bfloat16: the error of the logits is at most about twice that of transformers in bfloat16 on the same GPU,
+  since both round at different places.
+- bfloat16 sessions from CUDA graphs, with overlap, concurrent sessions, an interrupt that keeps six tokens
+  and a rewind: every greedy token is the most likely one after the whole history, prefilled at once, or within a
+  rounding error of it.
 
-One JSON object a line. Needs torch, triton, transformers, safetensors and numpy alone. Families run side by
-side, since most of the time goes into compiling kernels. Exit status 1: one of them is off.
+Prints one JSON object a line. Run in the root of a checkout; needs torch, triton, transformers, safetensors
+and numpy. Families run concurrently, since most of the time is compilation. Exit status 1: a family failed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.models.reference import GENERATED, VARIANTS, VOCABULARY, Reference, V
 
 
 def wide(name: str, heads: int, kv_heads: int) -> Variant:
-    """A family's small model with heads and weights of sizes that the kernels in CUDA take."""
+    """A family's small model with heads and weights large enough for the CUDA kernels."""
     small = VARIANTS[name]
     sizes = {
         "hidden_size": 1024,
@@ -55,14 +55,14 @@ def wide(name: str, heads: int, kv_heads: int) -> Variant:
 
 FAMILIES = {**VARIANTS, "llama-wide": wide("llama", 32, 8), "qwen3-wide": wide("qwen3", 16, 2)}
 ROWS = 16
-"""Sessions that a session's steps have room for: with this many, their mixed steps are graphs as well."""
+"""Maximum running sessions; with this many, mixed steps run from graphs too."""
 
 SETTINGS = ((1, 7), (16, 64), (64, 1))
 EXACT = 1e-4
 REGRET = 0.03
-"""How far below the most likely token's logit one may lie, in units of the largest, that rounding chose.
+"""How far below the largest logit that of a greedy token may be, in units of the largest.
 
-Where rounding picks other experts, by which transformers is off as well, it may be a quarter of that."""
+Where rounding changes the choice of experts, in transformers too, a quarter of that error is allowed."""
 WORKERS = 12
 
 
@@ -87,7 +87,7 @@ def exact(model: Model, reference: Reference) -> tuple[float, bool]:
 
 
 def forced(model: Model, reference: Reference) -> float:
-    """The distance over the reference's own tokens, in chunks of 37."""
+    """The distance over the reference's tokens, in chunks of 37."""
     logits = []
     for prompt, generated in zip(reference.prompts, reference.generated, strict=True):
         tokens = (prompt + generated)[:-1]
@@ -99,7 +99,7 @@ def forced(model: Model, reference: Reference) -> float:
 
 @torch.inference_mode()
 def theirs(name: str, reference: Reference) -> float:
-    """How far transformers in bfloat16 is from itself in float32."""
+    """The distance of transformers in bfloat16 from float32."""
     model = FAMILIES[name].build().to("cuda", torch.bfloat16)
     model.set_experts_implementation("eager")  # the grouped product refuses odd sizes
     logits = []
@@ -110,7 +110,7 @@ def theirs(name: str, reference: Reference) -> float:
 
 
 def regret(model: Model) -> float:
-    """How far the tokens of an interrupted, rewound session lie below the most likely ones, at worst."""
+    """The largest gap between a greedy token of an interrupted, rewound session and the most likely one."""
     loop = strict_loop(model, graphs=True, page_size=16, overlap=True, rows=ROWS)
     talk, beside = Talk(loop, "one"), [Talk(loop, f"beside {number}") for number in range(4)]
 
@@ -145,7 +145,7 @@ def regret(model: Model) -> float:
 
 
 def check(name: str) -> dict[str, object]:
-    """All figures of one family, and whether they are fine."""
+    """All figures of one family, and whether they are within the limits."""
     begun = time.perf_counter()
     torch.set_num_threads(1)
     try:
@@ -154,7 +154,7 @@ def check(name: str) -> dict[str, object]:
             error, same = exact(open_model(Path(folder), "cuda", "float32", dummy=False), reference)
             half = open_model(Path(folder), "cuda", "bfloat16", dummy=False)
             rounded, usual, missed = forced(half, reference), theirs(name, reference), regret(half)
-    except Exception:  # noqa: BLE001 - the other families are still worth running
+    except Exception:  # noqa: BLE001 - the other families still run
         return {"family": name, "fine": False, "raised": traceback.format_exc(limit=-3)}
     return {
         "family": name,
@@ -169,10 +169,11 @@ def check(name: str) -> dict[str, object]:
 
 
 def main() -> int:
+    """Check the families in worker processes."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("families", nargs="*", help="only these")
+    parser.add_argument("families", nargs="*", help="check these families alone")
     names = parser.parse_args().families or list(FAMILIES)
     fine = True
     with multiprocessing.get_context("spawn").Pool(min(WORKERS, len(names)), maxtasksperchild=4) as pool:

@@ -69,7 +69,7 @@ def check_twelve(dtype: torch.dtype) -> Errors:
 
 
 def check_overlap(dtype: torch.dtype) -> Errors:
-    """Kernels that begin before the one before has ended give the same bits as one after the other."""
+    """Kernels that overlap with their predecessor give the same bits as kernels in sequence."""
     width, inner, layers = 4096, 12288, 3
 
     def weights_of(outputs: int, inputs: int) -> list[torch.Tensor]:
@@ -115,7 +115,7 @@ def check_overlap(dtype: torch.dtype) -> Errors:
 
 
 def in_eight_bits(x: torch.Tensor, group: int) -> torch.Tensor:
-    """x as it is after a rounding to 8 bits, with one scale for each group."""
+    """x rounded to 8 bits with one scale per group."""
     groups = x.double().unflatten(-1, (-1, group))
     scale = groups.abs().amax(-1, keepdim=True) / LARGEST
     return ((groups / scale).to(torch.float8_e4m3fn).double() * scale).flatten(-2)

@@ -64,6 +64,17 @@ THIRD_PARTY_DENIED: dict[str, set[str]] = {
 MAY_IMPORT_EXTRAS: dict[str, set[str]] = {"server": {"otel"}, "bench": {"bench", "test"}}
 
 
+# Modules outside `cli` that read environment variables.
+ENVIRONMENT_READERS = {
+    "holdfast.engine.pull",  # HOLDFAST_CACHE, XDG_CACHE_HOME; the environment of pip
+    "holdfast.kernels.compiled",  # HOLDFAST_CACHE, XDG_CACHE_HOME
+    "holdfast.kernels.cpu.library",  # HOLDFAST_CPU_KERNELS, CC
+    "holdfast.kernels.cuda.driver",  # HOLDFAST_CUDA_KERNELS
+    "holdfast.server.http.keys",  # HOLDFAST_API_KEYS
+    "holdfast.server.telemetry.tracing",  # OpenTelemetry's variables
+}
+
+
 class Source:
     """A text file as the rules see it: its path from the root and its text; for Python, module and tree."""
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from tests.tidy.imports import (
     CORE_DENIED,
     CORE_DENIED_BUILTINS,
+    ENVIRONMENT_READERS,
     MAY_IMPORT,
     PACKAGE,
     THIRD_PARTY_DENIED,
@@ -194,6 +195,20 @@ def assertions_have_no_effect(source: Source) -> Iterator[Offence]:
                 yield Offence(source.path, statement.lineno, f"an assertion {what}")
 
 
+def environment_is_read_in_cli(source: Source) -> Iterator[Offence]:
+    """Settings are arguments: only `cli` and ENVIRONMENT_READERS read the environment."""
+    if source.package == "cli" or source.module in ENVIRONMENT_READERS:
+        return
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.Attribute() if dotted_name(node) in {"os.environ", "os.environb", "os.getenv"}:
+                yield Offence(source.path, node.lineno, f"uses {dotted_name(node)}")
+            case ast.ImportFrom(module="os", names=names):
+                for alias in names:
+                    if alias.name in {"environ", "environb", "getenv"}:
+                        yield Offence(source.path, node.lineno, f"imports {alias.name}")
+
+
 def has_module_docstring(source: Source) -> Iterator[Offence]:
     """A file opens with what it owns, what it promises and who may call it."""
     if not ast.get_docstring(source.tree):
@@ -227,6 +242,7 @@ SOURCE_RULES: tuple[Rule, ...] = (
     no_getattr_with_default,
     no_swallowed_exceptions,
     assertions_have_no_effect,
+    environment_is_read_in_cli,
 )
 # ... to every Python file below src and tests, ...
 PYTHON_RULES: tuple[Rule, ...] = (has_module_docstring, nothing_unfinished, no_coverage_excuses)

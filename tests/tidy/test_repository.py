@@ -6,7 +6,14 @@ import tomllib
 
 import pytest
 
-from tests.tidy.imports import MAY_IMPORT, MAY_IMPORT_EXTRAS, PACKAGE, Source, imported_modules
+from tests.tidy.imports import (
+    ENVIRONMENT_READERS,
+    MAY_IMPORT,
+    MAY_IMPORT_EXTRAS,
+    PACKAGE,
+    Source,
+    imported_modules,
+)
 from tests.tidy.rules import PYTHON_RULES, SOURCE_RULES, TEXT_RULES, Rule
 from tests.tidy.tree import ROOT, sources, texts
 
@@ -65,6 +72,12 @@ def test_every_package_that_is_imported_is_declared() -> None:
         foreign = {name.split(".")[0] for _, name in imported_modules(file.tree)} - standard
         missing = {"pyzmq" if name == "zmq" else name for name in foreign} - declared
         assert not missing, f"{file.path} imports {missing}, which its package does not declare"
+
+
+def test_environment_readers_read_the_environment() -> None:
+    """A module that no longer does leaves the list."""
+    texts_of = {file.module: file.text for file in sources("src")}
+    assert [module for module in ENVIRONMENT_READERS if "os.environ" not in texts_of.get(module, "")] == []
 
 
 def test_transformers_is_not_a_dependency() -> None:

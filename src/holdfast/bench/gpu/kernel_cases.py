@@ -19,13 +19,15 @@ from holdfast.kernels import Batch, Mamba2Weights, Pages, Rotation
 
 BF16 = torch.bfloat16
 Reader = Literal["library", "ours", "twelve"]
-"""Who multiplies by a weight: the library, our kernels, or those that read twelve bits where they can."""
+"""Which kernels multiply: the library's, ours, or ours on weights packed in twelve bits."""
 
 Way = Literal["alone", "pieces", "queue"]
-"""How the keys of a step are shared out: each row's alone, or as the device lists them."""
+"""How the keys of a step are split: per row, in pieces, or in a queue that the device fills."""
 
 
 class Case(NamedTuple):
+    """A call to time, with the bytes that it moves and its floating-point operations."""
+
     name: str
     shape: str
     call: Callable[[], object]
@@ -41,7 +43,7 @@ def random_tensor(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 def batch_of(
     counts: list[int], start: int, page_size: int | None = None, slots: int = 0
 ) -> tuple[Batch, int]:
-    """Rows that all begin at `start`, over shuffled pages; state slots 0 to rows - 1 to the ones above."""
+    """Rows from `start` on, over shuffled pages; row i reads state slot i and writes slot i + `slots`."""
     rows, tokens = len(counts), sum(counts)
     contexts = torch.tensor([start + count for count in counts], dtype=torch.int32)
     row_start = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
@@ -73,6 +75,8 @@ def batch_of(
 
 
 class Heads(NamedTuple):
+    """The attention heads of a model."""
+
     heads: int
     kv_heads: int
     dim: int
@@ -86,7 +90,7 @@ GEMMA = Heads(8, 4, 256, 1024)
 
 
 def share_keys(batch: Batch, heads: Heads, way: Way) -> None:
-    """Lists the batch's keys as the engine does."""
+    """Split the batch's keys as the engine does."""
     group = heads.heads // heads.kv_heads
     if way == "pieces":
         batch.pieces = tuple(
@@ -146,7 +150,7 @@ def copies(weight: torch.Tensor, gated: bool, reader: Reader) -> kernels.TwelveB
 
 
 def layer(tokens: int, reader: Reader) -> Case:
-    """The products and norms of eight layers of Qwen3-8B in turn, so that no cache has the weights."""
+    """The products and norms of eight layers of Qwen3-8B in turn, so that no weight is cached."""
     shapes = ((6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288))
     layers = [[random_tensor(*shape).mul_(0.02) for shape in shapes] for _ in range(8)]
     packed = cycle([copies(weights[2], True, reader) for weights in layers])
@@ -170,7 +174,7 @@ def layer(tokens: int, reader: Reader) -> Case:
 
 
 def product(tokens: int, outputs: int, depth: int, reader: Reader) -> Case:
-    """One product with eight weights in turn; of a tall one gate, up and activation."""
+    """One product with eight weights in turn; a tall weight is gate and up, with the activation."""
     gated = outputs >= 24576
     weights = [random_tensor(outputs, depth).mul_(0.02) for _ in range(8)]
     turns, packed = cycle(weights), cycle([copies(weight, gated, reader) for weight in weights])
@@ -292,6 +296,7 @@ def unit_copies(units: int, pinned: bool) -> Case:
 
 
 def cases(only: str) -> Iterator[Callable[[], Case]]:
+    """Functions that build the cases of kernels with `only` in their name."""
     makers: list[tuple[str, Callable[[], Case]]] = []
     for rows in (1, 16, 64, 256):
         for context in (256, 1024, 8192, 32768):

@@ -16,7 +16,8 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from holdfast.bench.served import ServerProcess
 from holdfast.bench.server.connection import Connection
@@ -113,7 +114,7 @@ async def measure_turns(address: tuple[str, int]) -> dict[str, float]:
     return {"turn_10_ms": early, "turn_150_ms": late, "ratio_turn_150_to_10": late / early}
 
 
-Measure = Callable[[tuple[str, int]], Awaitable[dict[str, float]]]
+Measure = Callable[[tuple[str, int]], Coroutine[Any, Any, dict[str, float]]]
 
 UNITS = {"streamed_tokens_per_second": "tokens/s"}
 
@@ -128,12 +129,8 @@ ENGINE_RUNS = {"engine dense": "echo", "engine hybrid": "echo-hybrid"}
 
 def measure_server(arguments: tuple[str, ...], measure: Measure) -> dict[str, float]:
     """The figures of one measurement on a new server."""
-
-    async def run(address: tuple[str, int]) -> dict[str, float]:
-        return await measure(address)
-
     with ServerProcess(*arguments) as server:
-        return asyncio.run(run(server.address))
+        return asyncio.run(measure(server.address))
 
 
 def show(run: str, model: str, figures: dict[str, float], as_json: bool) -> None:
