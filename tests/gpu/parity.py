@@ -11,8 +11,8 @@ is transformers on the CPU in float32:
 - bfloat16: the error of the logits is at most about twice that of transformers in bfloat16 on the same GPU,
   since both round at different places.
 - bfloat16 sessions from CUDA graphs, with overlap, concurrent sessions, an interrupt that keeps six tokens
-  and a rewind: every greedy token is the most likely one after the whole history, prefilled at once, or within a
-  rounding error of it.
+  and a rewind: every greedy token is the most likely one after the whole history, prefilled at once, or
+  within a rounding error of it.
 
 Prints one JSON object a line. Run in the root of a checkout; needs torch, triton, transformers, safetensors
 and numpy. Families run concurrently, since most of the time is compilation. Exit status 1: a family failed.
