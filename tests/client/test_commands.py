@@ -225,10 +225,10 @@ def test_a_history_that_a_model_has_no_positions_for_is_not_measured(tmp_path: P
         (["serve", "echo", "--no-such-option"], "No such option: --no-such-option"),
         (["serve", "echo", "--model", "smollm2"], "leave one out"),
         (["serve", "echo", "--host-memory", "x"], "'x' is not a size such as 512M or 4GiB"),
-        (["serve", "--config", "/nonexistent.toml"], "/nonexistent.toml is not there"),
+        (["serve", "--config", "/nonexistent.toml"], "/nonexistent.toml does not exist"),
         (["sessions", "ls"], "Missing option '--journal'"),
         (["bench", "nosuch"], "No such command 'nosuch'"),
-        (["sim", "--mutant", "close-forgets-a-state-slot"], "is close-forgets-state-slot meant?"),
+        (["sim", "--mutant", "close-forgets-a-state-slot"], "did you mean close-forgets-state-slot?"),
         (["sim", "--layout", "round"], "unknown layout 'round'; known: dense, "),
         (["bench", "core", "--only", "speed"], "unknown: speed; known: turn, "),
     ],
@@ -312,7 +312,7 @@ def test_output_that_nobody_can_keep_is_said_in_one_line(arguments: tuple[str, .
             stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=240,
         )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr == "holdfast: No space left on device: where its output goes\n"
+    assert done.stderr == "holdfast: No space left on device: standard output\n"
 
 
 def wait_until_quiet(client: Client) -> None:

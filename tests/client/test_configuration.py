@@ -102,7 +102,7 @@ def test_which_file_is_read(nothing_around: Path, monkeypatch: pytest.MonkeyPatc
     assert given()[1] == {"page_size": 3}
     Path("named.toml").write_text("page_size = 4")
     assert given("--config", "named.toml")[1] == {"page_size": 4}
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(ConfigError, match="does not exist"):
         find_config(Path("absent.toml"))
 
 
@@ -123,10 +123,10 @@ def test_a_command_has_a_table_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("page_sice = 4", "unknown keys: page_sice (is page_size meant?)"),
+        ("page_sice = 4", "unknown keys: page_sice (did you mean page_size?)"),
         ("zzz = 1\nyyy = 2", "unknown keys: zzz, yyy"),
         ("url = 'x'", "unknown keys: url"),
-        ("[chat]\nurls = 'x'", "unknown keys: [chat] urls (is url meant?)"),
+        ("[chat]\nurls = 'x'", "unknown keys: [chat] urls (did you mean url?)"),
         ("[server]\nport = 1", "unknown keys: server"),
         ("page_size = '4'", "page_size must be a whole number"),
         ("page_size = true", "page_size must be a whole number"),
@@ -134,7 +134,7 @@ def test_a_command_has_a_table_of_its_own() -> None:
         ("overlap = 1", "overlap must be true or false"),
         ("host_memory = 1.5", "host_memory must be a whole number or a text"),
         ("cors_origin = [1]", "cors_origin must be a list of texts"),
-        ("page_size = 1\npage-size = 1", "states page_size twice"),
+        ("page_size = 1\npage-size = 1", "sets page_size twice"),
         ("page_size = ", "cannot be read"),
     ],
 )
@@ -155,7 +155,7 @@ def test_a_bad_file_ends_the_command_with_one_clear_line() -> None:
             capture_output=True, text=True, check=False, timeout=240, env={**os.environ, "COLUMNS": "200"},
         )  # fmt: skip
         assert done.returncode == 2
-        assert "holdfast.toml has unknown keys: page_sice (is page_size meant?)" in done.stderr
+        assert "holdfast.toml has unknown keys: page_sice (did you mean page_size?)" in done.stderr
         assert "Traceback" not in done.stderr
 
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from holdfast.cli.bench_url import summarise
-from holdfast.cli.load import Load, Sample, percentile
+from holdfast.bench.url.load import Load, Sample, percentile
+from holdfast.bench.url.summary import summarise
 from holdfast.client import Client
 from tests.client.scripted import Answer, Scripted, answer, refusal
 from tests.client.test_commands import command

@@ -4,25 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.compare import crowd, measurements
-from holdfast.cli.compare.crowd import Sizes
-from holdfast.cli.compare.random_model import VOCABULARY, write_random_bamba
+from holdfast.bench import prompts
+from holdfast.bench.cpu import crowd
+from holdfast.bench.cpu.crowd import Sizes
+from holdfast.bench.models import VOCABULARY, BenchModel, write_random_bamba
 from holdfast.engine.text.tokenizer import open_tokenizer
 from holdfast.models.checkpoint import open_checkpoint
 from tests.engine.tiny import BYTE_FIRST
 from tests.engine.tiny import VOCABULARY as TINY_VOCABULARY
-
-DUMMY: dict[str, object] = {"load_format": "dummy"}
 
 
 @pytest.mark.parametrize("family", ["llama", "bamba"])
 def test_ten_times_as_many_sessions_as_fit_all_answer_and_compute_only_what_is_new(
     directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    monkeypatch.setattr(measurements, "PROMPT_TOKENS", (BYTE_FIRST, TINY_VOCABULARY))
+    monkeypatch.setattr(prompts, "PROMPT_TOKENS", (BYTE_FIRST, TINY_VOCABULARY))
     sizes = Sizes(history=400, fit=2, times=10, crowd_history=40, turns=2, given=8, wanted=6)
     told: list[str] = []
-    figures = crowd.measure(str(directories[family]), DUMMY, sizes, 1, 1, told.append)
+    figures = crowd.measure(BenchModel(directories[family], "dummy"), sizes, 1, 1, told.append)
     named = {figure["name"]: figure for figure in figures}
     assert set(named) == {
         "computing",

@@ -14,7 +14,7 @@ from tests.kernels.interpreter import INTERPRETED
 def interpreter() -> None:
     """What a test needs that runs Triton kernels on CPU tensors."""
     if not INTERPRETED:
-        pytest.skip("Triton compiles for the device here; benchmarks/gpu_kernels.py checks its kernels")
+        pytest.skip("Triton compiles for the device here; python3 -m tests.gpu checks its kernels")
 
 
 @pytest.fixture(autouse=True)

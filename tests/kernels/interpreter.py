@@ -2,7 +2,7 @@
 
 It must be asked for before anybody imports Triton, and then holds for the whole process: whoever runs tests
 of kernels imports this first. Where there is a device it is not asked for: other tests compile for it, and
-`benchmarks/gpu_kernels.py` has the checks.
+`python3 -m tests.gpu` has the checks.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Attention over a queue of pieces, as far as a machine without a GPU can tell.
 
 What the device lists, by Triton's interpreter; that the kernel in CUDA compiles, what it takes and how it is
-launched. What it computes is checked by `benchmarks/gpu_kernels.py`.
+launched. What it computes is checked by `python3 -m tests.gpu`.
 """
 
 from __future__ import annotations

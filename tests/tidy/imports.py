@@ -1,7 +1,8 @@
 """Who may import whom, and what a file imports.
 
 Owns the direction of imports between the packages and the list of what the core must not touch. Imports run
-downwards only: cli -> server -> engine -> (models -> kernels), core; cli -> sim -> core; cli -> client.
+downwards only: cli -> bench -> server -> engine -> (models -> kernels), core; cli -> sim -> core;
+bench -> client.
 """
 
 import ast
@@ -13,7 +14,8 @@ PACKAGE = "holdfast"
 # What each package may import of the others. The empty name is the top-level module itself.
 MAY_IMPORT: dict[str, set[str]] = {
     "": {"engine"},
-    "cli": {"", "server", "engine", "models", "kernels", "core", "sim", "client"},
+    "cli": {"", "bench", "server", "engine", "models", "kernels", "core", "sim", "client"},
+    "bench": {"", "server", "engine", "models", "kernels", "core", "client"},
     "server": {"", "engine", "models", "core"},
     "engine": {"models", "kernels", "core"},
     "models": {"kernels"},
@@ -42,12 +44,34 @@ WEB = {
 }  # fmt: skip
 TENSORS = {"gguf", "safetensors", "torch", "transformers", "triton"}
 
+# By package or room: what its files must not import. transformers is for benchmarks and tests alone.
 THIRD_PARTY_DENIED: dict[str, set[str]] = {
     "sim": WEB | TENSORS,
-    "kernels": WEB,
-    "models": WEB,
-    "engine": WEB,
+    "kernels": WEB | {"transformers"},
+    "models": WEB | {"transformers"},
+    "engine": WEB | {"transformers"},
+    "server": {"transformers"},
+    "cli": {"transformers"},
     "client": TENSORS,
+    "bench.core": WEB | TENSORS,
+    "bench.gpu": WEB | {"transformers"},
+    "bench.loops": WEB | {"transformers"},
+    "bench.small_models": WEB,
+    "bench.cpu.host_step": WEB,
+}
+
+# The extras of pyproject.toml that a package may import from; the others have the main dependencies alone.
+MAY_IMPORT_EXTRAS: dict[str, set[str]] = {"server": {"otel"}, "bench": {"bench", "test"}}
+
+
+# Modules outside `cli` that read environment variables.
+ENVIRONMENT_READERS = {
+    "holdfast.engine.pull",  # HOLDFAST_CACHE, XDG_CACHE_HOME; the environment of pip
+    "holdfast.kernels.compiled",  # HOLDFAST_CACHE, XDG_CACHE_HOME
+    "holdfast.kernels.cpu.library",  # HOLDFAST_CPU_KERNELS, CC
+    "holdfast.kernels.cuda.driver",  # HOLDFAST_CUDA_KERNELS
+    "holdfast.server.http.keys",  # HOLDFAST_API_KEYS
+    "holdfast.server.telemetry.tracing",  # OpenTelemetry's variables
 }
 
 

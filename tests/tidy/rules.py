@@ -13,6 +13,7 @@ from typing import NamedTuple
 from tests.tidy.imports import (
     CORE_DENIED,
     CORE_DENIED_BUILTINS,
+    ENVIRONMENT_READERS,
     MAY_IMPORT,
     PACKAGE,
     THIRD_PARTY_DENIED,
@@ -73,7 +74,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.~)}\]>*-])/(?:work|root|home|Users|opt)/[\w.
 
 
 def imports_run_downwards(source: Source) -> Iterator[Offence]:
-    """A package imports only packages below it: cli -> server -> engine -> (models -> kernels), core."""
+    """Imports run downwards: cli -> bench -> server -> engine -> (models -> kernels), core."""
     package = source.package
     if package not in MAY_IMPORT:
         yield Offence(source.path, 1, f"{package} is not a package of the house")
@@ -88,11 +89,13 @@ def imports_run_downwards(source: Source) -> Iterator[Offence]:
 
 
 def third_party_stays_in_its_place(source: Source) -> Iterator[Offence]:
-    """Only the server, the client and the command need web packages; simulation and client need no torch."""
-    denied = THIRD_PARTY_DENIED.get(source.package, set())
-    for line, module in imported_modules(source.tree):
-        if name_matches(module, denied):
-            yield Offence(source.path, line, f"{source.package} must not import {module}")
+    """Web packages stay out of what runs on a GPU machine, torch out of simulation and client."""
+    for room, denied in THIRD_PARTY_DENIED.items():
+        if not f"{source.module}.".startswith(f"{PACKAGE}.{room}."):
+            continue
+        for line, module in imported_modules(source.tree):
+            if name_matches(module, denied):
+                yield Offence(source.path, line, f"{room} must not import {module}")
 
 
 def core_is_pure(source: Source) -> Iterator[Offence]:
@@ -192,6 +195,20 @@ def assertions_have_no_effect(source: Source) -> Iterator[Offence]:
                 yield Offence(source.path, statement.lineno, f"an assertion {what}")
 
 
+def environment_is_read_in_cli(source: Source) -> Iterator[Offence]:
+    """Settings are arguments: only `cli` and ENVIRONMENT_READERS read the environment."""
+    if source.package == "cli" or source.module in ENVIRONMENT_READERS:
+        return
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.Attribute() if dotted_name(node) in {"os.environ", "os.environb", "os.getenv"}:
+                yield Offence(source.path, node.lineno, f"uses {dotted_name(node)}")
+            case ast.ImportFrom(module="os", names=names):
+                for alias in names:
+                    if alias.name in {"environ", "environb", "getenv"}:
+                        yield Offence(source.path, node.lineno, f"imports {alias.name}")
+
+
 def has_module_docstring(source: Source) -> Iterator[Offence]:
     """A file opens with what it owns, what it promises and who may call it."""
     if not ast.get_docstring(source.tree):
@@ -225,6 +242,7 @@ SOURCE_RULES: tuple[Rule, ...] = (
     no_getattr_with_default,
     no_swallowed_exceptions,
     assertions_have_no_effect,
+    environment_is_read_in_cli,
 )
 # ... to every Python file below src and tests, ...
 PYTHON_RULES: tuple[Rule, ...] = (has_module_docstring, nothing_unfinished, no_coverage_excuses)

@@ -6,7 +6,14 @@ import tomllib
 
 import pytest
 
-from tests.tidy.imports import MAY_IMPORT, PACKAGE, Source, imported_modules
+from tests.tidy.imports import (
+    ENVIRONMENT_READERS,
+    MAY_IMPORT,
+    MAY_IMPORT_EXTRAS,
+    PACKAGE,
+    Source,
+    imported_modules,
+)
 from tests.tidy.rules import PYTHON_RULES, SOURCE_RULES, TEXT_RULES, Rule
 from tests.tidy.tree import ROOT, sources, texts
 
@@ -53,10 +60,28 @@ def test_root_files_are_seen() -> None:
 
 
 def test_every_package_that_is_imported_is_declared() -> None:
-    """Nothing is used that only comes along with something else, which may do without it tomorrow."""
+    """Nothing is imported that is only a dependency of a dependency; extras are for the packages listed."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["otel"]]
-    declared = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in wanted}
-    imported = {name.split(".")[0] for file in sources("src") for _, name in imported_modules(file.tree)}
-    foreign = imported - set(sys.stdlib_module_names) - {PACKAGE, "opentelemetry"}
-    assert {"pyzmq" if name == "zmq" else name for name in foreign} <= declared
+    extras = project["optional-dependencies"]
+    standard = {*sys.stdlib_module_names, PACKAGE, "opentelemetry"}
+    for file in sources("src"):
+        wanted = [*project["dependencies"]]
+        for extra in MAY_IMPORT_EXTRAS.get(file.package, ()):
+            wanted += extras[extra]
+        declared = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in wanted}
+        foreign = {name.split(".")[0] for _, name in imported_modules(file.tree)} - standard
+        missing = {"pyzmq" if name == "zmq" else name for name in foreign} - declared
+        assert not missing, f"{file.path} imports {missing}, which its package does not declare"
+
+
+def test_environment_readers_read_the_environment() -> None:
+    """A module that no longer does leaves the list."""
+    texts_of = {file.module: file.text for file in sources("src")}
+    assert [module for module in ENVIRONMENT_READERS if "os.environ" not in texts_of.get(module, "")] == []
+
+
+def test_transformers_is_not_a_dependency() -> None:
+    """It takes 120 MB and seconds to import; benchmarks and tests alone need it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert not any(line.startswith("transformers") for line in project["dependencies"])
+    assert any(line.startswith("transformers") for line in project["optional-dependencies"]["bench"])

@@ -8,7 +8,7 @@ from tests.tidy.imports import Source
 ROOT = Path(__file__).resolve().parents[2]
 # The folders that the repository consists of. A list, and not a walk from the root, because environments,
 # caches and scratch files lie beside them.
-FOLDERS = (".ci", "benchmarks", "docs", "src", "tests")
+FOLDERS = (".ci", "docs", "src", "tests")
 
 
 @cache

@@ -1,10 +1,9 @@
 """The `holdfast` command: a table of sub-commands, each in a module of its own.
 
-Owns the names of the sub-commands and nothing of what they do. A module is imported only when its command
-runs, so `holdfast --help`, `holdfast sim` and `holdfast bench core` start without torch. Each module exposes
-a `typer.Typer` named `app`; adding a command is one line in COMMANDS. While a shell completes a line, the
-command that the line names takes the place of its entry, so that its own options are known. A line that
-cannot be parsed is refused in one line. Called by the console script and by `python -m holdfast.cli`.
+A module is imported only when its command runs, so `holdfast --help`, `holdfast sim` and `holdfast bench
+core` start without torch. Each module has a `typer.Typer` named `app`; adding a command is one line in
+COMMANDS. For shell completion the named command replaces its entry, so that its options are completed. A
+parse error is printed as one line. Called by the console script and by `python -m holdfast.cli`.
 """
 
 import errno
@@ -24,19 +23,19 @@ __all__ = ["COMMANDS", "Command", "build", "main"]
 HELP = (
     "An LLM inference server for long-lived streaming sessions.\n\n"
     "\b\n"
-    "holdfast chat                        talk to a small model, fetched once\n"
+    "holdfast chat                        chat with a small model (downloaded once)\n"
     "holdfast serve                       serve it on http://127.0.0.1:8000\n"
-    "holdfast chat --url 127.0.0.1:8000   talk to that server\n"
+    "holdfast chat --url 127.0.0.1:8000   chat through that server\n"
     "holdfast top                         watch it\n\n"
     "holdfast COMMAND --help explains a command."
 )
 
 COMPLETION_VARIABLE = "_HOLDFAST_COMPLETE"
-"""Set by the shells' completion scripts, which `holdfast --show-completion` prints."""
+"""Set by the completion scripts that `holdfast --show-completion` prints."""
 
 
 class Command(NamedTuple):
-    """One sub-command: its name, the module whose `app` carries it out, and its line in the help."""
+    """One sub-command: its name, the module with its `app`, and its line in the help."""
 
     name: str
     module: str
@@ -45,16 +44,18 @@ class Command(NamedTuple):
 
 COMMANDS: tuple[Command, ...] = (
     Command("serve", "holdfast.cli.serve", "Serve a model over HTTP."),
-    Command("chat", "holdfast.cli.chat", "Talk to a model in the terminal, here or at a server."),
-    Command("top", "holdfast.cli.top", "Watch a server: sessions, turns, who holds the memory."),
-    Command("sessions", "holdfast.cli.sessions", "Look into a journal: sessions that outlive a server."),
-    Command("pull", "holdfast.cli.pull", "Fetch a model into the cache."),
+    Command(
+        "chat", "holdfast.cli.chat", "Chat with a model in the terminal, in this process or through a server."
+    ),
+    Command("top", "holdfast.cli.top", "Watch a server: sessions, turns and memory by holder."),
+    Command("sessions", "holdfast.cli.sessions", "Inspect the sessions of a journal."),
+    Command("pull", "holdfast.cli.pull", "Download a model into the cache."),
     Command("bench", "holdfast.cli.bench", "Measure, and show each figure beside its baseline."),
-    Command("sim", "holdfast.cli.sim", "Simulate a server that is being broken, on the real core."),
+    Command("sim", "holdfast.cli.sim", "Simulate a server with injected faults, on the real core."),
     Command("version", "holdfast.cli.version", "Print the version."),
 )
 
-# The arguments after the name belong to the sub-command, `--help` included: they are passed on unread.
+# The arguments after the name, `--help` included, are passed on to the sub-command unparsed.
 FORWARD_UNREAD: dict[str, object] = {
     "allow_extra_args": True,
     "allow_interspersed_args": False,
@@ -64,14 +65,14 @@ FORWARD_UNREAD: dict[str, object] = {
 
 
 def build(commands: tuple[Command, ...] = COMMANDS) -> typer.Typer:
-    """Return the application with one forwarding entry for each of `commands`; imports none of them."""
+    """The application with one forwarding entry for each of `commands`; imports none of them."""
     assert len({command.name for command in commands}) == len(commands), "two commands share a name"
     app = typer.Typer(
         name=PROGRAM,
         help=HELP,
         no_args_is_help=True,
     )
-    # Without a callback an application of a single command would take that command's place.
+    # Without a callback an application of one command would be that command.
     app.callback()(_no_common_options)
     for command in commands:
         _add(app, command)
@@ -92,7 +93,7 @@ def _add(app: typer.Typer, command: Command) -> None:
 
 
 def _named(command: Command, application: typer.Typer, arguments: list[str]) -> str:
-    """The command that a line names, with the one below it where it has some."""
+    """The name of the command in the arguments, with its sub-command if it has any."""
     group = get_command(application)
     below = group.commands if isinstance(group, TyperGroup) else {}
     return " ".join([command.name, *(name for name in arguments[:1] if name in below)])
@@ -103,7 +104,7 @@ def _no_common_options() -> None:
 
 
 def completing(line: str) -> TyperGroup:
-    """The application for a shell that completes `line`: the command that it names brings its options."""
+    """The application for the completion of `line`: the named command with its own options."""
     group = get_command(build())
     assert isinstance(group, TyperGroup)
     words = line.split()
@@ -114,7 +115,7 @@ def completing(line: str) -> TyperGroup:
 
 
 def main() -> None:
-    """Run the sub-command that the process arguments name; always leaves by SystemExit."""
+    """Run the sub-command in the process arguments; always raises SystemExit."""
     if COMPLETION_VARIABLE in os.environ:
         # Bash leaves the line in the first of these, other shells in the second.
         line = " ".join(os.environ.get(name, "") for name in ("COMP_WORDS", "_TYPER_COMPLETE_ARGS"))
@@ -124,9 +125,9 @@ def main() -> None:
     except typer.TyperException as error:
         status = misread("", error).exit_code
     except typer.Abort:
-        status = refusal("", "ended before it was done").exit_code
+        status = refusal("", "aborted").exit_code
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        status = refusal("", f"{error.strerror}: {error.filename or 'where its output goes'}").exit_code
+        status = refusal("", f"{error.strerror}: {error.filename or 'standard output'}").exit_code
     sys.exit(status)

@@ -1,4 +1,4 @@
-"""Lets `python -m holdfast.cli` do what the `holdfast` command does, for running from source."""
+"""`python -m holdfast.cli` is the `holdfast` command, for running from source."""
 
 from holdfast.cli import main
 

@@ -1,31 +1,41 @@
 """`holdfast bench`: measure, and show each figure beside its baseline.
 
-`bench core` measures the memory core alone: no model, no device, no torch; `throughput`, `turns` and `abort`
-are in `bench_beside`, `sessions` in `bench_url`. It prints a table, or with `--json` one object a line; what
-it does meanwhile goes to standard error. Targets that are missed are shown, not punished: the exit status is
-0 whenever the measurement ran.
+`core` measures the memory core alone, without torch; `throughput`, `turns` and `abort` compare Holdfast with
+other systems; `sessions` measures a running server. Each prints a table, or with `--json` one object a line;
+progress goes to standard error. A missed target does not change the exit status.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.cli import bench_beside, bench_url
+from holdfast.bench.beside.cases import Case, abort, prefill, throughput, turns
+from holdfast.bench.beside.http import BenchError
+from holdfast.bench.beside.run import Limits, Others, compare
+from holdfast.bench.beside.systems import CONTEXT
+from holdfast.bench.core.registry import MEASUREMENTS
+from holdfast.bench.core.report import Figure, Settings
+from holdfast.bench.models import RANDOM_BAMBA
+from holdfast.bench.tables import comparison_table, core_table
+from holdfast.cli import bench_sessions
+from holdfast.cli.progress import status_line
+from holdfast.cli.refusals import refusal
 from holdfast.core.layout import PAGE_SIZE_MAX
-from holdfast.sim.bench.registry import MEASUREMENTS
-from holdfast.sim.bench.report import OURS, Check, Figure, Settings, plain
+from holdfast.engine.pull import PullError
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    help="Measure, and show each figure beside its baseline.", no_args_is_help=True, add_completion=False
-)
+HELP = "Measure, and show each figure beside its baseline."
+
+app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False)
 
 
 @app.callback()
@@ -33,66 +43,163 @@ def _no_common_options() -> None:
     """Measure, and show each figure beside its baseline."""
 
 
-app.command("sessions", help=bench_url.HELP)(bench_url.sessions)
-app.command("throughput")(bench_beside.throughput_command)
-app.command("turns")(bench_beside.turns_command)
-app.command("abort")(bench_beside.abort_command)
+app.command("sessions", help=bench_sessions.HELP)(bench_sessions.sessions)
 
 
 @app.command("core")
 def core(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help=f"Of these alone: {', '.join(MEASUREMENTS)}.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help=f"Measure only this: {', '.join(MEASUREMENTS)}. Repeatable."),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each measurement is repeated.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Repetitions of each measurement.")] = 3,
     page_size: Annotated[
         list[int] | None,
-        typer.Option(min=1, max=PAGE_SIZE_MAX, help="Of these page sizes alone.", show_default="1 and 64"),
+        typer.Option(
+            min=1, max=PAGE_SIZE_MAX, help="Page size to measure. Repeatable.", show_default="1 and 64"
+        ),
     ] = None,
 ) -> None:
-    """The memory core: turns, sessions, the prefix tree and the audit, with no model and no device."""
+    """The memory core alone: turns, sessions, the prefix tree and the audit; no model, no device."""
     names = list(only or MEASUREMENTS)
     unknown = [name for name in names if name not in MEASUREMENTS]
     if unknown:
         raise typer.BadParameter(f"unknown: {', '.join(unknown)}; known: {', '.join(MEASUREMENTS)}")
     settings = Settings(repeats, tuple(page_size) if page_size else Settings().page_sizes)
     figures: list[Figure] = []
-    notes = Console(stderr=True)
-    with notes.status("bench core") as status:
-
-        def progress(line: str) -> None:
-            if notes.is_terminal:
-                status.update(f"bench core: {line}")
-            else:
-                notes.print(f"bench core: {line}", highlight=False)
-
+    with status_line("bench core") as progress:
         for name in names:
             for figure in MEASUREMENTS[name](settings, progress):
                 figures.append(figure)
                 if as_json:
                     typer.echo(json.dumps(figure.as_json()))
     if not as_json:
-        Console().print(_table(figures))
+        _print(core_table(figures))
 
 
-def _table(figures: Iterable[Figure]) -> Table:
-    table = Table(title="holdfast bench core", caption="thread-CPU time, medians, garbage collector off")
-    for heading in ("name", "parameters"):
-        table.add_column(heading)
-    for heading in ("value", "unit", "SGLang", "ratio", "target", "met"):
-        table.add_column(heading, justify="left" if heading in {"unit", "met"} else "right", no_wrap=True)
-    for figure in figures:
-        if figure.system == OURS:
-            parameters = ", ".join(f"{key} {value}" for key, value in figure.parameters.items())
-            for check in figure.checks:
-                table.add_row(*_cells(figure.name, parameters, check))
-    return table
+Model = Annotated[str, typer.Argument(help="A packaged model, a .gguf file or a model directory.")]
+AnyModel = Annotated[
+    str,
+    typer.Argument(
+        help=f"A packaged model, a .gguf file, a model directory, or {RANDOM_BAMBA} (random weights)."
+    ),
+]
+Alone = Annotated[bool, typer.Option("--alone", help="Leave transformers out.")]
+LlamaPath = Annotated[
+    Path | None, typer.Option("--llama-server", help="Path of a llama-server to measure too.", exists=True)
+]
+Rounds = Annotated[int, typer.Option(min=1, help="Number of rounds, after a short warm-up round.")]
+Minutes = Annotated[float, typer.Option(min=0.0, help="Time limit; rounds that do not fit are skipped.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads of each system.", show_default="all cores")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+Given = Annotated[int, typer.Option("--input-tokens", min=1, help="Input tokens of each prompt or turn.")]
+Wanted = Annotated[int, typer.Option("--output-tokens", min=2, help="Output tokens of each answer.")]
 
 
-def _cells(name: str, parameters: str, check: Check) -> tuple[str, ...]:
-    shown = name if check.quantity == name else f"{name} {check.quantity}"
-    met = {None: "", True: "[green]yes[/]", False: "[red]no[/]"}[check.met]
-    baseline = "" if check.baseline is None else plain(check.baseline)
-    ratio = "" if check.ratio is None else f"{check.ratio:.3f}"
-    return shown, parameters, plain(check.value), check.unit, baseline, ratio, check.target, met
+@app.command("throughput")
+def throughput_command(
+    model: Model = "smollm2",
+    llama_server: LlamaPath = None,
+    alone: Alone = False,
+    streams: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Concurrent streams. Repeatable.", show_default="1 and 16"),
+    ] = None,
+    given: Given = 64,
+    wanted: Wanted = 128,
+    prompts: Annotated[
+        list[int] | None,
+        typer.Option("--prefill", min=1, help="Prompt length to prefill. Repeatable.", show_default="512"),
+    ] = None,
+    speculate: Annotated[bool, typer.Option(help="Measure Holdfast with --speculate ngram too.")] = False,
+    rounds: Rounds = 3,
+    minutes: Minutes = 6.0,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tokens per second: decoding concurrent streams, and prefilling prompts."""
+    cases = [throughput(count, given, wanted) for count in streams or (1, 16)]
+    cases += [prefill(length) for length in prompts or (512,)]
+    second = ("--speculate", "ngram") if speculate else ()
+    others = Others(not alone, llama_server, second)
+    _compare("throughput", cases, model, others, _limits(rounds, minutes, threads), as_json)
+
+
+@app.command("turns")
+def turns_command(
+    model: Model = "smollm2",
+    llama_server: LlamaPath = None,
+    alone: Alone = False,
+    last: Annotated[int, typer.Option("--turns", min=2, help="Turns of the conversation.")] = 20,
+    given: Given = 32,
+    wanted: Wanted = 32,
+    rounds: Rounds = 3,
+    minutes: Minutes = 6.0,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time to the first token of each turn as a conversation grows."""
+    shown = sorted({2, max(2, last // 2), last})
+    case = turns(last, given, wanted, shown)
+    others = Others(not alone, llama_server)
+    _compare("turns", [case], model, others, _limits(rounds, minutes, threads), as_json)
+
+
+@app.command("abort")
+def abort_command(
+    model: AnyModel = "smollm2",
+    llama_server: LlamaPath = None,
+    alone: Alone = False,
+    history: Annotated[
+        int,
+        typer.Option(min=0, help="Tokens at the start of the conversation; prefilling them is timed too."),
+    ] = 0,
+    turn: Annotated[int, typer.Option(min=3, help="The number of the first aborted turn.")] = 10,
+    given: Given = 32,
+    wanted: Wanted = 32,
+    rounds: Rounds = 3,
+    minutes: Minutes = 6.0,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time to the first token of the turn after an aborted one, beside a normal turn."""
+    context = max(CONTEXT, history + (turn + 16) * (given + 2 * wanted))
+    others = Others(not alone and model != RANDOM_BAMBA, llama_server, context=context)
+    case = abort(turn, given, wanted, history)
+    _compare("abort", [case], model, others, _limits(rounds, minutes, threads), as_json)
+
+
+def _limits(rounds: int, minutes: float, threads: int | None) -> Limits:
+    return Limits(rounds, minutes, threads or len(os.sched_getaffinity(0)))
+
+
+def _compare(
+    title: str, cases: Sequence[Case], model: str, others: Others, limits: Limits, as_json: bool
+) -> None:
+    """Measure and print; the exit status is that of the signal that ended it, or 1 if a system failed."""
+    # The started server inherits the first; the second turns off the progress bars of transformers.
+    os.environ["OMP_NUM_THREADS"] = str(limits.threads)
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    try:
+        with status_line(f"bench {title}") as progress:
+            compared = compare(cases, model, others, limits, progress)
+    except (BenchError, PullError) as error:
+        raise refusal(f"bench {title}", str(error)) from error
+    measured = compared.measured
+    if as_json:
+        common = {"model": compared.model, "threads": limits.threads}
+        for figure in measured.figures:
+            typer.echo(json.dumps({**figure, **common}))
+    elif measured.figures:
+        _print(comparison_table(title, measured.figures, compared.model, limits.threads))
+    if measured.ended is not None:
+        typer.echo(f"bench {title}: {measured.ended}", err=True)
+    if compared.signal_number or measured.failed:
+        raise typer.Exit(128 + compared.signal_number if compared.signal_number else 1)
+
+
+def _print(table: Table) -> None:
+    """Print a table: as wide as the terminal, or 180 columns in a file or a pipe."""
+    screen = Console()
+    (screen if screen.is_terminal else Console(width=180)).print(table)

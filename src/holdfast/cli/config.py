@@ -1,9 +1,8 @@
-"""The configuration file: where it is, and what may stand in it.
+"""The configuration file: where it is, and which keys it may have.
 
-TOML. At the top stand the options of `serve` and `chat`, named as on the command line; a table `[chat]` or
-`[serve]` holds what belongs to one command alone. A key that is not known, or a value of the wrong type, is
-an error that names the file and the key. Used by `options`, which puts the values beneath the environment and
-the command line.
+TOML. The options of `serve` and `chat` are keys at the top, named as on the command line; a table `[chat]` or
+`[serve]` has the options of one command. An unknown key or a value of the wrong type is an error that names
+the file and the key. Used by `options`; the environment and the command line override the file.
 """
 
 from __future__ import annotations
@@ -32,33 +31,33 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "serve": {},
 }
-"""What a command's own table may hold, beside everything that may stand at the top."""
+"""Keys of a command's own table, besides those at the top."""
 
 TYPE_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
 class ConfigError(ValueError):
-    """A configuration file cannot be used; the message names the file and what is wrong in it."""
+    """A configuration file is invalid; the message names the file and the problem."""
 
 
 def config_paths() -> tuple[Path, ...]:
-    """Where a configuration file is looked for, in order."""
+    """The paths of the configuration file, in the order of search."""
     base = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     user = base if base.is_absolute() else Path.home() / ".config"
     return Path(FILE_NAME), user / "holdfast" / FILE_NAME
 
 
 def find_config(stated: Path | None) -> Path | None:
-    """The file that was named, or the first that there is."""
+    """The file that was named, or the first that exists."""
     if stated is not None:
         if not stated.is_file():
-            raise ConfigError(f"{stated} is not there")
+            raise ConfigError(f"{stated} does not exist")
         return stated
     return next((path for path in config_paths() if path.is_file()), None)
 
 
 def read_config(path: Path, kinds: Mapping[str, Any], section: Sequence[str] = ()) -> dict[str, Any]:
-    """The values of a file: those at the top, and over them those of the command's own table."""
+    """The values of a file; those of the command's own table override those at the top."""
     try:
         with path.open("rb") as file:
             stated = tomllib.load(file)
@@ -83,18 +82,18 @@ def _checked(path: Path, where: str, stated: Mapping[str, Any], kinds: Mapping[s
         )
     for key, name in named.items():
         if name in values:
-            raise ConfigError(f"{path} states {where}{name} twice, with a hyphen and with an underscore")
+            raise ConfigError(f"{path} sets {where}{name} twice, with a hyphen and with an underscore")
         values[name] = _typed(f"{path}: {where}{key}", stated[key], kinds[name])
     return values
 
 
 def _hint(where: str, key: str, kinds: Mapping[str, Any]) -> str:
     near = difflib.get_close_matches(key.replace("-", "_"), kinds, n=1)
-    return f"{where}{key} (is {near[0]} meant?)" if near else f"{where}{key}"
+    return f"{where}{key} (did you mean {near[0]}?)" if near else f"{where}{key}"
 
 
 def _typed(where: str, value: object, kind: Any) -> object:
-    """The value, if it is of the type that its option has."""
+    """The value, if it has the type of its option."""
     if typing.get_origin(kind) is list:
         listed = [value] if isinstance(value, str) else value
         if not isinstance(listed, list) or not all(isinstance(part, str) for part in listed):

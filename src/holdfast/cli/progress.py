@@ -1,10 +1,12 @@
-"""Progress on standard error: bars, or lines without a terminal.
+"""Progress on standard error: bars and a status line on a terminal, plain lines elsewhere.
 
-While a model is fetched and loaded, and while its sessions are written to disk at the end.
+Bars for fetching and loading a model and for writing its sessions to disk; a status line for benchmarks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
@@ -19,20 +21,20 @@ from rich.progress import (
 )
 from rich.text import Text
 
-__all__ = ["StartProgress"]
+__all__ = ["StartProgress", "status_line"]
 
 STAGES = {
-    "fetch": "Fetching {model}",
+    "fetch": "Downloading {model}",
     "load": "Loading {model}",
-    "capture": "Capturing graphs of {model}",
+    "capture": "Capturing CUDA graphs of {model}",
     "spill": "Writing {total} sessions of {model} to disk",
 }
 COUNTED = "spill"
-"""The stage whose amounts are sessions; of the others they are bytes."""
+"""The stage that counts sessions; the others count bytes."""
 
 
 class _Amount(DownloadColumn):
-    """How much of a stage is done."""
+    """Done and total of a stage."""
 
     def render(self, task: Task) -> Text:
         if task.fields["stage"] != COUNTED:
@@ -41,7 +43,7 @@ class _Amount(DownloadColumn):
 
 
 class StartProgress:
-    """Called with (stage, done, total); one bar for each stage that takes place."""
+    """Called with (stage, done, total); shows one bar per stage."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -67,10 +69,25 @@ class StartProgress:
         self._bars.stop()
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        """A stage has come so far."""
+        """Update the bar of a stage."""
         if stage not in self._tasks:
             description = STAGES[stage].format(model=self._model, total=total)
             self._tasks[stage] = self._bars.add_task(description, total=total, stage=stage)
             if not self._console.is_terminal:
                 self._console.print(description, highlight=False, markup=False)
         self._bars.update(self._tasks[stage], completed=done, total=total)
+
+
+@contextmanager
+def status_line(title: str) -> Iterator[Callable[[str], None]]:
+    """A function that shows one line at a time: in place on a terminal, one after the other elsewhere."""
+    console = Console(stderr=True)
+    with console.status(title) as status:
+
+        def show(line: str) -> None:
+            if console.is_terminal:
+                status.update(f"{title}: {line}")
+            else:
+                console.print(f"{title}: {line}", highlight=False, markup=False, soft_wrap=True)
+
+        yield show

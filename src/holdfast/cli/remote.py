@@ -1,4 +1,4 @@
-"""What commands that talk to a server say when it does not do what they ask, and what to do about it."""
+"""Errors of servers in the commands that talk to one, with what to do next."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ NEXT: tuple[tuple[type[HoldfastError], str], ...] = (
     (Forbidden, "give another key with --api-key or HOLDFAST_API_KEY"),
     (Unavailable, "try again in a moment"),
 )
-"""What to do next about a kind of error; the others say it themselves."""
+"""What to do next, by kind of error."""
 
 
 def server_refusal(command: str, error: HoldfastError) -> typer.Exit:
-    """Say what went wrong at a server, and what to do next; raise what is returned."""
+    """Print an error of a server and what to do next; raise the returned exception."""
     advice = [words for kind, words in NEXT if isinstance(error, kind)]
     status = WRONG if isinstance(error, BadArgument) else 1
     return refusal(command, "; ".join([str(error), *advice]), status)

@@ -1,6 +1,6 @@
 """`holdfast serve`: start the server.
 
-Reads the options, refuses what cannot be meant, and hands over to the server, which is imported only then.
+Reads and checks the options, then imports and runs the server.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ app = typer.Typer(add_completion=False)
 
 HELP = (
     "Serve a model over HTTP.\n\n"
-    "Answers OpenAI's interface (/v1/chat/completions, /v1/completions), sessions that stay in memory "
-    "(/v1/sessions, /v1/realtime) and SGLang's own (/generate). Ctrl-C or SIGTERM stops it, after the turns "
-    "in flight.\n\n"
+    "Serves OpenAI's API (/v1/chat/completions, /v1/completions), sessions that stay in memory "
+    "(/v1/sessions, /v1/realtime) and SGLang's API (/generate). Ctrl-C or SIGTERM stops it after the running "
+    "turns.\n\n"
     "\b\n"
-    "holdfast serve                 the small model that is fetched once\n"
-    "holdfast serve DIRECTORY       a model of your own\n"
-    "holdfast serve echo            no model: repeats what it is told\n"
+    "holdfast serve                 a small model (downloaded once)\n"
+    "holdfast serve DIRECTORY       a local model\n"
+    "holdfast serve echo            no model: repeats its input\n"
     "holdfast serve --host 0.0.0.0 --api-keys keys.txt\n\n"
-    "Talk to it with holdfast chat --url, watch it with holdfast top."
+    "holdfast chat --url chats through it, holdfast top watches it."
 )
 
 
@@ -42,7 +42,7 @@ def serve(
     model: Annotated[
         str,
         typer.Argument(
-            help="A directory, a .gguf file, a name, or echo.",
+            help="Model directory, .gguf file, model name, or echo.",
             envvar="HOLDFAST_MODEL",
         ),
     ] = DEFAULT_MODEL,
@@ -63,7 +63,7 @@ def serve(
 
 
 def _run(model: str, engine: dict[str, Any], server: ServerOptions) -> int:
-    """Serve until a signal comes; what hinders the start becomes one line."""
+    """Serve until a signal arrives; an error at the start is printed as one line."""
     serving = import_module("holdfast.server.serve")
     unable = import_module("holdfast.server.link.supervisor").EngineUnable
     progress = LoadProgress(model)
@@ -80,14 +80,14 @@ def _run(model: str, engine: dict[str, Any], server: ServerOptions) -> int:
 
 
 class LoadProgress:
-    """Bars while a model is fetched and loaded and while its sessions are written, gone when that is done."""
+    """Progress bars while a model is downloaded and loaded and while its sessions are written to disk."""
 
     def __init__(self, model: str) -> None:
         self._model = model
         self._shown: StartProgress | None = None
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        """A stage has come so far."""
+        """Update the bar of a stage."""
         if self._shown is None:
             self._shown = StartProgress(self._model).__enter__()
         self._shown(stage, done, total)
@@ -95,14 +95,14 @@ class LoadProgress:
             self.stop()
 
     def stop(self) -> None:
-        """Nothing more is to be waited for."""
+        """Remove the bars."""
         if self._shown is not None:
             self._shown.__exit__(None, None, None)
             self._shown = None
 
 
 def make_server_options(stated: dict[str, Any]) -> ServerOptions:
-    """The options as the server takes them; raises `OptionError` for what cannot be meant."""
+    """The options of the server; raises `OptionError` for invalid values."""
     repeated = ("cors_origin", "allowed_host")
     values: dict[str, Any] = {
         name: tuple(value) if name in repeated else value for name, value in stated.items()

@@ -1,6 +1,6 @@
-"""`holdfast sim`: a seeded world that tries to break the core, without a model and without a device.
+"""`holdfast sim`: a seeded simulation of a server with faults, on the real core, without a model or a device.
 
-Exit status: 0 if nothing was found, 1 on a finding, with the line that replays it, 3 if the core or the
+Exit status: 0 without findings, 1 with a finding (and the command that replays it), 3 if the core or the
 simulator crashed. With `--json` the last line is the summary. Progress goes to standard error.
 """
 
@@ -33,27 +33,29 @@ ALL = "all"
 app = typer.Typer(add_completion=False)
 
 
-@app.command(help="Simulate a server on the real core, with faults, and check everything after every step.")
+@app.command(help="Simulate a server on the real core with injected faults, and audit after every step.")
 def sim(
-    seed: Annotated[int, typer.Option(help="The same seed gives the same run.")] = 1,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of the scheduler, over all worlds.")] = 10_000,
-    layout: Annotated[str, typer.Option(help=f"{', '.join(LAYOUT_NAMES)}, or {ALL}.")] = ALL,
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same run.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Scheduler steps over all worlds.")] = 10_000,
+    layout: Annotated[str, typer.Option(help=f"Memory layout: {', '.join(LAYOUT_NAMES)}, or {ALL}.")] = ALL,
     page_size: Annotated[
         int | None,
-        typer.Option(min=1, max=PAGE_SIZE_MAX, help="Of this page size alone.", show_default="1, 3, 16, 64"),
+        typer.Option(min=1, max=PAGE_SIZE_MAX, help="Page size.", show_default="1, 3, 16, 64"),
     ] = None,
-    faults: Annotated[float, typer.Option(min=0.0, max=1.0, help="How often a fault strikes.")] = 0.05,
-    workload: Annotated[str, typer.Option(help=f"{', '.join(WORKLOADS)}, or {ALL}.")] = ALL,
-    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="Plant a known bug first.")] = None,
-    list_mutants: Annotated[bool, typer.Option("--list-mutants", help="Show the known bugs.")] = False,
+    faults: Annotated[float, typer.Option(min=0.0, max=1.0, help="Probability of a fault.")] = 0.05,
+    workload: Annotated[str, typer.Option(help=f"Workload: {', '.join(WORKLOADS)}, or {ALL}.")] = ALL,
+    mutant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Plant a known bug, which the simulation must find.")
+    ] = None,
+    list_mutants: Annotated[bool, typer.Option("--list-mutants", help="List the known bugs.")] = False,
     exhaustive: Annotated[
-        bool, typer.Option("--explore", help="Try all orders of events in tiny configurations instead.")
+        bool, typer.Option("--explore", help="Explore all interleavings of events in tiny worlds instead.")
     ] = False,
-    states: Annotated[int, typer.Option(min=1, help="With --explore: how many states to visit.")] = 10_000,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
-    world: Annotated[int | None, typer.Option(hidden=True, help="Run only this world of the run.")] = None,
+    states: Annotated[int, typer.Option(min=1, help="With --explore: number of states to visit.")] = 10_000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    world: Annotated[int | None, typer.Option(hidden=True, help="Run this world of the run alone.")] = None,
 ) -> None:
-    """Run a simulation, or list what could be planted into one."""
+    """Run a simulation or an exploration, or list the mutants."""
     if list_mutants:
         _list_mutants(as_json)
         return
@@ -61,7 +63,7 @@ def sim(
     _require("workload", workload, tuple(WORKLOADS))
     if mutant is not None and mutant not in MUTANTS:
         near = difflib.get_close_matches(mutant, MUTANTS, n=1)
-        meant = f"is {near[0]} meant? " if near else ""
+        meant = f"did you mean {near[0]}? " if near else ""
         raise typer.BadParameter(f"unknown mutant {mutant!r}; {meant}--list-mutants shows them all")
     planting: AbstractContextManager[Patcher | None] = (
         planted(mutant) if mutant is not None else nullcontext()
@@ -110,7 +112,7 @@ def _replay_line(options: Options, layout: str, page_size: int | None, workload:
 
 
 def _simulate(options: Options, world: int | None, notes: Console) -> Summary:
-    """Run with a bar on a terminal, and with a line for each tenth of the way elsewhere."""
+    """Run with a progress bar on a terminal, or a line for each tenth elsewhere."""
     columns = (TextColumn("sim"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Progress(*columns, TimeRemainingColumn(), console=notes, disable=not notes.is_terminal) as bar:
         task = bar.add_task("", total=options.steps)
@@ -128,7 +130,7 @@ def _simulate(options: Options, world: int | None, notes: Console) -> Summary:
 
 
 def _report(summary: Summary, replay: str, patcher: Patcher | None, as_json: bool) -> bool:
-    """Say what a simulation has come to; returns whether anything was found."""
+    """Print the result of a simulation; returns whether there was a finding."""
     finding = summary.finding
     if as_json:
         if finding is not None:
@@ -181,7 +183,7 @@ def _print_finding(finding: Finding, replay: str) -> None:
 
 
 def _explore(states: int, replay: str, patcher: Patcher | None, notes: Console, as_json: bool) -> bool:
-    """Visit states breadth first and say what it has come to; returns whether anything was found."""
+    """Visit states breadth first and print the result; returns whether there was a finding."""
 
     def progress(done: Exploration) -> None:
         line = f"explore: {done.states} of {states} states, {done.transitions} transitions"

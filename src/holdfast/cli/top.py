@@ -1,8 +1,8 @@
-"""`holdfast top`: watch a server. Sessions, turns, throughput, and who holds the memory.
+"""`holdfast top`: watch a server: sessions, turns, throughput, and memory by holder.
 
-Asks the server every second and draws what it says; `--once` draws once, `--json` prints one object a line
-for each figure. Throughput and turns come from /metrics, which may need the admin key: without it they are
-counted from the sessions that the key can see.
+Polls the server every second; `--once` draws once, `--json` prints one object a line for each figure.
+Throughput and turns come from /metrics, which may need the admin key; without it they are counted from the
+sessions that the key may see.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ SESSIONS_SHOWN = 20
 FINDINGS_SHOWN = 5
 
 HELP = (
-    "Watch a server: its sessions and turns, its throughput, and who holds the memory.\n\n"
+    "Watch a server: sessions, turns, throughput, and memory by holder.\n\n"
     "\b\n"
     "holdfast top                    the server on this machine\n"
-    "holdfast top --once             one picture, for a script or a report\n"
+    "holdfast top --once             print once, for a script or a report\n"
     "holdfast top --json             one JSON object a line for each figure"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What a server said at one moment."""
+    """The state of a server at one moment."""
 
     at: float
     models: tuple[str, ...]
@@ -51,33 +51,33 @@ class Frame:
     metrics: dict[str, float]
 
     def figure(self, name: str) -> float | None:
-        """A figure of /metrics, all its labels together; None where it is not to be seen."""
+        """A figure of /metrics, summed over its labels; None if it is not visible."""
         found = [value for key, value in self.metrics.items() if key.partition("{")[0] == name]
         return sum(found) if found else None
 
     @property
     def tokens(self) -> float:
-        """Tokens generated so far, or, of the sessions that can be seen, all that are known."""
+        """Tokens generated so far; without /metrics, all tokens of the visible sessions."""
         counted = self.figure("holdfast_generated_tokens_total")
         return float(sum(session.tokens_known for session in self.sessions)) if counted is None else counted
 
     @property
     def turns(self) -> float:
-        """Turns ended so far, or those of the sessions that can be seen."""
+        """Turns ended so far; without /metrics, those of the visible sessions."""
         counted = self.figure("holdfast_turns_total")
         return float(sum(session.turns for session in self.sessions)) if counted is None else counted
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What happened between two frames, for each second."""
+    """Rates per second between two frames."""
 
     tokens: float
     turns: float
 
 
 def look(client: Client) -> Frame:
-    """Ask a server everything that a frame shows."""
+    """Query a server for a frame."""
     try:
         metrics = client.metrics()
     except (Forbidden, NotFound):
@@ -86,7 +86,7 @@ def look(client: Client) -> Frame:
 
 
 def compare(before: Frame | None, now: Frame) -> Rates | None:
-    """The rates between two frames; none without a frame before."""
+    """The rates between two frames; None for the first."""
     if before is None or now.at <= before.at:
         return None
     seconds = now.at - before.at
@@ -98,16 +98,18 @@ def top(
     url: Annotated[str, typer.Option(help="The server's address.", envvar="HOLDFAST_URL")] = DEFAULT_URL,
     api_key: Annotated[
         str | None,
-        typer.Option(help="Key for it; the admin key shows everything.", envvar="HOLDFAST_API_KEY"),
+        typer.Option(
+            help="API key of the server; the admin key shows everything.", envvar="HOLDFAST_API_KEY"
+        ),
     ] = None,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two polls.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Poll once and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Watch a server."""
     console = Console()
     try:
-        # A look that fails is followed by the next one: there is no use in trying the same one again.
+        # No retries: a failed poll is followed by the next one.
         with Client(url, api_key, retries=Retries(attempts=1), timeout=30.0) as client:
             if once or as_json:
                 _print_frames(client, console, interval, once, as_json)
@@ -136,9 +138,9 @@ def _print_frames(client: Client, console: Console, interval: float, once: bool,
 
 
 def _watch(client: Client, console: Console, interval: float) -> None:
-    """Draw until Ctrl-C; a server that goes away is waited for.
+    """Draw until Ctrl-C; keeps polling while the server is unreachable.
 
-    Ctrl-C sets a flag: an exception in the middle of a look may be swallowed by whoever is being called.
+    Ctrl-C sets a flag, since a library may swallow an exception raised during a poll.
     """
     before: Frame | None = look(client)
     assert before is not None
@@ -159,7 +161,7 @@ def _watch(client: Client, console: Console, interval: float) -> None:
 
 
 def draw(url: str, frame: Frame, rates: Rates | None) -> Group:
-    """A frame as it is shown."""
+    """A frame as text and tables."""
     parts: list[Any] = [_headline(url, frame, rates), memory_table(frame.memory), _sessions(frame)]
     findings = frame.memory["findings"]
     parts += [
@@ -182,7 +184,7 @@ def _headline(url: str, frame: Frame, rates: Rates | None) -> Text:
 
 
 def _sessions(frame: Frame) -> Table:
-    """The sessions, those that were busy last first."""
+    """The sessions, most recently active first."""
     recent = sorted(frame.sessions, key=lambda session: (session.state == "IDLE", session.idle_seconds))
     more = len(recent) - SESSIONS_SHOWN
     table = Table(caption=f"and {more} more" if more > 0 else None)
@@ -198,13 +200,13 @@ def _sessions(frame: Frame) -> Table:
 
 
 def session_bytes(session: SessionView) -> int:
-    """What a session holds of its own, over all components."""
+    """Bytes that a session holds itself, over all components."""
     held = [part for part in session.memory.values() if isinstance(part, dict) and "bytes" in part]
     return sum(int(part["bytes"]) for part in held)
 
 
 def plain_bytes(count: float) -> str:
-    """A number of bytes as people read it."""
+    """A number of bytes with a binary unit."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -213,7 +215,7 @@ def plain_bytes(count: float) -> str:
 
 
 def figures(url: str, frame: Frame, rates: Rates | None) -> Iterator[dict[str, object]]:
-    """A frame as figures: name, value, unit, and what they are of."""
+    """A frame as figures: name, value, unit and labels."""
 
     def line(name: str, value: float, unit: str, **more: object) -> dict[str, object]:
         return {"name": name, "value": value, "unit": unit, "url": url, "step": frame.memory["step"], **more}

@@ -1,4 +1,4 @@
-"""`holdfast version`: prints the version of the package, and nothing else, on one line."""
+"""`holdfast version`: print the version of the package on one line."""
 
 import typer
 

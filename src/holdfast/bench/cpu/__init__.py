@@ -1,0 +1,1 @@
+"""Engines in this process, on a CPU."""

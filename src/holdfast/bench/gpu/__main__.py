@@ -1,0 +1,242 @@
+"""Measure models on the GPU: decode steps, turns, prefill, sessions, spills, and other weight formats.
+
+    PYTHONPATH=src python3 -m holdfast.bench.gpu                      # checks, then all figures
+    PYTHONPATH=src python3 -m holdfast.bench.gpu --checks             # checks alone
+    PYTHONPATH=src python3 -m holdfast.bench.gpu --timings --model qwen3-8b
+    PYTHONPATH=src python3 -m holdfast.bench.gpu --timings --model qwen3-8b --profile 1 64
+
+Needs torch, triton, safetensors, numpy and one NVIDIA GPU; the checks (`python3 -m tests.gpu`) need a
+checkout and transformers too. Models have real shapes and dummy weights. Prints one JSON object a line: the
+figure, SGLang's on the same GPU with the same shapes and lengths (`anchor`), their ratio, and the target
+(`aim`). Exit status 1: a check failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.bench.gpu import timings
+from holdfast.bench.gpu.graphs import measure_ceilings, require_gpu
+from holdfast.bench.gpu.report import note, report
+from holdfast.bench.gpu.roofline import Roofline
+from holdfast.bench.gpu.shapes import SHAPES, dense_only, shaped_model, to_fp8
+from holdfast.bench.loops import capture_graphs, open_loop
+from holdfast.engine.loop import EngineLoop
+from holdfast.engine.memory_plan import plan_memory
+from holdfast.engine.options import make_options
+from holdfast.models.model import Model
+
+CHECKS = Path("tests/gpu/__main__.py")
+
+OPTIONS: dict[str, Any] = {
+    "page_size": 64,
+    "kv_tokens": 400_000,
+    "window_tokens": 100_000,
+    "overlap": True,
+    "max_running": 256,
+    "chunk_tokens": 8192,
+    "step_tokens": 8192,
+    "checkpoints": 1,
+}
+STATE_SLOTS = 700
+ROUNDS = 10
+SESSION_RUNS = 3
+PARTS = ["decode", "turns", "prefill", "sessions", "tiers", "dense", "fp8"]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The parts to measure, and the batch sizes whose kernels are profiled."""
+
+    parts: Sequence[str]
+    profiled: Sequence[int]
+
+
+def measure_decode(name: str, loop: EngineLoop, roofline: Roofline) -> None:
+    """Decode steps of four batch sizes, beside their rooflines."""
+    for batch in (1, 16, 64, 256):
+        timings.decode_step(loop, batch, 8)
+        value = timings.decode_step(loop, batch)
+        note(name, f"decode {batch}", value, "ms", roofline.decode_ms(batch, 256))
+
+
+def measure_turns(name: str, loop: EngineLoop) -> None:
+    """First tokens of turns on three lengths of history."""
+    for history in (1024, 8192, 32768):
+        for measure, value in timings.turns(loop, history).items():
+            note(name, f"{measure} {history}", value, "ms")
+
+
+def measure_prefill(name: str, loop: EngineLoop) -> None:
+    """Tokens per second of prompts."""
+    for prompts, length in ((1, 8192), (16, 2048), (1, 2048), (1, 512), (1, 32)):
+        note(name, f"prefill {prompts} x {length}", timings.prefill(loop, prompts, length), "tokens/s")
+
+
+def measure_sessions(name: str, loop: EngineLoop) -> None:
+    """Medians of several runs after a warm-up, and the kernels that were still compiled during them."""
+    timings.sessions(loop, 64, 2, 1024)
+    with timings.compilations() as compiled:
+        runs = [timings.sessions(loop, 64, ROUNDS, 1024) for _ in range(SESSION_RUNS)]
+    for measure in runs[0]:
+        unit = measure if measure == "tokens/s" else "ms"
+        note(name, f"64 sessions {measure}", statistics.median(run[measure] for run in runs), unit)
+    report(model=name, runs=[round(run["tokens/s"]) for run in runs], compiled_in_them=compiled)
+    note(name, "audit, share of a decode step of 64", timings.share_of_audit(loop, 64), "of the time")
+
+
+def measure_tiers(name: str, model: Model) -> None:
+    """Sessions of 32k tokens where two fit: every turn finds its session spilled to the host."""
+    small = {**OPTIONS, "kv_tokens": 80_000, "window_tokens": 8192, "state_slots": 8, "checkpoints": 0}
+    loop = open_loop(model, True, **small, host_memory=24 << 30, session_tokens=34_000, leave_history=False)
+    for measure, value in timings.spill_and_restore(loop, 32768).items():
+        note(name, f"{measure} 32768", value, "ms")
+
+
+def measure(name: str, chosen: Selection, bandwidth: float) -> None:
+    """All selected parts of one model."""
+    begun = time.perf_counter()
+    before = torch.cuda.memory_allocated()
+    model = shaped_model(SHAPES[name])
+    roofline = Roofline(model, torch.cuda.memory_allocated() - before, bandwidth)
+    options = dict(OPTIONS)
+    if model.memory_shape.state is not None:
+        options |= {"state_slots": STATE_SLOTS, "kv_tokens": 200_000}
+    loop = open_loop(model, False, **options)
+    loaded = time.perf_counter()
+    capture_graphs(loop)
+    report(model=name, loaded_s=round(loaded - begun, 1), captured_s=round(time.perf_counter() - loaded, 1))
+    in_use = torch.cuda.memory_allocated()
+    with few_collections():
+        if "decode" in chosen.parts:
+            measure_decode(name, loop, roofline)
+        if "turns" in chosen.parts:
+            measure_turns(name, loop)
+        if "prefill" in chosen.parts:
+            measure_prefill(name, loop)
+        if "sessions" in chosen.parts:
+            measure_sessions(name, loop)
+    for batch in chosen.profiled:
+        for kernel, took, count in timings.kernel_times(loop, batch)[:24]:
+            report(model=name, profile=batch, kernel=kernel, us=round(took, 1), launches=count)
+    del loop
+    gc.collect()
+    torch.cuda.empty_cache()
+    report(model=name, in_use_gib=round(in_use / 2**30, 1), planned=planned(model))
+    if "tiers" in chosen.parts:
+        measure_tiers(name, model)
+    if "dense" in chosen.parts and name == "qwen3-8b":
+        measure_dense(name, model)
+    if "fp8" in chosen.parts and name == "qwen3-8b":
+        measure_fp8(name, model)
+
+
+def planned(model: Model) -> list[str]:
+    """The memory plan of an otherwise empty GPU."""
+    return plan_memory(model, make_options(page_size=64, step_tokens=8192, max_running=256)).lines()
+
+
+def measure_dense(name: str, model: Model) -> None:
+    """The model with and without weights packed in twelve bits, side by side."""
+    runs: dict[str, list[float]] = {"dense alone": [], "twelve bits": []}
+    with dense_only(model):
+        without = open_loop(model, True, **{**OPTIONS, "max_running": 64, "kv_tokens": 116_000})
+    loops = {
+        "dense alone": without,
+        "twelve bits": open_loop(model, True, **{**OPTIONS, "max_running": 64, "kv_tokens": 116_000}),
+    }
+    with few_collections():
+        for way, loop in loops.items():
+            for batch in (1, 16, 64):
+                timings.decode_step(loop, batch, 8)
+                note(f"{name} {way}", f"decode {batch}", timings.decode_step(loop, batch), "ms")
+            timings.sessions(loop, 64, 2, 1024)
+        for _ in range(SESSION_RUNS):
+            for way, loop in loops.items():
+                runs[way].append(timings.sessions(loop, 64, ROUNDS, 1024)["tokens/s"])
+    for way, values in runs.items():
+        note(f"{name} {way}", "64 sessions tokens/s", statistics.median(values), "tokens/s")
+
+
+def measure_fp8(name: str, model: Model) -> None:
+    """The same shapes with weights in 8-bit floating point, one scale per block of 128 x 128."""
+    to_fp8(model)
+    loop = open_loop(model, True, **{**OPTIONS, "max_running": 64})
+    with few_collections():
+        for batch in (1, 16, 64):
+            timings.decode_step(loop, batch, 8)
+            note(f"{name} fp8", f"decode {batch}", timings.decode_step(loop, batch), "ms")
+        note(f"{name} fp8", "turn 1024", timings.turns(loop, 1024)["turn"], "ms")
+        for prompts, length in ((1, 8192), (16, 2048)):
+            value = timings.prefill(loop, prompts, length)
+            note(f"{name} fp8", f"prefill {prompts} x {length}", value, "tokens/s")
+        measure_sessions(f"{name} fp8", loop)
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Freeze what was loaded and collect garbage rarely, as the server does."""
+    usual = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
+        gc.unfreeze()
+
+
+def run_checks() -> bool:
+    """Run the checks in a process of their own; returns whether all of them passed."""
+    if not CHECKS.is_file():
+        sys.exit(f"{CHECKS} not found: run in the root of a checkout, or pass --timings")
+    return subprocess.run([sys.executable, "-m", "tests.gpu"], check=False).returncode == 0
+
+
+def main() -> int:
+    """Run what the arguments select; status 1 if a check failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--checks", action="store_true", help="run the checks alone")
+    parser.add_argument("--timings", action="store_true", help="skip the checks")
+    parser.add_argument("--model", choices=SHAPES, action="append", help="measure this model; repeatable")
+    parser.add_argument("--part", choices=PARTS, action="append", help="measure this part; repeatable")
+    parser.add_argument(
+        "--profile", type=int, nargs="*", default=[], help="batch sizes whose kernels are listed"
+    )
+    arguments = parser.parse_args()
+    require_gpu()
+    torch.manual_seed(1)
+    report(
+        device=torch.cuda.get_device_name(),
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        date=time.strftime("%Y-%m-%d"),
+    )
+    good = arguments.timings or run_checks()
+    if not arguments.checks:
+        ceilings = measure_ceilings()
+        report(copy_tb_s=round(ceilings.bandwidth / 1e12, 2), product_tflop_s=round(ceilings.rate / 1e12))
+        chosen = Selection(arguments.part or PARTS, arguments.profile)
+        for name in arguments.model or SHAPES:
+            measure(name, chosen, ceilings.bandwidth)
+            gc.collect()
+            torch.cuda.empty_cache()
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

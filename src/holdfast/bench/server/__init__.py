@@ -1,0 +1,1 @@
+"""The server alone: a real server process whose model takes no time."""

@@ -1,0 +1,1 @@
+"""Load on a running server from outside: what `holdfast bench sessions` measures."""

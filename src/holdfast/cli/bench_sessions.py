@@ -1,0 +1,173 @@
+"""`holdfast bench sessions`: many conversations with a running server, timed by their clients.
+
+A Holdfast server is measured through its sessions and, as the baseline, through OpenAI's chat interface,
+where every turn sends the whole history; other OpenAI-compatible servers through the latter alone. With
+`--here` there is no server: an engine in this process holds more sessions than fit on its device. Prints a
+table, or with `--json` one object a line. The exit status is 0 if no turn failed.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from holdfast.bench.models import find_model
+from holdfast.bench.tables import crowd_table, sessions_table
+from holdfast.bench.url.load import Load, Sample
+from holdfast.bench.url.summary import apis_of, measure_api
+from holdfast.cli.progress import status_line
+from holdfast.cli.refusals import refusal
+from holdfast.cli.remote import server_refusal
+from holdfast.client import Client, HoldfastError, Retries
+from holdfast.client.calls import DEFAULT_URL
+from holdfast.engine.options import OptionError
+from holdfast.engine.pull import PullError
+from holdfast.models.fields import ConfigurationError
+
+__all__ = ["HELP", "sessions"]
+
+Figure = dict[str, Any]
+
+TITLE = "bench sessions"
+API = "Server"
+HERE = "Without a server"
+DEFAULTS = Load()
+
+HELP = (
+    "Many conversations with a running server: time to first token, time between tokens, throughput.\n\n"
+    "A Holdfast server is measured through its sessions and through the chat interface, which sends the "
+    "whole history with every turn; any other OpenAI-compatible server through the chat interface alone.\n\n"
+    "\b\n"
+    "holdfast bench sessions --sessions 64 --turns 20\n"
+    "holdfast bench sessions --aborts 0.3          abort 30 % of all turns\n"
+    "holdfast bench sessions --idle 1000           with 1,000 idle sessions\n"
+    "holdfast bench sessions --here smollm2        no server: ten times as many sessions as fit\n"
+    "holdfast bench sessions --url http://HOST:PORT --api chat --model NAME"
+)
+
+
+def sessions(
+    url: Annotated[
+        str, typer.Option(help="The server's address.", envvar="HOLDFAST_URL", rich_help_panel=API)
+    ] = DEFAULT_URL,
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="API key of the server.", envvar="HOLDFAST_API_KEY", rich_help_panel=API),
+    ] = None,
+    api: Annotated[
+        Literal["auto", "sessions", "chat"],
+        typer.Option(help="Interface to measure; auto: all that the server has.", rich_help_panel=API),
+    ] = "auto",
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model name.", rich_help_panel=API, show_default="the first that it lists"),
+    ] = None,
+    conversations: Annotated[
+        int, typer.Option("--sessions", min=1, help="Concurrent conversations.")
+    ] = DEFAULTS.sessions,
+    turns: Annotated[int, typer.Option(min=1, help="Turns of each conversation.")] = DEFAULTS.turns,
+    input_tokens: Annotated[int, typer.Option(min=1, help="Input words of a turn.")] = DEFAULTS.input_tokens,
+    output_tokens: Annotated[
+        int, typer.Option(min=1, help="Maximum tokens of an answer.")
+    ] = DEFAULTS.output_tokens,
+    aborts: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of turns that are aborted.")
+    ] = DEFAULTS.aborts,
+    idle: Annotated[int, typer.Option(min=0, help="Additional idle conversations.")] = DEFAULTS.idle,
+    ignore_eos: Annotated[
+        bool, typer.Option(help="Ask for answers of full length; not every server supports it.")
+    ] = DEFAULTS.ignore_eos,
+    seed: Annotated[int, typer.Option(help="Seed of the inputs and of the aborts.")] = DEFAULTS.seed,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    here: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Load a model (or random-bamba: random weights) in this process, open ten times as many "
+            "sessions as fit, and restore a long one from host memory and disk.",
+            rich_help_panel=HERE,
+        ),
+    ] = None,
+    history: Annotated[
+        int, typer.Option(min=64, help="Tokens of the long session.", rich_help_panel=HERE)
+    ] = 6000,
+    fit: Annotated[
+        int, typer.Option(min=1, help="Sessions that fit on the device.", rich_help_panel=HERE)
+    ] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.", rich_help_panel=HERE)] = 3,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the engine.", rich_help_panel=HERE)] = 1,
+) -> None:
+    """Measure a server from outside, or an engine in this process."""
+    if here is not None:
+        sizes = {
+            "history": history,
+            "fit": fit,
+            "turns": turns,
+            "given": input_tokens,
+            "wanted": output_tokens,
+        }
+        _measure_here(here, sizes, rounds, threads, as_json)
+        return
+    load = Load(conversations, turns, input_tokens, output_tokens, aborts, idle, ignore_eos, seed)
+    try:
+        with Client(url, api_key, retries=Retries(attempts=2)) as client:
+            name = model if model is not None else client.models()[0]
+            figures = [
+                figure
+                for each in apis_of(client, api)
+                for figure in _measure_api(client, each, name, api_key, load)
+            ]
+    except HoldfastError as error:
+        raise server_refusal(TITLE, error) from error
+    except IndexError as error:
+        raise refusal(TITLE, f"{url} lists no model; name one with --model") from error
+    except KeyboardInterrupt as interrupt:
+        raise typer.Exit(130) from interrupt
+    if as_json:
+        _print_json(figures)
+    else:
+        Console().print(sessions_table(figures, url, name, load))
+    if any(figure["value"] for figure in figures if figure["name"] in ("errors", "findings")):
+        raise typer.Exit(1)
+
+
+def _measure_here(model: str, sizes: dict[str, int], rounds: int, threads: int, as_json: bool) -> None:
+    """More sessions than fit on the device, in this process."""
+    try:
+        with find_model(model) as found, status_line(TITLE) as progress:
+            crowd = import_module("holdfast.bench.cpu.crowd")  # Imports torch, which nothing else here needs.
+            figures = crowd.measure(found, crowd.Sizes(**sizes), rounds, threads, progress)
+    except OptionError as error:
+        problem = f"{model} cannot hold so many tokens: {error}; try a shorter --history"
+        raise refusal(TITLE, problem) from error
+    except (PullError, ConfigurationError) as error:
+        raise refusal(TITLE, str(error)) from error
+    if as_json:
+        _print_json(figures)
+    else:
+        Console().print(crowd_table(figures, model, rounds))
+
+
+def _measure_api(client: Client, api: str, model: str, api_key: str | None, load: Load) -> list[Figure]:
+    """The figures of a load through one API; failed turns are printed as they occur."""
+    count, done = load.sessions * load.turns, 0
+    notes = Console(stderr=True)
+    with notes.status(f"bench {api}") as status:
+
+        def told(sample: Sample) -> None:
+            nonlocal done
+            done += 1
+            status.update(f"bench {api}: {done} of {count} turns")
+            if sample.error is not None:
+                notes.print(f"turn {sample.turn + 1}: {sample.error}", style="red", markup=False)
+
+        return list(measure_api(client, api, model, api_key, load, told))
+
+
+def _print_json(figures: list[Figure]) -> None:
+    for figure in figures:
+        typer.echo(json.dumps(figure))

@@ -1,0 +1,78 @@
+"""The benchmarks that are run as modules: all of them start, and those without a GPU or a server measure."""
+
+from importlib import import_module
+
+import pytest
+
+from holdfast.bench.cpu import __main__ as cpu
+from holdfast.bench.cpu import host_step
+from holdfast.bench.server import attacks, engine_turns
+from holdfast.bench.timing import in_turn
+
+SCRIPTS = (
+    "cpu.__main__",
+    "cpu.engine",
+    "cpu.host_step",
+    "cpu.speculation",
+    "gpu.__main__",
+    "gpu.kernels",
+    "server.__main__",
+    "server.neighbours",
+    "server.page_map",
+)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_script_explains_itself(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = import_module(f"holdfast.bench.{name}")
+    monkeypatch.setattr("sys.argv", ["script", "--help"])
+    with pytest.raises(SystemExit) as end:
+        script.main()
+    assert end.value.code == 0
+    called = f"python -m holdfast.bench.{name.removesuffix('.__main__')}"
+    assert called in capsys.readouterr().out.replace("python3", "python")
+
+
+def test_the_engine_is_measured_without_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_turns, "ROUNDS", 1)
+    figures = engine_turns.engine_turns("echo-hybrid")
+    assert set(figures) == {"engine_turn_10_ms", "engine_turn_150_ms", "ratio_engine_turn_150_to_10"}
+    assert all(value > 0 for value in figures.values())
+
+
+def test_the_host_is_measured_without_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_step, "STEPS", 16)
+    assert host_step.host_time(2) > 0
+
+
+def test_rounds_start_with_another_item_each_time() -> None:
+    assert [in_turn("abc", number) for number in range(4)] == [
+        ["a", "b", "c"],
+        ["b", "c", "a"],
+        ["c", "a", "b"],
+        ["a", "b", "c"],
+    ]
+
+
+def test_the_table_of_the_cpu_has_a_line_for_each_row() -> None:
+    ours = {"name": "prefill", "system": "holdfast", "value": 300.0, "min": 290.0, "max": 310.0}
+    theirs = {**ours, "system": "llama-server", "value": 100.0}
+    figures = [{**ours, "ratio_to_llama-server": 3.0, "foreign_load": 0.1}, {**theirs, "foreign_load": 0.2}]
+    row = next(row for row in cpu.ROWS if row.name == "prefill")
+    line = cpu.line(row, figures)
+    assert line.startswith("| prompt of 512, tokens/s | 300 (290-310) | 100 (290-310) |  |  | 3.00 |")
+    assert ">= 3: met (llama-server); >= 1: not measured (transformers)" in line
+    assert line.endswith("| 0.20 |")
+
+
+def test_an_attack_sends_whole_requests_and_frames_of_a_client() -> None:
+    target = attacks.Target("http://127.0.0.1:8000")
+    head, _, body = attacks.chat(10)(target).partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:8000\r\n")
+    assert f"Content-Length: {len(body)}".encode() in head
+    assert f"Authorization: Bearer {attacks.KEY}".encode() in head
+    begun = attacks.BEGUN
+    assert begun[0] == 0x1, "a text frame that is not the last"
+    assert begun[1] == 0x80 | 1, "masked, one byte"

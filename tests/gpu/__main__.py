@@ -1,0 +1,41 @@
+"""The checks of the GPU without pytest, which a machine with a GPU may lack.
+
+    PYTHONPATH=src python3 -m tests.gpu                  # every kernel, then the tokens of small models
+    PYTHONPATH=src python3 -m tests.gpu --only attend    # kernels with this in their name
+
+Run in the root of a checkout. Needs torch, triton, transformers, safetensors and numpy. Every kernel is
+compared with float64 formulas; small models of each memory layout must generate the same tokens on the CPU,
+on the GPU and from CUDA graphs. `python3 -m tests.gpu.parity` compares whole models with transformers. Exit
+status 1: a check failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from tests.gpu.checks import run_checks
+from tests.gpu.tokens import check_tokens
+
+
+def main() -> int:
+    """Run the checks that the arguments select."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="check only kernels whose name contains this; no tokens")
+    only = parser.parse_args().only
+    failed = run_checks(only)
+    print(json.dumps({"check": "kernels against float64 formulas", "failed": failed}), flush=True)
+    if only:
+        return 1 if failed else 0
+    different = [case for case, same in check_tokens() if not same]
+    for case in different:
+        print(json.dumps({"check": "tokens", "case": case, "same": False}), flush=True)
+    print(json.dumps({"check": "tokens: CPU, GPU, graphs", "different": len(different)}), flush=True)
+    return 1 if failed or different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
