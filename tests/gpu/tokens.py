@@ -43,7 +43,7 @@ def conversation(loop: EngineLoop, vocabulary: int) -> list[int]:
     for calls_back in (False, True, False):
         while loop.scheduler.registry.seals or loop.scheduler.registry.flights:
             loop.step()
-        assert loop.spill("one", Tier.HOST)
+        assert loop.scheduler.spill("one", loop.now(), Tier.HOST)
         for number, other in enumerate(beside):
             other.begin([(number + 3 * i) % vocabulary for i in range(9)], 12, 0.8)
         while not calls_back and loop.scheduler.registry.transits:

@@ -12,11 +12,16 @@ from typing import Any
 import torch
 
 from holdfast.core.registry import Event
-from holdfast.core.turn import TurnRequest
+from holdfast.core.turn import Turn
+from holdfast.engine.assembly import build_loop
+from holdfast.engine.listeners import Refusal, TurnListener
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import make_options
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.step.executor import Executor
+from holdfast.engine.text.stream import TurnStream
+from holdfast.engine.turn_spec import TurnSpec
+from holdfast.engine.verbs import Verbs
 from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
 from holdfast.models.generation import GenerationDefaults
 from holdfast.models.model import Model
@@ -53,7 +58,7 @@ def open_model(path: Path, device: str, dtype: str, dummy: bool) -> Model:
 def open_loop(model: Model, graphs: bool, **options: Any) -> EngineLoop:
     """An engine loop over a model; with `graphs` its CUDA graphs are captured."""
     chosen = make_options(device=model.device.type, **options)
-    loop = EngineLoop(model, NoTokenizer(), GenerationDefaults(), chosen)  # type: ignore[arg-type]
+    loop = build_loop(model, NoTokenizer(), GenerationDefaults(), chosen)  # type: ignore[arg-type]
     if graphs:
         capture_graphs(loop)
     return loop
@@ -65,8 +70,10 @@ def capture_graphs(loop: EngineLoop) -> None:
     loop.executor.capture()
 
 
-class Talk:
+class Talk(TurnListener):
     """One session, driven turn by turn."""
+
+    turn: Turn | None = None
 
     def __init__(self, loop: EngineLoop, name: str, opened: bool = False) -> None:
         self.loop = loop
@@ -82,11 +89,17 @@ class Talk:
         """Submit a turn of these input tokens that generates `count`."""
         self.turns += 1
         self.said, self.first, self.over = [], None, False
-        request = TurnRequest(f"{self.name}.{self.turns}", tuple(tokens), count)
-        sampling = Sampling(temperature=temperature, seed=11, ignore_eos=True).with_defaults(
-            self.loop.defaults
-        )
-        self.loop.submit(self.name, request, sampling, self.hear)
+        sampling = Sampling(max_tokens=count, temperature=temperature, seed=11, ignore_eos=True)
+        spec = TurnSpec(f"{self.name}.{self.turns}", "bench", tokens, sampling, self.name)
+        Verbs(self.loop).submit(self, spec)
+
+    def begun(self, turn: Turn, stream: TurnStream) -> None:  # noqa: ARG002
+        """Keep the turn."""
+        self.turn = turn
+
+    def refused(self, refusal: Refusal) -> None:
+        """Fail: a benchmark's turns are all valid."""
+        raise refusal
 
     def hear(self, event: Event) -> None:
         """Listen to the events of the turn."""

@@ -46,9 +46,9 @@ def engine_decode(engine: Engine, batch: int, seed: int) -> float:
     """Tokens per second of `batch` concurrent turns, after their first tokens."""
     sampling = Sampling(max_tokens=DECODED + 1, temperature=0.0, ignore_eos=True)
     turns = [engine.session().say(prompt(DECODE_AFTER, seed * 100 + row), sampling) for row in range(batch)]
-    while any(not turn._bound()[1].tokens for turn in turns):
+    while any(not turn._stream.tokens for turn in turns):
         engine.drive()
-    said = sum(len(turn._bound()[1].tokens) for turn in turns)
+    said = sum(len(turn._stream.tokens) for turn in turns)
     began = time.perf_counter()
     for turn in turns:
         turn.wait()

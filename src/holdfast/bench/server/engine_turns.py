@@ -8,7 +8,8 @@ import time
 from holdfast.engine.echo import open_echo
 from holdfast.engine.options import make_options
 from holdfast.server.link import wire
-from holdfast.server.link.commands import Desk
+from holdfast.server.link.commands import EngineCommands
+from holdfast.server.link.results import Outbox
 
 __all__ = ["engine_turns"]
 
@@ -24,10 +25,11 @@ def engine_turns(model: str) -> dict[str, float]:
 
 def one_round(model: str) -> dict[str, float]:
     """160 turns of 8 sessions on a new engine."""
-    loop = open_echo(model, make_options(overlap=True))
-    desk = Desk(loop)
+    outbox = Outbox()
+    loop = open_echo(model, make_options(overlap=True), outbox)
+    commands = EngineCommands(loop, outbox)
     for number in range(8):
-        desk.receive(wire.OpenSession(0, f"public/{number}", "public"))
+        commands.receive(wire.OpenSession(0, f"public/{number}", "public"))
     sampling = wire.SamplingFields(max_tokens=8, ignore_eos=True)
     taken: list[float] = []
     for turn in range(160):
@@ -36,11 +38,11 @@ def one_round(model: str) -> dict[str, float]:
             call = turn * 8 + number + 1
             session = f"public/{number}"
             said = list(range(65, 81))
-            desk.receive(wire.StartTurn(call, f"t-{call}", "public", said, sampling, session=session))
+            commands.receive(wire.StartTurn(call, f"t-{call}", "public", said, sampling, session=session))
         while loop.busy:
             loop.step()
-            desk.try_waiting()
-            desk.take_reports()
+            commands.retry()
+            commands.take_reports()
         taken.append((time.thread_time() - began) * 1000)
     early, late = statistics.median(taken[5:15]), statistics.median(taken[145:155])
     return {
