@@ -21,9 +21,7 @@ from holdfast.server.http.answers import json_answer
 from holdfast.server.http.gate import Gate
 from holdfast.server.http.keys import Keys
 from holdfast.server.http.problems import Problem
-from holdfast.server.routes import live, openai, realtime, sessions, web
-from holdfast.server.routes import sglang as native
-from holdfast.server.routes import status as house
+from holdfast.server.routes import live, openai, realtime, sessions, sglang, status, tokenize, web
 from holdfast.server.routes.realtime_channel import Channels
 from holdfast.server.routes.schema import components
 from holdfast.server.routes.sglang_sessions import Native
@@ -35,7 +33,7 @@ __all__ = ["all_routes", "build_app", "nowhere"]
 
 log = logging.getLogger("holdfast.server")
 
-DOORS = (openai, sessions, realtime, native, house, live, web)
+ROUTE_MODULES = (openai, tokenize, sessions, realtime, sglang, status, live, web)
 WEBSOCKET = "WS"
 PATH_CHARACTERS_MAX = 128
 MATCH_CHARACTERS_MAX = 64
@@ -59,8 +57,8 @@ def build_app(service: Service, keys: Keys, draining: Callable[[], bool]) -> ASG
     app.state.live = LiveMemory(service)
     app.state.storm = Storm(service, draining)
     app.state.native = Native(service)
-    for door in DOORS:
-        app.include_router(door.router)
+    for module in ROUTE_MODULES:
+        app.include_router(module.router)
     app.add_api_websocket_route("/{path:path}", _no_socket)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(HTTPException, _http_problem)
@@ -89,8 +87,8 @@ def build_app(service: Service, keys: Keys, draining: Callable[[], bool]) -> ASG
 def all_routes() -> dict[str, set[str]]:
     """The methods of every path; WS for a WebSocket."""
     found: dict[str, set[str]] = {}
-    for door in DOORS:
-        for route in door.router.routes:
+    for module in ROUTE_MODULES:
+        for route in module.router.routes:
             if isinstance(route, Route):
                 found.setdefault(route.path, set()).update(route.methods or ())
             elif isinstance(route, WebSocketRoute):
@@ -164,8 +162,8 @@ def _methods(request: Request) -> set[str]:
     """What can be asked of a path: each of its methods has a route of its own."""
     return {
         method
-        for door in DOORS
-        for route in door.router.routes
+        for module in ROUTE_MODULES
+        for route in module.router.routes
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
         for method in route.methods or ()
     }

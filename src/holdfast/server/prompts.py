@@ -8,21 +8,21 @@ new, so that the history is never written again. Rendering and tokenising run in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import GenericAlias
 from typing import Any
 
 import msgspec
 
+from holdfast.server.dialects.refused import MESSAGE_FIELDS
+from holdfast.server.dialects.requests import make_body, refuse_unbuilt
 from holdfast.server.http.problems import Problem, bad_field
 from holdfast.server.limits import MESSAGES_MAX, Room, too_long, values_max
 from holdfast.server.link import wire
 from holdfast.server.text import jobs
 from holdfast.server.text.lanes import JOB_SECONDS, Lane, TextProcess
 from holdfast.server.text.process import tokenizer_of
-from holdfast.server.unbuilt import MESSAGE_FIELDS, refuse_unbuilt, refusing
 
 __all__ = [
-    "READ_MESSAGES",
+    "CHAT_MESSAGE",
     "ROLES",
     "ChatMessage",
     "ContentPart",
@@ -63,8 +63,7 @@ class ChatMessage(msgspec.Struct):
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SYSTEM_ROLES = ("system", "developer")
 
-READ_MESSAGES = GenericAlias(list, (refusing(ChatMessage, MESSAGE_FIELDS),))
-"""Such messages as they are read: with the fields that are refused by name."""
+CHAT_MESSAGE = make_body(ChatMessage, refused=MESSAGE_FIELDS)
 
 
 class SessionPart(ContentPart, forbid_unknown_fields=True):

@@ -7,15 +7,11 @@ either does what it says or raises a `Problem` and has changed nothing.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 from holdfast.core.turn import KEEP_ALL
 from holdfast.engine.sampling import Sampling, SamplingError
@@ -29,7 +25,7 @@ from holdfast.server.http.problems import (
     from_refusal,
     told_as,
 )
-from holdfast.server.limits import TIMEOUT_MAX, TTL_MAX
+from holdfast.server.limits import TTL_MAX
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import EngineLink, TurnFeed
 from holdfast.server.link.supervisor import Supervisor
@@ -46,52 +42,15 @@ from holdfast.server.sessions import (
 )
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.tracing import open_traces
+from holdfast.server.turn_request import Input, TurnAsked, wire_sampling
 
-__all__ = ["Input", "Service", "TurnAsked", "make_sampling"]
+__all__ = ["Service"]
 
 log = logging.getLogger("holdfast.server")
 
 REWRITES_MAX = 4
 SYSTEM_SHARE = 7 / 8
 """How much of the context a session's system text may take."""
-
-
-def make_sampling(names: Mapping[str, str] | None = None, /, **fields: Any) -> Sampling:
-    """Sampling from a client's fields; what is wrong is a problem with the field's name, as in `names`."""
-    try:
-        return Sampling(**fields)
-    except SamplingError as error:
-        raise Problem(400, "invalid_value", str(error), error.param).renamed(names or {}) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """What a turn brings: exactly one of the three, or nothing where generation is to go on."""
-
-    text: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tokens: list[int] | None = None
-    templated: bool = True
-    """Whether text is what a user says, to be put into the chat template, or is meant as it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class TurnAsked:
-    """A turn as a door wants it."""
-
-    input: Input
-    sampling: Sampling
-    name: str
-    keeps: bool = False
-    timeout: float | None = None
-    cut: bool = False
-    goes_on: bool = False
-    computes_from: int | None = None
-    fingerprint: str | None = None
-    appends: bool = False
-    """Whether messages are appended to a session even if they are a conversation from its start."""
-    fields: Mapping[str, str] = field(default_factory=dict)
-    """What its client calls fields that have other names here."""
 
 
 class Service:
@@ -366,7 +325,6 @@ class Service:
 
     def check_turn(self, asked: TurnAsked) -> None:
         """Raise for what is wrong with a turn whatever its session is like when it begins."""
-        _checked_timeout(asked.timeout)
         limit = asked.sampling.max_tokens
         if limit is not None and limit >= self.facts.context_length:
             raise context_exceeded(self.facts.context_length, 0, limit).renamed(asked.fields)
@@ -387,7 +345,7 @@ class Service:
         for attempt in range(REWRITES_MAX):
             view = record.view
             messages = asked.input.messages or []
-            opens = not asked.appends and opens_history(messages)
+            opens = not asked.options.append_history and opens_history(messages)
             if opens and not view.known and record.system is not None and begins_with_system(messages):
                 raise from_refusal("history_repeated", "", "messages")
             # The engine may know this very turn, and answers it again then; otherwise it refuses it.
@@ -397,12 +355,12 @@ class Service:
                 asked.name,
                 record.tenant,
                 tokens,
-                _wire_sampling(sampling),
+                wire_sampling(sampling),
                 session=engine_name(record.tenant, record.name),
                 known=view.known,
                 goes_on=asked.goes_on,
-                keeps=asked.keeps,
-                timeout=_checked_timeout(asked.timeout),
+                keeps=asked.options.keeps,
+                timeout=asked.options.timeout,
                 cut=asked.cut,
                 computes_from=view.known if asked.sampling.prompt_logprobs is not None else None,
                 fingerprint=asked.fingerprint,
@@ -442,8 +400,8 @@ class Service:
                 request_name(caller.tenant, f"{asked.name}.{choice}" if choice else asked.name),
                 caller.tenant,
                 tokens,
-                _wire_sampling(sampling),
-                timeout=_checked_timeout(asked.timeout),
+                wire_sampling(sampling),
+                timeout=asked.options.timeout,
                 choice=choice,
                 cut=asked.cut,
                 computes_from=0 if whole else asked.computes_from,
@@ -512,21 +470,6 @@ class Service:
             await asyncio.sleep(0.05)
 
 
-def _checked_timeout(timeout: float | None) -> float | None:
-    if timeout is not None and not 0 < timeout <= TIMEOUT_MAX:
-        raise bad_field("timeout", f"must be more than 0 and at most {TIMEOUT_MAX:.0f} seconds")
-    return timeout
-
-
 def _tokens_asked(command: wire.StartTurn) -> int:
     """How much of the context a turn needs; without a limit, one token at least."""
     return (command.known or 0) + len(command.tokens) + (command.sampling.max_tokens or 1)
-
-
-def _wire_sampling(sampling: Sampling) -> wire.SamplingFields:
-    return msgspec.convert(sampling, wire.SamplingFields, from_attributes=True)
-
-
-def fingerprint_of(body: Any) -> str:
-    """What tells one body from another, without keeping it."""
-    return hashlib.sha256(msgspec.json.encode(body)).hexdigest()

@@ -17,8 +17,9 @@ from holdfast.core.turn import KEEP_ALL
 from holdfast.engine.sampling import Sampling
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem
-from holdfast.server.service import Input, Service, TurnAsked
+from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord, new_name
+from holdfast.server.turn_request import Input, TurnAsked
 
 __all__ = ["Storm"]
 

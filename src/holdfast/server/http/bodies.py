@@ -17,6 +17,7 @@ from msgspec import inspect
 from starlette.requests import ClientDisconnect, Request
 
 from holdfast.server import limits
+from holdfast.server.dialects.refused import why_unknown
 from holdfast.server.http.problems import Problem
 from holdfast.server.limits import Room
 
@@ -132,11 +133,12 @@ def _wrong_field(text: str, kind: Any) -> Problem:
     place = _PLACE.search(text)
     path = place["path"].lstrip(".").replace("[...]", "")[:PATH_CHARACTERS_MAX] if place is not None else ""
     problem = _PLACE.sub("", text)
-    for pattern, said in ((_UNKNOWN, "there is no such field"), (_MISSING, "this field is required")):
+    for pattern in (_UNKNOWN, _MISSING):
         found = pattern.match(problem)
         if found is not None:
             inner = found["name"][:NAME_CHARACTERS_MAX]
-            path, problem = f"{path}.{inner}" if path else inner, said
+            problem = why_unknown(inner) if pattern is _UNKNOWN else "this field is required"
+            path = f"{path}.{inner}" if path else inner
     if _VALUE.match(problem):
         allowed = ", ".join(map(str, _allowed(kind, path)))
         problem = f"must be one of {allowed}" if allowed else "this value is not allowed"
@@ -168,5 +170,7 @@ def _alternatives(places: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
             yield from _alternatives(place.types)
         elif isinstance(place, inspect.ListType):
             yield from _alternatives([place.item_type])
+        elif isinstance(place, inspect.Metadata):
+            yield from _alternatives([place.type])
         else:
             yield place

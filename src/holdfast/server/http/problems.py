@@ -17,6 +17,7 @@ __all__ = [
     "engine_unavailable",
     "from_refusal",
     "told_as",
+    "turn_failed",
 ]
 
 STATUS_OF_CODE = {
@@ -184,3 +185,10 @@ def engine_lost() -> Problem:
     return Problem(
         503, "engine_lost", "the engine was restarted while it worked on this; try again", retry_after=2
     )
+
+
+def turn_failed(reason: str) -> Problem:
+    """A turn that failed on the engine; its session is rolled back to the state before it."""
+    if reason == "numeric_error":
+        return Problem(500, reason, "the model's output was not a number; the turn was rolled back")
+    return Problem(500, "turn_failed", "the turn failed and was rolled back; see the server log")

@@ -17,34 +17,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Annotated, Any, Literal, cast
+from typing import Any, cast
 
-import msgspec
 from fastapi import APIRouter
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from holdfast.server import limits
-from holdfast.server.http.bodies import Reading, parse_large
+from holdfast.server.dialects.tables import REALTIME
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem, bad_field, told_as
-from holdfast.server.prompts import SessionMessage
 from holdfast.server.routes.access import caller_of, service_of
 from holdfast.server.routes.realtime_channel import Channel, Channels, Job, encoded
+from holdfast.server.routes.realtime_messages import (
+    AppendMessage,
+    CloseMessage,
+    CommitMessage,
+    ForkMessage,
+    InterruptMessage,
+    OpenMessage,
+    PendingInput,
+    RewindMessage,
+    Said,
+    read_message,
+)
 from holdfast.server.routes.realtime_outbox import Outbox
 from holdfast.server.routes.realtime_strangers import (
     Misunderstood,
     chosen_subprotocol,
     comes_from_openai,
-    misunderstood,
     wrong_protocol,
 )
-from holdfast.server.routes.sessions import (
-    Count,
-    SamplingBody,
-    TurnBody,
-    ask_turn,
-    kept_tokens,
-)
+from holdfast.server.routes.sessions import ask_turn, kept_tokens
 from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord, require_name
 
@@ -55,133 +58,6 @@ log = logging.getLogger("holdfast.server")
 router = APIRouter()
 
 CLOSE_SECONDS = 10.0
-
-Seq = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-
-
-class Message(msgspec.Struct, tag_field="type", forbid_unknown_fields=True):
-    """Something that a client says."""
-
-
-class OpenMessage(Message, tag="session.open"):
-    """Open a session, or take up one that is open."""
-
-    id: str | None = None
-    ttl: float | None = None
-    metadata: dict[str, Any] | None = None
-    system: str | None = None
-    resume_after_seq: Seq | None = None
-
-
-class AppendMessage(Message, tag="input.append"):
-    """More input of the turn to come."""
-
-    text: str | None = None
-    token_ids: list[int] | None = None
-
-
-class CommitMessage(Message, tag="input.commit"):
-    """What was appended is the input of a turn."""
-
-    turn_id: str | None = None
-    sampling: SamplingBody = msgspec.field(default_factory=SamplingBody)
-    mode: Literal["after", "interrupt"] = "after"
-    on_abort: Literal["rollback", "keep"] = "rollback"
-    timeout: float | None = None
-
-
-class InterruptMessage(Message, tag="response.interrupt"):
-    """Cut into a turn: how many of its tokens stay, or all, or none."""
-
-    turn_id: str
-    keep_tokens: Count | None = None
-    keep: Literal["all", "none"] | None = None
-
-
-class RewindMessage(Message, tag="session.rewind"):
-    """Go back so that `to_turn` turns remain."""
-
-    to_turn: Count
-    request_id: str | None = None
-
-
-class ForkMessage(Message, tag="session.fork"):
-    """A second session, from the last turn or an older one."""
-
-    id: str | None = None
-    at_turn: Count | None = None
-    request_id: str | None = None
-
-
-class CloseMessage(Message, tag="session.close"):
-    """Close the session; the connection may open another."""
-
-
-Said = (
-    OpenMessage
-    | AppendMessage
-    | CommitMessage
-    | InterruptMessage
-    | RewindMessage
-    | ForkMessage
-    | CloseMessage
-)
-
-
-async def read_message(text: str, reading: Reading) -> Said:
-    """A client's message; what is wrong with it is a problem that names the field."""
-    try:
-        content = text.encode("utf-8", "surrogatepass")
-        return cast(Said, await parse_large(content, cast(Any, Said), reading))
-    except Problem as problem:
-        raise misunderstood(text, problem) from None
-
-
-class PendingInput:
-    """What was appended and not committed yet: text, or token ids of the model's vocabulary."""
-
-    def __init__(self, bytes_max: int, tokens_max: int, vocabulary: int) -> None:
-        self._bytes_max = bytes_max
-        self._tokens_max = tokens_max
-        self._vocabulary = vocabulary
-        self._texts: list[str] = []
-        self._tokens: list[int] = []
-        self._bytes = 0
-        self.refused = False
-        """Whether its commit was refused: it may be committed again, and is not what is appended next."""
-
-    def append(self, message: AppendMessage) -> None:
-        """Add to it, or begin anew where its commit was refused; one that is wrong leaves it as it is."""
-        text, tokens = message.text, message.token_ids
-        bytes_before, tokens_before = (0, 0) if self.refused else (self._bytes, len(self._tokens))
-        if (text is None) == (tokens is None):
-            raise bad_field("text", "give either text or token_ids")
-        if text is not None:
-            if tokens_before:
-                raise bad_field("text", "this turn's input is token ids so far")
-            if bytes_before + len(text.encode()) > self._bytes_max:
-                raise bad_field("text", f"the input may take at most {self._bytes_max} bytes")
-        elif tokens is not None:
-            if bytes_before:
-                raise bad_field("token_ids", "this turn's input is text so far")
-            if tokens_before + len(tokens) > self._tokens_max:
-                raise bad_field("token_ids", f"the input may hold at most {self._tokens_max} tokens")
-            if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocabulary:
-                raise bad_field("token_ids", f"must be from 0 to {self._vocabulary - 1}")
-        if self.refused:
-            self.clear()
-        if text is not None:
-            self._texts.append(text)
-            self._bytes += len(text.encode())
-        self._tokens += tokens or []
-
-    def said(self) -> str | list[int | SessionMessage]:
-        """All of it."""
-        return list[int | SessionMessage](self._tokens) or "".join(self._texts)
-
-    def clear(self) -> None:
-        """There is none any more."""
-        self._texts, self._tokens, self._bytes, self.refused = [], [], 0, False
 
 
 class Conversation:
@@ -352,14 +228,8 @@ class Conversation:
         said = pending.said()
         if not said:
             raise Problem(400, "empty_turn", "nothing was appended", "input")
-        body = TurnBody(
-            said,
-            turn_id=message.turn_id,
-            sampling=message.sampling,
-            on_abort=message.on_abort,
-            timeout=message.timeout,
-        )
-        asked = ask_turn(body)
+        options = REALTIME.turn.read(message)
+        asked = ask_turn(REALTIME, said, message.turn_id, message.sampling, options)
         self.service.check_turn(asked)
         labels["turn_id"] = asked.name
         channel.submit(Job(labels, asked=asked), cuts=message.mode == "interrupt")

@@ -21,13 +21,14 @@ from typing import Any
 
 import msgspec
 
-from holdfast.server.http.problems import Problem
+from holdfast.server.http.problems import Problem, turn_failed
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import TurnFeed, join
 from holdfast.server.routes.realtime_outbox import Outbox
-from holdfast.server.routes.sessions import shown_delta, shown_turn, turn_failure
-from holdfast.server.service import Service, TurnAsked
+from holdfast.server.routes.session_format import shown_delta, shown_turn
+from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord, engine_name
+from holdfast.server.turn_request import TurnAsked
 
 __all__ = ["Channel", "Channels", "Job", "encoded"]
 
@@ -171,7 +172,7 @@ class Channel:
     def _leave(self, running: Running) -> None:
         running.left = True
         if running.feed is not None:
-            self.service.leave(running.feed, running.asked.keeps)
+            self.service.leave(running.feed, running.asked.options.keeps)
 
     # --- messages from the client -----------------------------------------------------------------
 
@@ -256,7 +257,7 @@ class Channel:
             await self._speak(running, feed)
             assert feed.end is not None
             if feed.end.outcome == "failed":
-                raise turn_failure(feed.end)
+                raise turn_failed(feed.end.reason)
             turns = {} if feed.end.view is None else {"turns": feed.end.view.turns}
             self.emit("response.done", {**shown_turn(asked.name, feed), **turns})
         finally:

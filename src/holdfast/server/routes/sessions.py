@@ -14,30 +14,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.core.turn import KEEP_ALL
-from holdfast.engine.sampling import BIASED_TOKENS_MAX, Sampling
+from holdfast.server.dialects.requests import make_body
+from holdfast.server.dialects.tables import SESSIONS, Dialect
+from holdfast.server.dialects.turn_options import TurnOptions
 from holdfast.server.http.answers import StreamAnswer, TurnAnswer, event, json_answer
 from holdfast.server.http.bodies import brings_body
-from holdfast.server.http.problems import Problem, bad_field
-from holdfast.server.link import wire
+from holdfast.server.http.problems import Problem, bad_field, turn_failed
 from holdfast.server.link.engine_client import TurnFeed
 from holdfast.server.prompts import SessionMessage, plain_messages
 from holdfast.server.routes.access import body_of, caller_of, service_of
 from holdfast.server.routes.schema import documented
-from holdfast.server.service import Input, TurnAsked, fingerprint_of, make_sampling
+from holdfast.server.routes.session_format import failed, shown_delta, shown_turn
 from holdfast.server.sessions import engine_name, new_name, require_name
+from holdfast.server.turn_request import Input, TurnAsked, fingerprint_of
 
-__all__ = [
-    "SamplingBody",
-    "TurnBody",
-    "ask_turn",
-    "biases",
-    "failed",
-    "kept_tokens",
-    "router",
-    "shown_delta",
-    "shown_turn",
-    "turn_failure",
-]
+__all__ = ["SAMPLING", "Count", "SamplingBody", "ask_turn", "kept_tokens", "router"]
 
 router = APIRouter(tags=["sessions"])
 
@@ -58,43 +49,7 @@ class OpenBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SamplingBody(msgspec.Struct, forbid_unknown_fields=True):
-    """How a turn is generated; what is left out is as the model's makers suggest."""
-
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: dict[str, float] = {}
-    seed: int | None = None
-    stop: str | list[str] = []
-    stop_token_ids: list[int] = []
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    skip_special_tokens: bool = True
-
-    def made(self) -> Sampling:
-        """The engine's sampling."""
-        fields = msgspec.structs.asdict(self)
-        fields["logit_bias"] = biases(self.logit_bias, FIELDS["logit_bias"])
-        return make_sampling(FIELDS, **fields)
-
-
-FIELDS = {**{name: f"sampling.{name}" for name in SamplingBody.__struct_fields__}, "messages": "input"}
-"""What the fields of a turn are called here."""
-
-
-def biases(given: dict[str, float], field: str = "logit_bias") -> dict[int, float]:
-    """Biases by token id, which JSON writes as text."""
-    if len(given) > BIASED_TOKENS_MAX:
-        raise bad_field(field, f"may name at most {BIASED_TOKENS_MAX} tokens")
-    if not all(name.isascii() and name.isdigit() and len(name) < 12 for name in given):
-        raise bad_field(field, "must be keyed by token ids")
-    return {int(name): bias for name, bias in given.items()}
+    """How a turn is generated; fields left out are the checkpoint's defaults."""
 
 
 class TurnBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -104,9 +59,10 @@ class TurnBody(msgspec.Struct, forbid_unknown_fields=True):
     turn_id: str | None = None
     sampling: SamplingBody = msgspec.field(default_factory=SamplingBody)
     stream: bool = False
-    on_abort: Literal["rollback", "keep"] = "rollback"
-    timeout: float | None = None
-    append_history: bool = False
+
+
+SAMPLING = make_body(SamplingBody, SESSIONS.sampling)
+TURN = make_body(TurnBody, SESSIONS.turn, nested={"sampling": SAMPLING})
 
 
 class InterruptBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -255,33 +211,37 @@ async def fork(request: Request, session_id: str) -> Response:
     return json_answer(await service.describe(forked), 201)
 
 
-@router.post("/v1/sessions/{session_id}/turns", **documented(TurnBody, "Say something."))
+@router.post("/v1/sessions/{session_id}/turns", **documented(TURN.described, "Say something."))
 async def take_turn(request: Request, session_id: str) -> Response:
     service = service_of(request)
-    body = await body_of(request, TurnBody)
+    body = await body_of(request, TURN.read)
     record = service.table.find(caller_of(request).tenant, session_id)
-    asked = ask_turn(body)
+    asked = ask_turn(SESSIONS, body.input, body.turn_id, body.sampling, SESSIONS.turn.read(body))
     feed = await service.start_turn(record, asked)
 
     def leave() -> None:
-        service.leave(feed, asked.keeps)
+        service.leave(feed, asked.options.keeps)
 
     if body.stream:
         return StreamAnswer(_events(asked.name, feed), leave, lambda problem: failed(asked.name, problem))
     return TurnAnswer(_whole(asked.name, feed), leave)
 
 
-def ask_turn(body: TurnBody) -> TurnAsked:
+def ask_turn(
+    dialect: Dialect,
+    given: str | list[int | SessionMessage],
+    turn_id: str | None,
+    sampling: SamplingBody,
+    options: TurnOptions,
+) -> TurnAsked:
     """A turn as the service takes it."""
     return TurnAsked(
-        _input(body.input),
-        body.sampling.made(),
-        _given_name(body.turn_id, "turn_id") or new_name("t"),
-        keeps=body.on_abort == "keep",
-        timeout=body.timeout,
-        fingerprint=None if body.turn_id is None else fingerprint_of((body.input, body.sampling)),
-        appends=body.append_history,
-        fields=FIELDS,
+        _input(given),
+        dialect.sampling.read(sampling),
+        _given_name(turn_id, "turn_id") or new_name("t"),
+        options,
+        fingerprint=None if turn_id is None else fingerprint_of((given, sampling)),
+        fields=dialect.names(sampling),
     )
 
 
@@ -305,7 +265,7 @@ async def _events(name: str, feed: TurnFeed) -> AsyncIterator[bytes]:
         yield event(shown_delta(name, delta), "delta")
     assert feed.end is not None
     if feed.end.outcome == "failed":
-        yield failed(name, turn_failure(feed.end))
+        yield failed(name, turn_failed(feed.end.reason))
     else:
         yield event(shown_turn(name, feed), "done")
 
@@ -313,83 +273,5 @@ async def _events(name: str, feed: TurnFeed) -> AsyncIterator[bytes]:
 async def _whole(name: str, feed: TurnFeed) -> Response:
     end = await feed.result()
     if end.outcome == "failed":
-        raise turn_failure(end)
+        raise turn_failed(end.reason)
     return json_answer(shown_turn(name, feed))
-
-
-def failed(name: str, problem: Problem) -> bytes:
-    """The event that says what became of a turn that has no result."""
-    return event({"turn_id": name, **problem.body()}, "error")
-
-
-def turn_failure(end: wire.End) -> Problem:
-    """A turn that could not be carried out; its session is as it was before."""
-    numeric = end.reason == "numeric_error"
-    code = "numeric_error" if numeric else "turn_failed"
-    said = "the model's output was not a number" if numeric else "the turn could not be carried out"
-    return Problem(500, code, f"{said}; the session is as it was before the turn")
-
-
-def shown_delta(name: str, delta: wire.Delta) -> dict[str, Any]:
-    """A piece of a turn, as clients see it."""
-    shown: dict[str, Any] = {
-        "turn_id": name,
-        "index": delta.index,
-        "text": delta.text,
-        "token_ids": delta.tokens,
-    }
-    if delta.logprobs is not None:
-        shown["logprobs"] = shown_logprobs(delta.logprobs)
-    return shown
-
-
-def shown_logprobs(logprobs: list[wire.Logprob]) -> list[dict[str, Any]]:
-    """Log-probabilities by token id."""
-    return [
-        {
-            "token_id": entry.token,
-            "logprob": entry.logprob,
-            "top": [{"token_id": top.token, "logprob": top.logprob} for top in entry.top],
-        }
-        for entry in logprobs
-    ]
-
-
-def standing(feed: TurnFeed) -> wire.End:
-    """A turn's end with the words that stand: none of one whose input, or session, is not there any more.
-
-    What is told again stood when it ended, and is told as it was.
-    """
-    end = feed.end
-    assert end is not None, "the turn is over"
-    gone = end.view is None or end.view.known < end.prompt_tokens
-    if end.outcome == "aborted" and gone and not feed.replayed:
-        return msgspec.structs.replace(end, text="", tokens=[], logprobs=None)
-    return end
-
-
-def shown_turn(name: str, feed: TurnFeed) -> dict[str, Any]:
-    """A whole turn, as clients see it: what of it stands, whatever was sent on the way."""
-    end = standing(feed)
-    shown: dict[str, Any] = {
-        "turn_id": name,
-        "text": end.text,
-        "token_ids": end.tokens,
-        "finish_reason": end.reason if end.outcome == "finished" else "abort",
-        "usage": {
-            "prompt_tokens": end.prompt_tokens,
-            "cached_tokens": end.cached_tokens,
-            "computed_tokens": min(end.computed_tokens, end.prompt_tokens - end.cached_tokens),
-            "completion_tokens": len(end.tokens),
-        },
-        "timing": {
-            "queue_ms": round(end.queue_seconds * 1000, 2),
-            "ttft_ms": None if end.first_seconds is None else round(end.first_seconds * 1000, 2),
-            "total_ms": round(end.total_seconds * 1000, 2),
-        },
-    }
-    if end.outcome == "aborted":
-        shown["abort_reason"] = end.reason
-    if end.logprobs is not None:
-        shown["logprobs"] = shown_logprobs(end.logprobs)
-    return shown

@@ -16,15 +16,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast import __version__
+from holdfast.engine.sampling import Sampling
 from holdfast.server.http.answers import StreamAnswer, TurnAnswer, event, json_answer
 from holdfast.server.http.problems import Problem
 from holdfast.server.routes.access import body_of, caller_of, service_of
 from holdfast.server.routes.schema import documented
+from holdfast.server.routes.sglang_body import GENERATE_BODY
 from holdfast.server.routes.sglang_call import DONE, Call
-from holdfast.server.routes.sglang_format import READ_GENERATE, GenerateBody
 from holdfast.server.routes.sglang_sessions import Native, check_timeout
-from holdfast.server.service import Input, TurnAsked, make_sampling
 from holdfast.server.sessions import new_name, require_name
+from holdfast.server.turn_request import Input, TurnAsked
 
 __all__ = ["router"]
 
@@ -67,9 +68,9 @@ def native_of(request: Request) -> Native:
 # --- generate -------------------------------------------------------------------------------------
 
 
-@router.post("/generate", **documented(GenerateBody, "Go on with a text.", stream=True))
+@router.post("/generate", **documented(GENERATE_BODY.described, "Go on with a text.", stream=True))
 async def generate(request: Request) -> Response:
-    body = await body_of(request, READ_GENERATE)
+    body = await body_of(request, GENERATE_BODY.read)
     call = Call(native_of(request), caller_of(request), body)
     await call.start()
     if body.stream:
@@ -143,7 +144,7 @@ async def flush_cache(request: Request) -> Response:
 @router.get("/health_generate", **documented(None, "Whether the engine generates."))
 async def health_generate(request: Request) -> Response:
     service = service_of(request)
-    turn = TurnAsked(Input(tokens=[0]), make_sampling(max_tokens=1, temperature=0.0), new_name("health"))
+    turn = TurnAsked(Input(tokens=[0]), Sampling(max_tokens=1, temperature=0.0), new_name("health"))
     (feed,) = await service.start_request(caller_of(request), turn)
 
     async def generated() -> Response:

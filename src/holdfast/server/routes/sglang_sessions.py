@@ -19,8 +19,9 @@ from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem, bad_field, from_refusal
 from holdfast.server.limits import TTL_MAX
 from holdfast.server.link.engine_client import TurnFeed
+from holdfast.server.routes.sglang_body import Asked, SessionParams
 from holdfast.server.routes.sglang_branches import BranchingSession, RequestLog
-from holdfast.server.routes.sglang_format import Asked, Said, SessionParams
+from holdfast.server.routes.sglang_format import Said
 from holdfast.server.service import Service
 from holdfast.server.sessions import GONE, SessionRecord, new_name, require_name
 

@@ -1,0 +1,198 @@
+"""The dialects: for each, a table over the declared sampling fields and one over the declared turn options.
+
+A new dialect is one entry here and a route. A new field is one declaration (`engine.sampling.Sampling` or
+`TurnOptions`) and one row, or one reason, in each of these tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+import msgspec
+
+from holdfast.engine.fields import INTEGER_MAX, Bound
+from holdfast.engine.sampling import Sampling
+from holdfast.server.dialects.table import Absent, Elsewhere, Entry, FieldTable, Row, same
+from holdfast.server.dialects.turn_options import TurnOptions
+
+__all__ = [
+    "CHAT",
+    "COMPLETIONS",
+    "COMPLETION_TOKENS",
+    "DIALECTS",
+    "GENERATE",
+    "REALTIME",
+    "SESSIONS",
+    "TOP_LOGPROBS_MAX",
+    "Dialect",
+    "Unknown",
+]
+
+TOP_LOGPROBS_MAX = 20
+COMPLETION_TOKENS = 16
+"""`max_tokens` of a completion without a session."""
+GREEDY_BELOW = 1e-6
+"""SGLang: a temperature below this is greedy."""
+
+
+class Unknown(Enum):
+    """What a dialect does with fields that it does not know."""
+
+    IGNORED = "ignored"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One way of writing requests. `input_names` are its names of the service's own fields."""
+
+    name: str
+    sampling: FieldTable[Sampling]
+    turn: FieldTable[TurnOptions]
+    unknown: Unknown
+    input_names: Mapping[str, str] = field(default_factory=dict)
+
+    def names(self, given: msgspec.Struct) -> Mapping[str, str]:
+        """The client's name of each declared field, for problems; `given` is its decoded sampling."""
+        return {**self.sampling.names(given), **self.input_names}
+
+
+_FEW_LOGPROBS = Bound(0, TOP_LOGPROBS_MAX)
+_NO_REPEAT = "only chat messages can repeat a history"
+
+
+# --- OpenAI ---------------------------------------------------------------------------------------
+
+_OPENAI_SAMPLING: tuple[Entry, ...] = (
+    *same("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+    *same("frequency_penalty", "presence_penalty", "logit_bias", "seed", "stop", "stop_token_ids"),
+    *same("ignore_eos", "n", "skip_special_tokens"),
+    Absent("prompt_logprobs", "not built", ("prompt_logprobs",)),
+    Absent("keep_stop", "not built", ("include_stop_str_in_output", "no_stop_trim")),
+)
+
+CHAT = Dialect(
+    "OpenAI chat",
+    FieldTable(
+        Sampling,
+        "ChatBody",
+        (
+            *_OPENAI_SAMPLING,
+            Row("max_tokens", "max_completion_tokens"),
+            Row("logprobs", "top_logprobs", bound=_FEW_LOGPROBS, switch="logprobs"),
+        ),
+        nullable=True,
+    ),
+    FieldTable(TurnOptions, "ChatBody", same("on_abort", "timeout", "append_history"), nullable=True),
+    Unknown.IGNORED,
+    {"input": "messages"},
+)
+
+COMPLETIONS = Dialect(
+    "OpenAI completions",
+    FieldTable(
+        Sampling,
+        "CompletionBody",
+        (*_OPENAI_SAMPLING, Row("logprobs", bound=_FEW_LOGPROBS)),
+        nullable=True,
+    ),
+    FieldTable(
+        TurnOptions,
+        "CompletionBody",
+        (*same("on_abort", "timeout"), Absent("append_history", _NO_REPEAT)),
+        nullable=True,
+    ),
+    Unknown.IGNORED,
+    {"input": "prompt", "messages": "prompt"},
+)
+
+
+# --- SGLang ---------------------------------------------------------------------------------------
+
+GENERATE = Dialect(
+    "SGLang generate",
+    FieldTable(
+        Sampling,
+        "GenerateSampling",
+        (
+            Row(
+                "max_tokens",
+                "max_new_tokens",
+                default=128,
+                null=None,
+                bound=Bound(0, INTEGER_MAX),
+                value=lambda most: max(1, most),
+            ),
+            Row("min_tokens", "min_new_tokens"),
+            Row("temperature", default=1.0, value=lambda given: given if given >= GREEDY_BELOW else 0.0),
+            Row("top_p", default=1.0),
+            Row("top_k", default=-1),
+            Row("min_p", default=0.0),
+            *same("frequency_penalty", "presence_penalty"),
+            Row("repetition_penalty", default=1.0),
+            *same("stop", "stop_token_ids", "ignore_eos", "skip_special_tokens"),
+            Row("keep_stop", "no_stop_trim"),
+            *same("logit_bias"),
+            Row("seed", "sampling_seed"),
+            *same("n"),
+            Elsewhere("logprobs", "top_logprobs_num"),
+            Elsewhere("prompt_logprobs", "top_logprobs_num"),
+        ),
+        prefix="sampling_params.",
+        nullable=True,
+    ),
+    FieldTable(
+        TurnOptions,
+        "GenerateBody",
+        (
+            *same("timeout"),
+            Absent("on_abort", "a request whose client leaves is rolled back"),
+            Absent("append_history", _NO_REPEAT),
+        ),
+        nullable=True,
+    ),
+    Unknown.IGNORED,
+)
+
+
+# --- sessions and realtime ------------------------------------------------------------------------
+
+_SESSION_SAMPLING = FieldTable(
+    Sampling,
+    "SamplingBody",
+    (
+        *same("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+        *same("frequency_penalty", "presence_penalty", "logit_bias", "seed", "stop", "stop_token_ids"),
+        *same("ignore_eos", "logprobs", "skip_special_tokens"),
+        Absent("n", "a session has one history; fork it for another choice"),
+        Absent("prompt_logprobs", "not built"),
+        Absent("keep_stop", "not built"),
+    ),
+    prefix="sampling.",
+    nullable=False,
+)
+
+SESSIONS = Dialect(
+    "sessions",
+    _SESSION_SAMPLING,
+    FieldTable(TurnOptions, "TurnBody", same("on_abort", "timeout", "append_history"), nullable=False),
+    Unknown.REFUSED,
+    {"messages": "input"},
+)
+
+REALTIME = Dialect(
+    "realtime",
+    _SESSION_SAMPLING,
+    FieldTable(
+        TurnOptions,
+        "CommitMessage",
+        (*same("on_abort", "timeout"), Absent("append_history", "input is text or token ids, not messages")),
+        nullable=False,
+    ),
+    Unknown.REFUSED,
+    {"messages": "input"},
+)
+
+DIALECTS = (SESSIONS, REALTIME, CHAT, COMPLETIONS, GENERATE)
