@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.chat import PLEASANT
-from holdfast.cli.chat_local import pleasantly
+from holdfast.cli.chat_local import chat_sampling
 from holdfast.client import Client
 from holdfast.engine.sampling import Sampling
 from holdfast.models.generation import GenerationDefaults
@@ -144,9 +143,9 @@ def test_sampling_is_pleasant_where_the_model_suggests_none(
 
 def test_sampling_is_pleasant_in_this_process_too() -> None:
     silent = GenerationDefaults((2,), repetition_penalty=1.1)
-    chosen = pleasantly(Sampling(top_p=0.5), silent, PLEASANT)
+    chosen = chat_sampling(Sampling(top_p=0.5), silent)
     assert (chosen.temperature, chosen.top_p) == (0.2, 0.5)
-    told = pleasantly(Sampling(), GenerationDefaults((2,), top_k=5), PLEASANT)
+    told = chat_sampling(Sampling(), GenerationDefaults((2,), top_k=5))
     assert (told.temperature, told.top_p) == (None, None)
 
 
@@ -186,9 +185,9 @@ CHAT_TALKS = "--url talks to the model of a server"
         (["chat", "--model", "m", "--url", "http://x"], CHAT_TALKS),
         (["top", "--url", "ftp://x"], "the address of a server begins with http"),
         (["chat", "echo", "--temperature", "-1"], "--temperature must be between 0.0 and 100.0"),
-        (["chat", "echo", "--top-p", "7"], "--top-p must be between 0.0 and 1.0"),
+        (["chat", "echo", "--top-p", "7"], "--top-p must be more than 0.0 and at most 1.0"),
         (["chat", "--url", NOBODY, "--temperature", "-1"], "--temperature must be between 0.0 and 100.0"),
-        (["chat", "--url", NOBODY, "--top-p", "7"], "--top-p must be between 0.0 and 1.0"),
+        (["chat", "--url", NOBODY, "--top-p", "7"], "--top-p must be more than 0.0 and at most 1.0"),
         (["chat", "--url", NOBODY, "--max-tokens", "0"], "--max-tokens must be between 1 and"),
         (["chat", "nowhere", "--device", "tpu"], "--device must be one of auto, cpu, cuda, not 'tpu'"),
         (["chat", "nowhere", "--device", "cuda:99"], "--device cuda:99 cannot be used: torch finds "),

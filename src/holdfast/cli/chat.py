@@ -30,12 +30,6 @@ __all__ = ["app"]
 
 app = typer.Typer(add_completion=False)
 
-PLEASANT: dict[str, Any] = {"temperature": 0.2, "top_p": 0.9}
-"""Sampling where neither the user nor the model says anything, as the makers of SmolLM2 recommend for it.
-Requests to a server without sampling are sampled plainly, as other servers do it; a person wants sense."""
-
-SAMPLING = "Answers"
-
 HELP = (
     "Talk to a model in the terminal.\n\n"
     "\b\n"
@@ -47,17 +41,6 @@ HELP = (
     "holdfast chat DIRECTORY             a model of your own, in this process\n"
     "holdfast chat --url 127.0.0.1:8000  the model of a server"
 )
-
-
-def _sampling(name: str, words: str, default: str | bool = True) -> Any:
-    """An option about answers, which is also the environment variable HOLDFAST_ and its name."""
-    return typer.Option(
-        help=words,
-        envvar=f"HOLDFAST_{name.upper()}",
-        show_envvar=False,
-        show_default=default,
-        rich_help_panel=SAMPLING,
-    )
 
 
 @app.command(help=HELP)
@@ -82,19 +65,11 @@ def chat(
         str | None,
         typer.Option(help="What the model is told first.", envvar="HOLDFAST_SYSTEM", show_envvar=False),
     ] = None,
-    max_tokens: Annotated[int | None, _sampling("max_tokens", "Most tokens of an answer.")] = None,
-    temperature: Annotated[
-        float | None, _sampling("temperature", "0 is greedy.", "the model's own, or 0.2")
-    ] = None,
-    top_p: Annotated[
-        float | None, _sampling("top_p", "Share of the probability to draw from.", "the model's own, or 0.9")
-    ] = None,
-    seed: Annotated[int | None, _sampling("seed", "The same seed gives the same answers.")] = None,
+    sampling_options: dict[str, Any] | None = None,
     engine_options: dict[str, object] | None = None,
 ) -> None:
     """Talk."""
-    asked = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
-    stated = {name: value for name, value in asked.items() if value is not None}
+    stated = sampling_options or {}
     model = chosen_model(context, model, named_model)
     if url is not None and (named_model is not None or on_the_line(context, "model")):
         if on_the_line(context, "url"):
@@ -127,7 +102,7 @@ def _here(model: str, system: str | None, stated: dict[str, Any], engine_options
     make_options(**engine_options)
     local = import_module("holdfast.cli.chat_local")
     try:
-        local.run(model, system, stated, PLEASANT, engine_options)
+        local.run(model, system, stated, engine_options)
     except local.Unusable as error:
         raise refusal("chat", str(error)) from error
 
@@ -136,6 +111,6 @@ def _at_server(url: str, api_key: str | None, system: str | None, stated: dict[s
     """Talk to the model of a server."""
     remote = import_module("holdfast.cli.chat_remote")
     try:
-        remote.run(url, api_key, system, stated, PLEASANT)
+        remote.run(url, api_key, system, stated)
     except HoldfastError as error:
         raise server_refusal("chat", error) from error

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.cli.progress import StartProgress
+from holdfast.cli.sampling_options import CHAT_DEFAULTS, SUGGESTIONS
 from holdfast.cli.terminal import Chat, Cost, Speech, Talk
 from holdfast.core.errors import Refused
 from holdfast.engine.engine import Engine, Session, Turn, TurnFailed
@@ -96,10 +97,9 @@ def run(
     model: str,
     system: str | None,
     stated: dict[str, Any],
-    pleasant: dict[str, Any],
     engine_options: dict[str, object],
 ) -> None:
-    """Load a model and talk; `stated` is the sampling asked for, `pleasant` that of a silent model."""
+    """Load a model and talk; `stated` are the sampling options given."""
     sampling = Sampling(**stated)
     try:
         with StartProgress(model) as progress:
@@ -107,13 +107,12 @@ def run(
     except (PullError, ConfigurationError) as error:
         raise Unusable(str(error)) from error
     with engine:
-        Chat(LocalHost(engine, system, pleasantly(sampling, engine.loop.defaults, pleasant))).run()
+        Chat(LocalHost(engine, system, chat_sampling(sampling, engine.loop.defaults))).run()
 
 
-def pleasantly(sampling: Sampling, defaults: GenerationDefaults, pleasant: dict[str, Any]) -> Sampling:
-    """Sampling for people to read: where neither they nor the model say anything, not the plain one."""
-    suggested = (defaults.temperature, defaults.top_p, defaults.top_k, defaults.min_p)
-    if any(value is not None for value in suggested):
+def chat_sampling(sampling: Sampling, defaults: GenerationDefaults) -> Sampling:
+    """Sampling with the defaults of the chat, where the checkpoint has none of its own."""
+    if any(getattr(defaults, name) is not None for name in SUGGESTIONS):
         return sampling
-    open_fields = {name: value for name, value in pleasant.items() if getattr(sampling, name) is None}
+    open_fields = {name: value for name, value in CHAT_DEFAULTS.items() if getattr(sampling, name) is None}
     return replace(sampling, **open_fields)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import Any
+from typing import Any, cast
 
+from holdfast.cli.sampling_options import CHAT_DEFAULTS, SUGGESTIONS
 from holdfast.cli.terminal import Chat, Cost, Speech, Talk
 from holdfast.client import Client, HoldfastError, Retries, Sampling, Session, Turn, calls
 
 __all__ = ["run"]
 
 POLL_SECONDS = 0.05
-SUGGESTIONS = ("temperature", "top_p", "top_k", "min_p")
 
 
 class RemoteSpeech:
@@ -119,17 +119,18 @@ class RemoteHost:
             session.close()
 
 
-def run(url: str, api_key: str | None, system: str | None, stated: Sampling, pleasant: Sampling) -> None:
-    """Talk to a server; raises `HoldfastError` if it cannot be reached or lets nobody in.
+def run(url: str, api_key: str | None, system: str | None, stated: dict[str, Any]) -> None:
+    """Talk to a server; raises `HoldfastError` if it is unreachable or rejects the key.
 
-    `stated` is the sampling asked for, `pleasant` that of a model which suggests none itself.
+    `stated` are the sampling options given.
     """
-    # A server that is not there is said to be so at once; one that goes away later is waited for.
+    # An unreachable server is an error at once; later on, lost connections are retried.
     with Client(url, api_key, retries=Retries(attempts=1)) as client:
         suggested = client.ask(calls.models())[0].get("sampling_defaults")
     with Client(url, api_key) as client:
         silent = suggested is not None and all(suggested.get(name) is None for name in SUGGESTIONS)
-        host = RemoteHost(client, system, {**pleasant, **stated} if silent else stated)
+        sampling = cast(Sampling, {**CHAT_DEFAULTS, **stated} if silent else stated)
+        host = RemoteHost(client, system, sampling)
         try:
             Chat(host).run()
         finally:

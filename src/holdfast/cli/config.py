@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from holdfast.cli.sampling_options import SAMPLING_FIELDS
+
 __all__ = ["SECTIONS", "ConfigError", "config_paths", "find_config", "read_config"]
 
 FILE_NAME = "holdfast.toml"
@@ -26,13 +28,11 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         "url": str,
         "api_key": str,
         "system": str,
-        "max_tokens": int,
-        "temperature": float,
-        "top_p": float,
+        **{field.name: field.kind for field in SAMPLING_FIELDS if field.name != "seed"},
     },
     "serve": {},
 }
-"""What a command's own table may hold, beside everything that may stand at the top."""
+"""What a command's own table may hold besides everything that may stand at the top, as `seed` may."""
 
 TYPE_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 

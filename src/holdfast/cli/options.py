@@ -1,9 +1,9 @@
 """The options that set up an engine and a server, shared by all commands that start one.
 
 One table for each, in the order of the help. `takes_options` gives a command those that it has a parameter
-for (`engine_options`, `server_options`), each also as an environment variable (`--page-size` is
-HOLDFAST_PAGE_SIZE) and as a key of the configuration file, and hands it what was stated; what was not keeps
-the engine's or the server's own default.
+for (`engine_options`, `server_options`, `sampling_options`), each also as an environment variable
+(`--page-size` is HOLDFAST_PAGE_SIZE) and as a key of the configuration file. The command gets the values
+given; the others keep the engine's or the server's default.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from holdfast.cli.config import ConfigError, find_config, read_config
+from holdfast.cli.sampling_options import CHAT_DEFAULTS, SAMPLING_FIELDS
 from holdfast.engine.options import CHOICES, EngineOptions, OptionError
+from holdfast.engine.sampling import Sampling
 from holdfast.server.options import LOG_LEVELS, ServerOptions
 
 __all__ = [
     "COMPANIONS",
     "ENGINE_OPTIONS",
     "NAMED_MODEL",
+    "SAMPLING_OPTIONS",
     "SERVER_OPTIONS",
     "Option",
     "chosen_model",
@@ -60,7 +63,8 @@ class Option:
     """One option: the field that it fills, the type that is parsed, and its help.
 
     `variable` is the environment variable where that is not HOLDFAST_ and the name. `choices` are what a
-    shell offers; the engine or the server is who refuses what is none of them.
+    shell completes; the engine or the server rejects other values. `default` is what the help shows for a
+    default that is not the field's own.
     """
 
     name: str
@@ -70,6 +74,7 @@ class Option:
     flags: tuple[str, ...] = ()
     variable: str | None = None
     choices: tuple[str, ...] = ()
+    default: str = ""
 
     def annotation(self, panel: str, default: object) -> Any:
         """What the parser of the command line reads it from."""
@@ -87,7 +92,9 @@ class Option:
         return Annotated[self.kind | None, option]
 
     def _shown(self, default: object) -> str | bool:
-        """The default as the help shows it; False where there is none, or where it is not to do something."""
+        """The default as the help shows it; False where there is none, or where it is off."""
+        if self.default:
+            return self.default
         if default is None or default is False or default == ():
             return False
         if default is True:
@@ -218,7 +225,18 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     Option("storm", bool, "Let the admin start a storm of sessions from the page.", flags=("--storm",)),
 )
 
+SAMPLING_OPTIONS: tuple[Option, ...] = tuple(
+    Option(
+        field.name,
+        field.kind,
+        field.meaning,
+        default=f"the model's own, or {CHAT_DEFAULTS[field.name]}" if field.name in CHAT_DEFAULTS else "",
+    )
+    for field in SAMPLING_FIELDS
+)
+
 GROUPS: Mapping[str, tuple[str, tuple[Option, ...], type[Any]]] = {
+    "sampling_options": ("Answers", SAMPLING_OPTIONS, Sampling),
     "engine_options": ("Engine", ENGINE_OPTIONS, EngineOptions),
     "server_options": ("Server", SERVER_OPTIONS, ServerOptions),
 }
@@ -238,7 +256,7 @@ Command = TypeVar("Command", bound=Callable[..., None])
 def option_kinds() -> dict[str, Any]:
     """Every key that a configuration file may have at its top, with the type of its value."""
     kinds: dict[str, Any] = {MODEL: str}
-    for _, options, _ in GROUPS.values():
+    for options in (ENGINE_OPTIONS, SERVER_OPTIONS):
         kinds |= {option.name: int | str if option.parser else option.kind for option in options}
     return kinds
 

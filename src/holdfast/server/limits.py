@@ -171,11 +171,13 @@ def check(value: msgspec.Struct, room: Room | None) -> None:
 
 @cache
 def _fields_of(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, Bound | None], ...]:
-    """The fields of a struct: as an attribute, as clients write it, and its bound."""
+    """The fields of a struct: as an attribute, as clients write it, and its bound. Fields of any type are
+    left out: they are there to be refused."""
     found = []
-    for name, written in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
-        limit = find_limit(kind.__name__, name)
-        found.append((name, written, None if limit is None else limit.bound))
+    for field in msgspec.structs.fields(kind):
+        if field.type is not Any:
+            limit = find_limit(kind.__name__, field.name)
+            found.append((field.name, field.encode_name, None if limit is None else limit.bound))
     return tuple(found)
 
 

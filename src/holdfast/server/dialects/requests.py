@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
-from operator import or_
+from operator import attrgetter, or_
 from types import UnionType
 from typing import Any, Generic, TypeVar, cast, get_args, get_origin
 
@@ -24,8 +24,27 @@ __all__ = ["Body", "make_body", "refuse_unbuilt"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_refused: dict[type[msgspec.Struct], dict[str, Values]] = {}
-"""The refused fields of each kind of body."""
+
+class _Refusals:
+    """The refused fields of one kind of body."""
+
+    def __init__(self, fields: Mapping[str, Values]) -> None:
+        assert len(fields) > 1, "one name makes no tuple"
+        self._fields = fields
+        self._values_of = attrgetter(*fields)
+
+    def check(self, body: msgspec.Struct, prefix: str) -> None:
+        """Raise for the first field that asks for something that is not built."""
+        given = self._values_of(body)
+        if given.count(None) == len(given):
+            return
+        for (name, allowed), value in zip(self._fields.items(), given, strict=True):
+            if value is not None and not any(type(value) is type(one) and value == one for one in allowed):
+                raise bad_field(f"{prefix}{name}", "is not supported yet", "unsupported")
+
+
+_refusals: dict[type[msgspec.Struct], _Refusals] = {}
+"""The refused fields of each kind of body that has any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +79,7 @@ def make_body(
     unbuilt = {name: values for name, values in {**absent, **refused, **allowed}.items() if name not in names}
     hidden: list[Any] = [(name, Any, None) for name in unbuilt]
     read = _extended(described, hidden + [_nested(kind, name, inner[name].read) for name in inner])
-    _refused[read] = unbuilt
+    _refusals[read] = _Refusals(unbuilt)
     return Body(described, read)
 
 
@@ -100,7 +119,6 @@ def _replaced(kind: Any, inner: type[msgspec.Struct]) -> Any:
 
 def refuse_unbuilt(body: msgspec.Struct, prefix: str = "") -> None:
     """Raise for the first field that asks for something that is not built; `prefix` is the body's path."""
-    for name, values in _refused.get(type(body), {}).items():
-        given = getattr(body, name)
-        if given is not None and not any(type(given) is type(value) and given == value for value in values):
-            raise bad_field(f"{prefix}{name}", "is not supported yet", "unsupported")
+    refusals = _refusals.get(type(body))
+    if refusals is not None:
+        refusals.check(body, prefix)

@@ -98,11 +98,19 @@ class FieldTable(Generic[T]):
     """The fields of one declaration in one JSON object of a dialect.
 
     `struct` names the struct that decodes that object and `prefix` is its path in the request ("sampling.").
-    With `nullable`, null is the same as a field that is left out.
+    With `nullable`, null is the same as a field that is left out. `other_names` are the dialect's names of
+    fields that are not in the declaration, such as the input.
     """
 
     def __init__(
-        self, declaration: type[T], struct: str, entries: Sequence[Entry], *, prefix: str = "", nullable: bool
+        self,
+        declaration: type[T],
+        struct: str,
+        entries: Sequence[Entry],
+        *,
+        prefix: str = "",
+        nullable: bool,
+        other_names: Mapping[str, str] | None = None,
     ) -> None:
         self.declaration = declaration
         self.declared = declarations(declaration)
@@ -119,6 +127,7 @@ class FieldTable(Generic[T]):
         self._names = {row.field: prefix + row.written for row in reversed(self.rows)} | {
             entry.field: entry.name for entry in entries if isinstance(entry, Elsewhere)
         }
+        self._names |= other_names or {}
 
     def bound_of(self, row: Row) -> Bound | None:
         """The bound of a row: its own, or the declared one."""

@@ -6,11 +6,8 @@ A new dialect is one entry here and a route. A new field is one declaration (`en
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-
-import msgspec
 
 from holdfast.engine.fields import INTEGER_MAX, Bound
 from holdfast.engine.sampling import Sampling
@@ -46,17 +43,12 @@ class Unknown(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One way of writing requests. `input_names` are its names of the service's own fields."""
+    """One way of writing requests."""
 
     name: str
     sampling: FieldTable[Sampling]
     turn: FieldTable[TurnOptions]
     unknown: Unknown
-    input_names: Mapping[str, str] = field(default_factory=dict)
-
-    def names(self, given: msgspec.Struct) -> Mapping[str, str]:
-        """The client's name of each declared field, for problems; `given` is its decoded sampling."""
-        return {**self.sampling.names(given), **self.input_names}
 
 
 _FEW_LOGPROBS = Bound(0, TOP_LOGPROBS_MAX)
@@ -84,10 +76,10 @@ CHAT = Dialect(
             Row("logprobs", "top_logprobs", bound=_FEW_LOGPROBS, switch="logprobs"),
         ),
         nullable=True,
+        other_names={"input": "messages"},
     ),
     FieldTable(TurnOptions, "ChatBody", same("on_abort", "timeout", "append_history"), nullable=True),
     Unknown.IGNORED,
-    {"input": "messages"},
 )
 
 COMPLETIONS = Dialect(
@@ -97,6 +89,7 @@ COMPLETIONS = Dialect(
         "CompletionBody",
         (*_OPENAI_SAMPLING, Row("logprobs", bound=_FEW_LOGPROBS)),
         nullable=True,
+        other_names={"input": "prompt", "messages": "prompt"},
     ),
     FieldTable(
         TurnOptions,
@@ -105,7 +98,6 @@ COMPLETIONS = Dialect(
         nullable=True,
     ),
     Unknown.IGNORED,
-    {"input": "prompt", "messages": "prompt"},
 )
 
 
@@ -172,6 +164,7 @@ _SESSION_SAMPLING = FieldTable(
     ),
     prefix="sampling.",
     nullable=False,
+    other_names={"messages": "input"},
 )
 
 SESSIONS = Dialect(
@@ -179,7 +172,6 @@ SESSIONS = Dialect(
     _SESSION_SAMPLING,
     FieldTable(TurnOptions, "TurnBody", same("on_abort", "timeout", "append_history"), nullable=False),
     Unknown.REFUSED,
-    {"messages": "input"},
 )
 
 REALTIME = Dialect(
@@ -192,7 +184,6 @@ REALTIME = Dialect(
         nullable=False,
     ),
     Unknown.REFUSED,
-    {"messages": "input"},
 )
 
 DIALECTS = (SESSIONS, REALTIME, CHAT, COMPLETIONS, GENERATE)

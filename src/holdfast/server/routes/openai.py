@@ -138,7 +138,7 @@ async def chat(request: Request) -> Response:
         sampling,
         new_name("chatcmpl"),
         CHAT.turn.read(body),
-        fields=CHAT.names(body),
+        fields=CHAT.sampling.names(body),
     )
     feeds = await _start(service, caller, body, [asked])
     form = Chat(asked.name, service.model_name, service.facts.fingerprint, service.prompts.tokenizer)
@@ -160,7 +160,7 @@ async def completions(request: Request) -> Response:
     if len(prompts) * sampling.n > PROMPTS_MAX or (body.session_id is not None and len(prompts) > 1):
         raise bad_field("prompt", f"may ask for at most {PROMPTS_MAX} choices, and for one on a session")
     name = new_name("cmpl")
-    options, names = COMPLETIONS.turn.read(body), COMPLETIONS.names(body)
+    options, names = COMPLETIONS.turn.read(body), COMPLETIONS.sampling.names(body)
     asked = [
         TurnAsked(prompt, sampling, f"{name}-{number}" if len(prompts) > 1 else name, options, fields=names)
         for number, prompt in enumerate(prompts)

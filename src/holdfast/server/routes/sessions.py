@@ -241,7 +241,7 @@ def ask_turn(
         _given_name(turn_id, "turn_id") or new_name("t"),
         options,
         fingerprint=None if turn_id is None else fingerprint_of((given, sampling)),
-        fields=dialect.names(sampling),
+        fields=dialect.sampling.names(sampling),
     )
 
 

@@ -40,7 +40,7 @@ class Call:
         self.body = body
         self.asked, self.many = asked_of(body)
         self.options = GENERATE.turn.read(body)
-        self.names = {**GENERATE.names(body), "input": input_field(body)}
+        self.names = {**GENERATE.sampling.names(body), "input": input_field(body)}
         self.choices: list[Choice] = []
 
     async def start(self) -> None:
