@@ -231,7 +231,7 @@ def test_a_request_whose_ordinary_session_is_closed_as_it_is_started_is_ended() 
         engine.service.supervisor.on_ready(wire.Ready(facts, vocabulary_of(loop.tokenizer), []))
         native = Native(engine.service)
         native.open(ANN, "o", None)
-        branches = native.find("ann", "o")
+        branches = native.ordinary.find("ann", "o")
         assert branches is not None
         body = {"input_ids": [1, 2, 3], "rid": "r", "session_params": {"id": "o"}}
         call = Call(native, ANN, msgspec.convert(body, GENERATE_BODY.read))

@@ -30,6 +30,7 @@ from holdfast.server.link import wire
 from holdfast.server.link.engine_client import EngineLink, TurnFeed
 from holdfast.server.link.supervisor import Supervisor
 from holdfast.server.options import ServerOptions
+from holdfast.server.ordinary_sessions import OrdinarySessions
 from holdfast.server.prompts import Prompts, begins_with_system, opens_history
 from holdfast.server.seeds import Seeds
 from holdfast.server.sessions import (
@@ -72,12 +73,9 @@ class Service:
         self.traces = open_traces()
         self.model_name = model_name
         self.table = SessionTable()
+        self.ordinary = OrdinarySessions()
         self.seeds = Seeds(options.seed)
         self.created = int(time.time())
-        self.is_taken: Callable[[str, str], bool] = lambda _tenant, _name: False
-        """Whether a tenant has something else under a name: a door that keeps sessions of its own says so."""
-        self.held_elsewhere: Callable[[str], int] = lambda _tenant: 0
-        """How many sessions of a tenant such a door keeps; they count as the engine's do."""
         link.on_view = self.table.seen
         link.on_gone = self.table.remove
         link.on_end = self._turn_ended
@@ -205,13 +203,13 @@ class Service:
             raise bad_field("system", said, "context_length_exceeded")
 
     def _require_free(self, tenant: str, name: str) -> None:
-        if self.is_taken(tenant, name):
+        if self.ordinary.find(tenant, name) is not None:
             raise from_refusal("session_exists", "", "id")
 
     def has_room(self, tenant: str) -> bool:
         """Whether a tenant may have one more session, of whatever kind."""
         limit = self.options.tenant_sessions
-        return limit is None or self.table.count(tenant) + self.held_elsewhere(tenant) < limit
+        return limit is None or self.table.count(tenant) + self.ordinary.count(tenant) < limit
 
     def require_room(self, tenant: str) -> None:
         """Raise unless a tenant may have one more session."""

@@ -87,7 +87,7 @@ class SessionTable:
         self._records: dict[str, tuple[int, SessionRecord]] = {}
         self._holdings: dict[str, Holding] = {}
         self._gone: dict[str, str] = {}
-        self.on_removed: Callable[[str, str], None] = _nobody
+        self._removed: list[Callable[[str, str], None]] = []
 
     def __len__(self) -> int:
         return len(self._records)
@@ -202,7 +202,12 @@ class SessionTable:
         self._gone[key] = why
         while len(self._gone) > GONE_KEPT:
             del self._gone[next(iter(self._gone))]
-        self.on_removed(key, why)
+        for listener in self._removed:
+            listener(key, why)
+
+    def subscribe(self, removed: Callable[[str, str], None]) -> None:
+        """Have `removed` called with the key of each session that ends, and why."""
+        self._removed.append(removed)
 
     def lose_all(self, kept: set[str]) -> None:
         """The engine was restarted: what did not come back is lost."""
@@ -213,7 +218,3 @@ class SessionTable:
 def new_name(prefix: str) -> str:
     """A fresh name that nobody can guess."""
     return f"{prefix}-{secrets.token_hex(8)}"
-
-
-def _nobody(_key: str, _why: str) -> None:
-    """Nobody listens."""

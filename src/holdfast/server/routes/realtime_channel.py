@@ -325,7 +325,7 @@ class Channels:
         self._channels: dict[str, Channel] = {}
         self._detached: dict[str, asyncio.TimerHandle] = {}
         self._trimming: asyncio.TimerHandle | None = None
-        service.table.on_removed = self._removed
+        service.table.subscribe(self._removed)
 
     def __len__(self) -> int:
         return len(self._channels)

@@ -122,10 +122,10 @@ async def close_session(request: Request) -> Response:
     native, caller = native_of(request), caller_of(request)
     body = await body_of(request, CloseSessionBody)
     name = require_name(body.session_id, "session_id")
-    branches = native.find(caller.tenant, name)
+    branches = native.ordinary.find(caller.tenant, name)
     if branches is not None:
         native.close(branches)
-    elif native.service.table.get(caller.tenant, name) or native.gone(caller.tenant, name) is None:
+    elif native.service.table.get(caller.tenant, name) or native.ordinary.gone(caller.tenant, name) is None:
         await native.service.close_session(caller, name)
     return json_answer({"success": True})
 

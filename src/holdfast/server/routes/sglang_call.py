@@ -19,9 +19,10 @@ from holdfast.server.http.answers import event, json_answer
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem, bad_field, told_as, turn_failed
 from holdfast.server.link.engine_client import TurnFeed
+from holdfast.server.ordinary_sessions import Branches
 from holdfast.server.routes.sglang_body import Asked, GenerateBody, SessionParams, asked_of, input_field
 from holdfast.server.routes.sglang_format import Said
-from holdfast.server.routes.sglang_sessions import Branches, Choice, Native
+from holdfast.server.routes.sglang_sessions import Choice, Native
 from holdfast.server.sessions import GONE, SessionRecord, require_name
 from holdfast.server.turn_request import Input, TurnAsked
 
@@ -60,10 +61,10 @@ class Call:
         if params is None:
             return await self._start_alone(asked)
         tenant, name = self.caller.tenant, require_name(params.id or "", "session_params.id")
-        branches = self.native.find(tenant, name)
+        branches = self.native.ordinary.find(tenant, name)
         if branches is not None:
             return await self._start_branch(branches, params, asked)
-        why = self.native.gone(tenant, name)
+        why = self.native.ordinary.gone(tenant, name)
         if why is not None and self.service.table.get(tenant, name) is None:
             raise Problem(*GONE[why], "session_params.id")
         with told_as({"session_id": "session_params.id"}):
