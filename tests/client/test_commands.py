@@ -281,7 +281,10 @@ def test_a_model_on_the_line_goes_before_a_server_in_the_environment() -> None:
             ["{folder}", "--device", "tpu", "--port", "0"],
             "--device must be one of auto, cpu, cuda, not 'tpu'",
         ),
-        (["echo", "--host", "0.0.0.0"], "--host 0.0.0.0 lets other machines in, and there are no keys"),
+        (
+            ["echo", "--host", "0.0.0.0"],
+            "--host 0.0.0.0 is reachable from other machines, and there are no keys",
+        ),
         (["echo", "--durability", "fsync"], "--durability means nothing without --journal"),
         (["echo", "--page-size", "300"], "--page-size must be at most 256, not 300"),
         (["echo", "--journal", ""], "--journal must name a file, not ''"),

@@ -40,13 +40,13 @@ from holdfast.server.routes.realtime_messages import (
     Said,
     read_message,
 )
-from holdfast.server.routes.realtime_outbox import Outbox
-from holdfast.server.routes.realtime_strangers import (
+from holdfast.server.routes.realtime_openai import (
     Misunderstood,
     chosen_subprotocol,
     comes_from_openai,
     wrong_protocol,
 )
+from holdfast.server.routes.realtime_outbox import Outbox
 from holdfast.server.routes.sessions import ask_turn, kept_tokens
 from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord, require_name

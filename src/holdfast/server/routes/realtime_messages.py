@@ -11,7 +11,7 @@ from holdfast.server.dialects.tables import REALTIME
 from holdfast.server.http.bodies import Reading, parse_large
 from holdfast.server.http.problems import Problem, bad_field
 from holdfast.server.prompts import SessionMessage
-from holdfast.server.routes.realtime_strangers import misunderstood
+from holdfast.server.routes.realtime_openai import misunderstood
 from holdfast.server.routes.sessions import SAMPLING, Count, SamplingBody
 
 __all__ = [
