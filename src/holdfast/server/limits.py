@@ -39,7 +39,7 @@ VALUES_MAX = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the model's context holds: tokens, and the bytes of the longest text that could be so many."""
+    """The model's context: its tokens, and the bytes of the longest text that could fit."""
 
     tokens: int
     text_bytes: int
@@ -47,7 +47,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One row: the field, its bound, and what the documentation says of it."""
+    """One row: the field, its bound, and the words of the documentation."""
 
     field: str
     bound: Bound
@@ -112,7 +112,7 @@ LIMITS: tuple[Limit, ...] = (
     *map(_name, ("*.id", "*.turn_id", "*.request_id", "*.session_id", "*.rid")),
     Limit("*.session", Bound(characters=4 * NAME_CHARACTERS_MAX), "a session's name"),
     Limit("*.model", Bound(characters=4 * WORD_CHARACTERS_MAX), "4,096 characters"),
-    # What is said.
+    # Input.
     Limit("*.input", Bound(entries=MESSAGES_MAX, context=True), _FITS),
     Limit("*.prompt", Bound(entries=PROMPTS_MAX, context=True), _FITS),
     Limit("*.text", Bound(entries=PROMPTS_MAX, context=True), _FITS),
@@ -126,11 +126,11 @@ LIMITS: tuple[Limit, ...] = (
     Limit("*.role", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
     Limit("*.name", Bound(characters=WORD_CHARACTERS_MAX), "1,024 characters"),
     Limit("*.type", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
-    # What is kept beside it.
+    # Session data.
     Limit("*.metadata", Bound(size=METADATA_BYTES_MAX, depth=METADATA_DEPTH_MAX), "64 KiB, nested 64 deep"),
     _numbers("*.ttl", 0, TTL_MAX, "30 days"),
     _numbers("OpenSessionBody.timeout", 0, TTL_MAX, "30 days"),
-    # How it is generated.
+    # Sampling and turn options.
     *_declared_limits(),
     _numbers("*.best_of", 1, CHOICES_MAX),
     Limit("*.top_logprobs_num", Bound(entries=PROMPTS_MAX, low=0, high=LOGPROBS_MAX), "0 to 100"),
@@ -159,13 +159,12 @@ def find_limit(struct: str, field: str) -> Limit | None:
 
 
 def values_max(room: Room) -> int:
-    """How many values a body may hold."""
+    """The maximum number of values in a body."""
     return max(VALUES_MAX, 2 * room.tokens)
 
 
 def check(value: msgspec.Struct, room: Room | None) -> None:
-    """Raise the problem with the first field that is over its bound; without a `room`, context is not looked
-    at."""
+    """Raise for the first field out of bounds; without a `room`, the context is not checked."""
     _check_struct(value, "", room)
 
 
@@ -193,7 +192,7 @@ def _check_struct(value: msgspec.Struct, path: str, room: Room | None) -> None:
             _check_struct(inner, place, room)
         elif isinstance(inner, list) and inner and isinstance(inner[0], msgspec.Struct):
             for number, entry in enumerate(inner):
-                if isinstance(entry, msgspec.Struct):  # A mixture is refused by its door.
+                if isinstance(entry, msgspec.Struct):  # A mixture is rejected by its route.
                     _check_struct(entry, f"{place}[{number}]", room)
 
 
@@ -246,14 +245,14 @@ def _check_text(text: str, bound: Bound, place: str, room: Room | None) -> None:
 
 
 def too_long(room: Room, place: str, tokens: int | None = None) -> Problem:
-    """An input that does not fit the context; `tokens` is how many it has, where they were counted."""
+    """An input that exceeds the context; `tokens` is its length where it is known."""
     counted = "more than that" if tokens is None else f"{tokens} tokens"
     said = f"This model's maximum context length is {room.tokens} tokens. However, {place} has {counted}."
     return Problem(400, "context_length_exceeded", f"{said} Please shorten it.", place)
 
 
 def _check_size(value: dict[str, Any], bound: Bound, place: str) -> None:
-    """Raise unless a client's own notes can be kept."""
+    """Raise for an object that is too large or too deeply nested."""
     try:
         size = len(msgspec.msgpack.encode(value))
     except OverflowError:

@@ -88,7 +88,7 @@ COMPLETION_BODY = make_body(
 )
 
 
-@router.get("/v1/models", **documented(None, "The model that is served."))
+@router.get("/v1/models", **documented(None, "The served model."))
 async def models(request: Request) -> Response:
     return json_answer({"object": "list", "data": [_model(service_of(request))]})
 
@@ -118,7 +118,7 @@ def _unknown_model() -> Problem:
 
 
 def _require_model(service: Service, name: str | None) -> None:
-    """Some clients name a model of their own choosing; only a wrong name that was meant is refused."""
+    """Raise for the name of another model; empty and default names are accepted."""
     if name not in (None, "", "default", service.model_name, service.facts.path):
         raise _unknown_model()
 
@@ -236,7 +236,7 @@ def _answer(
 
 
 async def _said(feed: TurnFeed) -> wire.End:
-    """What a turn said. One that failed fails the answer at once, whatever others have yet to say."""
+    """The end of a turn; one that failed fails the whole answer at once."""
     end = await feed.result()
     if end.outcome == "failed":
         raise turn_failed(end.reason)
@@ -251,7 +251,7 @@ async def _whole(feeds: list[TurnFeed], form: Format, choices: int, request_id: 
 
 
 async def _chunks(feeds: list[TurnFeed], form: Format, usage: bool, choices: int) -> AsyncIterator[bytes]:
-    """All choices as one stream, each delta as it comes."""
+    """All choices as one stream."""
     for index in range(len(feeds)):
         for opening in form.first(index):
             yield event(opening)

@@ -32,11 +32,11 @@ Seq = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 class Message(msgspec.Struct, tag_field="type", forbid_unknown_fields=True):
-    """Something that a client says."""
+    """A message of a client."""
 
 
 class OpenMessage(Message, tag="session.open"):
-    """Open a session, or take up one that is open."""
+    """Open a session, or attach to an open one."""
 
     id: str | None = None
     ttl: float | None = None
@@ -53,7 +53,7 @@ class AppendMessage(Message, tag="input.append"):
 
 
 class CommitMessage(Message, tag="input.commit"):
-    """What was appended is the input of a turn."""
+    """Start a turn with the appended input."""
 
     turn_id: str | None = None
     sampling: SamplingBody = msgspec.field(default_factory=SamplingBody)
@@ -61,7 +61,7 @@ class CommitMessage(Message, tag="input.commit"):
 
 
 class InterruptMessage(Message, tag="response.interrupt"):
-    """Cut into a turn: how many of its tokens stay, or all, or none."""
+    """Interrupt a turn; keep some of its tokens, all, or none."""
 
     turn_id: str
     keep_tokens: Count | None = None
@@ -69,7 +69,7 @@ class InterruptMessage(Message, tag="response.interrupt"):
 
 
 class RewindMessage(Message, tag="session.rewind"):
-    """Go back so that `to_turn` turns remain."""
+    """Rewind so that `to_turn` turns remain."""
 
     to_turn: Count
     request_id: str | None = None
@@ -102,11 +102,11 @@ Said = (
 DECODED: Any = (
     OpenMessage | AppendMessage | COMMIT.read | InterruptMessage | RewindMessage | ForkMessage | CloseMessage
 )
-"""The same as they are decoded."""
+"""The union that decodes messages: the commit with its table's fields."""
 
 
 async def read_message(text: str, reading: Reading) -> Said:
-    """A client's message; what is wrong with it is a problem that names the field."""
+    """Decode a message; an invalid one is a problem that names the field."""
     try:
         content = text.encode("utf-8", "surrogatepass")
         return cast(Said, await parse_large(content, DECODED, reading))
@@ -115,7 +115,7 @@ async def read_message(text: str, reading: Reading) -> Said:
 
 
 class PendingInput:
-    """What was appended and not committed yet: text, or token ids of the model's vocabulary."""
+    """Input that is not committed yet: text or token ids."""
 
     def __init__(self, bytes_max: int, tokens_max: int, vocabulary: int) -> None:
         self._bytes_max = bytes_max
@@ -125,10 +125,10 @@ class PendingInput:
         self._tokens: list[int] = []
         self._bytes = 0
         self.refused = False
-        """Whether its commit was refused: it may be committed again, and is not what is appended next."""
+        """Whether its commit was rejected: it may be committed again; the next append starts anew."""
 
     def append(self, message: AppendMessage) -> None:
-        """Add to it, or begin anew where its commit was refused; one that is wrong leaves it as it is."""
+        """Append, or start anew after a rejected commit; an invalid append changes nothing."""
         text, tokens = message.text, message.token_ids
         bytes_before, tokens_before = (0, 0) if self.refused else (self._bytes, len(self._tokens))
         if (text is None) == (tokens is None):
@@ -157,5 +157,5 @@ class PendingInput:
         return list[int | SessionMessage](self._tokens) or "".join(self._texts)
 
     def clear(self) -> None:
-        """There is none any more."""
+        """Discard it."""
         self._texts, self._tokens, self._bytes, self.refused = [], [], 0, False

@@ -15,12 +15,12 @@ __all__ = ["failed", "shown_delta", "shown_turn"]
 
 
 def failed(name: str, problem: Problem) -> bytes:
-    """The event that says what became of a turn that has no result."""
+    """The error event of a turn."""
     return event({"turn_id": name, **problem.body()}, "error")
 
 
 def shown_delta(name: str, delta: wire.Delta) -> dict[str, Any]:
-    """A piece of a turn, as clients see it."""
+    """A delta of a turn."""
     shown: dict[str, Any] = {
         "turn_id": name,
         "index": delta.index,
@@ -45,9 +45,9 @@ def shown_logprobs(logprobs: list[wire.Logprob]) -> list[dict[str, Any]]:
 
 
 def standing(feed: TurnFeed) -> wire.End:
-    """A turn's end with the words that stand: none of one whose input, or session, is not there any more.
+    """A turn's end with the text that was kept: none if the turn was rolled back or its session closed.
 
-    What is told again stood when it ended, and is told as it was.
+    A replayed turn is shown as it ended.
     """
     end = feed.end
     assert end is not None, "the turn is over"
@@ -58,7 +58,7 @@ def standing(feed: TurnFeed) -> wire.End:
 
 
 def shown_turn(name: str, feed: TurnFeed) -> dict[str, Any]:
-    """A whole turn, as clients see it: what of it stands, whatever was sent on the way."""
+    """A whole turn: the text that was kept, which may be less than was streamed."""
     end = standing(feed)
     shown: dict[str, Any] = {
         "turn_id": name,

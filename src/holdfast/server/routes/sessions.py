@@ -1,6 +1,6 @@
-"""`/v1/sessions`: conversations whose memory stays, with turns, interruptions, rewinds and forks.
+"""`/v1/sessions`: sessions with turns, interrupts, rewinds, forks and moves between tiers.
 
-Names and fields are those of the interface; unknown fields are refused. A turn's id is its idempotency key.
+Unknown fields are refused. A turn's id is its idempotency key.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ router = APIRouter(tags=["sessions"])
 
 PAGE = 100
 PAGE_MAX = 1000
-"""How many sessions a page lists: as many as are asked for, at most so many."""
+"""Sessions on a page: the default and the maximum."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 
 
 class OpenBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What a session is opened with; `ttl` in seconds."""
+    """A session to open; `ttl` in seconds."""
 
     id: str | None = None
     ttl: float | None = None
@@ -66,7 +66,7 @@ TURN = make_body(TurnBody, SESSIONS.turn, nested={"sampling": SAMPLING})
 
 
 class InterruptBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Cut in: how many tokens of the turn stay, or all, or none."""
+    """Interrupt the turn; keep some of its tokens, all, or none."""
 
     turn_id: str | None = None
     keep_tokens: Count | None = None
@@ -74,20 +74,20 @@ class InterruptBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RewindBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Go back so that `to_turn` turns remain."""
+    """Rewind so that `to_turn` turns remain."""
 
     to_turn: Count
     request_id: str | None = None
 
 
 class SpillBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Where to: the nearest tier with room if left out."""
+    """The tier to move to; the nearest with room if left out."""
 
     tier: Literal["host", "disk"] | None = None
 
 
 class RestoreBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Nothing needs to be said; it may be left out."""
+    """Empty; may be left out."""
 
 
 class ForkBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -121,12 +121,12 @@ async def list_sessions(request: Request) -> Response:
 
 
 def _number(request: Request, name: str, default: int, least: int, most: int) -> int:
-    """A whole number of the address's query."""
+    """An integer of the query string."""
     given = request.query_params.get(name)
     if given is None:
         return default
     if not (given.isascii() and given.isdigit() and len(given) < 20 and least <= int(given) <= most):
-        raise bad_field(name, f"must be a whole number from {least} to {most}")
+        raise bad_field(name, f"must be an integer from {least} to {most}")
     return int(given)
 
 
@@ -142,7 +142,7 @@ async def close_session(request: Request, session_id: str) -> Response:
     return json_answer({"id": session_id, "state": "CLOSED"})
 
 
-@router.post("/v1/sessions/{session_id}/interrupt", **documented(InterruptBody, "Cut into a turn."))
+@router.post("/v1/sessions/{session_id}/interrupt", **documented(InterruptBody, "Interrupt a turn."))
 async def interrupt(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, InterruptBody)
@@ -153,7 +153,7 @@ async def interrupt(request: Request, session_id: str) -> Response:
 
 
 def _given_name(name: str | None, field: str) -> str | None:
-    """A name that the client may give or leave out; one that cannot be is refused."""
+    """An optional name; raises if it is invalid."""
     return None if name is None else require_name(name, field)
 
 
@@ -172,7 +172,7 @@ async def spill(request: Request, session_id: str) -> Response:
     body = await body_of(request, SpillBody)
     record = service.table.find(caller_of(request).tenant, session_id)
     if not await service.move(record, body.tier):
-        raise Problem(409, "cannot_spill", "no such tier has room, or there is nothing to move", "tier")
+        raise Problem(409, "cannot_spill", "the tier has no room, or the session has nothing to move", "tier")
     return json_answer(await service.describe(record))
 
 
@@ -186,11 +186,13 @@ async def restore(request: Request, session_id: str) -> Response:
         await body_of(request, RestoreBody)
     record = service.table.find(caller_of(request).tenant, session_id)
     if not await service.move(record, "device"):
-        raise Problem(409, "cannot_restore", "the session is on the device, or there is no room for it")
+        raise Problem(
+            409, "cannot_restore", "the session is already on the device, or the device has no room for it"
+        )
     return json_answer(await service.describe(record))
 
 
-@router.post("/v1/sessions/{session_id}/rewind", **documented(RewindBody, "Go back to an earlier turn."))
+@router.post("/v1/sessions/{session_id}/rewind", **documented(RewindBody, "Rewind to an earlier turn."))
 async def rewind(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, RewindBody)
@@ -199,9 +201,7 @@ async def rewind(request: Request, session_id: str) -> Response:
     return json_answer(await service.describe(record))
 
 
-@router.post(
-    "/v1/sessions/{session_id}/fork", **documented(ForkBody, "A second session from here.", status=201)
-)
+@router.post("/v1/sessions/{session_id}/fork", **documented(ForkBody, "Fork a session.", status=201))
 async def fork(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, ForkBody)
@@ -211,7 +211,7 @@ async def fork(request: Request, session_id: str) -> Response:
     return json_answer(await service.describe(forked), 201)
 
 
-@router.post("/v1/sessions/{session_id}/turns", **documented(TURN.described, "Say something."))
+@router.post("/v1/sessions/{session_id}/turns", **documented(TURN.described, "Run a turn."))
 async def take_turn(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, TURN.read)

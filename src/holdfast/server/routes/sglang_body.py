@@ -32,7 +32,7 @@ class GenerateSampling(msgspec.Struct):
 
 
 class SessionParams(msgspec.Struct):
-    """Which session a request belongs to, and what of it comes before the request's own tokens."""
+    """The session of a request, and which of its tokens come before the request's own."""
 
     id: str | None = None
     rid: str | None = None
@@ -42,7 +42,7 @@ class SessionParams(msgspec.Struct):
 
 
 class GenerateBody(msgspec.Struct):
-    """Text or token ids to go on with, one or several."""
+    """Text or token ids to continue, one or several."""
 
     text: str | list[str] | None = None
     input_ids: list[Token | list[Token]] | None = None
@@ -57,7 +57,7 @@ class GenerateBody(msgspec.Struct):
 
     @property
     def session(self) -> SessionParams | None:
-        """The session that is meant, if one is."""
+        """The session of the request, if it names one."""
         named = self.session_params
         return named if named is not None and named.id is not None else None
 
@@ -143,7 +143,7 @@ Prompt = tuple[str | None, list[int] | None]
 
 
 def _inputs(body: GenerateBody) -> tuple[list[Prompt], bool]:
-    """The prompts, and whether only one was meant."""
+    """The prompts, and whether the request is for a single one."""
     if (body.text is None) == (body.input_ids is None):
         raise bad_field("text", "give either text or input_ids")
     if isinstance(body.text, str):
@@ -173,7 +173,7 @@ def _each(given: Any, default: Any, name: str, count: int) -> list[Any]:
 
 
 def _names(body: GenerateBody, single: bool, inputs: Sequence[Prompt]) -> list[str]:
-    """The name of each prompt's request: the client's, or one that nobody can guess."""
+    """The name of each prompt's request: the client's, or a random one."""
     rid = body.rid
     if rid is None:
         return [new_name("r") for _ in inputs]
@@ -181,5 +181,5 @@ def _names(body: GenerateBody, single: bool, inputs: Sequence[Prompt]) -> list[s
         require_name(rid, "rid")
         return [rid] if single else [require_name(f"{rid}_{number}", "rid") for number in range(len(inputs))]
     if len(rid) != len(inputs) or len(set(rid)) != len(rid):
-        raise bad_field("rid", "must name each prompt, each by a name of its own")
+        raise bad_field("rid", "must have a different name for each prompt")
     return [require_name(name, "rid") for name in rid]

@@ -1,8 +1,7 @@
-"""One call of SGLang's `/generate`, from what was asked to the last word of every answer.
+"""One call of SGLang's `/generate`: starts its answers, follows them, and aborts them on a disconnect.
 
-A call starts all its answers or none: each is a request of its own, a request in an ordinary session's tree,
-or a turn of a streaming session. Then it follows them, as one answer or as a stream, and ends those that
-nobody listens to any more. Used by the native door.
+A call starts all its answers or none: each is a one-shot request, a request in an ordinary session's tree, or
+a turn of a streaming session. The result is one object or a stream.
 """
 
 from __future__ import annotations
@@ -71,9 +70,9 @@ class Call:
             return await self._start_turn(self.service.table.find(tenant, name), params, asked)
 
     async def _start_alone(self, asked: Asked) -> list[Choice]:
-        """A request of its own, with all its choices."""
+        """A one-shot request with all its choices."""
         _require_input(asked)
-        # Before anything is waited for: the prompts of a call get their seeds in the order of their places.
+        # Before the first await: the prompts of a call get their seeds in order.
         seeds = self.service.seeds
         with seeds.lend(asked.sampling, seeds.of_requests(self.caller.tenant)) as loan:
             tokens = await self._tokens(asked, first=True)
@@ -95,7 +94,7 @@ class Call:
             try:
                 self.native.require_open(branches)
             except Problem:
-                # It was closed while the engine was asked, when this request was not yet there to be stopped.
+                # The session was closed before this request was in its tree.
                 self.service.link.end(feed, None, "the session was closed")
                 raise
             choice = self._enter(asked, Choice(self._said(asked, prompt), feed))
@@ -122,7 +121,7 @@ class Call:
         return [self._enter(asked, Choice(self._said(asked, tokens), feed, session=record))]
 
     async def _request(self, asked: Asked, sampling: Sampling, tokens: list[int]) -> list[TurnFeed]:
-        """Start a request of its own on the engine."""
+        """Start a one-shot request on the engine."""
         _require_start(asked, len(tokens))
         turn = self._turn(asked, sampling, tokens, asked.start if asked.start >= 0 else None)
         try:
@@ -133,7 +132,7 @@ class Call:
     def _turn(
         self, asked: Asked, sampling: Sampling, tokens: list[int], computes_from: int | None = None
     ) -> TurnAsked:
-        """What is asked of the engine; faults are named as the body names its fields."""
+        """The turn to start; problems name the body's fields."""
         return TurnAsked(
             Input(tokens=tokens),
             sampling,
@@ -145,7 +144,7 @@ class Call:
         )
 
     def _explained(self, problem: Problem) -> Problem:
-        """An input that no memory could hold is refused as one that is longer than the context."""
+        """An input that exceeds the memory is reported as one that exceeds the context."""
         if problem.code != "insufficient_memory":
             return problem
         facts = self.service.facts
@@ -156,7 +155,7 @@ class Call:
         return Problem(400, "context_length_exceeded", message, input_field(self.body))
 
     async def _tokens(self, asked: Asked, first: bool) -> list[int]:
-        """The tokens of a prompt. Only the first of a history begins with the mark of a beginning."""
+        """The tokens of a prompt. Only the first of a history begins with the BOS token."""
         prompts = self.service.prompts
         if asked.tokens is None:
             if not asked.text:
@@ -176,10 +175,10 @@ class Call:
         rid = f"{asked.rid}.{number}" if number else asked.rid
         return Said(rid, asked, tokens, self.service.prompts.tokenizer, self.service.facts.eos_tokens)
 
-    # --- while it speaks --------------------------------------------------------------------------
+    # --- answers in flight ------------------------------------------------------------------------
 
     def _enter(self, asked: Asked, choice: Choice) -> Choice:
-        """An answer is in flight, to be stopped by its name, its prompt's, or its whole call's."""
+        """Register an answer, to be aborted by its name, its prompt's or its call's."""
         choice.names = {choice.said.rid, asked.rid}
         if isinstance(self.body.rid, str):
             choice.names.add(self.body.rid)
@@ -188,7 +187,7 @@ class Call:
         return choice
 
     async def follow(self, choice: Choice, chunks: bool) -> AsyncIterator[dict[str, Any]]:
-        """An answer as it is to be shown: so far, if `chunks` are wanted, and at its end."""
+        """An answer in SGLang's form: partial ones if `chunks` are wanted, then the final one."""
         said, silent = choice.said, choice.said.asked.silent
         async for delta in choice.feed.deltas():
             said.add(delta)
@@ -209,13 +208,13 @@ class Call:
             yield await asyncio.to_thread(said.whole, end)
 
     def leave(self) -> None:
-        """Nobody listens any more."""
+        """Abort all answers."""
         for choice in self.choices:
             self.service.leave(choice.feed, keeps=False)
             self.native.leave(self.caller.tenant, choice)
 
     async def whole(self) -> Response:
-        """All answers at their ends."""
+        """All answers when they have finished."""
         shown = await asyncio.gather(*map(self._last, self.choices))
         return json_answer(shown if self.many else shown[0])
 
@@ -242,7 +241,7 @@ class Call:
 async def _merged(
     answers: Sequence[AsyncIterator[dict[str, Any]]],
 ) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-    """What several answers say, as it comes; none is asked for more before its last word was taken."""
+    """Merge several answers into one stream, with backpressure for each."""
 
     async def following(number: int) -> tuple[int, dict[str, Any] | None]:
         async for shown in answers[number]:

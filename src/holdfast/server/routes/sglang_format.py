@@ -15,7 +15,7 @@ __all__ = ["Said"]
 
 
 class Said:
-    """One choice as it grows, and how its clients see it."""
+    """One choice while it is generated."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Said:
         self._ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)}
 
     def add(self, delta: wire.Delta) -> None:
-        """More of it."""
+        """Add a delta."""
         self.text += delta.text
         self.tokens += delta.tokens
         if delta.prompt is not None:
@@ -49,7 +49,7 @@ class Said:
             self._tops.append([self._shown(top.logprob, top.token) for top in entry.top])
 
     def chunk(self) -> dict[str, Any]:
-        """What has been said so far."""
+        """The choice so far."""
         prompt, cached = self.prompt if self.prompt is not None else (0, 0)
         meta: dict[str, Any] = {
             "id": self.rid,
@@ -62,7 +62,7 @@ class Said:
         return {"text": self.text, "output_ids": self.tokens, "meta_info": meta}
 
     def whole(self, end: wire.End) -> dict[str, Any]:
-        """The choice when it is over; what an aborted one had said is in it."""
+        """The final choice; an aborted one has its text so far."""
         finished = end.outcome == "finished"
         silent = finished and self.asked.silent
         if silent:
@@ -87,7 +87,7 @@ class Said:
         return {"text": self.text, "output_ids": self.tokens, "meta_info": meta}
 
     def _matched(self) -> int | str:
-        """What ended it: a token, which is then trimmed from the text or shown as was asked; or a string."""
+        """The stop token or stop string; a token is kept in the text or removed, as `no_stop_trim` says."""
         last = self.tokens[-1]
         if last not in self._ends:
             stops = self._sampling.stop_strings
@@ -108,7 +108,7 @@ class Said:
         return (logprob, token, text)
 
     def _add_logprobs(self, meta: dict[str, Any], end: wire.End | None) -> None:
-        """Log-probabilities, where they were asked for: those of the prompt come with the end."""
+        """Add log-probabilities if they were asked for; those of the prompt come with the end."""
         if self._sampling.logprobs is None:
             return
         entries, tops = ([], []) if end is None else self._of_prompt(end)
@@ -120,9 +120,9 @@ class Said:
             meta["output_top_logprobs"] = self._tops
 
     def _of_prompt(self, end: wire.End) -> tuple[list[Any], list[Any]]:
-        """The prompt's tokens from `start` on; the first of them has no log-probability.
+        """The prompt's tokens from `start` on; the first has no log-probability.
 
-        A session's history was computed before: there, the first one is the turn's own first token.
+        In a session, history is not reported: the first is the turn's own first token.
         """
         if end.prompt_logprobs is None:
             return [], []

@@ -29,7 +29,7 @@ TENANT_TOKENS_MAX = 1 << 25
 
 
 class Record:
-    """Writes what one request says into its session's tree, until it is over or forgotten."""
+    """Records the output of one request in its session's tree."""
 
     def __init__(self, branches: Branches, rid: str) -> None:
         self._branches = branches
@@ -39,7 +39,7 @@ class Record:
         branches.running += 1
 
     def add(self, tokens: Sequence[int], finished: bool = False) -> None:
-        """More output, the last of it if `finished`."""
+        """Add output; `finished` with the last of it."""
         tree = self._branches.tree
         if tree.logs.get(self._rid) is self._log and not self._log.finished:
             tree.record(self._rid, tokens, finished)
@@ -51,7 +51,7 @@ class Record:
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """One answer in flight: what the engine says, how it is shown, and where it is written down."""
+    """One answer in flight: its feed, its format and its record."""
 
     said: Said
     feed: TurnFeed
@@ -59,7 +59,7 @@ class Choice:
     session: SessionRecord | None = None
     """The streaming session that it is a turn of."""
     names: set[str] = field(default_factory=set)
-    """What it can be stopped by."""
+    """Names that it can be aborted by."""
 
 
 class Native:
@@ -74,12 +74,12 @@ class Native:
     # --- requests in flight -----------------------------------------------------------------------
 
     def enter(self, tenant: str, choice: Choice) -> None:
-        """An answer is in flight."""
+        """Register an answer."""
         for name in choice.names:
             self._calls.setdefault((tenant, name), []).append(choice)
 
     def leave(self, tenant: str, choice: Choice) -> None:
-        """An answer is over, or nobody waits for it."""
+        """Remove an answer that has ended or was left."""
         for name in choice.names:
             calls = self._calls.get((tenant, name), [])
             if choice in calls:
@@ -90,7 +90,7 @@ class Native:
             choice.record.add((), finished=True)
 
     def stop(self, tenant: str, name: str, reason: str) -> None:
-        """Stop what is in flight by a name; nothing, if nothing is."""
+        """Abort the answers in flight under a name, if any."""
         for choice in self._calls.get((tenant, name), []):
             self.service.link.end(choice.feed, None, reason)
 
@@ -110,7 +110,7 @@ class Native:
         return self.ordinary.find(tenant, name) is not None or self.service.table.is_taken(tenant, name)
 
     def close(self, branches: Branches) -> None:
-        """Close an ordinary session; its requests in flight are stopped."""
+        """Close an ordinary session and abort its requests in flight."""
         for rid, log in branches.tree.logs.items():
             if not log.finished:
                 self.stop(branches.tenant, rid, "the session was closed")
@@ -127,7 +127,7 @@ class Native:
         """The whole prompt of a request on an ordinary session; changes nothing."""
         self.require_open(branches)
         if asked.rid in branches.tree.logs:
-            raise Problem(409, "turn_exists", "a request of this name is in the session already", "rid")
+            raise Problem(409, "turn_exists", "the session already has a request with this id", "rid")
         try:
             prompt = branches.tree.compose(
                 params.rid,
@@ -139,18 +139,22 @@ class Native:
         except Refused as refusal:
             raise from_refusal(refusal.code, str(refusal), refusal.param) from refusal
         if self.ordinary.tokens(branches.tenant) + len(prompt) > TENANT_TOKENS_MAX:
-            raise Problem(429, "over_quota", f"{TENANT_TOKENS_MAX} tokens may be held by a key's sessions")
+            raise Problem(
+                429,
+                "over_quota",
+                f"the ordinary sessions of a key may hold at most {TENANT_TOKENS_MAX} tokens",
+            )
         return prompt
 
     def begin(self, branches: Branches, asked: Asked, params: SessionParams, prompt: list[int]) -> Record:
-        """Enter a request that the engine has accepted; what it replaces is stopped."""
+        """Add a request that the engine has accepted, and abort those that it replaces."""
         stopped = branches.tree.begin(asked.rid, params.rid, prompt, params.replace or False)
         for rid in stopped:
-            self.stop(branches.tenant, rid, "another request took its place")
+            self.stop(branches.tenant, rid, "replaced by another request")
         return Record(branches, asked.rid)
 
 
 def check_timeout(seconds: float) -> None:
-    """How long a session may be idle; raises the problem with it."""
+    """Raise for an invalid idle time."""
     if not 0 < seconds <= TTL_MAX:
         raise bad_field("timeout", f"must be more than 0 and at most {TTL_MAX:.0f} seconds")
