@@ -51,7 +51,7 @@ def test_chat_goes_on_after_bytes_that_are_no_text(url: str, encoding: str) -> N
     )  # fmt: skip
     shown = told.stdout.decode()
     assert (told.returncode, told.stderr) == (0, b"")
-    assert shown.count("that is no text in the encoding of this terminal") == 2
+    assert shown.count("the input is not valid text in this terminal's encoding") == 2
     assert len(re.findall(COST, shown)) == 1
 
 
@@ -77,7 +77,7 @@ def test_chat_with_a_server(client: Client, url: str) -> None:
         terminal.until("2> $")
         assert len(client.sessions()) == 2
         terminal.type("/rewind 9\n")
-        terminal.until("there are 1 turns to take back")
+        terminal.until("the conversation has only 1 turn")
         terminal.until("2> $")
         terminal.type("/quit\n")
         assert terminal.end()[0] == 0

@@ -1,4 +1,4 @@
-"""Conversations with a model in this process, for the terminal. Imported only when one is loaded."""
+"""The chat's conversations with a model in this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Unusable(ValueError):
 
 
 class LocalSpeech:
-    """A turn that this process computes."""
+    """A turn of the local engine."""
 
     def __init__(self, engine: Engine, session: Session, turn: Turn) -> None:
         self._engine = engine
@@ -32,14 +32,14 @@ class LocalSpeech:
         self._turn = turn
 
     def take(self) -> str | None:
-        """Make a step, and return what it said."""
+        """Run a step and return its text."""
         if not self._turn.done:
             self._engine.drive()
             return self._turn.take()
         return self._turn.take() or None
 
     def cut(self) -> None:
-        """Keep what was taken."""
+        """Interrupt; keep the text taken so far."""
         self._session.interrupt(keep=self._turn.tokens_shown)
 
     @property
@@ -66,11 +66,11 @@ class LocalTalk:
         return LocalSpeech(self._engine, self._session, self._session.say(words, self._sampling))
 
     def rewind(self, turns: int) -> None:
-        """Go back so that so many turns remain."""
+        """Rewind so that `turns` turns remain."""
         self._session.rewind(turns)
 
     def fork(self) -> Talk:
-        """A second conversation that goes on from here."""
+        """A second conversation that continues from here."""
         return LocalTalk(self._engine, self._session.fork(), self._sampling)
 
 

@@ -1,7 +1,7 @@
-"""Conversations with a server, for the terminal.
+"""The chat's conversations with a server.
 
-A thread reads the answer, so that Ctrl-C is heard while the server is silent; what it has read and nobody has
-been shown is not kept when the model is interrupted.
+A thread reads the answer, so that Ctrl-C works while the server is silent. Text that was read but not shown
+is discarded when the model is interrupted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ POLL_SECONDS = 0.05
 
 
 class RemoteSpeech:
-    """A turn that a server computes."""
+    """A turn on a server."""
 
     def __init__(self, session: Session, turn: Turn) -> None:
         self._session = session
@@ -53,7 +53,7 @@ class RemoteSpeech:
         return text
 
     def cut(self) -> None:
-        """Keep what was taken, and wait for the server to say what stands."""
+        """Interrupt; keep the text taken so far, and wait for the server's result."""
         self._session.interrupt(keep=self._tokens_taken)
         self._reader.join()
 
@@ -81,11 +81,11 @@ class RemoteTalk:
         return RemoteSpeech(self._session, self._session.say(words, **self._host.sampling))
 
     def rewind(self, turns: int) -> None:
-        """Go back so that so many turns remain."""
+        """Rewind so that `turns` turns remain."""
         self._session.rewind(turns)
 
     def fork(self) -> Talk:
-        """A second conversation that goes on from here."""
+        """A second conversation that continues from here."""
         return self._host.adopt(self._session.fork())
 
 
@@ -101,7 +101,7 @@ class RemoteHost:
         self._sessions: list[Session] = []
 
     def adopt(self, session: Session) -> RemoteTalk:
-        """A session is closed when the user leaves."""
+        """Take a session, to be closed at the end."""
         self._sessions.append(session)
         return RemoteTalk(self, session)
 

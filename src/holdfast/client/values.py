@@ -39,7 +39,10 @@ Keep = int | Literal["heard", "all", "none"]
 
 
 class Sampling(TypedDict, total=False):
-    """How a turn is generated; what is left out is as the model's makers suggest."""
+    """Sampling fields of the server's declaration that have a type here; others are sent as they are given.
+
+    Fields left out are the checkpoint's defaults.
+    """
 
     max_tokens: int
     min_tokens: int
