@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -17,7 +18,16 @@ from holdfast.engine.sampling import Sampling
 from holdfast.server.dialects.refused import FIELDS
 from holdfast.server.dialects.requests import make_body, refuse_unbuilt
 from holdfast.server.dialects.table import Absent, Elsewhere, FieldTable, Row, same
-from holdfast.server.dialects.tables import CHAT, COMPLETIONS, DIALECTS, GENERATE, REALTIME, SESSIONS, Dialect
+from holdfast.server.dialects.tables import (
+    CHAT,
+    COMPLETIONS,
+    DIALECTS,
+    GENERATE,
+    REALTIME,
+    SESSIONS,
+    Dialect,
+    Unknown,
+)
 from holdfast.server.dialects.turn_options import TurnOptions
 from holdfast.server.http.bodies import decode_json
 from holdfast.server.http.problems import Problem
@@ -137,6 +147,18 @@ def assert_told(dialect: Dialect, table: FieldTable[Any], entry: Elsewhere) -> N
     assert (caught.value.param, caught.value.message.split()[0]) == (entry.name, entry.name)
 
 
+@pytest.mark.parametrize("dialect", DIALECTS, ids=names)
+def test_unknown_fields_are_ignored_or_refused_as_the_dialect_says(dialect: Dialect) -> None:
+    for table in (dialect.sampling, dialect.turn):
+        unknown = place(table.prefix, "no_such_field", [1])
+        if dialect.unknown is Unknown.IGNORED:
+            decoded(dialect, unknown, table.prefix)
+        else:
+            with pytest.raises(Problem) as caught:
+                decoded(dialect, unknown, table.prefix)
+            assert caught.value.param == f"{table.prefix}no_such_field"
+
+
 def test_null_is_as_good_as_left_out_where_the_dialect_says_so() -> None:
     for dialect in DIALECTS:
         for table in (dialect.sampling, dialect.turn):
@@ -178,6 +200,41 @@ def described_parts(shown: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield shown
     for part in shown.get("anyOf", ()):
         yield from described_parts(part)
+
+
+# --- the documentation ----------------------------------------------------------------------------
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "request-fields.md"
+BEGIN, END = "<!-- fields:begin -->", "<!-- fields:end -->"
+SHOWN = (CHAT, COMPLETIONS, GENERATE, SESSIONS, REALTIME)
+
+
+def entry_shown(table: FieldTable[Any], field: Declared) -> str:
+    """A field in one dialect: its name there, and the default where it is the dialect's own."""
+    parts = []
+    for entry in table.entries:
+        if entry.field == field.name and isinstance(entry, Row):
+            switch = f" with `{entry.switch}`" if entry.switch else ""
+            default = "" if entry.default is DEFAULT else f" ({entry.default})"
+            parts.append(f"`{table.prefix}{entry.written}`{switch}{default}")
+        elif entry.field == field.name and isinstance(entry, Elsewhere):
+            parts.append(f"`{entry.name}`")
+    return ", ".join(parts) or "-"
+
+
+def drawn() -> str:
+    """The table of fields and dialects."""
+    head = ["field", *(dialect.name for dialect in SHOWN), "meaning"]
+    lines = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |"]
+    for field in DECLARED:
+        cells = [entry_shown(table_of(dialect, field), field) for dialect in SHOWN]
+        lines.append(f"| {' | '.join([f'`{field.name}`', *cells, field.meaning])} |")
+    return "\n".join(lines)
+
+
+def test_the_documentation_shows_every_field_in_every_dialect() -> None:
+    shown = DOCUMENT.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+    assert shown == drawn(), "paste this between the marks:\n" + drawn()
 
 
 # --- a field that is added ------------------------------------------------------------------------

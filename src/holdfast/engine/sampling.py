@@ -105,7 +105,7 @@ class Sampling:
         "temperature, penalties and bias.",
     )
     prompt_logprobs: int | None = declared(
-        None, Bound(0, LOGPROBS_MAX), "The same for the tokens of the prompt."
+        None, Bound(0, LOGPROBS_MAX), "Report log-probabilities of the prompt's tokens in the same way."
     )
     skip_special_tokens: bool = declared(True, None, "Leave special tokens out of the text.")
     keep_stop: bool = declared(False, None, "Keep the stop string in the text.")
