@@ -13,6 +13,7 @@ from msgspec import inspect
 from holdfast.cli.options import SAMPLING_OPTIONS
 from holdfast.client import BadRequest, Client
 from holdfast.client import Sampling as ClientSampling
+from holdfast.client.values import TurnOptions as ClientTurnOptions
 from holdfast.engine.fields import Bound, Declared, declarations, declared
 from holdfast.engine.sampling import Sampling
 from holdfast.server.dialects.refused import FIELDS
@@ -319,6 +320,10 @@ def test_the_client_names_declared_fields_with_their_types() -> None:
     assert hints.keys() == kinds.keys() - UNTYPED
     for name, hint in hints.items():
         assert hint == kinds[name].kind
+    options = declarations(TurnOptions)
+    assert get_type_hints(ClientTurnOptions) == {
+        name: each.kind | None if each.optional else each.kind for name, each in options.items()
+    }
 
 
 def test_what_the_client_has_no_name_for_is_refused_by_the_server(echo: Server) -> None:

@@ -22,6 +22,8 @@ __all__ = [
     "Sampling",
     "SessionView",
     "Timing",
+    "TurnFields",
+    "TurnOptions",
     "TurnResult",
     "Usage",
 ]
@@ -58,6 +60,18 @@ class Sampling(TypedDict, total=False):
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
+
+
+class TurnOptions(TypedDict, total=False):
+    """Turn options of the server's declaration."""
+
+    on_abort: Literal["rollback", "keep"]
+    timeout: float | None
+    append_history: bool
+
+
+class TurnFields(Sampling, TurnOptions, total=False):
+    """All fields of a turn besides its input and its id."""
 
 
 @dataclass(frozen=True, slots=True)
