@@ -136,6 +136,7 @@ def assert_refused(dialect: Dialect, table: FieldTable[Any], absent: Absent) -> 
         with pytest.raises(Problem) as caught:
             refuse_unbuilt(decoded(dialect, asking, table.prefix), table.prefix)
         assert (caught.value.status, caught.value.param) == (400, table.prefix + name)
+        assert name != absent.field or caught.value.message == f"{table.prefix}{name}: {absent.reason}"
     assert set(absent.names) <= set(FIELDS)
 
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["FIELDS", "MESSAGE_FIELDS", "Values", "why_unknown"]
+__all__ = ["FIELDS", "MESSAGE_FIELDS", "NOT_BUILT", "Values"]
 
 Values = tuple[Any, ...]
+
+NOT_BUILT = "is not supported yet"
 
 OFF: Values = (False, "", [], {})
 """Values that ask for nothing wherever a field is off by default."""
@@ -170,8 +172,3 @@ MESSAGE_FIELDS: dict[str, Values] = {
     "partial": OFF,
 }
 """Fields of a message, in the same way."""
-
-
-def why_unknown(name: str) -> str:
-    """What to say of a field that a dialect refuses because it does not know it."""
-    return "is not supported yet" if name in FIELDS or name in MESSAGE_FIELDS else "there is no such field"

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar, cast, get_args, get_origin
 
 import msgspec
 
-from holdfast.server.dialects.refused import FIELDS, Values
+from holdfast.server.dialects.refused import FIELDS, NOT_BUILT, Values
 from holdfast.server.dialects.table import FieldTable
 from holdfast.server.http.problems import bad_field
 
@@ -28,9 +28,10 @@ T = TypeVar("T", bound=msgspec.Struct)
 class _Refusals:
     """The refused fields of one kind of body."""
 
-    def __init__(self, fields: Mapping[str, Values]) -> None:
-        assert len(fields) > 1, "one name makes no tuple"
+    def __init__(self, fields: Mapping[str, Values], reasons: Mapping[str, str]) -> None:
+        assert len(fields) > 1, "attrgetter makes no tuple of one name"
         self._fields = fields
+        self._reasons = reasons
         self._values_of = attrgetter(*fields)
 
     def check(self, body: msgspec.Struct, prefix: str) -> None:
@@ -40,7 +41,8 @@ class _Refusals:
             return
         for (name, allowed), value in zip(self._fields.items(), given, strict=True):
             if value is not None and not any(type(value) is type(one) and value == one for one in allowed):
-                raise bad_field(f"{prefix}{name}", "is not supported yet", "unsupported")
+                reason = self._reasons.get(name, NOT_BUILT)
+                raise bad_field(f"{prefix}{name}", reason, "unsupported")
 
 
 _refusals: dict[type[msgspec.Struct], _Refusals] = {}
@@ -72,14 +74,14 @@ def make_body(
     described = _extended(kind, fields + [_nested(kind, name, inner[name].described) for name in inner])
     if kind.__struct_config__.forbid_unknown_fields:
         return Body(described, described)
-    absent = {
-        entry.field: (table.declared[entry.field].default,) for table in tables for entry in table.absent
-    }
+    entries = [(table, entry) for table in tables for entry in table.absent]
+    absent = {entry.field: (table.declared[entry.field].default,) for table, entry in entries}
+    reasons = {entry.field: entry.reason for _, entry in entries}
     names = {*kind.__struct_fields__, *(field[0] for field in fields)}
     unbuilt = {name: values for name, values in {**absent, **refused, **allowed}.items() if name not in names}
     hidden: list[Any] = [(name, Any, None) for name in unbuilt]
     read = _extended(described, hidden + [_nested(kind, name, inner[name].read) for name in inner])
-    _refusals[read] = _Refusals(unbuilt)
+    _refusals[read] = _Refusals(unbuilt, reasons)
     return Body(described, read)
 
 

@@ -68,10 +68,10 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A declared field that the dialect does not have, with the reason.
+    """A declared field that the dialect does not have, and the reason that clients are told.
 
-    Dialects that ignore unknown fields refuse it under its declared name; `names` are what clients of the
-    dialect call it, if anything: they stand in the table of refused fields.
+    Dialects that ignore unknown fields refuse it under its declared name, too. `names` are other names of it
+    in the table of refused fields.
     """
 
     field: str

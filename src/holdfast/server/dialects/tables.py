@@ -11,6 +11,7 @@ from enum import Enum
 
 from holdfast.engine.fields import INTEGER_MAX, Bound
 from holdfast.engine.sampling import Sampling
+from holdfast.server.dialects.refused import FIELDS, MESSAGE_FIELDS, NOT_BUILT
 from holdfast.server.dialects.table import Absent, Elsewhere, Entry, FieldTable, Row, same
 from holdfast.server.dialects.turn_options import TurnOptions
 
@@ -25,6 +26,7 @@ __all__ = [
     "TOP_LOGPROBS_MAX",
     "Dialect",
     "Unknown",
+    "why_unknown",
 ]
 
 TOP_LOGPROBS_MAX = 20
@@ -52,7 +54,7 @@ class Dialect:
 
 
 _FEW_LOGPROBS = Bound(0, TOP_LOGPROBS_MAX)
-_NO_REPEAT = "only chat messages can repeat a history"
+_NO_MESSAGES = "is not supported here: the input is not messages"
 
 
 # --- OpenAI ---------------------------------------------------------------------------------------
@@ -61,8 +63,8 @@ _OPENAI_SAMPLING: tuple[Entry, ...] = (
     *same("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
     *same("frequency_penalty", "presence_penalty", "logit_bias", "seed", "stop", "stop_token_ids"),
     *same("ignore_eos", "n", "skip_special_tokens"),
-    Absent("prompt_logprobs", "not built", ("prompt_logprobs",)),
-    Absent("keep_stop", "not built", ("include_stop_str_in_output", "no_stop_trim")),
+    Absent("prompt_logprobs", NOT_BUILT),
+    Absent("keep_stop", NOT_BUILT, ("include_stop_str_in_output", "no_stop_trim")),
 )
 
 CHAT = Dialect(
@@ -94,7 +96,7 @@ COMPLETIONS = Dialect(
     FieldTable(
         TurnOptions,
         "CompletionBody",
-        (*same("on_abort", "timeout"), Absent("append_history", _NO_REPEAT)),
+        (*same("on_abort", "timeout"), Absent("append_history", _NO_MESSAGES)),
         nullable=True,
     ),
     Unknown.IGNORED,
@@ -140,8 +142,8 @@ GENERATE = Dialect(
         "GenerateBody",
         (
             *same("timeout"),
-            Absent("on_abort", "a request whose client leaves is rolled back"),
-            Absent("append_history", _NO_REPEAT),
+            Absent("on_abort", "is not supported here: a request is rolled back when its client disconnects"),
+            Absent("append_history", _NO_MESSAGES),
         ),
         nullable=True,
     ),
@@ -158,9 +160,9 @@ _SESSION_SAMPLING = FieldTable(
         *same("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
         *same("frequency_penalty", "presence_penalty", "logit_bias", "seed", "stop", "stop_token_ids"),
         *same("ignore_eos", "logprobs", "skip_special_tokens"),
-        Absent("n", "a session has one history; fork it for another choice"),
-        Absent("prompt_logprobs", "not built"),
-        Absent("keep_stop", "not built"),
+        Absent("n", "is not supported here: a session has one history; fork it for more choices"),
+        Absent("prompt_logprobs", NOT_BUILT),
+        Absent("keep_stop", NOT_BUILT),
     ),
     prefix="sampling.",
     nullable=False,
@@ -180,10 +182,21 @@ REALTIME = Dialect(
     FieldTable(
         TurnOptions,
         "CommitMessage",
-        (*same("on_abort", "timeout"), Absent("append_history", "input is text or token ids, not messages")),
+        (*same("on_abort", "timeout"), Absent("append_history", _NO_MESSAGES)),
         nullable=False,
     ),
     Unknown.REFUSED,
 )
 
 DIALECTS = (SESSIONS, REALTIME, CHAT, COMPLETIONS, GENERATE)
+
+
+def why_unknown(path: str) -> str:
+    """Why a dialect that refuses unknown fields refuses this one."""
+    for dialect in DIALECTS:
+        for table in (dialect.sampling, dialect.turn):
+            for entry in table.absent if dialect.unknown is Unknown.REFUSED else ():
+                if table.prefix + entry.field == path:
+                    return entry.reason
+    name = path.rpartition(".")[2]
+    return NOT_BUILT if name in FIELDS or name in MESSAGE_FIELDS else "there is no such field"

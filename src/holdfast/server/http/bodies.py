@@ -17,7 +17,7 @@ from msgspec import inspect
 from starlette.requests import ClientDisconnect, Request
 
 from holdfast.server import limits
-from holdfast.server.dialects.refused import why_unknown
+from holdfast.server.dialects.tables import why_unknown
 from holdfast.server.http.problems import Problem
 from holdfast.server.limits import Room
 
@@ -137,8 +137,8 @@ def _wrong_field(text: str, kind: Any) -> Problem:
         found = pattern.match(problem)
         if found is not None:
             inner = found["name"][:NAME_CHARACTERS_MAX]
-            problem = why_unknown(inner) if pattern is _UNKNOWN else "this field is required"
             path = f"{path}.{inner}" if path else inner
+            problem = why_unknown(path) if pattern is _UNKNOWN else "this field is required"
     if _VALUE.match(problem):
         allowed = ", ".join(map(str, _allowed(kind, path)))
         problem = f"must be one of {allowed}" if allowed else "this value is not allowed"
