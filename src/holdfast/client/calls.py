@@ -269,9 +269,9 @@ def _object(answer: bytes) -> Body:
     try:
         body = json.loads(answer)
     except ValueError as error:
-        raise ProtocolError("the answer is no JSON; is the address that of a Holdfast server?") from error
+        raise ProtocolError("the answer is not JSON; is this the URL of a Holdfast server?") from error
     if not isinstance(body, dict):
-        raise ProtocolError("the answer is no JSON object; is the address that of a Holdfast server?")
+        raise ProtocolError("the answer is not a JSON object; is this the URL of a Holdfast server?")
     return body
 
 
@@ -279,7 +279,7 @@ def _listed(answer: bytes, name: str) -> list[Body]:
     """The objects that an answer lists under a name."""
     listed = _object(answer).get(name)
     if not isinstance(listed, list) or not all(isinstance(body, dict) for body in listed):
-        raise ProtocolError(f"the answer lists no {name}; is the address that of a Holdfast server?")
+        raise ProtocolError(f"the answer has no list of {name}; is this the URL of a Holdfast server?")
     return listed
 
 
@@ -305,4 +305,4 @@ def _figures(page: bytes) -> dict[str, float]:
     try:
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
     except ValueError as error:
-        raise ProtocolError("the page of metrics is not understood") from error
+        raise ProtocolError("cannot read the metrics page") from error

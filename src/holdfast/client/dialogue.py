@@ -118,7 +118,7 @@ class Dialogue:
         """Cut into a turn; without a name, into the one that speaks."""
         named = turn_id or self.turn_id
         if named is None:
-            raise BadArgument("no turn has spoken yet: there is nothing to interrupt")
+            raise BadArgument("no turn has started: there is nothing to interrupt")
         heard = self.heard if named == self.turn_id else None
         return {"type": "response.interrupt", "turn_id": named, **calls.keep_fields(keep, heard)}
 
@@ -147,7 +147,7 @@ class Dialogue:
             body: Any = json.loads(message)
             event = RealtimeEvent(str(body["type"]), body.get("seq"), body)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ProtocolError(f"a realtime message is not understood: {error!r}") from error
+            raise ProtocolError(f"cannot read a realtime message: {error!r}") from error
         if event.seq is not None and event.type != "session.opened":
             if self.last_seq is not None and event.seq <= self.last_seq:
                 return None

@@ -54,8 +54,8 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """One declared field. `kind` is its type without None; `plain` is its value where nobody says anything,
-    neither the request nor the checkpoint."""
+    """One declared field. `kind` is its type without None; `plain` is the value if neither the request nor
+    the checkpoint gives one."""
 
     name: str
     kind: Any

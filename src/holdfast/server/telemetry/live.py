@@ -1,7 +1,7 @@
 """Live memory maps: snapshots of all pools ten times a second while there are viewers, sent as differences.
 
 One object in the API process polls the engine while there are viewers, and takes a report and health figures
-once a second. A viewer gets the difference to its last map, so a slow one gets fewer maps and delays nobody.
+once a second. A viewer gets the difference to its last map, so a slow one gets fewer maps.
 
 Only the admin sees other tenants. A tenant's map has its own units first, in memory order; then a rounded
 number of units of others (`coarse`), without owner and place; the rest is shown as free.
