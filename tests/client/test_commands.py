@@ -173,7 +173,7 @@ def test_errors_are_one_clear_line(arguments: list[str], said: str, tmp_path: Pa
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-CHAT_TALKS = "--url talks to the model of a server"
+CHAT_TALKS = "--url uses the model of a server"
 
 
 @pytest.mark.parametrize(
@@ -269,11 +269,11 @@ def test_a_model_on_the_line_goes_before_a_server_in_the_environment() -> None:
         (["--model", "nowhere", "--port", "0"], "there is no model 'nowhere'"),
         (
             ["echo", "--port", "{taken}"],
-            "--port {taken} on 127.0.0.1 cannot be used: Address already in use; ",
+            "--port {taken} on 127.0.0.1 is not available: Address already in use; ",
         ),
         (
             ["echo", "--host", "192.0.2.1", "--allow-anonymous"],
-            "--host 192.0.2.1 is no address of this machine",
+            "--host 192.0.2.1 is not an address of this machine",
         ),
         (["echo", "--journal", "/proc/none/journal", "--port", "0"], "--journal cannot be used: "),
         (["echo", "--disk", "/proc/none", "--port", "0"], "--disk cannot be used: "),

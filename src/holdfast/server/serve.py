@@ -155,7 +155,8 @@ class Serving:
             host, port = self.options.host, self.options.port
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
                 raise OptionError(
-                    "port", f"cannot bind {port} on {host}: {error.strerror}; choose another, or 0 for any"
+                    "port",
+                    f"{port} on {host} is not available: {error.strerror}; choose another, or 0 for any",
                 ) from error
             raise OptionError(
                 "host",
