@@ -156,7 +156,7 @@ class Serving:
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
                 raise OptionError(
                     "port",
-                    f"{port} on {host} is not available: {error.strerror}; choose another, or 0 for any",
+                    f"{port} on {host} is not available: {error.strerror}; choose another, or 0",
                 ) from error
             raise OptionError(
                 "host",
