@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.chat import PLEASANT
-from holdfast.cli.chat_local import pleasantly
+from holdfast.cli.chat_local import chat_sampling
 from holdfast.client import Client
 from holdfast.engine.sampling import Sampling
 from holdfast.models.generation import GenerationDefaults
@@ -52,7 +51,7 @@ def test_chat_goes_on_after_bytes_that_are_no_text(url: str, encoding: str) -> N
     )  # fmt: skip
     shown = told.stdout.decode()
     assert (told.returncode, told.stderr) == (0, b"")
-    assert shown.count("that is no text in the encoding of this terminal") == 2
+    assert shown.count("the input is not valid text in this terminal's encoding") == 2
     assert len(re.findall(COST, shown)) == 1
 
 
@@ -78,7 +77,7 @@ def test_chat_with_a_server(client: Client, url: str) -> None:
         terminal.until("2> $")
         assert len(client.sessions()) == 2
         terminal.type("/rewind 9\n")
-        terminal.until("there are 1 turns to take back")
+        terminal.until("the conversation has only 1 turn")
         terminal.until("2> $")
         terminal.type("/quit\n")
         assert terminal.end()[0] == 0
@@ -144,9 +143,9 @@ def test_sampling_is_pleasant_where_the_model_suggests_none(
 
 def test_sampling_is_pleasant_in_this_process_too() -> None:
     silent = GenerationDefaults((2,), repetition_penalty=1.1)
-    chosen = pleasantly(Sampling(top_p=0.5), silent, PLEASANT)
+    chosen = chat_sampling(Sampling(top_p=0.5), silent)
     assert (chosen.temperature, chosen.top_p) == (0.2, 0.5)
-    told = pleasantly(Sampling(), GenerationDefaults((2,), top_k=5), PLEASANT)
+    told = chat_sampling(Sampling(), GenerationDefaults((2,), top_k=5))
     assert (told.temperature, told.top_p) == (None, None)
 
 
@@ -177,7 +176,7 @@ def test_errors_are_one_clear_line(arguments: list[str], said: str, tmp_path: Pa
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-CHAT_TALKS = "--url talks to the model of a server"
+CHAT_TALKS = "--url uses the model of a server"
 
 
 @pytest.mark.parametrize(
@@ -189,9 +188,9 @@ CHAT_TALKS = "--url talks to the model of a server"
         (["chat", "--model", "m", "--url", "http://x"], CHAT_TALKS),
         (["top", "--url", "ftp://x"], "the address of a server begins with http"),
         (["chat", "echo", "--temperature", "-1"], "--temperature must be between 0.0 and 100.0"),
-        (["chat", "echo", "--top-p", "7"], "--top-p must be between 0.0 and 1.0"),
+        (["chat", "echo", "--top-p", "7"], "--top-p must be more than 0.0 and at most 1.0"),
         (["chat", "--url", NOBODY, "--temperature", "-1"], "--temperature must be between 0.0 and 100.0"),
-        (["chat", "--url", NOBODY, "--top-p", "7"], "--top-p must be between 0.0 and 1.0"),
+        (["chat", "--url", NOBODY, "--top-p", "7"], "--top-p must be more than 0.0 and at most 1.0"),
         (["chat", "--url", NOBODY, "--max-tokens", "0"], "--max-tokens must be between 1 and"),
         (["chat", "nowhere", "--device", "tpu"], "--device must be one of auto, cpu, cuda, not 'tpu'"),
         (["chat", "nowhere", "--device", "cuda:99"], "--device cuda:99 cannot be used: torch finds "),
@@ -273,11 +272,11 @@ def test_a_model_on_the_line_goes_before_a_server_in_the_environment() -> None:
         (["--model", "nowhere", "--port", "0"], "there is no model 'nowhere'"),
         (
             ["echo", "--port", "{taken}"],
-            "--port {taken} on 127.0.0.1 cannot be used: Address already in use; ",
+            "--port {taken} on 127.0.0.1 is not available: Address already in use; ",
         ),
         (
             ["echo", "--host", "192.0.2.1", "--allow-anonymous"],
-            "--host 192.0.2.1 is no address of this machine",
+            "--host 192.0.2.1 is not an address of this machine",
         ),
         (["echo", "--journal", "/proc/none/journal", "--port", "0"], "--journal cannot be used: "),
         (["echo", "--disk", "/proc/none", "--port", "0"], "--disk cannot be used: "),
@@ -285,7 +284,10 @@ def test_a_model_on_the_line_goes_before_a_server_in_the_environment() -> None:
             ["{folder}", "--device", "tpu", "--port", "0"],
             "--device must be one of auto, cpu, cuda, not 'tpu'",
         ),
-        (["echo", "--host", "0.0.0.0"], "--host 0.0.0.0 lets other machines in, and there are no keys"),
+        (
+            ["echo", "--host", "0.0.0.0"],
+            "--host 0.0.0.0 is reachable from other machines, and there are no keys",
+        ),
         (["echo", "--durability", "fsync"], "--durability means nothing without --journal"),
         (["echo", "--page-size", "300"], "--page-size must be at most 256, not 300"),
         (["echo", "--journal", ""], "--journal must name a file, not ''"),

@@ -255,7 +255,7 @@ def test_what_json_cannot_hold_is_refused_and_not_sent(value: object) -> None:
     dialogue = Dialogue("s-1")
     dialogue.append("hello")
     with pytest.raises(BadArgument, match="cannot be sent"):
-        dialogue.commit(None, "after", "rollback", {"stop": value})  # type: ignore[typeddict-item]
+        dialogue.commit(None, "after", {"stop": value})  # type: ignore[typeddict-item]
     assert len(dialogue.pending) == 1, "it would be said again with every new connection"
 
 
@@ -267,13 +267,14 @@ def test_who_is_closed_says_so() -> None:
 
 
 def test_calls_carry_ids_and_leave_open_what_was_not_said() -> None:
-    turn = calls.start_turn("s/1", "hi", {}, turn_id=None, on_abort="keep", timeout=None)
+    turn = calls.start_turn("s/1", "hi", {"on_abort": "keep", "timeout": None}, turn_id=None)
     assert turn.path == "/v1/sessions/s%2F1/turns"
     assert turn.body is not None
     assert turn.body.pop("turn_id").startswith("t-")
     assert turn.body == {"input": "hi", "sampling": {}, "stream": True, "on_abort": "keep"}
-    turn = calls.start_turn("s", "hi", {}, turn_id=None, on_abort="keep", timeout=None, append_history=True)
+    turn = calls.start_turn("s", "hi", {"append_history": True, "timeout": 2.5, "seed": 1}, turn_id=None)
     assert turn.body is not None and turn.body["append_history"] is True
+    assert (turn.body["timeout"], turn.body["sampling"]) == (2.5, {"seed": 1})
     opened = calls.open_session(None, None, None, None)
     assert opened.body is not None
     assert opened.body.keys() == {"id"}
@@ -319,7 +320,7 @@ def test_a_rewind_that_nobody_answered_is_said_again_and_heard_once() -> None:
     assert dialogue.pending == [rewind, fork]
     assert dialogue.hear(said("session.forked", 2, request_id=fork["request_id"])) is not None
     assert dialogue.pending == [rewind], "what others asked for answers nothing else"
-    append, commit = dialogue.append("hello"), dialogue.commit("t-1", "after", "keep", {})
+    append, commit = dialogue.append("hello"), dialogue.commit("t-1", "after", {"on_abort": "keep"})
     assert dialogue.catching_up() == [dialogue.opening(), rewind, append, commit]
     # The first answer had been on its way; the second one says nothing new.
     assert dialogue.hear(said("session.rewound", 3, request_id=rewind["request_id"])) is not None
@@ -332,7 +333,7 @@ def test_a_rewind_that_nobody_answered_is_said_again_and_heard_once() -> None:
     again = dialogue.rewind(1)
     assert dialogue.hear(said("error", 6, error=error, request_id=refused["request_id"])) is not None
     assert dialogue.pending == [append, commit, again]
-    late = dialogue.commit("t-2", "after", "keep", {})
+    late = dialogue.commit("t-2", "after", {"on_abort": "keep"})
     assert dialogue.hear(said("error", 7, error=error, turn_id="t-2")) is not None
     assert dialogue.pending == [again] and late not in dialogue.pending, "the rewind has yet to be answered"
 
@@ -340,7 +341,10 @@ def test_a_rewind_that_nobody_answered_is_said_again_and_heard_once() -> None:
 def test_a_dialogue_remembers_what_to_say_again() -> None:
     dialogue = Dialogue("s-1")
     assert dialogue.opening() == {"type": "session.open", "id": "s-1"}
-    append, commit = dialogue.append("hello"), dialogue.commit("t-1", "after", "keep", {"max_tokens": 3})
+    append, commit = (
+        dialogue.append("hello"),
+        dialogue.commit("t-1", "after", {"on_abort": "keep", "max_tokens": 3}),
+    )
     assert (commit["sampling"], commit["on_abort"]) == ({"max_tokens": 3}, "keep")
     more = dialogue.append([4, 5])
     assert more == {"type": "input.append", "token_ids": [4, 5]}

@@ -53,7 +53,7 @@ def test_an_interrupted_conversation_goes_on(directories: dict[str, Path], famil
         assert more > 0
         terminal.until(PROMPT)
         terminal.type("/rewind 3\n")
-        terminal.until("there are 2 turns to take back")
+        terminal.until("the conversation has only 2 turns")
         terminal.until(PROMPT)
         terminal.type("/rewind\n")
         terminal.until("1 turns remain")
@@ -78,7 +78,7 @@ def test_answers_that_end_by_themselves(directories: dict[str, Path]) -> None:
         assert again < computed
         terminal.until(PROMPT)
         terminal.type("/nonsense\n")
-        terminal.until("/nonsense is not understood")
+        terminal.until("unknown command /nonsense")
         terminal.until(PROMPT)
         terminal.type("/help\n")
         terminal.until("/rewind N")

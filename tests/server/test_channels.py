@@ -12,7 +12,7 @@ from holdfast.server.routes.realtime_channel import Channel, Channels
 from holdfast.server.routes.realtime_outbox import BYTES_LOW, Outbox
 from holdfast.server.seeds import Seeds
 from holdfast.server.service import Service
-from holdfast.server.sessions import SessionRecord
+from holdfast.server.sessions import SessionRecord, SessionTable
 
 CONNECTIONS = 12
 KEPT = 4
@@ -34,7 +34,7 @@ def few_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def new_channels() -> Channels:
-    service: Any = SimpleNamespace(table=SimpleNamespace(on_removed=None))
+    service: Any = SimpleNamespace(table=SessionTable())
     return Channels(cast(Service, service))
 
 

@@ -11,8 +11,8 @@ import sys
 import httpx
 import pytest
 
+from holdfast.server.http.body_memory import BodyMemory
 from holdfast.server.http.connections import DESCRIPTORS_RESERVED, Connections, HttpConnection
-from holdfast.server.http.intake import Intake
 from holdfast.server.http.problems import Problem
 from tests.server.conftest import Serve
 from tests.server.raw import connected, rest, status
@@ -98,22 +98,22 @@ def test_bytes_that_trickle_in_do_not_move_a_deadline(serve: Serve) -> None:
 class Fake:
     """A connection, as far as others can tell."""
 
-    def __init__(self, let_in: bool = False) -> None:
-        self.let_in = let_in
+    def __init__(self, authenticated: bool = False) -> None:
+        self.authenticated = authenticated
         self.closed = 0
 
     def close(self) -> None:
         self.closed += 1
 
 
-def fake(let_in: bool = False) -> HttpConnection:
-    return Fake(let_in)  # type: ignore[return-value]
+def fake(authenticated: bool = False) -> HttpConnection:
+    return Fake(authenticated)  # type: ignore[return-value]
 
 
 def test_of_too_many_strangers_the_oldest_is_closed() -> None:
     crowd = Connections(1.0, 1.0, descriptors_max=400)
-    assert crowd.strangers_max == 100
-    known = [fake(let_in=True) for _ in range(10)]
+    assert crowd.unauthenticated_max == 100
+    known = [fake(authenticated=True) for _ in range(10)]
     strangers = [fake() for _ in range(150)]
     for number, each in enumerate([*known, *strangers]):
         assert crowd.enter(each, 10 + number % 200)
@@ -121,7 +121,7 @@ def test_of_too_many_strangers_the_oldest_is_closed() -> None:
     assert [each.closed for each in strangers] == [1] * 50 + [0] * 100  # type: ignore[attr-defined]
     for each in strangers:
         crowd.leave(each)
-    assert not crowd.strangers
+    assert not crowd.unauthenticated
 
 
 def test_when_descriptors_run_short_new_connections_are_refused_and_one_line_says_so(
@@ -190,7 +190,7 @@ def test_the_soft_limit_of_descriptors_is_raised() -> None:
 
 
 def test_bytes_of_bodies_are_bounded_for_all_and_for_each() -> None:
-    intake = Intake(100, 60)
+    intake = BodyMemory(100, 60)
     intake.take("a", 60)
     for tenant, count in (("a", 1), ("b", 41)):
         with pytest.raises(Problem) as refused:

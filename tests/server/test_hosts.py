@@ -9,8 +9,8 @@ from websockets.sync.client import connect
 
 from holdfast.engine.options import OptionError
 from holdfast.server.app import all_routes
-from holdfast.server.http.gate import GET_WITH_EFFECTS
 from holdfast.server.http.hosts import Hosts, foreign_page
+from holdfast.server.http.middleware import GET_WITH_EFFECTS
 from holdfast.server.http.problems import Problem
 from holdfast.server.options import ServerOptions
 from tests.server.conftest import Serve

@@ -78,4 +78,4 @@ def test_one_key_does_not_lock_out_another(serve: Serve, tmp_path: Path) -> None
     opened = [server.post("/v1/sessions", {}, headers=ann).status_code for _ in range(4)]
     assert opened == [201, 201, 429, 429]
     assert server.post("/v1/sessions", {}, headers=bob).status_code == 201
-    assert sum("others can read the file of keys" in line for line in server.lines) == 1
+    assert sum("key file is readable by other users" in line for line in server.lines) == 1

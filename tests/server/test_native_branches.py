@@ -3,14 +3,14 @@
 import pytest
 
 from holdfast.core.errors import TurnExists
-from holdfast.server.http.problems import STATUS_OF_CODE
-from holdfast.server.routes.sglang_branches import (
+from holdfast.server.branching import (
     BadOffset,
     BranchingSession,
     RequestRunning,
     SessionFull,
     UnknownRequest,
 )
+from holdfast.server.http.problems import STATUS_OF_CODE
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import msgspec
 import openai
 import pytest
 
-from holdfast.server.routes.openai import ChatBody, CommonBody, CompletionBody
+from holdfast.server.routes.openai import CHAT_BODY, COMPLETION_BODY, CommonBody
 from tests.server.serving import Server
 
 
@@ -168,8 +168,8 @@ def test_null_is_as_good_as_a_field_left_out(client: openai.OpenAI, echo: Server
     written = client.completions.create(model="echo", prompt="abc", echo=None, stream=None)
     assert written.choices[0].text == "abc"
     bodies: dict[str, tuple[type[CommonBody], dict[str, Any]]] = {
-        "/v1/completions": (CompletionBody, {"prompt": "abc"}),
-        "/v1/chat/completions": (ChatBody, {"messages": [{"role": "user", "content": "abc"}]}),
+        "/v1/completions": (COMPLETION_BODY.described, {"prompt": "abc"}),
+        "/v1/chat/completions": (CHAT_BODY.described, {"messages": [{"role": "user", "content": "abc"}]}),
     }
     for path, (kind, given) in bodies.items():
         optional = [field.name for field in msgspec.structs.fields(kind) if field.name not in given]

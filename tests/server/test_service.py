@@ -15,12 +15,13 @@ from holdfast.server.http.problems import Problem
 from holdfast.server.link import wire
 from holdfast.server.link.worker import model_facts, vocabulary_of
 from holdfast.server.options import ServerOptions
+from holdfast.server.routes.sglang_body import GENERATE_BODY
 from holdfast.server.routes.sglang_call import Call
-from holdfast.server.routes.sglang_format import GenerateBody
 from holdfast.server.routes.sglang_sessions import Native
-from holdfast.server.service import Input, Service
+from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord
 from holdfast.server.telemetry.metrics import Metrics
+from holdfast.server.turn_request import Input
 
 ANN = Caller("ann", admin=False)
 VIEW = wire.SessionView("ann/s", 0, None, 0)
@@ -229,10 +230,10 @@ def test_a_request_whose_ordinary_session_is_closed_as_it_is_started_is_ended() 
         engine.service.engine_ready(wire.Ready(facts, vocabulary_of(loop.setup.tokenizer), []))
         native = Native(engine.service)
         native.open(ANN, "o", None)
-        branches = native.find("ann", "o")
+        branches = native.ordinary.find("ann", "o")
         assert branches is not None
         body = {"input_ids": [1, 2, 3], "rid": "r", "session_params": {"id": "o"}}
-        call = Call(native, ANN, msgspec.convert(body, GenerateBody))
+        call = Call(native, ANN, msgspec.convert(body, GENERATE_BODY.read))
         task = await engine.until_asked(call.start())
         started = engine.asked[-1]
         native.close(branches)

@@ -7,13 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast.engine.sampling import Sampling
 from holdfast.server.http.problems import Problem
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import TurnFeed
+from holdfast.server.routes.sglang_body import GENERATE_BODY
 from holdfast.server.routes.sglang_call import Call
-from holdfast.server.routes.sglang_format import GenerateBody
 from holdfast.server.routes.sglang_sessions import Native
-from holdfast.server.service import Input, TurnAsked, make_sampling
+from holdfast.server.turn_request import Input, TurnAsked
 from tests.server.standing_in import ANN, EchoEngine
 
 PROMPTS, CHOICES = 3, 4
@@ -31,7 +32,7 @@ def with_echo(story: Callable[[EchoEngine], Awaitable[None]]) -> None:
 
 
 def asked() -> list[TurnAsked]:
-    sampling = make_sampling(n=CHOICES, max_tokens=5)
+    sampling = Sampling(n=CHOICES, max_tokens=5)
     return [TurnAsked(Input(text=f"prompt {number}"), sampling, f"r-{number}") for number in range(PROMPTS)]
 
 
@@ -62,7 +63,7 @@ def test_all_turns_of_a_request_are_sent_before_the_first_is_answered() -> None:
 def test_all_prompts_of_a_native_call_are_sent_before_the_first_is_answered() -> None:
     async def story(engine: EchoEngine) -> None:
         body = {"text": [f"prompt {n}" for n in range(PROMPTS)], "sampling_params": {"n": CHOICES}}
-        call = Call(Native(engine.service), ANN, msgspec.convert(body, GenerateBody))
+        call = Call(Native(engine.service), ANN, msgspec.convert(body, GENERATE_BODY.read))
         task = asyncio.create_task(call.start())
         sent = await all_asked(engine, PROMPTS * CHOICES, task)
         assert len(sent) == PROMPTS * CHOICES

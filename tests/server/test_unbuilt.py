@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.server.unbuilt import FIELDS, MESSAGE_FIELDS
+from holdfast.server.dialects.refused import FIELDS, MESSAGE_FIELDS
 from tests.server.bad_values import JSON, SECRET
 from tests.server.serving import Server
 from tests.server.talking import Talk

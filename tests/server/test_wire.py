@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.engine.sampling import Sampling
 from holdfast.server.link import wire
-from holdfast.server.service import _wire_sampling
+from holdfast.server.turn_request import wire_sampling
 
 
 def test_sampling_crosses_whole() -> None:
@@ -18,7 +18,7 @@ def test_sampling_crosses_whole() -> None:
         "ignore_eos": True, "n": 2, "logprobs": 4, "prompt_logprobs": 0, "skip_special_tokens": False,
         "keep_stop": True,
     }  # fmt: skip
-    crossed = _wire_sampling(Sampling(**asked))
+    crossed = wire_sampling(Sampling(**asked))
     assert msgspec.structs.asdict(crossed) == asked
     assert all(value != getattr(Sampling(), name) for name, value in asked.items()), (
         "nothing is as by default"

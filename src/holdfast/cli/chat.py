@@ -1,8 +1,7 @@
-"""`holdfast chat`: talk to a model in the terminal, in this process or at a server.
+"""`holdfast chat`: talk to a model in the terminal, in this process or on a server.
 
-Owns the options, and refuses what cannot be meant before anything is loaded or asked. What is typed and shown
-is in `terminal`; `chat_local` loads a model, `chat_remote` talks to a server and needs no torch: only the one
-that is used is imported.
+Checks the options before anything is loaded. `terminal` is the user interface; `chat_local` loads a model,
+`chat_remote` uses a server and needs no torch: only one of them is imported.
 """
 
 from __future__ import annotations
@@ -30,34 +29,17 @@ __all__ = ["app"]
 
 app = typer.Typer(add_completion=False)
 
-PLEASANT: dict[str, Any] = {"temperature": 0.2, "top_p": 0.9}
-"""Sampling where neither the user nor the model says anything, as the makers of SmolLM2 recommend for it.
-Requests to a server without sampling are sampled plainly, as other servers do it; a person wants sense."""
-
-SAMPLING = "Answers"
-
 HELP = (
     "Talk to a model in the terminal.\n\n"
     "\b\n"
-    "Ctrl-C    interrupts the model: what was shown stays, the rest never was\n"
-    "/rewind   takes turns back; /fork goes on in a copy\n"
+    "Ctrl-C    interrupts the model: what was shown stays, the rest is discarded\n"
+    "/rewind   removes turns; /fork continues in a copy\n"
     "/memory   shows who holds the memory; /help lists everything\n\n"
     "\b\n"
-    "holdfast chat                       the small model that is fetched once\n"
-    "holdfast chat DIRECTORY             a model of your own, in this process\n"
+    "holdfast chat                       the default model, downloaded once\n"
+    "holdfast chat DIRECTORY             a local model, in this process\n"
     "holdfast chat --url 127.0.0.1:8000  the model of a server"
 )
-
-
-def _sampling(name: str, words: str, default: str | bool = True) -> Any:
-    """An option about answers, which is also the environment variable HOLDFAST_ and its name."""
-    return typer.Option(
-        help=words,
-        envvar=f"HOLDFAST_{name.upper()}",
-        show_envvar=False,
-        show_default=default,
-        rich_help_panel=SAMPLING,
-    )
 
 
 @app.command(help=HELP)
@@ -73,32 +55,25 @@ def chat(
     ] = DEFAULT_MODEL,
     named_model: NAMED_MODEL = None,
     url: Annotated[
-        str | None, typer.Option(help="Talk to the server at this address instead.", envvar="HOLDFAST_URL")
+        str | None,
+        typer.Option(help="URL of a server to use instead of a local model.", envvar="HOLDFAST_URL"),
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(help="Key for that server.", envvar="HOLDFAST_API_KEY")
+        str | None, typer.Option(help="API key for that server.", envvar="HOLDFAST_API_KEY")
     ] = None,
     system: Annotated[
         str | None,
-        typer.Option(help="What the model is told first.", envvar="HOLDFAST_SYSTEM", show_envvar=False),
+        typer.Option(help="System prompt.", envvar="HOLDFAST_SYSTEM", show_envvar=False),
     ] = None,
-    max_tokens: Annotated[int | None, _sampling("max_tokens", "Most tokens of an answer.")] = None,
-    temperature: Annotated[
-        float | None, _sampling("temperature", "0 is greedy.", "the model's own, or 0.2")
-    ] = None,
-    top_p: Annotated[
-        float | None, _sampling("top_p", "Share of the probability to draw from.", "the model's own, or 0.9")
-    ] = None,
-    seed: Annotated[int | None, _sampling("seed", "The same seed gives the same answers.")] = None,
+    sampling_options: dict[str, Any] | None = None,
     engine_options: dict[str, object] | None = None,
 ) -> None:
     """Talk."""
-    asked = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
-    stated = {name: value for name, value in asked.items() if value is not None}
+    stated = sampling_options or {}
     model = chosen_model(context, model, named_model)
     if url is not None and (named_model is not None or on_the_line(context, "model")):
         if on_the_line(context, "url"):
-            problem = f"--url talks to the model of a server: leave {model} out, or --url"
+            problem = f"--url uses the model of a server: leave out {model}, or --url"
             raise refusal("chat", problem, WRONG)
         url = None
     try:
@@ -114,7 +89,7 @@ def chat(
 
 
 def _require_sampling(stated: dict[str, Any]) -> None:
-    """Raise `OptionError` for sampling that cannot be, which a server would refuse with every turn."""
+    """Raise `OptionError` for invalid sampling, before every turn is rejected."""
     try:
         Sampling(**stated)
     except SamplingError as error:
@@ -122,20 +97,20 @@ def _require_sampling(stated: dict[str, Any]) -> None:
 
 
 def _here(model: str, system: str | None, stated: dict[str, Any], engine_options: dict[str, object]) -> None:
-    """Load a model and talk to it; raises `OptionError` for what the engine cannot be set up with."""
+    """Chat with a local model; raises `OptionError` for invalid engine options."""
     require_companions(engine_options)
     make_options(**engine_options)
     local = import_module("holdfast.cli.chat_local")
     try:
-        local.run(model, system, stated, PLEASANT, engine_options)
+        local.run(model, system, stated, engine_options)
     except local.Unusable as error:
         raise refusal("chat", str(error)) from error
 
 
 def _at_server(url: str, api_key: str | None, system: str | None, stated: dict[str, Any]) -> None:
-    """Talk to the model of a server."""
+    """Chat with the model of a server."""
     remote = import_module("holdfast.cli.chat_remote")
     try:
-        remote.run(url, api_key, system, stated, PLEASANT)
+        remote.run(url, api_key, system, stated)
     except HoldfastError as error:
         raise server_refusal("chat", error) from error

@@ -1,4 +1,4 @@
-"""Conversations with a model in this process, for the terminal. Imported only when one is loaded."""
+"""The chat's conversations with a model in this process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.cli.progress import StartProgress
+from holdfast.cli.sampling_options import CHAT_DEFAULTS, SUGGESTIONS
 from holdfast.cli.terminal import Chat, Cost, Speech, Talk
 from holdfast.core.errors import Refused
 from holdfast.engine.engine import Engine, Session, Turn, TurnFailed
@@ -23,7 +24,7 @@ class Unusable(ValueError):
 
 
 class LocalSpeech:
-    """A turn that this process computes."""
+    """A turn of the local engine."""
 
     def __init__(self, engine: Engine, session: Session, turn: Turn) -> None:
         self._engine = engine
@@ -31,14 +32,14 @@ class LocalSpeech:
         self._turn = turn
 
     def take(self) -> str | None:
-        """Make a step, and return what it said."""
+        """Run a step and return its text."""
         if not self._turn.done:
             self._engine.drive()
             return self._turn.take()
         return self._turn.take() or None
 
     def cut(self) -> None:
-        """Keep what was taken."""
+        """Interrupt; keep the text taken so far."""
         self._session.interrupt(keep=self._turn.tokens_shown)
 
     @property
@@ -65,11 +66,11 @@ class LocalTalk:
         return LocalSpeech(self._engine, self._session, self._session.say(words, self._sampling))
 
     def rewind(self, turns: int) -> None:
-        """Go back so that so many turns remain."""
+        """Rewind so that `turns` turns remain."""
         self._session.rewind(turns)
 
     def fork(self) -> Talk:
-        """A second conversation that goes on from here."""
+        """A second conversation that continues from here."""
         return LocalTalk(self._engine, self._session.fork(), self._sampling)
 
 
@@ -96,10 +97,9 @@ def run(
     model: str,
     system: str | None,
     stated: dict[str, Any],
-    pleasant: dict[str, Any],
     engine_options: dict[str, object],
 ) -> None:
-    """Load a model and talk; `stated` is the sampling asked for, `pleasant` that of a silent model."""
+    """Load a model and talk; `stated` are the sampling options given."""
     sampling = Sampling(**stated)
     try:
         with StartProgress(model) as progress:
@@ -107,13 +107,12 @@ def run(
     except (PullError, ConfigurationError) as error:
         raise Unusable(str(error)) from error
     with engine:
-        Chat(LocalHost(engine, system, pleasantly(sampling, engine.loop.setup.defaults, pleasant))).run()
+        Chat(LocalHost(engine, system, chat_sampling(sampling, engine.loop.setup.defaults))).run()
 
 
-def pleasantly(sampling: Sampling, defaults: GenerationDefaults, pleasant: dict[str, Any]) -> Sampling:
-    """Sampling for people to read: where neither they nor the model say anything, not the plain one."""
-    suggested = (defaults.temperature, defaults.top_p, defaults.top_k, defaults.min_p)
-    if any(value is not None for value in suggested):
+def chat_sampling(sampling: Sampling, defaults: GenerationDefaults) -> Sampling:
+    """Sampling with the defaults of the chat, where the checkpoint has none of its own."""
+    if any(getattr(defaults, name) is not None for name in SUGGESTIONS):
         return sampling
-    open_fields = {name: value for name, value in pleasant.items() if getattr(sampling, name) is None}
+    open_fields = {name: value for name, value in CHAT_DEFAULTS.items() if getattr(sampling, name) is None}
     return replace(sampling, **open_fields)

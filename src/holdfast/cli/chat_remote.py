@@ -1,26 +1,26 @@
-"""Conversations with a server, for the terminal.
+"""The chat's conversations with a server.
 
-A thread reads the answer, so that Ctrl-C is heard while the server is silent; what it has read and nobody has
-been shown is not kept when the model is interrupted.
+A thread reads the answer, so that Ctrl-C works while the server is silent. Text that was read but not shown
+is discarded when the model is interrupted.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from typing import Any
+from typing import Any, cast
 
+from holdfast.cli.sampling_options import CHAT_DEFAULTS, SUGGESTIONS
 from holdfast.cli.terminal import Chat, Cost, Speech, Talk
 from holdfast.client import Client, HoldfastError, Retries, Sampling, Session, Turn, calls
 
 __all__ = ["run"]
 
 POLL_SECONDS = 0.05
-SUGGESTIONS = ("temperature", "top_p", "top_k", "min_p")
 
 
 class RemoteSpeech:
-    """A turn that a server computes."""
+    """A turn on a server."""
 
     def __init__(self, session: Session, turn: Turn) -> None:
         self._session = session
@@ -53,7 +53,7 @@ class RemoteSpeech:
         return text
 
     def cut(self) -> None:
-        """Keep what was taken, and wait for the server to say what stands."""
+        """Interrupt; keep the text taken so far, and wait for the server's result."""
         self._session.interrupt(keep=self._tokens_taken)
         self._reader.join()
 
@@ -81,11 +81,11 @@ class RemoteTalk:
         return RemoteSpeech(self._session, self._session.say(words, **self._host.sampling))
 
     def rewind(self, turns: int) -> None:
-        """Go back so that so many turns remain."""
+        """Rewind so that `turns` turns remain."""
         self._session.rewind(turns)
 
     def fork(self) -> Talk:
-        """A second conversation that goes on from here."""
+        """A second conversation that continues from here."""
         return self._host.adopt(self._session.fork())
 
 
@@ -101,7 +101,7 @@ class RemoteHost:
         self._sessions: list[Session] = []
 
     def adopt(self, session: Session) -> RemoteTalk:
-        """A session is closed when the user leaves."""
+        """Take a session, to be closed at the end."""
         self._sessions.append(session)
         return RemoteTalk(self, session)
 
@@ -119,17 +119,18 @@ class RemoteHost:
             session.close()
 
 
-def run(url: str, api_key: str | None, system: str | None, stated: Sampling, pleasant: Sampling) -> None:
-    """Talk to a server; raises `HoldfastError` if it cannot be reached or lets nobody in.
+def run(url: str, api_key: str | None, system: str | None, stated: dict[str, Any]) -> None:
+    """Talk to a server; raises `HoldfastError` if it is unreachable or rejects the key.
 
-    `stated` is the sampling asked for, `pleasant` that of a model which suggests none itself.
+    `stated` are the sampling options given.
     """
-    # A server that is not there is said to be so at once; one that goes away later is waited for.
+    # An unreachable server is an error at once; later on, lost connections are retried.
     with Client(url, api_key, retries=Retries(attempts=1)) as client:
         suggested = client.ask(calls.models())[0].get("sampling_defaults")
     with Client(url, api_key) as client:
         silent = suggested is not None and all(suggested.get(name) is None for name in SUGGESTIONS)
-        host = RemoteHost(client, system, {**pleasant, **stated} if silent else stated)
+        sampling = cast(Sampling, {**CHAT_DEFAULTS, **stated} if silent else stated)
+        host = RemoteHost(client, system, sampling)
         try:
             Chat(host).run()
         finally:

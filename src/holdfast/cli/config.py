@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from holdfast.cli.sampling_options import SAMPLING_FIELDS
+
 __all__ = ["SECTIONS", "ConfigError", "config_paths", "find_config", "read_config"]
 
 FILE_NAME = "holdfast.toml"
@@ -25,9 +27,7 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         "url": str,
         "api_key": str,
         "system": str,
-        "max_tokens": int,
-        "temperature": float,
-        "top_p": float,
+        **{field.name: field.kind for field in SAMPLING_FIELDS if field.name != "seed"},
     },
     "serve": {},
 }

@@ -1,9 +1,9 @@
 """The options that set up an engine and a server, shared by all commands that start one.
 
 One table for each, in the order of the help. `takes_options` gives a command those that it has a parameter
-for (`engine_options`, `server_options`), each also as an environment variable (`--page-size` is
-HOLDFAST_PAGE_SIZE) and as a key of the configuration file, and hands it what was stated; what was not keeps
-the engine's or the server's own default.
+for (`engine_options`, `server_options`, `sampling_options`), each also as an environment variable
+(`--page-size` is HOLDFAST_PAGE_SIZE) and as a key of the configuration file. The command gets the values
+given; the others keep the engine's or the server's default.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from holdfast.cli.config import ConfigError, find_config, read_config
+from holdfast.cli.sampling_options import CHAT_DEFAULTS, SAMPLING_FIELDS
 from holdfast.engine.options import CHOICES, EngineOptions, OptionError
+from holdfast.engine.sampling import Sampling
 from holdfast.server.options import LOG_LEVELS, ServerOptions
 
 __all__ = [
     "COMPANIONS",
     "ENGINE_OPTIONS",
     "NAMED_MODEL",
+    "SAMPLING_OPTIONS",
     "SERVER_OPTIONS",
     "Option",
     "chosen_model",
@@ -50,7 +53,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def write_bytes(count: int) -> str:
-    """A number of bytes as `parse_bytes` reads it, with the largest unit that says it exactly."""
+    """A number of bytes in the largest exact unit."""
     unit = next((unit for unit, size in reversed(_UNITS.items()) if count and count % size == 0), "")
     return f"{count // _UNITS[unit]}{unit}"
 
@@ -60,7 +63,8 @@ class Option:
     """One option: the field that it fills, the type that is parsed, and its help.
 
     `variable` is the environment variable where that is not HOLDFAST_ and the name. `choices` are what a
-    shell offers; the engine or the server is who refuses what is none of them.
+    shell completes; the engine or the server rejects other values. `default` is what the help shows for a
+    default that is not the field's own.
     """
 
     name: str
@@ -70,9 +74,10 @@ class Option:
     flags: tuple[str, ...] = ()
     variable: str | None = None
     choices: tuple[str, ...] = ()
+    default: str = ""
 
     def annotation(self, panel: str, default: object) -> Any:
-        """What the parser of the command line reads it from."""
+        """The annotation that Typer reads."""
         option: Any = typer.Option(
             *self.flags,
             envvar=self.variable or f"HOLDFAST_{self.name.upper()}",
@@ -87,7 +92,9 @@ class Option:
         return Annotated[self.kind | None, option]
 
     def _shown(self, default: object) -> str | bool:
-        """The default as the help shows it; False where there is none, or where it is not to do something."""
+        """The default as the help shows it; False where there is none, or where it is off."""
+        if self.default:
+            return self.default
         if default is None or default is False or default == ():
             return False
         if default is True:
@@ -98,138 +105,173 @@ class Option:
 
 
 ENGINE_OPTIONS: tuple[Option, ...] = (
-    Option("device", str, "auto, cpu, cuda, or one of several such as cuda:1.", choices=CHOICES["device"]),
-    Option("dtype", str, "auto, float32, bfloat16 or float16.", choices=CHOICES["dtype"]),
-    Option("load_format", str, "auto, or dummy for random weights.", choices=CHOICES["load_format"]),
+    Option("device", str, "Device: auto, cpu, cuda, or one GPU such as cuda:1.", choices=CHOICES["device"]),
+    Option(
+        "dtype",
+        str,
+        "Data type of weights and activations: auto, float32, bfloat16 or float16.",
+        choices=CHOICES["dtype"],
+    ),
+    Option(
+        "load_format", str, "Weights to load: auto, or dummy for random ones.", choices=CHOICES["load_format"]
+    ),
     Option(
         "context_length",
         int,
-        "Most tokens of a session; the model's own if left out, and no more than its positions carry to.",
+        "Maximum session length in tokens (default and limit: the model's).",
     ),
-    Option("page_size", int, "Tokens in a page of memory."),
-    Option("kv_tokens", int, "Tokens of full-attention memory; from the free memory if left out."),
-    Option("window_tokens", int, "Tokens of sliding-window memory; from the free memory if left out."),
-    Option("state_slots", int, "Slots of recurrent state; from the free memory if left out."),
-    Option("session_tokens", int, "Expected length of a session, for sharing out memory."),
+    Option("page_size", int, "Tokens per page of KV cache."),
+    Option(
+        "kv_tokens", int, "Size of the full-attention KV cache in tokens (default: from the free memory)."
+    ),
+    Option(
+        "window_tokens", int, "Size of the sliding-window KV cache in tokens (default: from the free memory)."
+    ),
+    Option("state_slots", int, "Number of recurrent-state slots (default: from the free memory)."),
+    Option("session_tokens", int, "Expected session length in tokens, to divide memory between pools."),
     Option(
         "memory_fraction",
         float,
-        "Share of the free memory to take; 0.25 on a CPU and 0.95 on a GPU if left out.",
+        "Share of the free memory to use (default: 0.25 on a CPU, 0.95 on a GPU).",
     ),
-    Option("host_memory", str, "Memory on the host for sessions at rest, such as 4GiB.", parse_bytes),
-    Option("max_running", int, "Turns that run at once."),
-    Option("chunk_tokens", int, "Most tokens of one turn's prompt in a step."),
-    Option("step_tokens", int, "Most tokens of all turns in a step."),
-    Option("max_queue", int, "Turns that may wait; one more is refused with 429."),
-    Option("max_sessions", int, "Sessions that may be open; a request without one counts while it lasts."),
-    Option("tenant_device", float, "Part of the device's memory that one tenant may hold, 1 for all of it."),
-    Option("tenant_host", float, "Part of the host's memory that one tenant may hold."),
-    Option("tenant_disk", float, "Part of the disk's memory that one tenant may hold."),
-    Option("session_ttl", float, "Seconds after which an idle session is closed."),
-    Option("checkpoints", int, "Older turns of a session that it can be rewound to without computing."),
+    Option("host_memory", str, "Host memory for idle sessions, such as 4GiB.", parse_bytes),
+    Option("max_running", int, "Maximum number of running turns."),
+    Option("chunk_tokens", int, "Maximum prompt tokens of one turn in a step (chunked prefill)."),
+    Option("step_tokens", int, "Maximum tokens of all turns in a step."),
+    Option("max_queue", int, "Maximum number of queued turns; further ones get 429."),
+    Option("max_sessions", int, "Maximum number of open sessions; a one-shot request counts while it runs."),
+    Option("tenant_device", float, "Share of the device memory that one tenant may hold; 1 for all."),
+    Option("tenant_host", float, "Share of the host memory that one tenant may hold."),
+    Option("tenant_disk", float, "Share of the disk tier that one tenant may hold."),
+    Option("session_ttl", float, "Idle time in seconds after which a session is closed."),
+    Option(
+        "checkpoints",
+        int,
+        "Older turns of a session to keep checkpoints of, for rewinding without recomputation.",
+    ),
     Option(
         "leave_history",
         bool,
-        "Leave the history of a closed session in the prefix tree.",
+        "Keep the history of a closed session in the prefix tree.",
         flags=("--leave-history/--no-leave-history",),
     ),
-    Option("journal", str, "File that sessions are written to, so that they outlive the process."),
+    Option("journal", str, "Journal file: sessions in it survive a restart."),
     Option(
         "durability",
         str,
-        "What an answer waits for: off, commit (survives a crash) or fsync (a power cut).",
+        "Durability of acknowledged turns: off, commit (survives a crash) or fsync (a power cut).",
         choices=CHOICES["durability"],
     ),
-    Option("disk", str, "Directory for the memory of sessions at rest."),
+    Option("disk", str, "Directory of the disk tier, for the memory of idle sessions."),
     Option(
         "disk_limit",
         str,
-        "Most that may lie there, such as 100GiB; 80 % of what is free if left out.",
+        "Size limit of the disk tier, such as 100GiB (default: 80 % of the free space).",
         parse_bytes,
     ),
-    Option("snapshot_seconds", float, "How long a session rests before its memory is written there."),
+    Option(
+        "snapshot_seconds", float, "Idle time in seconds after which a session is written to the disk tier."
+    ),
     Option(
         "overlap",
         bool,
-        "Plan a step while the one before runs; on a GPU if left out.",
+        "Overlap scheduling with the running step (default: on a GPU).",
         flags=("--overlap/--no-overlap",),
     ),
     Option(
         "pack_weights",
         bool,
-        "Keep weights in twelve bits too, for small steps; on a Hopper GPU with room for it if left out.",
+        "Keep a 12-bit copy of the weights for small batches (default: on a Hopper GPU with enough memory).",
         flags=("--pack-weights/--no-pack-weights",),
     ),
     Option(
         "fast_start",
         bool,
-        "Start without capturing graphs: sooner ready, slower afterwards. For GPUs.",
+        "Start without capturing CUDA graphs: ready sooner, slower afterwards.",
         flags=("--fast-start/--no-fast-start",),
     ),
     Option(
         "speculate",
         str,
-        "none, or ngram: guess what repeats earlier text, and check it.",
+        "Speculative decoding: none, or ngram.",
         choices=CHOICES["speculate"],
     ),
-    Option("audit", str, "on, or strict: recount all memory after every step.", choices=CHOICES["audit"]),
+    Option(
+        "audit",
+        str,
+        "Memory audit: on, or strict (a full census after every step).",
+        choices=CHOICES["audit"],
+    ),
 )
 
 SERVER_OPTIONS: tuple[Option, ...] = (
-    Option("host", str, "Address to listen on; anything but loopback needs keys."),
+    Option("host", str, "Address to listen on; other than loopback needs keys."),
     Option("port", int, "Port to listen on; 0 takes a free one."),
     Option(
         "api_keys",
         str,
-        "File of one key a line, `name:key` or the key alone; each is a tenant. What follows a key, such as "
-        "device=0.5 host=0.25, is what it may hold. HOLDFAST_API_KEYS holds the same, separated by commas.",
+        "Key file, one `name:key` or key a line; each name is a tenant. Memory shares may follow a key, such "
+        "as device=0.5 host=0.25. HOLDFAST_API_KEYS holds the same, separated by commas.",
         variable="HOLDFAST_API_KEYS_FILE",
     ),
-    Option("admin_key", str, "Key of /metrics and the admin calls; better in the environment than here."),
+    Option("admin_key", str, "Admin key, for /metrics and admin calls; better set in the environment."),
     Option(
         "allow_anonymous",
         bool,
-        "Listen beyond this machine without keys: whoever reaches the port may use the model.",
+        "Listen on a public address without keys.",
         flags=("--allow-anonymous",),
     ),
-    Option("served_model_name", str, "What /v1/models calls the model."),
-    Option("cors_origin", list[str], "Origin of web pages that may call the server; may be repeated."),
+    Option("served_model_name", str, "Model name in /v1/models."),
+    Option("cors_origin", list[str], "Allowed CORS origin; may be repeated."),
     Option(
         "allowed_host",
         list[str],
-        "Host name that the server answers to beside its own address and localhost, * for any; may be "
-        "repeated. Checked where there are no keys, and wherever it is given.",
+        "Accepted Host header besides the own address and localhost, * for any; may be repeated. Checked "
+        "without keys, and wherever it is given.",
     ),
     Option("log_level", str, f"{', '.join(LOG_LEVELS[:-1])} or {LOG_LEVELS[-1]}.", choices=LOG_LEVELS),
     Option("log_format", str, "text, or json: one object a line.", choices=("text", "json")),
-    Option("body_limit", str, "Largest body of a request.", parse_bytes),
-    Option("bodies_limit", str, "Most bytes of all bodies that are being received.", parse_bytes),
-    Option("message_limit", str, "Largest message over a WebSocket.", parse_bytes),
-    Option("header_seconds", float, "How long the headers of a request may take to arrive."),
-    Option("body_seconds", float, "How long the body of a request may take to arrive."),
-    Option("drain_seconds", float, "How long a stopping server waits for the turns in flight."),
-    Option("hang_seconds", float, "Silence of the engine after which it is started again."),
+    Option("body_limit", str, "Maximum size of a request body.", parse_bytes),
+    Option("bodies_limit", str, "Maximum size of all request bodies being received.", parse_bytes),
+    Option("message_limit", str, "Maximum size of a WebSocket message.", parse_bytes),
+    Option("header_seconds", float, "Timeout for the headers of a request."),
+    Option("body_seconds", float, "Timeout for the body of a request."),
+    Option("drain_seconds", float, "Time that turns in flight get to end at shutdown."),
+    Option("hang_seconds", float, "Time without a heartbeat after which the engine is restarted."),
     Option(
         "tenant_sessions",
         int,
-        "Sessions that one key may have open; half of --max-sessions if left out and there are several keys.",
+        "Maximum number of open sessions per key (default: half of --max-sessions if there are several).",
     ),
-    Option("seed", int, "Seed that turns without one of their own get theirs from; by chance if left out."),
-    Option("storm", bool, "Let the admin start a storm of sessions from the page.", flags=("--storm",)),
+    Option("seed", int, "Seed that turns without one derive theirs from (default: random)."),
+    Option(
+        "storm", bool, "Allow the admin to start a load test of sessions from the page.", flags=("--storm",)
+    ),
+)
+
+SAMPLING_OPTIONS: tuple[Option, ...] = tuple(
+    Option(
+        field.name,
+        field.kind,
+        field.meaning,
+        default=f"the model's own, or {CHAT_DEFAULTS[field.name]}" if field.name in CHAT_DEFAULTS else "",
+    )
+    for field in SAMPLING_FIELDS
 )
 
 GROUPS: Mapping[str, tuple[str, tuple[Option, ...], type[Any]]] = {
+    "sampling_options": ("Answers", SAMPLING_OPTIONS, Sampling),
     "engine_options": ("Engine", ENGINE_OPTIONS, EngineOptions),
     "server_options": ("Server", SERVER_OPTIONS, ServerOptions),
 }
 
 COMPANIONS = {"durability": "journal", "disk_limit": "disk", "snapshot_seconds": "disk"}
-"""Options that mean nothing without another one."""
+"""Options that need another one."""
 
 MODEL = "model"
 NAMED_MODEL = Annotated[
     str | None,
-    typer.Option("--model", metavar="MODEL", help="The same as the argument.", show_default=False),
+    typer.Option("--model", metavar="MODEL", help="The same as the MODEL argument.", show_default=False),
 ]
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -238,13 +280,13 @@ Command = TypeVar("Command", bound=Callable[..., None])
 def option_kinds() -> dict[str, Any]:
     """Every key that a configuration file may have at its top, with the type of its value."""
     kinds: dict[str, Any] = {MODEL: str}
-    for _, options, _ in GROUPS.values():
+    for options in (ENGINE_OPTIONS, SERVER_OPTIONS):
         kinds |= {option.name: int | str if option.parser else option.kind for option in options}
     return kinds
 
 
 def _load_config(context: typer.Context, stated: Path | None) -> Path | None:
-    """Read the configuration file: its values stand in for what neither line nor environment says."""
+    """Read the configuration file into defaults below the environment and the command line."""
     try:
         path = find_config(stated)
         if path is not None:
@@ -265,29 +307,29 @@ CONFIG = Annotated[
         is_eager=True,
         metavar="FILE",
         show_default="./holdfast.toml, or ~/.config/holdfast/holdfast.toml",
-        help="TOML file with options, named as here. A line of the command goes before the environment "
-        "(--page-size is HOLDFAST_PAGE_SIZE), which goes before the file.",
+        help="TOML file with options. The command line overrides the environment (--page-size is "
+        "HOLDFAST_PAGE_SIZE), which overrides the file.",
     ),
 ]
 
 
 def on_the_line(context: typer.Context, name: str) -> bool:
-    """Whether a value was typed; what the environment or a file says gives way to that."""
+    """Whether a value was given on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def chosen_model(context: typer.Context, model: str, named: str | None) -> str:
-    """The model that is meant, by the argument or by `--model`; two that were typed must be the same."""
+    """The model of the argument or of `--model`; if both are given, they must be the same."""
     if named is None:
         return model
     if on_the_line(context, MODEL) and model != named:
-        raise typer.BadParameter(f"--model names {named}, but the line names {model} too: leave one out")
+        raise typer.BadParameter(f"--model is {named}, but the argument is {model}: leave one out")
     return named
 
 
 def require_companions(stated: Mapping[str, Any]) -> None:
-    """Refuse an option whose companion is missing: whoever states it expects something of it."""
+    """Reject an option without the one that it needs."""
     for name, companion in COMPANIONS.items():
         if name in stated and companion not in stated:
             raise OptionError(name, f"means nothing without --{companion.replace('_', '-')}")

@@ -1,10 +1,8 @@
-"""A conversation in a terminal, whoever answers: a model in this process, or a server.
+"""The chat's user interface in a terminal: prompt, commands, streaming, Ctrl-C, and the cost of a turn.
 
-Owns what is typed and what is shown: the prompt, the commands, Ctrl-C, and the line about what a turn cost.
-The answer is shown as it comes. Ctrl-C while the model speaks cuts in: what was shown stays part of the
-conversation, nothing after it does; signals never interrupt anything else, they set a flag that is looked at
-between pieces. Ctrl-C or Ctrl-D at the prompt leaves. Used by `chat`, which brings the host; `top` and
-`sessions` show memory and text that others wrote as it does.
+Ctrl-C while the model generates interrupts it: the text shown stays in the conversation, later text does not.
+The signal handler only sets a flag that is checked between pieces. Ctrl-C or Ctrl-D at the prompt exits. The
+conversations come from a `Host`, local or remote; `top` and `sessions` use the memory table and `printable`.
 """
 
 from __future__ import annotations
@@ -24,12 +22,12 @@ from rich.table import Table
 __all__ = ["Chat", "Cost", "Host", "Speech", "Talk", "memory_table", "printable"]
 
 HELP = """\
-/rewind N   take back the last N turns (1 if left out)
-/fork       go on in a second conversation from here; /fork N returns to conversation N
-/memory     who holds the memory
-/help       this
-/quit       leave (or Ctrl-D)
-Ctrl-C      while the model speaks: interrupt it; at the prompt: leave"""
+/rewind N   remove the last N turns (default: 1)
+/fork       continue in a copy of this conversation; /fork N switches to conversation N
+/memory     show who holds the memory
+/help       show this list
+/quit       exit (or Ctrl-D)
+Ctrl-C      during an answer: interrupt it; at the prompt: exit"""
 
 LEAVE = frozenset({"/quit", "/exit"})
 
@@ -43,25 +41,25 @@ class Cost(Protocol):
 
     @property
     def cached_tokens(self) -> int:
-        """Those of them that were in memory already."""
+        """Those of them found in the cache."""
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens that were generated and stand."""
+        """Generated tokens that were kept."""
 
 
 class Speech(Protocol):
-    """A turn that is being answered."""
+    """A running turn."""
 
     def take(self) -> str | None:
-        """What was said since this was last asked, after a short wait; None at the end."""
+        """New text, after a short wait; None at the end."""
 
     def cut(self) -> None:
-        """Keep what was taken, forget the rest."""
+        """Interrupt; keep the text taken so far."""
 
     @property
     def usage(self) -> Cost:
-        """What the turn cost, once it is over."""
+        """What the turn cost, after its end."""
 
 
 class Talk(Protocol):
@@ -75,18 +73,18 @@ class Talk(Protocol):
         """Begin a turn."""
 
     def rewind(self, turns: int) -> None:
-        """Go back so that so many turns remain."""
+        """Rewind so that `turns` turns remain."""
 
     def fork(self) -> Talk:
-        """A second conversation that goes on from here."""
+        """A second conversation that continues from here."""
 
 
 class Host(Protocol):
-    """Whoever holds the conversations."""
+    """Where the conversations are: the local engine or a server."""
 
     @property
     def refusals(self) -> tuple[type[Exception], ...]:
-        """What it raises when it refuses: shown in a line, and the conversation goes on."""
+        """Exceptions that are shown in a line; the conversation goes on."""
 
     def open(self) -> Talk:
         """Begin a conversation."""
@@ -96,13 +94,13 @@ class Host(Protocol):
 
 
 class Interrupt:
-    """Whether Ctrl-C was pressed since the model began to speak."""
+    """Whether Ctrl-C was pressed during a turn."""
 
     def __init__(self) -> None:
         self.pressed = False
 
     def press(self, number: int, frame: FrameType | None) -> None:
-        """The signal's handler."""
+        """The signal handler."""
         assert number == signal.SIGINT
         del frame
         self.pressed = True
@@ -120,7 +118,7 @@ def listening() -> Iterator[Interrupt]:
 
 
 class Chat:
-    """One conversation after another in a terminal; forks are kept side by side."""
+    """The loop of prompt and answer; forks are kept side by side."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -130,11 +128,11 @@ class Chat:
 
     @property
     def talk(self) -> Talk:
-        """The conversation that goes on."""
+        """The current conversation."""
         return self.talks[self.current]
 
     def run(self) -> None:
-        """Read, answer, until somebody leaves."""
+        """Read and answer until the user exits."""
         take_any_bytes()
         self.console.print("[dim]/help lists commands; Ctrl-C interrupts the model[/]")
         while True:
@@ -147,12 +145,12 @@ class Chat:
             if line in LEAVE:
                 return
             if not is_text(line):
-                self.console.print("that is no text in the encoding of this terminal", style="red")
+                self.console.print("the input is not valid text in this terminal's encoding", style="red")
             elif line:
                 self.obey(line)
 
     def obey(self, line: str) -> None:
-        """A command, or words for the model; what is refused changes nothing."""
+        """Run a command or a turn; a refusal is shown and changes nothing."""
         try:
             if line.startswith("/"):
                 self.command(line)
@@ -162,11 +160,11 @@ class Chat:
             self.console.print(f"{error}", style="red", markup=False)
 
     def command(self, line: str) -> None:
-        """Carry out a line that begins with a slash."""
+        """Run a command line that begins with a slash."""
         name, _, rest = line.partition(" ")
         rest = rest.strip()
         if name not in ("/rewind", "/fork", "/memory", "/help") or (rest and not rest.isdecimal()):
-            self.console.print(f"{line} is not understood; /help lists what is", markup=False)
+            self.console.print(f"unknown command {line}; /help lists all commands", markup=False)
         elif name == "/rewind":
             self.rewind(int(rest or 1))
         elif name == "/fork":
@@ -177,17 +175,17 @@ class Chat:
             self.console.print(HELP, markup=False)
 
     def rewind(self, turns: int) -> None:
-        """Take back the last turns."""
+        """Remove the last turns."""
         there_are = self.talk.turns
         remaining = there_are - turns
         if remaining < 0:
-            self.console.print(f"there are {there_are} turns to take back")
+            self.console.print(f"the conversation has only {there_are} turn{'' if there_are == 1 else 's'}")
             return
         self.talk.rewind(remaining)
         self.console.print(f"[dim]{remaining} turns remain[/]")
 
     def fork(self, number: int | None) -> None:
-        """Go on in a copy of the conversation, or in one that there is."""
+        """Continue in a copy of the conversation, or in conversation `number`."""
         if number is None:
             self.talks.append(self.talk.fork())
             number = len(self.talks)
@@ -198,7 +196,7 @@ class Chat:
         self.console.print(f"[dim]conversation {number}, {self.talk.turns} turns[/]")
 
     def answer(self, words: str) -> None:
-        """Let the model speak until it is done or interrupted."""
+        """Run a turn until it ends or is interrupted."""
         began = time.monotonic()
         first: float | None = None
         with listening() as interrupt:
@@ -218,26 +216,25 @@ class Chat:
         )
 
     def show(self, text: str) -> None:
-        """Text of the model, without what would steer the terminal."""
+        """Show text of the model without control characters."""
         self.console.out(printable(text), end="", highlight=False)
         self.console.file.flush()
 
 
 def take_any_bytes() -> None:
-    """What is typed may be no text, and what is said may have letters that a terminal has not: neither ends
-    the conversation."""
+    """Keep invalid input bytes and unprintable output characters from raising."""
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
 
 
 def is_text(line: str) -> bool:
-    """Whether all that was typed could be read; bytes that could not be are lone surrogates."""
+    """Whether the input decoded without lone surrogates."""
     return not any("\ud800" <= letter <= "\udfff" for letter in line)
 
 
 def printable(text: str) -> str:
-    """Text that cannot steer a terminal."""
+    """Text without control characters."""
     return "".join(letter for letter in text if letter.isprintable() or letter in "\n\t")
 
 

@@ -25,7 +25,7 @@ from holdfast.client.realtime import AsyncRealtime
 from holdfast.client.retry import Retries
 from holdfast.client.transport import AsyncTransport
 from holdfast.client.turn import AsyncTurn
-from holdfast.client.values import Generated, Keep, Prompt, Said, Sampling, SessionView
+from holdfast.client.values import Generated, Keep, Prompt, Said, Sampling, SessionView, TurnFields
 
 __all__ = ["AsyncClient", "AsyncSession"]
 
@@ -33,7 +33,7 @@ Answer = TypeVar("Answer")
 
 
 class AsyncSession:
-    """A conversation whose memory stays at the server between turns."""
+    """A session: a conversation whose memory stays on the server between turns."""
 
     def __init__(self, transport: AsyncTransport, session_id: str, system: str | None = None) -> None:
         self._transport = transport
@@ -54,29 +54,18 @@ class AsyncSession:
         said: Said,
         *,
         turn_id: str | None = None,
-        on_abort: Literal["rollback", "keep"] = "rollback",
-        timeout: float | None = None,
-        append_history: bool = False,
-        **sampling: Unpack[Sampling],
+        **fields: Unpack[TurnFields],
     ) -> AsyncTurn:
-        """Say something and get a turn: iterate over it for text as it comes, or await its `wait()`."""
-        call = calls.start_turn(
-            self.id,
-            said,
-            sampling,
-            turn_id=turn_id,
-            on_abort=on_abort,
-            timeout=timeout,
-            append_history=append_history,
-        )
+        """Start a turn: iterate over it for streamed text, or await its `wait()`."""
+        call = calls.start_turn(self.id, said, fields, turn_id)
         self._current = await AsyncTurn(self._transport, call).connect()
         return self._current
 
     async def interrupt(self, keep: Keep = "heard") -> None:
-        """Cut into the turn in flight, or into the last one if no other has begun.
+        """Interrupt the turn in flight, or the last one if no other has begun.
 
-        Tokens that stay: a number, those that were handed out so far (`"heard"`), `"all"`, or `"none"` (then
-        the turn never was).
+        `keep` is the number of tokens to keep, or `"heard"` for those handed out so far, `"all"`, or `"none"`
+        (the turn is rolled back).
         """
         current = self._current
         if current is None:
@@ -87,17 +76,17 @@ class AsyncSession:
         current.cut(kept)
 
     async def rewind(self, turns: int) -> SessionView:
-        """Go back so that only the first `turns` turns remain."""
+        """Rewind so that only the first `turns` turns remain."""
         self._current = None
         return await self._transport.ask(calls.rewind_session(self.id, turns))
 
     async def fork(self, at_turn: int | None = None, id: str | None = None) -> AsyncSession:  # noqa: A002
-        """A second session that goes on from here, or from the end of an earlier turn; memory is shared."""
+        """Fork the session here, or at the end of an earlier turn; memory is shared."""
         child_id = await self._transport.ask(calls.fork_session(self.id, id, at_turn))
         return AsyncSession(self._transport, child_id, self.system)
 
     async def spill(self, tier: Literal["host", "disk"] | None = None) -> SessionView:
-        """Move the session's memory off the device, to the nearest tier with room if none is named."""
+        """Move the session's memory off the device (default: to the nearest tier with room)."""
         return await self._transport.ask(calls.spill_session(self.id, tier)) or await self.view()
 
     async def restore(self) -> SessionView:
@@ -109,16 +98,16 @@ class AsyncSession:
         return await self._transport.ask(calls.show_session(self.id))
 
     def realtime(self, resume_after: int | None = None) -> AsyncRealtime:
-        """Full duplex over a WebSocket: say more while the model speaks.
+        """A full-duplex WebSocket: input may be sent while the model generates.
 
-        `resume_after` is the number of the last event that was heard of this session, elsewhere or earlier.
+        `resume_after` is the number of the last event received, to replay the later ones.
         """
         transport = self._transport
         dialogue = Dialogue(self.id, resume_after)
         return AsyncRealtime(transport.url, transport.headers, dialogue, transport.retries)
 
     async def close(self) -> None:
-        """End the conversation and give its memory back. Closing one that is no more is no error."""
+        """Close the session and free its memory. Idempotent."""
         if self._current is not None:
             await self._current.close()
             self._current = None
@@ -137,7 +126,7 @@ class AsyncClient:
         retries: Retries | None = None,
         timeout: float = 600.0,
     ) -> None:
-        """`timeout` is how many seconds the server may stay silent in the middle of an answer."""
+        """`timeout` is the read timeout in seconds."""
         self._transport = AsyncTransport(url, api_key, retries or Retries(), timeout)
 
     async def __aenter__(self) -> AsyncClient:
@@ -154,7 +143,7 @@ class AsyncClient:
         return self._transport.url
 
     async def close(self) -> None:
-        """Close the connections; sessions stay open at the server."""
+        """Close the connections; sessions stay open on the server."""
         await self._transport.http.aclose()
 
     async def session(
@@ -164,12 +153,12 @@ class AsyncClient:
         ttl: float | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> AsyncSession:
-        """Open a conversation; `ttl` is how many seconds it may be idle."""
+        """Open a session; `ttl` is its idle time limit in seconds."""
         session_id = await self.ask(calls.open_session(id, system, ttl, metadata))
         return AsyncSession(self._transport, session_id, system)
 
     async def resume(self, id: str) -> AsyncSession:  # noqa: A002
-        """Go on with a session that is open at the server."""
+        """Attach to a session that is open on the server."""
         view = await self.ask(calls.show_session(id))
         return AsyncSession(self._transport, view.id)
 
@@ -186,11 +175,11 @@ class AsyncClient:
         return await self.ask(calls.memory())
 
     async def metrics(self) -> dict[str, float]:
-        """The server's figures by name and labels, for those who have the admin key."""
+        """The server's metrics by name and labels; needs the admin key."""
         return await self.ask(calls.metrics())
 
     async def models(self) -> list[str]:
-        """The names of the models that the server has."""
+        """The names of the server's models."""
         return [str(model["id"]) for model in await self.ask(calls.models())]
 
     async def generate(

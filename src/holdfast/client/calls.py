@@ -1,8 +1,8 @@
 """The calls of the interface as values: method, path and body, and how the answer is read.
 
-Names and fields are those of the server's documentation. Each call that changes something carries an id that
-the client chose, which makes it repeatable. Building a call talks to nobody; both clients send them. What a
-caller got wrong in a way that the server could not tell is refused here.
+Names and fields are those of the server's documentation. Each call with side effects carries an id that the
+client chose, as its idempotency key. Both clients send these calls; building one does no I/O. Arguments that
+JSON cannot carry are rejected here, all others by the server.
 """
 
 from __future__ import annotations
@@ -11,13 +11,24 @@ import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
 import httpx
 
 from holdfast.client.errors import BadArgument, ProtocolError
-from holdfast.client.values import Body, Generated, Keep, Message, Prompt, Said, Sampling, SessionView
+from holdfast.client.values import (
+    Body,
+    Generated,
+    Keep,
+    Message,
+    Prompt,
+    Said,
+    Sampling,
+    SessionView,
+    TurnFields,
+    TurnOptions,
+)
 
 __all__ = [
     "DEFAULT_URL",
@@ -41,6 +52,7 @@ __all__ = [
     "show_session",
     "spill_session",
     "start_turn",
+    "turn_fields",
     "written",
 ]
 
@@ -66,12 +78,12 @@ class Call(Generic[Answer]):
 
 
 def new_id(kind: str) -> str:
-    """A name that nobody else has: `s` for sessions, `t` for turns, `r` for requests."""
+    """A random id: `s` for sessions, `t` for turns, `r` for requests."""
     return f"{kind}-{secrets.token_hex(8)}"
 
 
 def base_url(url: str) -> str:
-    """The server's address without what people paste after it: a slash, or OpenAI's `/v1`."""
+    """The server's URL without a final slash or OpenAI's `/v1`."""
     url = url.strip().rstrip("/").removesuffix("/v1")
     if "://" not in url:
         url = f"http://{url}"
@@ -125,31 +137,21 @@ def close_session(session_id: str) -> Call[None]:
     return Call("DELETE", _session(session_id), None, _done)
 
 
-def start_turn(
-    session_id: str,
-    said: Said,
-    sampling: Sampling,
-    *,
-    turn_id: str | None,
-    on_abort: str,
-    timeout: float | None,
-    append_history: bool = False,
-) -> Call[None]:
-    """A turn whose answer is a stream; its id is the client's own, so that it is carried out once."""
+def start_turn(session_id: str, said: Said, fields: TurnFields, turn_id: str | None) -> Call[None]:
+    """A turn whose answer is a stream; its id is the client's, as its idempotency key."""
+    options, sampling = turn_fields(fields)
     body = {
         "turn_id": turn_id or new_id("t"),
         "input": input_of(said),
-        "sampling": sampling_fields(sampling),
+        "sampling": sampling,
         "stream": True,
-        "on_abort": on_abort,
-        "timeout": timeout,
-        "append_history": True if append_history else None,
+        **options,
     }
-    return Call("POST", _session(session_id, "turns"), _stated(body), _done)
+    return Call("POST", _session(session_id, "turns"), body, _done)
 
 
 def interrupt_session(session_id: str, turn_id: str | None, keep: Body) -> Call[None]:
-    """Cut into a turn; `keep` is what `keep_fields` says."""
+    """Interrupt a turn; `keep` comes from `keep_fields`."""
     body = _stated({"turn_id": turn_id, **keep})
     return Call("POST", _session(session_id, "interrupt"), body, _done, ("turn_not_found",))
 
@@ -190,7 +192,7 @@ def generate(model: str, prompt: Prompt, sampling: Sampling) -> Call[Generated]:
 
 
 def written(body: Body) -> str:
-    """A body as JSON; what JSON cannot hold is refused before anything is sent."""
+    """A body as JSON; raises `BadArgument` for values that JSON cannot hold."""
     try:
         text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text.encode()
@@ -200,7 +202,7 @@ def written(body: Body) -> str:
 
 
 def input_of(said: Said) -> str | list[int] | list[Message]:
-    """What was said, as JSON carries it; a list is of token ids or of messages, never of both."""
+    """The input of a turn as JSON carries it; a list holds token ids or messages, never both."""
     if isinstance(said, str):
         return said
     if isinstance(said, Sequence):
@@ -215,6 +217,14 @@ def input_of(said: Said) -> str | list[int] | list[Message]:
     )
 
 
+def turn_fields(given: TurnFields) -> tuple[Body, Body]:
+    """Turn options and sampling as JSON carries them; the server refuses unknown ones among the latter."""
+    names = TurnOptions.__annotations__
+    options = {name: value for name, value in given.items() if name in names and value is not None}
+    sampling = cast(Sampling, {name: value for name, value in given.items() if name not in names})
+    return options, sampling_fields(sampling)
+
+
 def sampling_fields(sampling: Sampling) -> Body:
     """Sampling as JSON carries it."""
     fields: Body = dict(sampling)
@@ -224,7 +234,7 @@ def sampling_fields(sampling: Sampling) -> Body:
 
 
 def keep_fields(keep: Keep, heard: int | None) -> Body:
-    """What an interruption keeps; `heard` is how many tokens this client has handed out of the turn."""
+    """The fields for what an interrupt keeps; `heard` is the number of tokens handed to the caller."""
     if keep == "heard":
         return {"keep": "all"} if heard is None else {"keep_tokens": heard}
     if isinstance(keep, str):
@@ -238,19 +248,19 @@ def _session(session_id: str, verb: str = "") -> str:
 
 
 def _stated(fields: Mapping[str, object]) -> Body:
-    """Without what was left open: the server has its own defaults."""
+    """The fields that are not None: the server has its own defaults."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def _acknowledged(answer: bytes, value: Answer) -> Answer:
-    """A value that was known before; the answer only has to be a Holdfast server's, or lost."""
+    """A value known before; an answer is only checked for being a Holdfast server's."""
     if answer:
         _object(answer)
     return value
 
 
 def _done(answer: bytes) -> None:
-    """Nothing but that it was done."""
+    """An answer without a value."""
     return _acknowledged(answer, None)
 
 
@@ -259,9 +269,9 @@ def _object(answer: bytes) -> Body:
     try:
         body = json.loads(answer)
     except ValueError as error:
-        raise ProtocolError("the answer is no JSON; is the address that of a Holdfast server?") from error
+        raise ProtocolError("the answer is not JSON; is this the URL of a Holdfast server?") from error
     if not isinstance(body, dict):
-        raise ProtocolError("the answer is no JSON object; is the address that of a Holdfast server?")
+        raise ProtocolError("the answer is not a JSON object; is this the URL of a Holdfast server?")
     return body
 
 
@@ -269,7 +279,7 @@ def _listed(answer: bytes, name: str) -> list[Body]:
     """The objects that an answer lists under a name."""
     listed = _object(answer).get(name)
     if not isinstance(listed, list) or not all(isinstance(body, dict) for body in listed):
-        raise ProtocolError(f"the answer lists no {name}; is the address that of a Holdfast server?")
+        raise ProtocolError(f"the answer has no list of {name}; is this the URL of a Holdfast server?")
     return listed
 
 
@@ -295,4 +305,4 @@ def _figures(page: bytes) -> dict[str, float]:
     try:
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
     except ValueError as error:
-        raise ProtocolError("the page of metrics is not understood") from error
+        raise ProtocolError("cannot read the metrics page") from error

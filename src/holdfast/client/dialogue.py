@@ -1,10 +1,9 @@
-"""A realtime conversation without any input or output: what to send, what was heard, what to send again.
+"""The realtime protocol without I/O: what to send, what was received, what to send again.
 
-The server numbers what it says; `last_seq` is the last number that was heard, and an opening message that
-carries it brings back everything after it. What was said and has not been answered, by the start of its turn
-or by the event that a rewind or a fork is waited for with, is `pending`: after a dropped connection it is
-said again under the same id, so it counts once. Made by the sessions of both clients (`sync`,
-`asynchronous`), and carried over a connection by `realtime`.
+The server numbers its messages; `last_seq` is the last number received, and an opening message that carries
+it makes the server replay everything after it. Messages that the server has not answered yet (by the start of
+their turn, or by the event of a rewind or fork) are `pending`: after a reconnect they are sent again under
+the same id. Made by the sessions of both clients; `realtime` moves it over a connection.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, Literal
 
 from holdfast.client import calls
 from holdfast.client.errors import BadArgument, ProtocolError, RequestFailed, error_from_body
-from holdfast.client.values import Body, Keep, Sampling, TurnResult
+from holdfast.client.values import Body, Keep, TurnFields, TurnResult
 
 __all__ = ["Dialogue", "RealtimeEvent"]
 
@@ -99,14 +98,14 @@ class Dialogue:
         self,
         turn_id: str | None,
         mode: Literal["after", "interrupt"],
-        on_abort: Literal["rollback", "keep"],
-        sampling: Sampling,
+        fields: TurnFields,
     ) -> Body:
         """What was appended is the input of a turn; a turn that still speaks is waited for, or cut off."""
+        options, sampling = calls.turn_fields(fields)
         message: Body = {"type": "input.commit", "turn_id": turn_id or calls.new_id("t"), "mode": mode}
-        message["on_abort"] = on_abort
+        message |= options
         if sampling:
-            message["sampling"] = calls.sampling_fields(sampling)
+            message["sampling"] = sampling
         self._say(message)
         return message
 
@@ -119,7 +118,7 @@ class Dialogue:
         """Cut into a turn; without a name, into the one that speaks."""
         named = turn_id or self.turn_id
         if named is None:
-            raise BadArgument("no turn has spoken yet: there is nothing to interrupt")
+            raise BadArgument("no turn has started: there is nothing to interrupt")
         heard = self.heard if named == self.turn_id else None
         return {"type": "response.interrupt", "turn_id": named, **calls.keep_fields(keep, heard)}
 
@@ -148,7 +147,7 @@ class Dialogue:
             body: Any = json.loads(message)
             event = RealtimeEvent(str(body["type"]), body.get("seq"), body)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ProtocolError(f"a realtime message is not understood: {error!r}") from error
+            raise ProtocolError(f"cannot read a realtime message: {error!r}") from error
         if event.seq is not None and event.type != "session.opened":
             if self.last_seq is not None and event.seq <= self.last_seq:
                 return None

@@ -42,23 +42,23 @@ class HoldfastError(Exception):
 
 
 class BadArgument(HoldfastError, ValueError, TypeError):
-    """The caller asked for something that cannot be; nothing was sent."""
+    """An invalid argument; nothing was sent."""
 
 
 class ConnectionFailed(HoldfastError):
-    """The server could not be reached, or went away before its answer was whole."""
+    """The server could not be reached, or the connection broke before the end of the answer."""
 
 
 class ProtocolError(HoldfastError):
-    """The answer is none that a Holdfast server gives: the address is another service's, perhaps."""
+    """The answer is not a Holdfast server's: the URL may be another service's."""
 
 
 class AnswerChanged(HoldfastError):
-    """A turn was sent again after its connection broke, and says something else than what was shown."""
+    """A turn was retried after its connection broke, and its text differs from what was shown."""
 
 
 class RequestFailed(HoldfastError):
-    """The server refused, or failed, and said so."""
+    """The server answered with an error."""
 
     def __init__(
         self,
@@ -81,15 +81,15 @@ class RequestFailed(HoldfastError):
 
 
 class BadRequest(RequestFailed):
-    """Something in the request cannot be: `param` names it."""
+    """The request is invalid: `param` names the field."""
 
 
 class Unauthorized(RequestFailed):
-    """No key, or a wrong one."""
+    """No key, or an invalid one."""
 
 
 class Forbidden(RequestFailed):
-    """The key is right, and may not do this."""
+    """The key is valid, but does not allow this."""
 
 
 class NotFound(RequestFailed):
@@ -117,7 +117,7 @@ class Unavailable(ServerFault):
 
 
 class TurnFailed(RequestFailed):
-    """A turn could not be carried out to its end; the session is as it was before it."""
+    """A turn failed on the engine; its session was rolled back to the state before it."""
 
 
 BY_STATUS: dict[int, type[RequestFailed]] = {
@@ -140,13 +140,13 @@ BY_TYPE: dict[str, type[RequestFailed]] = {
     "rate_limit_error": TooManyRequests,
     "unavailable_error": Unavailable,
 }
-"""What an error inside a stream is; any other is that of the turn, or a mistake of the server's own."""
+"""Exceptions for errors inside a stream; any other type is TurnFailed, or ServerFault."""
 
-MISTAKE_CODE = "internal_error"
+INTERNAL_CODE = "internal_error"
 
 
 def error_from_response(status: int, body: bytes, headers: Mapping[str, str]) -> RequestFailed:
-    """The exception for an answer that is no success."""
+    """The exception for an error answer."""
     fallback = ServerFault if status >= 500 else BadRequest
     said = _error_object(body)
     message = said.get("message") or f"the server answered with status {status}"
@@ -163,7 +163,7 @@ def error_from_response(status: int, body: bytes, headers: Mapping[str, str]) ->
 
 def error_from_body(said: Mapping[str, Any]) -> RequestFailed:
     """The exception for an error that arrives inside a stream, where no status says what it is."""
-    fallback = ServerFault if said.get("code") == MISTAKE_CODE else TurnFailed
+    fallback = ServerFault if said.get("code") == INTERNAL_CODE else TurnFailed
     return BY_TYPE.get(str(said.get("type")), fallback)(
         str(said.get("message") or "the turn failed"),
         code=_text(said, "code"),

@@ -29,7 +29,7 @@ from holdfast.client import calls
 from holdfast.client.dialogue import Dialogue, RealtimeEvent
 from holdfast.client.errors import HoldfastError, error_from_response, lost_connection
 from holdfast.client.retry import Attempts, Retries
-from holdfast.client.values import Body, Keep, Sampling
+from holdfast.client.values import Body, Keep, TurnFields
 
 __all__ = ["AsyncRealtime", "Realtime", "RealtimeEvent"]
 
@@ -118,14 +118,13 @@ class Realtime(_Line):
         *,
         turn_id: str | None = None,
         mode: Literal["after", "interrupt"] = "after",
-        on_abort: Literal["rollback", "keep"] = "rollback",
-        **sampling: Unpack[Sampling],
+        **fields: Unpack[TurnFields],
     ) -> str:
-        """Start a turn with what was appended, after the one that speaks or in its place; its id.
+        """Start a turn with the appended input, after the running one or in its place; returns its id.
 
-        `on_abort` is what becomes of it if the connection breaks while it speaks.
+        `on_abort` says whether its tokens are kept if the connection breaks.
         """
-        message = self.dialogue.commit(turn_id, mode, on_abort, sampling)
+        message = self.dialogue.commit(turn_id, mode, fields)
         self._send(message)
         return str(message["turn_id"])
 
@@ -225,14 +224,13 @@ class AsyncRealtime(_Line):
         *,
         turn_id: str | None = None,
         mode: Literal["after", "interrupt"] = "after",
-        on_abort: Literal["rollback", "keep"] = "rollback",
-        **sampling: Unpack[Sampling],
+        **fields: Unpack[TurnFields],
     ) -> str:
-        """Start a turn with what was appended, after the one that speaks or in its place; its id.
+        """Start a turn with the appended input, after the running one or in its place; returns its id.
 
-        `on_abort` is what becomes of it if the connection breaks while it speaks.
+        `on_abort` says whether its tokens are kept if the connection breaks.
         """
-        message = self.dialogue.commit(turn_id, mode, on_abort, sampling)
+        message = self.dialogue.commit(turn_id, mode, fields)
         await self._send(message)
         return str(message["turn_id"])
 

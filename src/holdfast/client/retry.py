@@ -1,8 +1,7 @@
-"""When a call is sent again, and how long to wait before it.
+"""Retries: which errors are retried, and the backoff between attempts.
 
-Every call that changes something carries an id of its own, so the server applies it once however often it
-arrives: all calls may be repeated. What is worth repeating is a connection that failed, 429 and 503.
-`Attempts` counts for one call; it decides, and never sleeps: the callers do.
+Every call with side effects carries an idempotency key, so all calls may be retried. Failed connections, 429
+and 503 are. `Attempts` counts the attempts of one call and decides; its callers sleep.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from holdfast.client.errors import (
 __all__ = ["Attempts", "Retries"]
 
 BUSY = frozenset({"session_busy", "turn_exists"})
-"""Codes of a conflict with one's own earlier attempt, which the server has not seen the end of yet."""
+"""Codes of a conflict with an earlier attempt that the server is still working on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How patient a client is: attempts in all, the first wait, and the longest one."""
+    """Retry policy: total attempts, first and longest delay in seconds."""
 
     attempts: int = 8
     first_seconds: float = 0.25
@@ -39,7 +38,7 @@ class Retries:
             raise BadArgument("attempts must be at least 1 and 0 <= first_seconds <= longest_seconds")
 
     def pause(self, failures: int, retry_after: float | None, chance: float) -> float:
-        """Seconds to wait after so many failures: doubling, jittered, and what the server asks for."""
+        """Delay after `failures`: exponential backoff with jitter, at least `retry_after`."""
         assert failures >= 1 and 0.0 <= chance <= 1.0
         doubled = min(self.longest_seconds, self.first_seconds * 2.0 ** min(failures - 1, 30))
         jittered = doubled * (0.5 + 0.5 * chance)
@@ -55,10 +54,10 @@ class Attempts:
         self.retries = retries
         self.failures = 0
         self.lost = False
-        """Whether an attempt may have reached the server without its answer reaching us."""
+        """Whether an attempt may have been carried out although its answer was lost."""
 
     def after(self, error: HoldfastError) -> float:
-        """Seconds to wait before the next attempt; raises the error where another one is no use."""
+        """Seconds to wait before the next attempt; raises the error if it is not retried."""
         self.failures += 1
         if self.failures >= self.retries.attempts or not self._passing(error):
             raise error
@@ -71,7 +70,7 @@ class Attempts:
         return self.lost and isinstance(error, RequestFailed) and error.code in codes
 
     def progress(self) -> None:
-        """The server has said something new: patience begins anew."""
+        """New data has arrived: reset the count of failures."""
         self.failures = 0
 
     def _passing(self, error: HoldfastError) -> bool:

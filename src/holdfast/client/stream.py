@@ -1,9 +1,8 @@
-"""Reading a turn's stream without any input or output: bytes to events, events to text.
+"""Reading a turn's stream without I/O: bytes to events, events to text.
 
-`EventDecoder` turns bytes of `text/event-stream` into events, whatever the borders between chunks; only a
-newline ends a line, because text may hold other characters that Python calls line ends. `TurnReader` turns
-the events of one turn into the text that its caller has not seen yet, also when the stream is opened again
-after a broken connection and says everything from its beginning. Used by both clients.
+`EventDecoder` parses `text/event-stream` from chunks of any size; only a newline ends a line, because text
+may hold other characters that Python treats as line ends. `TurnReader` turns the events of one turn into new
+text, also after a reconnect, when the stream starts again from its beginning. Used by both clients.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class EventDecoder:
 
 
 class TurnReader:
-    """What a caller has been told of one turn.
+    """The text and tokens of one turn that its caller has got.
 
     `shown` is the text handed out, `tokens_shown` how many tokens it took. A stream that is opened again is
     read from its beginning: what was shown is skipped, and must be the same. A turn may be over at the server
@@ -131,13 +130,13 @@ class TurnReader:
             self.token_ids = list(result.token_ids)
             return rest
         if self._again and not self.shown.startswith(result.text):
-            raise AnswerChanged("the turn was sent again and says something else than what was shown of it")
+            raise AnswerChanged("the turn was retried and its text differs from what was shown")
         return ""
 
     def _advance(self, text: str, tokens: list[int]) -> str:
         before = self.shown[self._at_text : self._at_text + len(text)]
         if not text.startswith(before):
-            raise AnswerChanged("the turn was sent again and says something else than what was shown of it")
+            raise AnswerChanged("the turn was retried and its text differs from what was shown")
         new = text[len(before) :]
         self.shown += new
         self.token_ids += tokens[max(0, len(self.token_ids) - self._at_tokens) :]

@@ -24,7 +24,7 @@ from holdfast.client.realtime import Realtime
 from holdfast.client.retry import Retries
 from holdfast.client.transport import Transport
 from holdfast.client.turn import Turn
-from holdfast.client.values import Generated, Keep, Prompt, Said, Sampling, SessionView
+from holdfast.client.values import Generated, Keep, Prompt, Said, Sampling, SessionView, TurnFields
 
 __all__ = ["Client", "Session"]
 
@@ -32,7 +32,7 @@ Answer = TypeVar("Answer")
 
 
 class Session:
-    """A conversation whose memory stays at the server between turns."""
+    """A session: a conversation whose memory stays on the server between turns."""
 
     def __init__(self, transport: Transport, session_id: str, system: str | None = None) -> None:
         self._transport = transport
@@ -53,29 +53,18 @@ class Session:
         said: Said,
         *,
         turn_id: str | None = None,
-        on_abort: Literal["rollback", "keep"] = "rollback",
-        timeout: float | None = None,
-        append_history: bool = False,
-        **sampling: Unpack[Sampling],
+        **fields: Unpack[TurnFields],
     ) -> Turn:
-        """Say something and get a turn: iterate over it for text as it comes, or ask for its `text`."""
-        call = calls.start_turn(
-            self.id,
-            said,
-            sampling,
-            turn_id=turn_id,
-            on_abort=on_abort,
-            timeout=timeout,
-            append_history=append_history,
-        )
+        """Start a turn: iterate over it for streamed text, or wait for its `text`."""
+        call = calls.start_turn(self.id, said, fields, turn_id)
         self._current = Turn(self._transport, call)
         return self._current
 
     def interrupt(self, keep: Keep = "heard") -> None:
-        """Cut into the turn in flight, or into the last one if no other has begun.
+        """Interrupt the turn in flight, or the last one if no other has begun.
 
-        Tokens that stay: a number, those that were handed out so far (`"heard"`), `"all"`, or `"none"` (then
-        the turn never was).
+        `keep` is the number of tokens to keep, or `"heard"` for those handed out so far, `"all"`, or `"none"`
+        (the turn is rolled back).
         """
         current = self._current
         if current is None:
@@ -86,17 +75,17 @@ class Session:
         current.cut(kept)
 
     def rewind(self, turns: int) -> SessionView:
-        """Go back so that only the first `turns` turns remain."""
+        """Rewind so that only the first `turns` turns remain."""
         self._current = None
         return self._transport.ask(calls.rewind_session(self.id, turns))
 
     def fork(self, at_turn: int | None = None, id: str | None = None) -> Session:  # noqa: A002
-        """A second session that goes on from here, or from the end of an earlier turn; memory is shared."""
+        """Fork the session here, or at the end of an earlier turn; memory is shared."""
         child_id = self._transport.ask(calls.fork_session(self.id, id, at_turn))
         return Session(self._transport, child_id, self.system)
 
     def spill(self, tier: Literal["host", "disk"] | None = None) -> SessionView:
-        """Move the session's memory off the device, to the nearest tier with room if none is named."""
+        """Move the session's memory off the device (default: to the nearest tier with room)."""
         return self._transport.ask(calls.spill_session(self.id, tier)) or self.view()
 
     def restore(self) -> SessionView:
@@ -113,15 +102,15 @@ class Session:
         return self.view().turns
 
     def realtime(self, resume_after: int | None = None) -> Realtime:
-        """Full duplex over a WebSocket: say more while the model speaks.
+        """A full-duplex WebSocket: input may be sent while the model generates.
 
-        `resume_after` is the number of the last event that was heard of this session, elsewhere or earlier.
+        `resume_after` is the number of the last event received, to replay the later ones.
         """
         transport = self._transport
         return Realtime(transport.url, transport.headers, Dialogue(self.id, resume_after), transport.retries)
 
     def close(self) -> None:
-        """End the conversation and give its memory back. Closing one that is no more is no error."""
+        """Close the session and free its memory. Idempotent."""
         if self._current is not None:
             self._current.close()
             self._current = None
@@ -140,7 +129,7 @@ class Client:
         retries: Retries | None = None,
         timeout: float = 600.0,
     ) -> None:
-        """`timeout` is how many seconds the server may stay silent in the middle of an answer."""
+        """`timeout` is the read timeout in seconds."""
         self._transport = Transport(url, api_key, retries or Retries(), timeout)
 
     def __enter__(self) -> Client:
@@ -157,7 +146,7 @@ class Client:
         return self._transport.url
 
     def close(self) -> None:
-        """Close the connections; sessions stay open at the server."""
+        """Close the connections; sessions stay open on the server."""
         self._transport.http.close()
 
     def session(
@@ -167,12 +156,12 @@ class Client:
         ttl: float | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Session:
-        """Open a conversation; `ttl` is how many seconds it may be idle."""
+        """Open a session; `ttl` is its idle time limit in seconds."""
         session_id = self.ask(calls.open_session(id, system, ttl, metadata))
         return Session(self._transport, session_id, system)
 
     def resume(self, id: str) -> Session:  # noqa: A002
-        """Go on with a session that is open at the server."""
+        """Attach to a session that is open on the server."""
         view = self.ask(calls.show_session(id))
         return Session(self._transport, view.id)
 
@@ -189,11 +178,11 @@ class Client:
         return self.ask(calls.memory())
 
     def metrics(self) -> dict[str, float]:
-        """The server's figures by name and labels, for those who have the admin key."""
+        """The server's metrics by name and labels; needs the admin key."""
         return self.ask(calls.metrics())
 
     def models(self) -> list[str]:
-        """The names of the models that the server has."""
+        """The names of the server's models."""
         return [str(model["id"]) for model in self.ask(calls.models())]
 
     def generate(

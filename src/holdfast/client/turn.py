@@ -1,8 +1,8 @@
-"""A turn as its caller sees it, for ordinary and for asynchronous code: text as it comes, then the result.
+"""A turn as its caller sees it, sync and async: streamed text, then the result.
 
-Both kinds read their stream through a `TurnReader` and open it again when it breaks. They differ in who
-waits: what a `Turn` says of its end (`text`, `usage` and the like) waits for that end, an `AsyncTurn` has to
-be read first. Leaving one early ends it at the server as `on_abort` of `say` asked for. Made by sessions.
+Both kinds read their stream through a `TurnReader` and reconnect when it breaks. The result of a `Turn`
+(`text`, `usage` and the like) waits for its end; an `AsyncTurn` must be read first. Closing one early aborts
+it on the server by its `on_abort`. Made by sessions.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from holdfast.client.values import Body, Timing, TurnResult, Usage
 __all__ = ["AsyncTurn", "Turn"]
 
 BREAKS = (ConnectionFailed, Unavailable)
-"""What may end a stream without ending its turn: it is asked for again."""
+"""Errors after which the stream is opened again."""
 
 
 class _Heard:
-    """What is known of a turn: what was asked, what was read so far, and how it ended."""
+    """The state of a turn: its call, what was read, and its result."""
 
     def __init__(self, url: str, call: Call[Any], attempts: Attempts) -> None:
         assert call.body is not None, "a turn is asked for with a body"

@@ -1,7 +1,7 @@
-"""The plain values of the client: what is asked, and what is answered.
+"""The values of the client: arguments and results.
 
-Each `from_body` reads a JSON object of the server and ignores fields that it does not know, so that a newer
-server can say more. Nothing here talks to anybody. Used by both clients and their callers.
+Each `from_body` reads a JSON object of the server and ignores unknown fields, so that newer servers may add
+some. Used by both clients and their callers.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ __all__ = [
     "Sampling",
     "SessionView",
     "Timing",
+    "TurnFields",
+    "TurnOptions",
     "TurnResult",
     "Usage",
 ]
@@ -29,17 +31,20 @@ __all__ = [
 Body = dict[str, Any]
 Message = Mapping[str, Any]
 Said = str | Sequence[int] | Sequence[Message]
-"""What a caller says in a turn: text, token ids, or chat messages."""
+"""The input of a turn: text, token ids, or chat messages."""
 
 Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
-"""What is completed without a session: one or more prompts, as texts or lists of token ids."""
+"""Prompts of one-shot completions: one or more texts or lists of token ids."""
 
 Keep = int | Literal["heard", "all", "none"]
-"""What an interruption keeps: tokens, those handed to the caller so far, everything, or nothing."""
+"""What an interrupt keeps: a number of tokens, those handed to the caller so far, all, or none."""
 
 
 class Sampling(TypedDict, total=False):
-    """How a turn is generated; what is left out is as the model's makers suggest."""
+    """Sampling fields of the server's declaration that have a type here; others are sent as they are given.
+
+    Fields left out are the checkpoint's defaults.
+    """
 
     max_tokens: int
     min_tokens: int
@@ -57,10 +62,21 @@ class Sampling(TypedDict, total=False):
     ignore_eos: bool
 
 
+class TurnOptions(TypedDict, total=False):
+    """Turn options of the server's declaration."""
+
+    on_abort: Literal["rollback", "keep"]
+    timeout: float | None
+    append_history: bool
+
+
+class TurnFields(Sampling, TurnOptions, total=False):
+    """All fields of a turn besides its input and its id."""
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a turn cost, in tokens: `prompt` counts the history, `cached` of it was in memory already, and
-    `computed` of it was not."""
+    """Tokens of a turn: the prompt with its history, its cached and its computed part, the completion."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -69,7 +85,7 @@ class Usage:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Usage:
-        """Of a turn, or of an OpenAI-compatible answer, which tells less."""
+        """From a turn, or from an OpenAI completion, which has fewer fields."""
         details = body.get("prompt_tokens_details") or {}
         prompt = int(body["prompt_tokens"])
         completion = int(body["completion_tokens"])
@@ -79,7 +95,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long a turn took at the server, in milliseconds; None where there was no such moment."""
+    """Durations of a turn on the server in milliseconds; None if the event did not happen."""
 
     queue_ms: float | None
     ttft_ms: float | None
@@ -92,7 +108,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
-    """A turn that has had its end."""
+    """The result of a turn."""
 
     turn_id: str
     text: str
@@ -113,7 +129,7 @@ class TurnResult:
                 Timing.from_body(body.get("timing") or {}),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise ProtocolError(f"a turn ended in a way that is not understood: {error!r}") from error
+            raise ProtocolError(f"cannot read the result of a turn: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +166,12 @@ class SessionView:
                 body.get("memory") or {},
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise ProtocolError(
-                f"a session is described in a way that is not understood: {error!r}"
-            ) from error
+            raise ProtocolError(f"cannot read the description of a session: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What became of one or more prompts: their texts in order, and what they cost together."""
+    """The completions of one or more prompts in order, and their total usage."""
 
     texts: tuple[str, ...]
     finish_reasons: tuple[str, ...]
@@ -183,4 +197,4 @@ class Generated:
                 Usage.from_body(body["usage"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise ProtocolError(f"a completion is not understood: {error!r}") from error
+            raise ProtocolError(f"cannot read the completion: {error!r}") from error

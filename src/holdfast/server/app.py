@@ -1,4 +1,4 @@
-"""The application: every door behind one gate."""
+"""The ASGI application: all routes behind one middleware."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ from starlette.websockets import WebSocket
 
 from holdfast import __version__
 from holdfast.server.http.answers import json_answer
-from holdfast.server.http.gate import Gate
 from holdfast.server.http.keys import Keys
-from holdfast.server.http.problems import Problem
-from holdfast.server.routes import live, openai, realtime, sessions, web
-from holdfast.server.routes import sglang as native
-from holdfast.server.routes import status as house
+from holdfast.server.http.middleware import RequestMiddleware
+from holdfast.server.http.problems import Problem, internal_error
+from holdfast.server.routes import live, openai, realtime, sessions, sglang, status, tokenize, web
 from holdfast.server.routes.realtime_channel import Channels
 from holdfast.server.routes.schema import components
 from holdfast.server.routes.sglang_sessions import Native
@@ -35,7 +33,7 @@ __all__ = ["all_routes", "build_app", "nowhere"]
 
 log = logging.getLogger("holdfast.server")
 
-DOORS = (openai, sessions, realtime, native, house, live, web)
+ROUTE_MODULES = (openai, tokenize, sessions, realtime, sglang, status, live, web)
 WEBSOCKET = "WS"
 PATH_CHARACTERS_MAX = 128
 MATCH_CHARACTERS_MAX = 64
@@ -43,7 +41,7 @@ CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_ty
 
 
 def build_app(service: Service, keys: Keys, draining: Callable[[], bool]) -> ASGIApp:
-    """All routes, and the gate in front of them."""
+    """All routes, and the middleware in front of them."""
     app = FastAPI(
         title="Holdfast",
         version=__version__,
@@ -59,8 +57,8 @@ def build_app(service: Service, keys: Keys, draining: Callable[[], bool]) -> ASG
     app.state.live = LiveMemory(service)
     app.state.storm = Storm(service, draining)
     app.state.native = Native(service)
-    for door in DOORS:
-        app.include_router(door.router)
+    for module in ROUTE_MODULES:
+        app.include_router(module.router)
     app.add_api_websocket_route("/{path:path}", _no_socket)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(HTTPException, _http_problem)
@@ -73,24 +71,24 @@ def build_app(service: Service, keys: Keys, draining: Callable[[], bool]) -> ASG
         return schema
 
     app.openapi = described  # type: ignore[method-assign]
-    gate: ASGIApp = Gate(app, keys, service.options, draining)
+    guarded: ASGIApp = RequestMiddleware(app, keys, service.options, draining)
     if service.options.cors_origin:
-        # Whoever names an origin trusts its pages; OpenAI's client alone sends a dozen headers of its own.
-        gate = CORSMiddleware(
-            gate,
+        # Any header is allowed: OpenAI's client alone sends a dozen of its own.
+        guarded = CORSMiddleware(
+            guarded,
             allow_origins=list(service.options.cors_origin),
             allow_methods=sorted({method for methods in all_routes().values() for method in methods}),
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    return gate
+    return guarded
 
 
 def all_routes() -> dict[str, set[str]]:
     """The methods of every path; WS for a WebSocket."""
     found: dict[str, set[str]] = {}
-    for door in DOORS:
-        for route in door.router.routes:
+    for module in ROUTE_MODULES:
+        for route in module.router.routes:
             if isinstance(route, Route):
                 found.setdefault(route.path, set()).update(route.methods or ())
             elif isinstance(route, WebSocketRoute):
@@ -105,15 +103,14 @@ async def _problem(_request: Request, error: Exception) -> Response:
 
 
 async def _no_socket(websocket: WebSocket) -> None:
-    """A WebSocket to a path that has none: answered as any other path that is not there."""
+    """A WebSocket to a path without one: 404, as for any unknown path."""
     problem = Problem(404, CODES[404], nowhere(websocket.scope["path"], WEBSOCKET))
     await websocket.send_denial_response(json_answer(problem.body(), problem.status))
 
 
 async def _mistake(_request: Request, _error: Exception) -> Response:
-    """An exception that nobody expected: the gate logs it, the client learns only that it happened."""
-    problem = Problem(500, "internal_error", "the server made a mistake; it is in its log")
-    return json_answer(problem.body(), 500)
+    """An unexpected exception: the middleware logs it, the client gets no details."""
+    return json_answer(internal_error().body(), 500)
 
 
 async def _http_problem(request: Request, error: Exception) -> Response:
@@ -131,7 +128,7 @@ async def _http_problem(request: Request, error: Exception) -> Response:
 
 
 def nowhere(path: str, method: str) -> str:
-    """What a client is told of a path that is not there: the path, and those it may have meant."""
+    """The message for an unknown path: the path, and similar ones."""
     routes = all_routes()
     if routes.get(path) == {WEBSOCKET}:
         return f"{_shown(path)} is a WebSocket: connect with ws:// or wss://"
@@ -145,7 +142,7 @@ def nowhere(path: str, method: str) -> str:
 
 
 def _filled(route: str, path: str) -> str:
-    """A route with the names that a path has in the places of its parameters, for comparing the two."""
+    """A route with its parameters taken from a path, to compare the two."""
     parts, given = route.split("/"), path.split("/")
     if len(parts) != len(given):
         return route
@@ -155,17 +152,17 @@ def _filled(route: str, path: str) -> str:
 
 
 def _shown(path: str) -> str:
-    """A client's path as it is safe to show: printable, and cut."""
+    """A client's path, escaped and truncated."""
     shown = path[:PATH_CHARACTERS_MAX].encode("unicode_escape").decode("ascii")
     return f"{shown}…" if len(path) > PATH_CHARACTERS_MAX else shown
 
 
 def _methods(request: Request) -> set[str]:
-    """What can be asked of a path: each of its methods has a route of its own."""
+    """The methods of a path; each has a route of its own."""
     return {
         method
-        for door in DOORS
-        for route in door.router.routes
+        for module in ROUTE_MODULES
+        for route in module.router.routes
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
         for method in route.methods or ()
     }

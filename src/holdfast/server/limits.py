@@ -1,14 +1,15 @@
-"""Every bound of what a client may send, in one table.
+"""The limits of every request field, in one table.
 
 `LIMITS` has a row for each field that can be long, large or many: the field (`Struct.field`, or `*.field` for
-the structs that have no row of their own), its bound, and the words of the documentation. `check` applies it
-to a decoded value, whatever door it came through; a test walks over every field of every request type and
-finds none without a row. Bounds that follow from the model (its context) come with a `Room`.
+the structs that have no row of their own), its bound, and the words of the documentation. Rows of sampling
+fields and turn options come from the dialects' tables. `check` applies them to a decoded value of any
+dialect; a test walks over every field of every request type and finds none without a row. Bounds that follow
+from the model (its context) come with a `Room`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,25 +17,16 @@ from typing import Any
 import msgspec
 
 from holdfast.core.tokens import TOKEN_MAX
-from holdfast.engine.sampling import (
-    BIASED_TOKENS_MAX,
-    CHOICES_MAX,
-    INTEGER_MAX,
-    LOGPROBS_MAX,
-    SEED_MAX,
-    STOP_CHARACTERS_MAX,
-    STOP_TOKENS_MAX,
-    STOPS_MAX,
-)
+from holdfast.engine.fields import INTEGER_MAX, Bound
+from holdfast.engine.sampling import CHOICES_MAX, LOGPROBS_MAX
+from holdfast.server.dialects.tables import DIALECTS
 from holdfast.server.http.problems import Problem, bad_field
 
-__all__ = ["LIMITS", "Bound", "Limit", "Room", "check", "find_limit", "values_max"]
+__all__ = ["LIMITS", "Bound", "Limit", "Room", "check", "find_limit", "too_long", "values_max"]
 
 MESSAGES_MAX = 8192
 PARTS_MAX = 1024
 PROMPTS_MAX = 1024
-TOP_LOGPROBS_MAX = 20
-TIMEOUT_MAX = 86_400.0
 TTL_MAX = 30 * 86_400.0
 METADATA_BYTES_MAX = 64 << 10
 METADATA_DEPTH_MAX = 64
@@ -47,34 +39,15 @@ VALUES_MAX = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the model's context holds: tokens, and the bytes of the longest text that could be so many."""
+    """The model's context: its tokens, and the bytes of the longest text that could fit."""
 
     tokens: int
     text_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """How large a field may be; each part applies to the values that it fits.
-
-    `characters` is for a text and each text of a list, `entries` for lists and objects, `low` and `high` for
-    numbers and those in lists and objects. With `context`, a text and a list of token ids must fit the
-    model's context. `size` is for an object of any content, in bytes, nested at most `depth` deep.
-    """
-
-    characters: int | None = None
-    entries: int | None = None
-    low: float | None = None
-    high: float | None = None
-    context: bool = False
-    size: int | None = None
-    depth: int | None = None
-    code: str = "invalid_value"
-
-
-@dataclass(frozen=True, slots=True)
 class Limit:
-    """One row: the field, its bound, and what the documentation says of it."""
+    """One row: the field, its bound, and the words of the documentation."""
 
     field: str
     bound: Bound
@@ -82,8 +55,30 @@ class Limit:
 
 
 def _numbers(field: str, low: float, high: float, words: str = "") -> Limit:
-    most = "2^31" if high == INTEGER_MAX else f"{high:,}"
-    return Limit(field, Bound(low=low, high=high), words or f"{low:,} to {most}")
+    bound = Bound(low=low, high=high)
+    return Limit(field, bound, words or _words(bound))
+
+
+def _words(bound: Bound) -> str:
+    """A bound as the documentation shows it."""
+    parts = []
+    if bound.entries is not None and bound.characters is not None and bound.low is None:
+        parts.append(f"{bound.entries} of {bound.characters:,} characters")
+    elif bound.entries is not None:
+        parts.append(f"{bound.entries:,} tokens")
+    if bound.low is not None and bound.high is not None and bound.high != TOKEN_MAX:
+        if bound.high >= 1 << 62:
+            parts.append("64 bits")
+        else:
+            low, high = _number(bound.low), _number(bound.high)
+            parts.append(f"more than {low}, at most {high}" if bound.above else f"{low} to {high}")
+    return ", ".join(parts)
+
+
+def _number(value: float) -> str:
+    if value == INTEGER_MAX:
+        return "2^31"
+    return f"{int(value):,}" if value == int(value) else f"{value:g}"
 
 
 def _name(field: str) -> Limit:
@@ -91,7 +86,25 @@ def _name(field: str) -> Limit:
     return Limit(field, bound, f"{NAME_CHARACTERS_MAX} of A-Z a-z 0-9 _ . -")
 
 
-_TEXT = Bound(characters=None, context=True)
+def _declared_limits() -> Iterator[Limit]:
+    """Rows for the fields of the dialects' tables: one for each name, one more where a struct differs."""
+    seen: dict[str, Bound] = {}
+    own: set[str] = set()
+    for dialect in DIALECTS:
+        for table in (dialect.sampling, dialect.turn):
+            for row in table.rows:
+                bound, name = table.bound_of(row), row.written
+                if bound is None:
+                    continue
+                place = f"*.{name}"
+                if seen.setdefault(name, bound) != bound:
+                    place = f"{table.struct}.{name}"
+                if place not in own:
+                    own.add(place)
+                    yield Limit(place, bound, _words(bound))
+
+
+_TEXT = Bound(context=True)
 _FITS = "the context length; far longer texts are refused before they are tokenised"
 
 LIMITS: tuple[Limit, ...] = (
@@ -99,7 +112,7 @@ LIMITS: tuple[Limit, ...] = (
     *map(_name, ("*.id", "*.turn_id", "*.request_id", "*.session_id", "*.rid")),
     Limit("*.session", Bound(characters=4 * NAME_CHARACTERS_MAX), "a session's name"),
     Limit("*.model", Bound(characters=4 * WORD_CHARACTERS_MAX), "4,096 characters"),
-    # What is said.
+    # Input.
     Limit("*.input", Bound(entries=MESSAGES_MAX, context=True), _FITS),
     Limit("*.prompt", Bound(entries=PROMPTS_MAX, context=True), _FITS),
     Limit("*.text", Bound(entries=PROMPTS_MAX, context=True), _FITS),
@@ -113,46 +126,17 @@ LIMITS: tuple[Limit, ...] = (
     Limit("*.role", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
     Limit("*.name", Bound(characters=WORD_CHARACTERS_MAX), "1,024 characters"),
     Limit("*.type", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
-    # What is kept beside it.
+    # Session data.
     Limit("*.metadata", Bound(size=METADATA_BYTES_MAX, depth=METADATA_DEPTH_MAX), "64 KiB, nested 64 deep"),
     _numbers("*.ttl", 0, TTL_MAX, "30 days"),
-    _numbers("*.timeout", 0, TIMEOUT_MAX, "a day"),
     _numbers("OpenSessionBody.timeout", 0, TTL_MAX, "30 days"),
-    # How it is generated.
-    _numbers("*.max_tokens", 1, INTEGER_MAX),
-    _numbers("*.max_completion_tokens", 1, INTEGER_MAX),
-    _numbers("*.max_new_tokens", 0, INTEGER_MAX),
-    _numbers("*.min_tokens", 0, INTEGER_MAX),
-    _numbers("*.min_new_tokens", 0, INTEGER_MAX),
-    _numbers("*.temperature", 0, 100),
-    _numbers("*.top_p", 0, 1),
-    _numbers("*.top_k", -1, INTEGER_MAX),
-    _numbers("*.min_p", 0, 1),
-    _numbers("*.repetition_penalty", 0.01, 100),
-    _numbers("*.frequency_penalty", -2, 2),
-    _numbers("*.presence_penalty", -2, 2),
-    _numbers("*.seed", -SEED_MAX - 1, SEED_MAX, "64 bits"),
-    _numbers("*.sampling_seed", -SEED_MAX - 1, SEED_MAX, "64 bits"),
-    _numbers("*.n", 1, CHOICES_MAX),
+    # Sampling and turn options.
+    *_declared_limits(),
     _numbers("*.best_of", 1, CHOICES_MAX),
-    _numbers("*.logprobs", 0, LOGPROBS_MAX),
-    _numbers("CompletionBody.logprobs", 0, TOP_LOGPROBS_MAX),
-    _numbers("*.top_logprobs", 0, TOP_LOGPROBS_MAX),
     Limit("*.top_logprobs_num", Bound(entries=PROMPTS_MAX, low=0, high=LOGPROBS_MAX), "0 to 100"),
     Limit("*.logprob_start_len", Bound(entries=PROMPTS_MAX, low=-1, high=INTEGER_MAX), "-1 to 2^31"),
     Limit("*.return_logprob", Bound(entries=PROMPTS_MAX), "one for each prompt"),
     Limit("*.sampling_params", Bound(entries=PROMPTS_MAX), "one for each prompt"),
-    Limit(
-        "*.stop",
-        Bound(characters=STOP_CHARACTERS_MAX, entries=STOPS_MAX),
-        f"{STOPS_MAX} of {STOP_CHARACTERS_MAX:,} characters",
-    ),
-    Limit("*.stop_token_ids", Bound(entries=STOP_TOKENS_MAX, low=0, high=TOKEN_MAX), f"{STOP_TOKENS_MAX:,}"),
-    Limit(
-        "*.logit_bias",
-        Bound(characters=11, entries=BIASED_TOKENS_MAX, low=-100, high=100),
-        f"{BIASED_TOKENS_MAX:,} tokens, -100 to 100",
-    ),
     # Places in a session.
     _numbers("*.keep_tokens", 0, INTEGER_MAX),
     _numbers("*.to_turn", 0, INTEGER_MAX),
@@ -175,23 +159,24 @@ def find_limit(struct: str, field: str) -> Limit | None:
 
 
 def values_max(room: Room) -> int:
-    """How many values a body may hold."""
+    """The maximum number of values in a body."""
     return max(VALUES_MAX, 2 * room.tokens)
 
 
 def check(value: msgspec.Struct, room: Room | None) -> None:
-    """Raise the problem with the first field that is over its bound; without a `room`, context is not looked
-    at."""
+    """Raise for the first field out of bounds; without a `room`, the context is not checked."""
     _check_struct(value, "", room)
 
 
 @cache
 def _fields_of(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, Bound | None], ...]:
-    """The fields of a struct: as an attribute, as clients write it, and its bound."""
+    """The fields of a struct: as an attribute, as clients write it, and its bound. Fields of any type are
+    left out: they are there to be refused."""
     found = []
-    for name, written in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
-        limit = find_limit(kind.__name__, name)
-        found.append((name, written, None if limit is None else limit.bound))
+    for field in msgspec.structs.fields(kind):
+        if field.type is not Any:
+            limit = find_limit(kind.__name__, field.name)
+            found.append((field.name, field.encode_name, None if limit is None else limit.bound))
     return tuple(found)
 
 
@@ -207,7 +192,7 @@ def _check_struct(value: msgspec.Struct, path: str, room: Room | None) -> None:
             _check_struct(inner, place, room)
         elif isinstance(inner, list) and inner and isinstance(inner[0], msgspec.Struct):
             for number, entry in enumerate(inner):
-                if isinstance(entry, msgspec.Struct):  # A mixture is refused by its door.
+                if isinstance(entry, msgspec.Struct):  # A mixture is rejected by its route.
                     _check_struct(entry, f"{place}[{number}]", room)
 
 
@@ -215,8 +200,8 @@ def _check(value: Any, bound: Bound, place: str, room: Room | None) -> None:
     if isinstance(value, str):
         _check_text(value, bound, place, room)
     elif isinstance(value, int | float):
-        if bound.low is not None and bound.high is not None and not bound.low <= value <= bound.high:
-            raise Problem(400, bound.code, _between(place, bound), place)
+        if not bound.allows(value):
+            raise Problem(400, bound.code, f"{place} {bound.range}", place)
     elif isinstance(value, dict) and bound.size is not None:
         _check_size(value, bound, place)
     elif isinstance(value, dict):
@@ -226,10 +211,6 @@ def _check(value: Any, bound: Bound, place: str, room: Room | None) -> None:
             _check(inner, bound, place, room)
     elif isinstance(value, list):
         _check_list(value, bound, place, room)
-
-
-def _between(place: str, bound: Bound) -> str:
-    return f"{place} must be between {bound.low} and {bound.high}"
 
 
 def _check_list(values: list[Any], bound: Bound, place: str, room: Room | None) -> None:
@@ -264,14 +245,14 @@ def _check_text(text: str, bound: Bound, place: str, room: Room | None) -> None:
 
 
 def too_long(room: Room, place: str, tokens: int | None = None) -> Problem:
-    """An input that does not fit the context; `tokens` is how many it has, where they were counted."""
+    """An input that exceeds the context; `tokens` is its length where it is known."""
     counted = "more than that" if tokens is None else f"{tokens} tokens"
     said = f"This model's maximum context length is {room.tokens} tokens. However, {place} has {counted}."
     return Problem(400, "context_length_exceeded", f"{said} Please shorten it.", place)
 
 
 def _check_size(value: dict[str, Any], bound: Bound, place: str) -> None:
-    """Raise unless a client's own notes can be kept."""
+    """Raise for an object that is too large or too deeply nested."""
     try:
         size = len(msgspec.msgpack.encode(value))
     except OverflowError:

@@ -1,7 +1,6 @@
-"""Everything that can be chosen about the server itself; what concerns the engine is in `EngineOptions`.
+"""The options of the server itself; those of the engine are `EngineOptions`.
 
-One frozen value that the command line, the environment and a file fill. A wrong value is an error that names
-the option.
+Filled from the command line, the environment and a file. An invalid value is an error that names the option.
 """
 
 from __future__ import annotations
@@ -24,12 +23,11 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_.-]{1,253}")
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """How the server listens, whom it lets in, and how much it takes.
+    """Addresses, keys and limits. Sizes are in bytes, times in seconds.
 
     `api_keys` is a file of one key a line, `name:key` or the key alone; `HOLDFAST_API_KEYS` in the
-    environment gives the same, separated by commas. Sizes are in bytes, times in seconds. A tenant may
-    have `tenant_sessions` open, or where that is None as many as the server. The seeds of turns that bring
-    none come from `seed`.
+    environment gives the same, separated by commas. A tenant may have `tenant_sessions` open; None for as
+    many as the server. Turns without a seed get one derived from `seed`.
     """
 
     host: str = "127.0.0.1"
@@ -83,7 +81,7 @@ class ServerOptions:
 
 
 def ip_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """A name as the address that it is; None if it is none."""
+    """An IP address; None if `name` is not one."""
     try:
         return ipaddress.ip_address(name)
     except ValueError:

@@ -1,28 +1,28 @@
-"""From what clients say to tokens: chat messages, plain text, token ids.
+"""Prompts: chat messages and text to token ids.
 
-A conversation's first turn is rendered whole by the model's chat template; a later one renders only what is
-new, so that the history is never written again. Rendering and tokenising run in processes of their own (see
-`text/lanes.py`): the tokenizer would stop the event loop.
+A conversation's first turn is rendered whole by the model's chat template; later turns render only the new
+messages. Rendering and tokenising run in text processes (`text/lanes.py`), since they would block the event
+loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import GenericAlias
 from typing import Any
 
 import msgspec
 
+from holdfast.server.dialects.refused import MESSAGE_FIELDS
+from holdfast.server.dialects.requests import make_body, refuse_unbuilt
 from holdfast.server.http.problems import Problem, bad_field
 from holdfast.server.limits import MESSAGES_MAX, Room, too_long, values_max
 from holdfast.server.link import wire
 from holdfast.server.text import jobs
 from holdfast.server.text.lanes import JOB_SECONDS, Lane, TextProcess
 from holdfast.server.text.process import tokenizer_of
-from holdfast.server.unbuilt import MESSAGE_FIELDS, refuse_unbuilt, refusing
 
 __all__ = [
-    "READ_MESSAGES",
+    "CHAT_MESSAGE",
     "ROLES",
     "ChatMessage",
     "ContentPart",
@@ -34,19 +34,19 @@ __all__ = [
 ]
 
 SMALL_CHARACTERS = 1 << 14
-"""Inputs up to this size are tokenised in a few milliseconds."""
+"""Inputs up to this size are tokenised in a few milliseconds, by a process of their own."""
 MEMORY_BYTES = 512 << 20
-"""How much memory a text process may take for a job, beside what each token of the context may take."""
+"""Memory limit of a text process for a job, besides TOKEN_BYTES per token of the context."""
 TOKEN_BYTES = 1 << 10
 RENDER_SECONDS = 10.0
 LARGE_NICE = 5
 
 PARAM_OF_CODE = {"chat_template": "messages", "tokenizer": "input"}
-"""The field that a refusal is about."""
+"""The field at fault, by the code of a refusal."""
 
 
 class ContentPart(msgspec.Struct):
-    """A part of a message; only text is understood."""
+    """A part of a message; only text is supported."""
 
     type: str
     text: str | None = None
@@ -63,8 +63,7 @@ class ChatMessage(msgspec.Struct):
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SYSTEM_ROLES = ("system", "developer")
 
-READ_MESSAGES = GenericAlias(list, (refusing(ChatMessage, MESSAGE_FIELDS),))
-"""Such messages as they are read: with the fields that are refused by name."""
+CHAT_MESSAGE = make_body(ChatMessage, refused=MESSAGE_FIELDS)
 
 
 class SessionPart(ContentPart, forbid_unknown_fields=True):
@@ -83,7 +82,7 @@ class SessionMessage(msgspec.Struct, forbid_unknown_fields=True):
 def plain_messages(
     messages: Sequence[ChatMessage | SessionMessage], field: str = "messages"
 ) -> list[dict[str, Any]]:
-    """Messages as chat templates know them: a role from the list, and a text."""
+    """Messages as chat templates take them: a role from the list and a text."""
     if not messages:
         raise bad_field(field, "must hold at least one message", "empty_turn")
     if len(messages) > MESSAGES_MAX:
@@ -115,9 +114,9 @@ def plain_messages(
 
 
 def opens_history(messages: Sequence[dict[str, Any]]) -> bool:
-    """Whether messages are a conversation from its start, rather than what is new in one.
+    """Whether messages are a whole conversation rather than only new messages.
 
-    They are if the assistant is among those who speak, or if a system message comes before others.
+    They are if one is the assistant's, or if a system message comes before others.
     """
     return any(message["role"] == "assistant" for message in messages) or (
         begins_with_system(messages) and any(message["role"] not in SYSTEM_ROLES for message in messages)
@@ -130,10 +129,10 @@ def begins_with_system(messages: Sequence[dict[str, Any]]) -> bool:
 
 
 class Prompts:
-    """Writes prompts for one model.
+    """Renders and tokenises prompts of one model.
 
-    What is longer than the context could hold is refused at once, from its size. Everything else is done by
-    text processes: small inputs have one of their own, so that large ones do not keep them waiting.
+    Inputs that cannot fit the context are rejected by their size. All others go to text processes: one for
+    small inputs, one for large ones, so that small ones do not wait for large ones.
     """
 
     def __init__(self, vocabulary: wire.Vocabulary, context_length: int) -> None:
@@ -148,7 +147,7 @@ class Prompts:
         self._large = Lane(lambda: TextProcess.start(large))
 
     def warm_up(self) -> None:
-        """Start the process for small inputs before the first of them."""
+        """Start the process for small inputs."""
         self._small.warm_up()
 
     def close(self) -> None:
@@ -157,7 +156,7 @@ class Prompts:
         self._large.close()
 
     async def text(self, text: str, *, first: bool, tenant: str = "") -> list[int]:
-        """Plain text; at the start of a history with the marks that belong there."""
+        """Tokenise plain text; with the special tokens of a beginning if it is `first`."""
         self._require_length(len(text))
         return await self._tokens(jobs.Text(text, first), len(text), tenant)
 
@@ -169,7 +168,7 @@ class Prompts:
         first: bool,
         tenant: str = "",
     ) -> list[int]:
-        """Messages: a whole conversation, or what follows one whose last token was `last_token`."""
+        """Render and tokenise a whole conversation, or messages after `last_token`."""
         size = sum(_characters(message) for message in messages)
         self._require_length(size)
         return await self._tokens(jobs.Chat(list(messages), last_token, first), size, tenant)
@@ -192,11 +191,11 @@ class Prompts:
         return answer.content
 
     def too_long(self, tokens: int | None = None) -> Problem:
-        """An input that does not fit the context; `tokens` is how many it has, where they were counted."""
+        """An input that exceeds the context; `tokens` is its length where it is known."""
         return too_long(self.room, "input", tokens)
 
     def _require_length(self, characters: int) -> None:
-        """Raise for a text that cannot fit the context, whatever it says."""
+        """Raise for a text too long to fit the context."""
         if characters > self.room.text_bytes:
             raise self.too_long()
 
@@ -222,7 +221,7 @@ class Prompts:
 
 
 def _characters(value: Any) -> int:
-    """How much text a message holds."""
+    """The characters of a message."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):

@@ -1,10 +1,10 @@
-"""Seeds for turns that bring none, drawn from the server's own (`--seed`), so that a run can be repeated.
+"""Seeds for turns without one, derived from the server's seed (`--seed`), so that a run is reproducible.
 
-Every session has a sequence of its own, known by the name that its client gave it, or else by its place among
-those that its tenant opened without one; a tenant's requests without a session share one more. The n-th turn
-of a sequence always gets the same seed, whatever other sessions and tenants do meanwhile. Turns that bring a
-seed, and greedy ones, draw nothing; the seed of one that does not begin is the next one's. Without a seed of
-the server's, the engine draws as chance has it. Used by the service, on the event loop.
+Every session has its own sequence, identified by the client's name for it, or by its index among the sessions
+that the tenant opened without a name; a tenant's one-shot requests share one sequence. The n-th turn of a
+sequence always gets the same seed, independent of other sessions and tenants. Turns with a seed and greedy
+turns draw nothing; the seed of a turn that fails to start is reused. Without `--seed` the engine draws random
+seeds. Used by the service, on the event loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Loan", "SeedSequence", "Seeds"]
 
 
 class SeedSequence:
-    """One sequence of seeds; `drawn` of them have been given out, and some of those given back."""
+    """One sequence of seeds; `drawn` have been given out, some of them returned."""
 
     __slots__ = ("drawn", "name", "returned")
 
@@ -29,22 +29,22 @@ class SeedSequence:
         self.name = name
         self.drawn = drawn
         self.returned: list[int] = []
-        """A heap of places whose turns did not begin."""
+        """A heap of indices whose turns did not start."""
 
     def take(self) -> int:
-        """The first place that no turn has."""
+        """The first free index."""
         if self.returned:
             return heapq.heappop(self.returned)
         self.drawn += 1
         return self.drawn
 
     def give_back(self, place: int) -> None:
-        """The turn that got this place did not begin."""
+        """Return the index of a turn that did not start."""
         heapq.heappush(self.returned, place)
 
 
 class Loan:
-    """The sampling of a turn that is about to begin; its seed is kept if it does."""
+    """The sampling of a turn about to start; its seed is `kept` if it does."""
 
     __slots__ = ("kept", "sampling")
 
@@ -54,7 +54,7 @@ class Loan:
 
 
 class Seeds:
-    """What a server of one seed gives its turns."""
+    """The seed sequences of a server."""
 
     def __init__(self, seed: int | None) -> None:
         self._seed = seed
@@ -66,9 +66,9 @@ class Seeds:
         return self._requests.setdefault(tenant, SeedSequence(f"{tenant}#requests"))
 
     def of_session(self, tenant: str, name: str | None, turns: int = 0) -> SeedSequence:
-        """The sequence of a session: `name` is what its client called it.
+        """The sequence of a session; `name` is the client's.
 
-        `turns` is how many it has already, which is taken for how many were drawn where nobody knows that.
+        `turns` is how many it has already; a restored session has drawn that many seeds.
         """
         if name is not None:
             return SeedSequence(f"{tenant}/{name}", turns)
@@ -79,7 +79,7 @@ class Seeds:
     def lend(self, sampling: Sampling, sequence: SeedSequence) -> Iterator[Loan]:
         """The sampling of a turn, with the next seed of its sequence if it needs one.
 
-        Whoever does not set `kept` gives the seed back at the end of the block.
+        The seed is returned at the end of the block unless `kept` was set.
         """
         if self._seed is None or sampling.seed is not None or sampling.temperature == 0:
             yield Loan(sampling)
@@ -94,7 +94,7 @@ class Seeds:
                 sequence.give_back(place)
 
     def seeded(self, sampling: Sampling, sequence: SeedSequence) -> Sampling:
-        """The sampling of a turn that begins for certain."""
+        """The sampling of a turn that is certain to start."""
         with self.lend(sampling, sequence) as loan:
             loan.kept = True
         return loan.sampling

@@ -1,9 +1,9 @@
-"""`holdfast serve`: two processes, one address.
+"""`holdfast serve`: the API process and its shutdown.
 
-This process listens, reads and writes; the engine's process computes. SIGTERM (or Ctrl-C) drains: no new work
-is taken, turns in flight get their time to end and are then rolled back, the engine writes its sessions to
-disk, and the process exits with 0. Another signal ends what is being waited for: first the turns in flight,
-then the writing. Sessions that are not written are computed again from the journal.
+This process serves HTTP; the engine process computes. SIGTERM (or Ctrl-C) drains: new work is rejected, turns
+in flight may end within a time limit and are then rolled back, the engine writes its sessions to disk, and
+the process exits with 0. A second signal skips the turns in flight, a third the writing. Sessions that were
+not written are recomputed from the journal.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ BACKLOG = 2048
 GOODBYE_SECONDS = 3.0
 
 
-class Quiet(uvicorn.Server):
-    """Uvicorn, with signals left to us."""
+class UvicornServer(uvicorn.Server):
+    """Uvicorn without its signal handlers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
@@ -58,7 +58,7 @@ class Serving:
     def __init__(
         self, model: str, path: str, engine_options: dict[str, Any], options: ServerOptions, keys: Keys
     ) -> None:
-        """`path` is where the model called `model` was found."""
+        """`path` is the directory or file of `model`."""
         self.model = model
         self.path = path
         self.options = options
@@ -98,11 +98,11 @@ class Serving:
     async def _serve(
         self, service: Service, listener: socket.socket, supervising: asyncio.Task[None]
     ) -> None:
-        """Answer requests until a signal comes; then let what is in flight end, and end everything else."""
+        """Serve until a signal; then drain and shut down."""
         connections = Connections(
             self.options.header_seconds, self.options.body_seconds, self.descriptors_max
         )
-        server = Quiet(
+        server = UvicornServer(
             Config(
                 build_app(service, self.keys, self.stopping.is_set),
                 connections,
@@ -127,7 +127,7 @@ class Serving:
             await self._drain(service)
         finally:
             stop.cancel()
-            # Turns that are still in flight are rolled back with the engine's end, and their clients told.
+            # The engine rolls back turns still in flight as it stops, and their clients get an error.
             await service.supervisor.stop()
             await self._let_write(service.supervisor, supervising)
             server.should_exit = True
@@ -142,7 +142,7 @@ class Serving:
         self.stopping.set()
 
     def _listen(self) -> socket.socket:
-        """Take the address first: one that is taken is an error before anything is loaded."""
+        """Bind first: an address in use is an error before the model is loaded."""
         family = socket.AF_INET6 if ":" in self.options.host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -153,17 +153,19 @@ class Serving:
             host, port = self.options.host, self.options.port
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
                 raise OptionError(
-                    "port", f"{port} on {host} cannot be used: {error.strerror}; choose another, or 0 for any"
+                    "port",
+                    f"{port} on {host} is not available: {error.strerror}; choose another, or 0",
                 ) from error
             raise OptionError(
-                "host", f"{host} is no address of this machine: {error.strerror}; choose 127.0.0.1 or 0.0.0.0"
+                "host",
+                f"{host} is not an address of this machine: {error.strerror}; choose 127.0.0.1 or 0.0.0.0",
             ) from error
         listener.listen(BACKLOG)
         listener.setblocking(False)
         return listener
 
     async def _announce(self, supervisor: Supervisor, listener: socket.socket, name: str) -> None:
-        """Say that the server is ready, where, and with how much memory."""
+        """Print the address and the memory plan when the server is ready."""
         await supervisor.wait_ready()
         gc.freeze()
         gc.set_threshold(20_000, 20, 50)
@@ -180,18 +182,18 @@ class Serving:
         sys.stdout.flush()
 
     async def _drain(self, service: Service) -> None:
-        """Let turns in flight end; what has not by then is rolled back with the engine's end."""
+        """Wait for the turns in flight; those that do not end in time are rolled back."""
         log.info("draining", extra={"fields": {"turns": service.link.turns}})
         draining = asyncio.create_task(service.drain(self.options.drain_seconds))
         hurry = asyncio.create_task(self.hurry.wait())
         await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():
-            self.hurry.clear()  # This one was for the turns in flight.
+            self.hurry.clear()  # That signal was for the turns in flight.
         for task in (draining, hurry):
             task.cancel()
 
     async def _let_write(self, supervisor: Supervisor, supervising: asyncio.Task[None]) -> None:
-        """Wait until the engine has written its sessions and ended; another signal cuts the writing short."""
+        """Wait until the engine has written its sessions and exited; another signal stops the writing."""
         hurry = asyncio.create_task(self.hurry.wait())
         await asyncio.wait({supervising, hurry}, return_when=asyncio.FIRST_COMPLETED)
         if not supervising.done():
@@ -201,7 +203,7 @@ class Serving:
 
 
 def shown_name(model: str) -> str:
-    """What clients call the model."""
+    """The model's name for clients."""
     return model.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
 
 
@@ -211,7 +213,7 @@ def run(
     options: ServerOptions,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> int:
-    """Serve a model until a signal comes; raises `OptionError` or `EngineUnable` where it cannot."""
+    """Serve a model until a signal; raises `OptionError` or `EngineUnable`."""
     max_sessions = make_options(**engine_options).max_sessions
     keys = Keys.read(options)
     options = replace(options, tenant_sessions=keys.session_limit(options.tenant_sessions, max_sessions))
@@ -230,4 +232,4 @@ def run(
 
 
 def _silent(_stage: str, _done: int, _total: int) -> None:
-    """Nobody watches."""
+    """Ignore progress."""

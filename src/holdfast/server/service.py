@@ -1,21 +1,17 @@
-"""What all routes share: sessions and turns for a caller, over the link to the engine.
+"""Sessions and turns of a caller, over the link to the engine: what all routes share.
 
-A door turns a client's request into one of these calls, and what comes back into its own format. A call
-either does what it says or raises a `Problem` and has changed nothing.
+A route translates a request of its dialect into one of these calls and formats the result. A call either
+succeeds or raises a `Problem` and has changed nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 from holdfast.core.turn import KEEP_ALL
 from holdfast.engine.sampling import Sampling, SamplingError
@@ -29,11 +25,12 @@ from holdfast.server.http.problems import (
     from_refusal,
     told_as,
 )
-from holdfast.server.limits import TIMEOUT_MAX, TTL_MAX
+from holdfast.server.limits import TTL_MAX
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import EngineClient, TurnFeed
 from holdfast.server.link.supervisor import Progress, Supervisor
 from holdfast.server.options import ServerOptions
+from holdfast.server.ordinary_sessions import OrdinarySessions
 from holdfast.server.prompts import Prompts, begins_with_system, opens_history
 from holdfast.server.seeds import Seeds
 from holdfast.server.sessions import (
@@ -46,56 +43,19 @@ from holdfast.server.sessions import (
 )
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.tracing import open_traces
+from holdfast.server.turn_request import Input, TurnAsked, wire_sampling
 
-__all__ = ["Input", "Service", "TurnAsked", "make_sampling"]
+__all__ = ["Service"]
 
 log = logging.getLogger("holdfast.server")
 
 REWRITES_MAX = 4
 SYSTEM_SHARE = 7 / 8
-"""How much of the context a session's system text may take."""
-
-
-def make_sampling(names: Mapping[str, str] | None = None, /, **fields: Any) -> Sampling:
-    """Sampling from a client's fields; what is wrong is a problem with the field's name, as in `names`."""
-    try:
-        return Sampling(**fields)
-    except SamplingError as error:
-        raise Problem(400, "invalid_value", str(error), error.param).renamed(names or {}) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """What a turn brings: exactly one of the three, or nothing where generation is to go on."""
-
-    text: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tokens: list[int] | None = None
-    templated: bool = True
-    """Whether text is what a user says, to be put into the chat template, or is meant as it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class TurnAsked:
-    """A turn as a door wants it."""
-
-    input: Input
-    sampling: Sampling
-    name: str
-    keeps: bool = False
-    timeout: float | None = None
-    cut: bool = False
-    goes_on: bool = False
-    computes_from: int | None = None
-    fingerprint: str | None = None
-    appends: bool = False
-    """Whether messages are appended to a session even if they are a conversation from its start."""
-    fields: Mapping[str, str] = field(default_factory=dict)
-    """What its client calls fields that have other names here."""
+"""Maximum share of the context for a session's system text."""
 
 
 class Service:
-    """One engine for all callers."""
+    """The engine as all routes use it."""
 
     def __init__(
         self,
@@ -113,29 +73,26 @@ class Service:
         self.traces = open_traces()
         self.model_name = model_name
         self.table = SessionTable()
+        self.ordinary = OrdinarySessions()
         self.seeds = Seeds(options.seed)
         self.created = int(time.time())
-        self.is_taken: Callable[[str, str], bool] = lambda _tenant, _name: False
-        """Whether a tenant has something else under a name: a door that keeps sessions of its own says so."""
-        self.held_elsewhere: Callable[[str], int] = lambda _tenant: 0
-        """How many sessions of a tenant such a door keeps; they count as the engine's do."""
 
     @property
     def facts(self) -> wire.ModelFacts:
-        """The model that is served."""
+        """Facts about the served model."""
         if self.supervisor.facts is None:
             raise engine_unavailable()
         return self.supervisor.facts
 
     @property
     def prompts(self) -> Prompts:
-        """Writes prompts for the model that is served."""
+        """The prompt writer of the served model."""
         if self._prompts is None:
             raise engine_unavailable()
         return self._prompts
 
     def reading(self, caller: Caller) -> Reading:
-        """How bodies of a caller are read; before there is a model, those that need no text process."""
+        """How bodies of a caller are read; large ones only after the model is loaded."""
 
         async def read_large(content: bytes) -> bytes:
             return await self.prompts.read_body(content, caller.tenant)
@@ -144,7 +101,7 @@ class Service:
         return Reading(self.options.body_limit, room, read_large)
 
     def close(self) -> None:
-        """End what this service started."""
+        """Close traces and text processes."""
         self.traces.close()
         if self._prompts is not None:
             self._prompts.close()
@@ -164,7 +121,7 @@ class Service:
         self.metrics.engine_lost()
 
     def engine_ready(self, ready: wire.Ready) -> None:
-        """An engine serves; sessions that it does not know are lost."""
+        """An engine is ready; sessions that it does not know are lost."""
         if self._prompts is None:
             self._prompts = Prompts(ready.vocabulary, ready.facts.context_length)
             self._prompts.warm_up()
@@ -184,9 +141,9 @@ class Service:
         self.table.lose_all({stored.view.name for stored in ready.sessions})
 
     def turn_ended(self, feed: TurnFeed) -> None:
-        """Count a turn, log its figures, and end its trace. What was said stays out of all three.
+        """Count a turn, log its figures and end its trace, all without its text.
 
-        One that is told again was counted when it was carried out.
+        A replayed turn was counted when it ran.
         """
         if feed.replayed:
             return
@@ -209,7 +166,7 @@ class Service:
         log.log(logging.ERROR if end.outcome == "failed" else logging.DEBUG, "turn", extra={"fields": fields})
 
     async def ask(self, what: str, name: str | None = None, names: list[str] | None = None) -> Any:
-        """A question to the engine."""
+        """Ask the engine for a report."""
         number = self.link.number()
         return (await self.link.call(wire.Ask(number, wire.Question(what), name, names or []), number)).answer
 
@@ -244,7 +201,7 @@ class Service:
         return self.table.find(caller.tenant, name)
 
     async def _require_system(self, system: str, tenant: str) -> None:
-        """Raise unless a conversation fits the context after this text."""
+        """Raise if the system text leaves too little of the context for a conversation."""
         if not self.prompts.chats:
             raise bad_field("system", "this model has no chat template")
         most = int(SYSTEM_SHARE * self.facts.context_length)
@@ -255,22 +212,22 @@ class Service:
             raise bad_field("system", said, "context_length_exceeded")
 
     def _require_free(self, tenant: str, name: str) -> None:
-        if self.is_taken(tenant, name):
+        if self.ordinary.find(tenant, name) is not None:
             raise from_refusal("session_exists", "", "id")
 
     def has_room(self, tenant: str) -> bool:
-        """Whether a tenant may have one more session, of whatever kind."""
+        """Whether a tenant may open one more session of either kind."""
         limit = self.options.tenant_sessions
-        return limit is None or self.table.count(tenant) + self.held_elsewhere(tenant) < limit
+        return limit is None or self.table.count(tenant) + self.ordinary.count(tenant) < limit
 
     def require_room(self, tenant: str) -> None:
-        """Raise unless a tenant may have one more session."""
+        """Raise unless a tenant may open one more session."""
         if not self.has_room(tenant):
             limit = self.options.tenant_sessions
-            raise Problem(429, "too_many_sessions", f"{limit} sessions are open for this key")
+            raise Problem(429, "too_many_sessions", f"this key has {limit} open sessions, its limit")
 
     async def close_session(self, caller: Caller, name: str) -> None:
-        """Close a session; a turn in flight is rolled back first. Twice is no error."""
+        """Close a session; a turn in flight is rolled back first. Idempotent."""
         if self.table.has_gone(caller.tenant, require_name(name, "session_id")):
             return
         record = self.table.find(caller.tenant, name)
@@ -281,7 +238,7 @@ class Service:
         except Problem as problem:
             if problem.code not in ("session_not_found", "session_expired"):
                 raise
-        # The engine has told that it is no more; another of its name may have been opened since.
+        # It has ended on the engine; another of its name may have been opened since.
         if self.table.get(record.tenant, record.name) is record:
             self.table.remove(key, "closed")
 
@@ -292,7 +249,7 @@ class Service:
         heard: Callable[[wire.Done], None] | None = None,
         over: Callable[[], None] | None = None,
     ) -> wire.Done:
-        """Carry something out on a session."""
+        """Send a command about a session."""
         number = self.link.number()
         try:
             return await self.link.call(command(number), number, heard, over)
@@ -300,7 +257,7 @@ class Service:
             raise self._explained(problem, record) from problem
 
     def _explained(self, problem: Problem, record: SessionRecord) -> Problem:
-        """What became of a session that the caller had found, and that the engine has no more."""
+        """The reason why a session has ended since the caller found it."""
         if problem.code == "session_not_found":
             return self.table.absence(record.tenant, record.name)
         return problem
@@ -312,7 +269,7 @@ class Service:
         return self.shown(done.answer, record)
 
     def shown(self, answer: dict[str, Any], record: SessionRecord) -> dict[str, Any]:
-        """The engine's report with the caller's own name and what was said when it was opened."""
+        """The engine's report with the caller's name and metadata."""
         answer.pop("age_seconds", None)
         answer["idle_seconds"] = round(answer["idle_seconds"], 3)
         return {
@@ -325,28 +282,28 @@ class Service:
     async def interrupt(
         self, record: SessionRecord, turn: str | None, keep: int | None, request_id: str | None = None
     ) -> None:
-        """Cut into a session's turn: `keep` tokens stay, None for none, KEEP_ALL for all."""
+        """Interrupt a session's turn: `keep` tokens stay, None for none, KEEP_ALL for all."""
         if keep is not None and keep < KEEP_ALL:
             raise bad_field("keep_tokens", "must not be negative")
         key = engine_name(record.tenant, record.name)
         await self._call_on(record, lambda number: wire.Interrupt(number, key, turn, keep, request_id))
 
     async def rewind(self, record: SessionRecord, turns: int, request_id: str | None = None) -> None:
-        """Go back so that `turns` turns remain."""
+        """Rewind so that `turns` turns remain."""
         key = engine_name(record.tenant, record.name)
         await self._call_on(record, lambda number: wire.Rewind(number, key, turns, request_id))
 
     async def move(self, record: SessionRecord, to: str | None) -> bool:
-        """Start moving an idle session's memory to a tier, or back to the device; whether it began."""
+        """Start moving an idle session's memory to a tier, or back to the device; whether it started."""
         key = engine_name(record.tenant, record.name)
         return bool((await self._call_on(record, lambda number: wire.MoveSession(number, key, to))).answer)
 
     async def fork(
         self, record: SessionRecord, name: str | None, turns: int | None, request_id: str | None = None
     ) -> SessionRecord:
-        """A second session that shares the first one's history."""
+        """Fork a session: a second one that shares its history."""
         given, name = name, require_name(name, "id") if name is not None else new_name("s")
-        # Who has as many sessions as may be can still ask for one again that was made.
+        # A repeated request gets the session that it made before, even at the limit.
         room = self.has_room(record.tenant)
         if request_id is None:
             self.require_room(record.tenant)
@@ -354,7 +311,7 @@ class Service:
         parent, child = engine_name(record.tenant, record.name), engine_name(record.tenant, name)
 
         def made(done: wire.Done) -> None:
-            """The session that was made; one that is asked for again is known already."""
+            """Add the new session; a repeated request finds it already there."""
             name = done.answer.partition("/")[2]
             if self.table.get(record.tenant, name) is None:
                 seeds = self.seeds.of_session(record.tenant, given)
@@ -374,8 +331,7 @@ class Service:
     # --- turns ------------------------------------------------------------------------------------
 
     def check_turn(self, asked: TurnAsked) -> None:
-        """Raise for what is wrong with a turn whatever its session is like when it begins."""
-        _checked_timeout(asked.timeout)
+        """Raise for what is invalid independent of the session's state."""
         limit = asked.sampling.max_tokens
         if limit is not None and limit >= self.facts.context_length:
             raise context_exceeded(self.facts.context_length, 0, limit).renamed(asked.fields)
@@ -392,26 +348,26 @@ class Service:
         return feed
 
     async def _start_written(self, record: SessionRecord, asked: TurnAsked, sampling: Sampling) -> TurnFeed:
-        """Start a turn on a session; written again if the history changed while it was being written."""
+        """Start a turn on a session; tokenised again if the history changed meanwhile."""
         for attempt in range(REWRITES_MAX):
             view = record.view
             messages = asked.input.messages or []
-            opens = not asked.appends and opens_history(messages)
+            opens = not asked.options.append_history and opens_history(messages)
             if opens and not view.known and record.system is not None and begins_with_system(messages):
                 raise from_refusal("history_repeated", "", "messages")
-            # The engine may know this very turn, and answers it again then; otherwise it refuses it.
+            # The engine replays a turn that it knows, and rejects any other.
             tokens = [] if opens and view.known else await self.write(asked.input, record, record.tenant)
             command = wire.StartTurn(
                 self.link.number(),
                 asked.name,
                 record.tenant,
                 tokens,
-                _wire_sampling(sampling),
+                wire_sampling(sampling),
                 session=engine_name(record.tenant, record.name),
                 known=view.known,
                 goes_on=asked.goes_on,
-                keeps=asked.keeps,
-                timeout=_checked_timeout(asked.timeout),
+                keeps=asked.options.keeps,
+                timeout=asked.options.timeout,
                 cut=asked.cut,
                 computes_from=view.known if asked.sampling.prompt_logprobs is not None else None,
                 fingerprint=asked.fingerprint,
@@ -425,11 +381,11 @@ class Service:
         raise AssertionError("the last attempt raises")
 
     async def start_request(self, caller: Caller, asked: TurnAsked) -> list[TurnFeed]:
-        """Start a request of its own, with as many choices as it asks for."""
+        """Start a one-shot request with all its choices."""
         return await self.start_requests(caller, [asked])
 
     async def start_requests(self, caller: Caller, asked: Sequence[TurnAsked]) -> list[TurnFeed]:
-        """Start requests of their own with all their choices, or none; all are sent before any is awaited."""
+        """Start one-shot requests with all their choices, or none; all are sent before any is awaited."""
         seeds = self.seeds.of_requests(caller.tenant)
         with told_as(asked[0].fields), ExitStack() as stack:
             loans = [stack.enter_context(self.seeds.lend(each.sampling, seeds)) for each in asked]
@@ -451,8 +407,8 @@ class Service:
                 request_name(caller.tenant, f"{asked.name}.{choice}" if choice else asked.name),
                 caller.tenant,
                 tokens,
-                _wire_sampling(sampling),
-                timeout=_checked_timeout(asked.timeout),
+                wire_sampling(sampling),
+                timeout=asked.options.timeout,
                 choice=choice,
                 cut=asked.cut,
                 computes_from=0 if whole else asked.computes_from,
@@ -461,10 +417,10 @@ class Service:
         ]
 
     async def _start(self, commands: Sequence[wire.StartTurn], fields: Mapping[str, str]) -> list[TurnFeed]:
-        """Start all turns or none; `fields` are the client's names of fields."""
+        """Start all turns or none; `fields` are the client's field names."""
         for command in commands:
             if not command.tokens and not command.goes_on and not command.opens:
-                raise Problem(400, "empty_turn", "the turn brings no tokens", "input")
+                raise Problem(400, "empty_turn", "the turn has no input tokens", "input")
         try:
             return await self.link.start(commands)
         except Problem as problem:
@@ -480,18 +436,18 @@ class Service:
             ) from problem
 
     async def write(self, said: Input, record: SessionRecord | None, tenant: str) -> list[int]:
-        """The tokens of a tenant's input, for the history that it follows."""
+        """Tokenise a tenant's input, to follow a session's history."""
         if said.tokens is not None:
             self._check_tokens(said.tokens)
             return said.tokens
         tokens = await self._written(said, record, tenant)
         if tokens and max(tokens) >= self.facts.vocabulary:
-            # Tokenizers may know marks that the model's table has no rows for.
-            raise bad_field("input", "has a mark that the model does not know")
+            # Tokenizers may have special tokens without a row in the embedding table.
+            raise bad_field("input", "has a special token that the model does not have")
         return tokens
 
     async def _written(self, said: Input, record: SessionRecord | None, tenant: str) -> list[int]:
-        """The tokens of a text or of messages, whatever they are."""
+        """Tokenise text or messages; ids may be out of range."""
         first = record is None or record.view.known == 0
         messages = said.messages
         if messages is None and said.text is not None and said.templated and self.prompts.chats:
@@ -511,31 +467,16 @@ class Service:
             raise bad_field("input", f"token ids must be from 0 to {vocabulary - 1}")
 
     def leave(self, feed: TurnFeed, keeps: bool) -> None:
-        """A turn's client went away: the turn ends within a step, by its own policy."""
+        """A turn's client disconnected: end the turn within a step, by its `on_abort`."""
         self.link.end(feed, KEEP_ALL if keeps else None, "the client went away")
 
     async def drain(self, seconds: float) -> None:
-        """Wait for the turns in flight, at most for `seconds`."""
+        """Wait for the turns in flight, for at most `seconds`."""
         deadline = time.monotonic() + seconds
         while self.link.turns and self.supervisor.up and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
 
 
-def _checked_timeout(timeout: float | None) -> float | None:
-    if timeout is not None and not 0 < timeout <= TIMEOUT_MAX:
-        raise bad_field("timeout", f"must be more than 0 and at most {TIMEOUT_MAX:.0f} seconds")
-    return timeout
-
-
 def _tokens_asked(command: wire.StartTurn) -> int:
-    """How much of the context a turn needs; without a limit, one token at least."""
+    """The context that a turn needs; at least one token without `max_tokens`."""
     return (command.known or 0) + len(command.tokens) + (command.sampling.max_tokens or 1)
-
-
-def _wire_sampling(sampling: Sampling) -> wire.SamplingFields:
-    return msgspec.convert(sampling, wire.SamplingFields, from_attributes=True)
-
-
-def fingerprint_of(body: Any) -> str:
-    """What tells one body from another, without keeping it."""
-    return hashlib.sha256(msgspec.json.encode(body)).hexdigest()

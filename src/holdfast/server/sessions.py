@@ -1,8 +1,8 @@
-"""The sessions that the API process knows of: names by tenant, and what writing their next turn needs.
+"""The session table of the API process: names by tenant, and the state needed to write the next turn.
 
-The engine holds the sessions. Here is a mirror of each: how long its history is and how it ends, so that a
-turn can be written without asking first; the engine refuses one that was written for another history. Names
-are a tenant's own: two tenants may use the same. One-shot requests have names that no session can have.
+The engine holds the sessions. This is a mirror of each: the length of its history and its last token, so that
+a turn can be tokenised without asking first; the engine rejects a turn written for another history. Names are
+per tenant. One-shot requests have names that no session can have.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ GONE = {
     "expired": (410, "session_expired", "the session was closed after its time to live"),
     "lost": (410, "session_lost", "the session was lost when the engine was restarted; open it again"),
 }
-"""Why a session is no more, and what a caller who names it is told."""
+"""Why a session ended, and the error for callers who name it."""
 
 
 def require_name(name: str, param: str) -> str:
-    """A name that may be used, in the path of an address too; raises a problem that does not repeat it."""
+    """A valid name, safe in URL paths; raises a problem that does not repeat it."""
     if not NAME.fullmatch(name):
         needed = "must be 1 to 128 of the characters A-Z, a-z, 0-9, _, . and -, and not . or .. alone"
         raise bad_field(param, needed, "bad_name")
@@ -41,31 +41,31 @@ def require_name(name: str, param: str) -> str:
 
 
 def engine_name(tenant: str, name: str) -> str:
-    """What the engine calls a tenant's session."""
+    """The engine's name of a tenant's session."""
     return f"{tenant}/{name}"
 
 
 def request_name(tenant: str, rid: str) -> str:
-    """What the engine calls a request of its own; no session has such a name."""
+    """The engine's name of a one-shot request; no session has such a name."""
     return f"{tenant}#{rid}"
 
 
 @dataclass(slots=True)
 class SessionRecord:
-    """One session, as far as the routes need to know it."""
+    """One session as the routes see it."""
 
     tenant: str
     name: str
     view: wire.SessionView
     seeds: SeedSequence
-    """Where its turns that bring no seed get theirs from."""
+    """Seeds for its turns without one."""
     system: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     created: float = field(default_factory=time.time)
 
 
 class Holding:
-    """The sessions of one tenant, in the order in which they were opened, and those that are being opened."""
+    """The sessions of one tenant in the order of opening, and those being opened."""
 
     __slots__ = ("names", "numbers", "opening", "order", "unopened")
 
@@ -77,23 +77,23 @@ class Holding:
         self.opening: Counter[str] = Counter()
         """How many requests ask the engine for a session of each name."""
         self.unopened = 0
-        """Names among them of which no session is open."""
+        """How many of these names have no open session."""
 
 
 class SessionTable:
-    """All open sessions, by the engine's names. No look at a tenant's costs more for other sessions."""
+    """All open sessions by engine name. The cost of a lookup does not depend on other tenants."""
 
     def __init__(self) -> None:
         self._records: dict[str, tuple[int, SessionRecord]] = {}
         self._holdings: dict[str, Holding] = {}
         self._gone: dict[str, str] = {}
-        self.on_removed: Callable[[str, str], None] = _nobody
+        self._removed: list[Callable[[str, str], None]] = []
 
     def __len__(self) -> int:
         return len(self._records)
 
     def add(self, record: SessionRecord) -> None:
-        """A session was opened, or an engine that was started again has it still."""
+        """A session was opened, or came back with a restarted engine."""
         key = engine_name(record.tenant, record.name)
         self._gone.pop(key, None)
         holding = self._holding(record.tenant)
@@ -114,9 +114,9 @@ class SessionTable:
         return holding
 
     def opening(self, tenant: str, name: str) -> Callable[[], None]:
-        """The engine is asked for a session: its name is taken, and it counts.
+        """Reserve a name and count the session while the engine is asked to open it.
 
-        What is returned ends that, to be called when the engine has answered, whoever waits for it still.
+        The returned function ends the reservation; call it when the engine has answered.
         """
         key, holding = engine_name(tenant, name), self._holding(tenant)
         holding.unopened += not holding.opening[name] and key not in self._records
@@ -136,12 +136,12 @@ class SessionTable:
         return engine_name(tenant, name) in self._records or (holding is not None and name in holding.opening)
 
     def count(self, tenant: str) -> int:
-        """How many sessions a tenant has, those included that are being opened."""
+        """How many sessions a tenant has, including those being opened."""
         holding = self._holdings.get(tenant)
         return 0 if holding is None else len(holding.order) + holding.unopened
 
     def page(self, tenant: str, after: int, limit: int) -> tuple[list[SessionRecord], int | None]:
-        """The first `limit` sessions of a tenant that were opened after number `after`, and where to go on.
+        """The first `limit` sessions of a tenant opened after number `after`, and the next page's `after`.
 
         A session that is open from the first page to the last is on exactly one of them.
         """
@@ -163,7 +163,7 @@ class SessionTable:
         return record
 
     def absence(self, tenant: str, name: str) -> Problem:
-        """What a caller is told of a session that is not there: why it is no more, if it was."""
+        """The error for a session that is not open: why it ended, if that is known."""
         why = self._gone.get(engine_name(tenant, name))
         if why is not None:
             return Problem(*GONE[why], "session_id")
@@ -175,7 +175,7 @@ class SessionTable:
         return None if found is None else found[1]
 
     def has_gone(self, tenant: str, name: str) -> bool:
-        """Whether a session of that name was there before."""
+        """Whether a session of that name has ended."""
         return engine_name(tenant, name) in self._gone
 
     def of(self, tenant: str) -> list[SessionRecord]:
@@ -183,13 +183,13 @@ class SessionTable:
         return self.page(tenant, 0, len(self._records))[0]
 
     def seen(self, view: wire.SessionView) -> None:
-        """The engine says how a session stands."""
+        """Update a session's state from the engine."""
         found = self._records.get(view.name)
         if found is not None:
             found[1].view = view
 
     def remove(self, key: str, why: str) -> None:
-        """A session is no more; callers are told why for a while."""
+        """A session has ended; the reason is kept for a while."""
         assert why in GONE, "a reason that clients can be told"
         found = self._records.pop(key, None)
         if found is None:
@@ -202,18 +202,19 @@ class SessionTable:
         self._gone[key] = why
         while len(self._gone) > GONE_KEPT:
             del self._gone[next(iter(self._gone))]
-        self.on_removed(key, why)
+        for listener in self._removed:
+            listener(key, why)
+
+    def subscribe(self, removed: Callable[[str, str], None]) -> None:
+        """Have `removed` called with the key of each session that ends, and why."""
+        self._removed.append(removed)
 
     def lose_all(self, kept: set[str]) -> None:
-        """The engine was restarted: what did not come back is lost."""
+        """The engine was restarted: sessions that did not come back are lost."""
         for key in [key for key in self._records if key not in kept]:
             self.remove(key, "lost")
 
 
 def new_name(prefix: str) -> str:
-    """A fresh name that nobody can guess."""
+    """A random name that cannot be guessed."""
     return f"{prefix}-{secrets.token_hex(8)}"
-
-
-def _nobody(_key: str, _why: str) -> None:
-    """Nobody listens."""

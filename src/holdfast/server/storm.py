@@ -1,7 +1,7 @@
-"""A storm: many sessions that talk and are interrupted at random, to watch the memory stay tight.
+"""The storm: a load test inside the server, of many sessions with random turns and interruptions.
 
-For people who want to see it, and for nobody else: the server must have been started with `--storm`, and the
-call needs the admin key. Sessions of a storm belong to a tenant of their own and are closed when it ends.
+It shows on the page that memory stays accounted for. The server must have been started with `--storm`, and
+the call needs the admin key. Its sessions belong to a tenant of their own and are closed when it ends.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from holdfast.core.turn import KEEP_ALL
 from holdfast.engine.sampling import Sampling
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem
-from holdfast.server.service import Input, Service, TurnAsked
+from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord, new_name
+from holdfast.server.turn_request import Input, TurnAsked
 
 __all__ = ["Storm"]
 
 log = logging.getLogger("holdfast.server")
 
 TENANT = "~storm"
-"""No key can have this one."""
+"""A name that no key can have."""
 
 WORDS = ("wind", "rain", "thunder", "wave", "cloud", "gust", "spray", "gale", "squall", "hail", "tide")
 
@@ -44,8 +45,8 @@ class Storm:
         self.refused = 0
 
     @property
-    def rages(self) -> bool:
-        """Whether one is under way."""
+    def running(self) -> bool:
+        """Whether one is running."""
         return self._task is not None
 
     @property
@@ -53,40 +54,40 @@ class Storm:
         return time.monotonic() >= self._until or self._draining()
 
     def shown(self) -> dict[str, Any]:
-        """How it goes."""
+        """Its state, as clients see it."""
         return {
             "allowed": self._service.options.storm,
-            "running": self.rages,
-            "seconds_left": round(max(0.0, self._until - time.monotonic()), 1) if self.rages else 0,
+            "running": self.running,
+            "seconds_left": round(max(0.0, self._until - time.monotonic()), 1) if self.running else 0,
             "turns": self.turns,
             "interrupts": self.interrupts,
             "refused": self.refused,
         }
 
     def start(self, sessions: int, seconds: float, seed: int) -> None:
-        """Let one begin."""
+        """Start one."""
         if not self._service.options.storm:
             raise Problem(403, "storm_off", "the server was not started with --storm")
         if self._task is not None:
-            raise Problem(409, "storm_running", "a storm is under way")
+            raise Problem(409, "storm_running", "a storm is already running")
         self.turns = self.interrupts = self.refused = 0
         self._until = time.monotonic() + seconds
-        self._task = asyncio.create_task(self._rage(sessions, seed))
+        self._task = asyncio.create_task(self._run(sessions, seed))
 
     def stop(self) -> None:
-        """Let it end; what it opened is closed."""
+        """End it; its sessions are closed."""
         self._until = 0.0
 
-    async def _rage(self, sessions: int, seed: int) -> None:
+    async def _run(self, sessions: int, seed: int) -> None:
         try:
             talks = [self._talk(random.Random(seed + number)) for number in range(sessions)]
             await asyncio.gather(*talks)
         finally:
             self._task = None
-        log.info("the storm is over", extra={"fields": {"turns": self.turns, "interrupts": self.interrupts}})
+        log.info("storm ended", extra={"fields": {"turns": self.turns, "interrupts": self.interrupts}})
 
     async def _talk(self, chance: random.Random) -> None:
-        """One guest: opens a session, talks, cuts in, comes back."""
+        """One client: opens sessions, takes turns, interrupts some, closes."""
         while not self._over:
             try:
                 record = await self._service.open_session(self._caller, None, 120.0, None)
@@ -128,8 +129,8 @@ class Storm:
 
     async def _close(self, record: SessionRecord) -> None:
         if self._draining():
-            return  # The engine's end closes it.
+            return  # It ends with the engine.
         try:
             await self._service.close_session(self._caller, record.name)
         except Problem as problem:
-            log.info("a session of the storm was not closed: %s", problem.code)
+            log.info("cannot close a session of the storm: %s", problem.code)

@@ -1,9 +1,8 @@
-"""Answers that watch their client: when it goes away, its turns end within a step.
+"""Responses that watch for a disconnect: when the client disconnects, its turns end within a step.
 
-`json_answer` encodes a value. `TurnAnswer` waits for turns and answers once; `StreamAnswer` sends what an
-iterator yields as server-sent events. Both listen for the client's going away all the while, and call `leave`
-when it does, or when a problem ends the answer before its turns. A slow reader slows its own answer down,
-never the engine.
+`json_answer` encodes a value. `TurnAnswer` waits for turns and answers once; `StreamAnswer` sends an
+iterator's output as server-sent events. Both call `leave` when the client disconnects, or when a problem ends
+the answer before its turns. Backpressure of a slow reader slows its own answer, never the engine.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ Work = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class _Watched(Response):
-    """Runs an answer beside a watch on its client."""
+    """Runs an answer while watching for a disconnect."""
 
     def __init__(self, work: Work, leave: Callable[[], None]) -> None:
         super().__init__()
@@ -67,7 +66,7 @@ class _Watched(Response):
             await asyncio.gather(work, watch, return_exceptions=True)
 
     async def _watch(self, receive: Receive) -> None:
-        """Leave the moment that the client is gone: its next request may be waiting to be read."""
+        """Leave as soon as the client disconnects."""
         while (await receive())["type"] != "http.disconnect":
             pass
         self._leave()

@@ -1,8 +1,8 @@
-"""Reading what clients send: sizes first, then JSON, then types. What is wrong is named, never repeated.
+"""Reading request bodies: sizes first, then JSON, then types. Errors name the field, never repeat the value.
 
-A body is read no further than its limit. Decoding is strict: no NaN, no truth value for a number, no whole
-float for an integer, no lone surrogate, nothing after the end. Every field is held to its bound in `limits`.
-A body that would stop the event loop for long is read by a text process first.
+A body is read no further than its limit. Decoding is strict: no NaN, no boolean for a number, no float for an
+integer, no lone surrogate, nothing after the end. `limits` bounds every field. A body that would block the
+event loop for long is parsed by a text process first.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from msgspec import inspect
 from starlette.requests import ClientDisconnect, Request
 
 from holdfast.server import limits
+from holdfast.server.dialects.tables import why_unknown
 from holdfast.server.http.problems import Problem
 from holdfast.server.limits import Room
 
@@ -38,7 +39,7 @@ _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What reading a body needs: the bytes that it may have, the model's room, and who reads a large one."""
+    """How a body is read: the limit in bytes, the model's room, and the parser for large bodies."""
 
     limit: int
     room: Room | None
@@ -48,7 +49,7 @@ class Reading:
 async def read_json(request: Request, kind: type[T], reading: Reading) -> T:
     """The body of a request as a value of `kind`."""
     limit = reading.limit
-    # A page of another site can send a body without a type, and nothing else that this server reads.
+    # A cross-site page can send a body without a content type, but not JSON with one.
     default = "" if "origin" in request.headers else "application/json"
     form = request.headers.get("content-type", default).partition(";")[0].strip().lower()
     if form != "application/json" and not form.endswith("+json"):
@@ -81,13 +82,13 @@ async def parse_large(body: bytes, kind: type[T], reading: Reading) -> T:
 
 
 def brings_body(request: Request) -> bool:
-    """Whether a body comes with a request, empty or not."""
+    """Whether a request has a body, possibly empty."""
     headers = request.headers
     return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
 def too_large(limit: int) -> Problem:
-    """A body that is longer than what is read."""
+    """A body over the size limit."""
     return Problem(413, "body_too_large", f"the body is longer than {limit} bytes")
 
 
@@ -103,7 +104,7 @@ def decode_json(body: bytes, kind: type[T], room: Room | None) -> T:
 
 
 def _parsed(body: bytes, kind: type[T]) -> T:
-    """A JSON text as a value of `kind`; every fault is a `Problem` that names the field."""
+    """A JSON text as a value of `kind`; every error is a `Problem` that names the field."""
     if not body.strip():
         raise Problem(400, "invalid_json", "the body is empty")
     try:
@@ -124,19 +125,20 @@ def _reason(text: str) -> str:
 
 
 def _wrong_field(text: str, kind: Any) -> Problem:
-    """The fault that the decoder found, with the field's name as the client wrote it.
+    """The decoder's error, with the field's name as the client wrote it.
 
-    The decoder repeats values that are none of those allowed, and a value may read like anything: what the
-    decoder says is taken from the ends of its text only.
+    The decoder quotes invalid enum values, and a value may look like anything: only the ends of its message
+    are parsed.
     """
     place = _PLACE.search(text)
     path = place["path"].lstrip(".").replace("[...]", "")[:PATH_CHARACTERS_MAX] if place is not None else ""
     problem = _PLACE.sub("", text)
-    for pattern, said in ((_UNKNOWN, "there is no such field"), (_MISSING, "this field is required")):
+    for pattern in (_UNKNOWN, _MISSING):
         found = pattern.match(problem)
         if found is not None:
             inner = found["name"][:NAME_CHARACTERS_MAX]
-            path, problem = f"{path}.{inner}" if path else inner, said
+            path = f"{path}.{inner}" if path else inner
+            problem = why_unknown(path) if pattern is _UNKNOWN else "this field is required"
     if _VALUE.match(problem):
         allowed = ", ".join(map(str, _allowed(kind, path)))
         problem = f"must be one of {allowed}" if allowed else "this value is not allowed"
@@ -147,7 +149,7 @@ def _wrong_field(text: str, kind: Any) -> Problem:
 
 
 def _allowed(kind: Any, path: str) -> list[object]:
-    """The values that a field may have, where it has a list of them."""
+    """The allowed values of a field that is an enum."""
     places: list[inspect.Type] = [inspect.type_info(kind)]
     for name in _INDEX.sub("", path).split("."):
         places = [
@@ -162,11 +164,13 @@ def _allowed(kind: Any, path: str) -> list[object]:
 
 
 def _alternatives(places: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
-    """Every type that a value may have there, or an entry of it where it is a list."""
+    """The alternatives of types, with those of list items."""
     for place in places:
         if isinstance(place, inspect.UnionType):
             yield from _alternatives(place.types)
         elif isinstance(place, inspect.ListType):
             yield from _alternatives([place.item_type])
+        elif isinstance(place, inspect.Metadata):
+            yield from _alternatives([place.type])
         else:
             yield place

@@ -1,9 +1,9 @@
-"""Connections before and between requests: how long a request may take to arrive, and who may wait here.
+"""HTTP connections: deadlines for requests, and limits on unauthenticated connections and descriptors.
 
-Uvicorn's HTTP protocol, with deadlines for the headers and the body of a request, and with a bound on clients
-that have not shown a key yet. An answer that is under way, an idle connection that has been used, and a
-WebSocket have no deadline here. When descriptors run short a warning says so, and new connections are
-answered with 503 while those there are go on. `serve` hands `Config` to uvicorn; nobody else uses this.
+Uvicorn's HTTP protocol, with deadlines for the headers and the body of a request, and with a bound on
+connections without an authenticated request. Answers in progress, idle keep-alive connections and WebSockets
+have no deadline here. When file descriptors run short, a warning is logged and new connections get 503.
+`serve` gives `Config` to uvicorn.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ __all__ = ["Config", "Connections", "HttpConnection", "raise_descriptor_limit"]
 
 log = logging.getLogger("holdfast.server")
 
-STRANGERS_MAX = 1024
+UNAUTHENTICATED_MAX = 1024
 DESCRIPTORS_RESERVED = 32
-"""Kept for what the server itself opens: the engine's process, files, sockets that are refused politely."""
+"""Descriptors kept for the server itself: the engine process, files, connections that get a 503."""
 WARNING_SECONDS = 60.0
 
 HEAD, BODY = "headers", "body"
 
 
 def raise_descriptor_limit() -> int:
-    """Let this process have as many descriptors as it may; returns how many that is."""
+    """Raise the soft limit of file descriptors to the hard limit; returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -44,24 +44,24 @@ def raise_descriptor_limit() -> int:
 
 
 class Connections:
-    """All connections of a server, as far as they can be in each other's way.
+    """The connections of a server that share limits.
 
-    A *stranger* is a connection none of whose requests was let in yet. The number of strangers is bounded:
-    one more closes the one that has waited longest, so that somebody with a request always gets through.
+    A connection is unauthenticated until one of its requests was accepted. The number of those is bounded:
+    one more closes the oldest, so that a client with a request always gets through.
     """
 
     def __init__(self, header_seconds: float, body_seconds: float, descriptors_max: int) -> None:
         self.header_seconds = header_seconds
         self.body_seconds = body_seconds
         self.descriptors_max = max(descriptors_max - DESCRIPTORS_RESERVED, descriptors_max // 2)
-        self.strangers_max = min(STRANGERS_MAX, max(1, descriptors_max // 4))
-        self.strangers: dict[HttpConnection, None] = {}
+        self.unauthenticated_max = min(UNAUTHENTICATED_MAX, max(1, descriptors_max // 4))
+        self.unauthenticated: dict[HttpConnection, None] = {}
         self._warned = -WARNING_SECONDS
 
     def enter(self, connection: HttpConnection, descriptor: int) -> bool:
-        """A connection has come; whether there is room for it.
+        """Count a new connection; False if it must be rejected.
 
-        The system hands out the lowest free descriptor, so its number says how many are in use.
+        The kernel assigns the lowest free descriptor, so its number tells how many are in use.
         """
         if descriptor >= self.descriptors_max:
             self._warn(descriptor)
@@ -69,21 +69,21 @@ class Connections:
             return False
         if descriptor >= self.descriptors_max * 9 // 10:
             self._warn(descriptor)
-        self.strangers[connection] = None
-        if len(self.strangers) > self.strangers_max:
+        self.unauthenticated[connection] = None
+        if len(self.unauthenticated) > self.unauthenticated_max:
             self._close_oldest()
         return True
 
     def leave(self, connection: HttpConnection) -> None:
-        """A connection is closed, or no stranger any more."""
-        self.strangers.pop(connection, None)
+        """A connection is closed, or authenticated."""
+        self.unauthenticated.pop(connection, None)
 
     def _close_oldest(self) -> None:
-        """Close the stranger that has waited longest; those that were let in meanwhile are none."""
-        while self.strangers:
-            oldest = next(iter(self.strangers))
-            del self.strangers[oldest]
-            if not oldest.let_in:
+        """Close the oldest unauthenticated connection."""
+        while self.unauthenticated:
+            oldest = next(iter(self.unauthenticated))
+            del self.unauthenticated[oldest]
+            if not oldest.authenticated:
                 oldest.close()
                 return
 
@@ -91,21 +91,21 @@ class Connections:
         if time.monotonic() - self._warned >= WARNING_SECONDS:
             self._warned = time.monotonic()
             log.warning(
-                "descriptors run short: connections may be refused; raise the limit (ulimit -n, LimitNOFILE)",
+                "file descriptors run short: new connections may get 503; raise ulimit -n or LimitNOFILE",
                 extra={"fields": {"in_use": descriptor + 1, "usable": self.descriptors_max}},
             )
 
 
 class Config(uvicorn.Config):
-    """Uvicorn's configuration, and what its connections share."""
+    """Uvicorn's configuration with the state that connections share."""
 
     def __init__(self, app: Any, connections: Connections, **options: Any) -> None:
         super().__init__(app, http=HttpConnection, **options)
-        self.crowd = connections
+        self.shared = connections
 
 
 class HttpConnection(H11Protocol):
-    """One connection that speaks HTTP, until it ends or becomes a WebSocket."""
+    """One HTTP connection, until it ends or becomes a WebSocket."""
 
     config: Config
 
@@ -117,28 +117,28 @@ class HttpConnection(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.crowd = config.crowd
+        self.shared = config.shared
         self._awaited: tuple[str, object] | None = None
-        """What has to arrive by the deadline, and the request before or of which it is."""
+        """What must arrive by the deadline (headers or body), and its request."""
         self._deadline: asyncio.TimerHandle | None = None
 
     @property
-    def let_in(self) -> bool:
-        """Whether the gate has let a request of this connection in, under somebody's name."""
+    def authenticated(self) -> bool:
+        """Whether the middleware has accepted a request of this connection for a tenant."""
         scope: Any = self.scope  # None before the first request.
         caller = None if scope is None else scope["state"].get("caller")
         return caller is not None and caller.tenant != ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if self.crowd.enter(self, transport.get_extra_info("socket").fileno()):
+        if self.shared.enter(self, transport.get_extra_info("socket").fileno()):
             self._watch()
         else:
             self._refuse(Problem(503, "too_many_connections", "too many connections are open"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._await(None)
-        self.crowd.leave(self)
+        self.shared.leave(self)
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
@@ -146,8 +146,8 @@ class HttpConnection(H11Protocol):
         self._watch()
 
     def on_response_complete(self) -> None:
-        if self.let_in:
-            self.crowd.leave(self)
+        if self.authenticated:
+            self.shared.leave(self)
         super().on_response_complete()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
@@ -160,18 +160,18 @@ class HttpConnection(H11Protocol):
             self._refuse(Problem(400, "bad_upgrade", "a WebSocket is opened by a GET request without a body"))
             return
         self._await(None)
-        self.crowd.leave(self)
+        self.shared.leave(self)
         super().handle_websocket_upgrade(event)
 
     def close(self) -> None:
-        """End the connection; nothing of it was let in."""
+        """Close the connection."""
         if not self.transport.is_closing():
             self.transport.close()
 
     # --- deadlines --------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """See what is awaited now: the headers of a first or a begun request, the body of one, or nothing."""
+        """Set the deadline for what is awaited now: headers, a body, or nothing."""
         state = self.conn.their_state
         cycle: Any = self.cycle  # None before the first request.
         if self.transport.is_closing() or self.transport.get_protocol() is not self:
@@ -191,11 +191,11 @@ class HttpConnection(H11Protocol):
             self._deadline = None
         self._awaited = awaited
         if awaited is not None:
-            seconds = self.crowd.header_seconds if awaited[0] == HEAD else self.crowd.body_seconds
+            seconds = self.shared.header_seconds if awaited[0] == HEAD else self.shared.body_seconds
             self._deadline = self.loop.call_later(seconds, self._late)
 
     def _late(self) -> None:
-        """What was awaited has not come. An answer that is under way goes on; the connection ends with it."""
+        """The deadline has passed. An answer in progress goes on; the connection closes after it."""
         assert self._awaited is not None
         what, cycle = self._awaited[0], self.cycle
         self._await(None)
@@ -204,19 +204,19 @@ class HttpConnection(H11Protocol):
                 self.close()
             cycle.keep_alive = False
         elif what == HEAD and not self.conn.trailing_data[0]:
-            self.close()  # It has said nothing at all.
+            self.close()  # It has sent nothing.
         else:
             option, seconds = (
-                ("--header-seconds", self.crowd.header_seconds)
+                ("--header-seconds", self.shared.header_seconds)
                 if what == HEAD
-                else ("--body-seconds", self.crowd.body_seconds)
+                else ("--body-seconds", self.shared.body_seconds)
             )
             self._refuse(
                 Problem(408, "request_timeout", f"the {what} did not arrive within {seconds:g} s ({option})")
             )
 
     def _refuse(self, problem: Problem) -> None:
-        """Answer before, or instead of, the application, and close."""
+        """Answer without the application, and close."""
         body = msgspec.json.encode(problem.body())
         head = [
             f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}",

@@ -1,9 +1,8 @@
-"""Which names a request may call the server by, and which web pages may call it at all.
+"""Allowed Host headers and origins: protection against DNS rebinding and cross-site requests.
 
-A page of another site can make a browser on this machine send requests here. Two checks stop it. The Host
-header must name this server: in DNS rebinding the attacker's own name is pointed at this address, and the
-browser sends that name. And what changes something must not come from a page of another origin. Both matter
-where no key is asked for: a browser cannot send a key that it does not have. Used by the gate alone.
+A page of another site can make a browser on this machine send requests here. The Host header must name this
+server, since under DNS rebinding the browser sends the attacker's name; and requests with side effects must
+not come from a page of another origin. Both matter where no key is needed. Used by the middleware.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ OWN_SITE = ("same-origin", "none")
 
 
 class Hosts:
-    """The names that this server answers to.
+    """The host names that this server accepts.
 
-    They are checked where no key is needed, and where `allowed_host` names some. Loopback names and
-    addresses and the address that is listened on are always among them.
+    Checked where no key is needed, and wherever `allowed_host` is given. Loopback names and addresses and the
+    listening address are always accepted.
     """
 
     def __init__(self, options: ServerOptions, keys_required: bool) -> None:
@@ -36,13 +35,13 @@ class Hosts:
         self.checked = "*" not in options.allowed_host and (not keys_required or bool(options.allowed_host))
 
     def require(self, host: str | None) -> None:
-        """Refuse a request that was meant for another host, or for none."""
+        """Reject a request for another host, or without a Host header."""
         if self.checked and not self._knows(host or ""):
             raise Problem(
                 421,
                 "host_not_allowed",
-                "host: this server does not answer to that name; start it with --allowed-host NAME if it "
-                "should",
+                "host: this server does not accept this host name; to allow it, start it with "
+                "--allowed-host NAME",
                 "host",
             )
 
@@ -53,20 +52,20 @@ class Hosts:
         name = _bare(found[1])
         if name in self._names or name == "localhost" or name.endswith(".localhost"):
             return True
-        # An address is no name that a stranger could point elsewhere.
+        # DNS rebinding needs a name; an address cannot be rebound.
         address = ip_address(name)
         return address is not None and (address.is_loopback or self._any_address)
 
 
 def _bare(name: str) -> str:
-    """A name without what may be written differently: brackets, a final dot, capitals."""
+    """A normalised host name: lower case, without brackets and final dot."""
     return name.strip("[]").lower().removesuffix(".")
 
 
 def foreign_page(headers: Mapping[str, str], allowed: tuple[str, ...]) -> bool:
-    """Whether a browser sends this for a page of an origin that is neither this server's nor allowed.
+    """Whether a browser sends this for a page of another origin that is not allowed.
 
-    Browsers say so in Sec-Fetch-Site, older ones in Origin alone. Other clients send neither.
+    Browsers send Sec-Fetch-Site, older ones only Origin. Other clients send neither.
     """
     origin = headers.get("origin")
     if "*" in allowed or origin in allowed:
@@ -78,7 +77,7 @@ def foreign_page(headers: Mapping[str, str], allowed: tuple[str, ...]) -> bool:
 
 
 def _same_host(origin: str, host: str) -> bool:
-    """Whether an origin is this host: its scheme aside, which a proxy may change, and with its usual port."""
+    """Whether an origin is this host, ignoring the scheme (a proxy may change it) and the default port."""
     try:
         parts = urlsplit(origin)
     except ValueError:

@@ -1,13 +1,12 @@
-"""Who is calling: keys, tenants and the admin.
+"""API keys, tenants and the admin.
 
-Each key belongs to a tenant, which has its own sessions, its own root of shared prefixes and its own caps.
+Each key belongs to a tenant, which has its own sessions, its own root of the prefix tree and its own quotas.
 Keys come from a file (one a line, `tenant:key` or the key alone) or from HOLDFAST_API_KEYS. They are never
-logged. Without keys everyone is one tenant, whose name no key can have. After a key may follow which part of
-each tier's memory its tenant may hold: `device=0.5 host=0.25 disk=0.1`.
+logged. Without keys all callers are one tenant, whose name no key can have. A line may go on with the share
+of each tier's memory that the tenant may hold: `device=0.5 host=0.25 disk=0.1`.
 
-A key is found by its SHA-256 digest in a table, so that a request costs the same however many keys there are.
-How long that takes tells nothing of use: whoever guesses chooses a key and not its digest, and the digests of
-two keys that are alike have nothing in common.
+Keys are looked up by SHA-256 digest in a hash table. Its timing leaks nothing useful: an attacker chooses
+keys, not digests, and similar keys have unrelated digests.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ _TENANT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request."""
+    """The tenant that sent a request, and whether it is the admin."""
 
     tenant: str
     admin: bool
 
 
 def warn_if_readable(path: str | None) -> None:
-    """Say so if others than the server's user may read the file of keys."""
+    """Warn if the key file is readable by other users."""
     if path is not None and Path(path).expanduser().stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
         log.warning(
-            "others can read the file of keys: chmod 600 it",
+            "key file is readable by other users: chmod 600 it",
             extra={"fields": {"file": path}},
         )
 
@@ -59,21 +58,19 @@ def _digest(key: str) -> bytes:
 
 
 def _share(part: str) -> tuple[str, float]:
-    """What `tier=part` says, after a key."""
+    """Parse `tier=share`, after a key."""
     tier, _, number = part.partition("=")
     try:
         value = float(number)
     except ValueError:
         value = math.nan
     if tier not in TIERS or not 0.0 < value <= 1.0:
-        raise OptionError(
-            "api_keys", f"may have {'=, '.join(TIERS)}= with a number up to 1 after a key, and nothing else"
-        )
+        raise OptionError("api_keys", f"may have only {'=, '.join(TIERS)}= with a number up to 1 after a key")
     return tier, value
 
 
 class Keys:
-    """All keys that open the server."""
+    """All keys of the server."""
 
     def __init__(
         self,
@@ -81,7 +78,7 @@ class Keys:
         admin: str | None,
         shares: Mapping[str, dict[str, float]] | None = None,
     ) -> None:
-        """`users` are tenants by key, `shares` what each may hold, by tier, where its line says so."""
+        """`users` are tenants by key, `shares` the memory shares of tenants, by tier."""
         self.shares = dict(shares or {})
         self._users = {_digest(key): tenant for key, tenant in users.items()}
         self.tenants = frozenset(users.values())
@@ -89,10 +86,9 @@ class Keys:
 
     @classmethod
     def read(cls, options: ServerOptions) -> Keys:
-        """The keys that the options and the environment name.
+        """The keys of the options and the environment.
 
-        Raises `OptionError` for keys that cannot be used, and where strangers would be let in though nobody
-        said that they may be.
+        Raises `OptionError` for invalid keys, and for a public address without keys or `allow_anonymous`.
         """
         lines: list[str] = []
         if options.api_keys is not None:
@@ -124,21 +120,19 @@ class Keys:
         if len(users) > KEYS_MAX:
             raise OptionError("api_keys", f"may hold at most {KEYS_MAX} keys")
         if users and options.allow_anonymous:
-            raise OptionError(
-                "allow_anonymous", "contradicts the keys that were given: leave one of them out"
-            )
+            raise OptionError("allow_anonymous", "cannot be combined with keys: leave one of them out")
         if not users and not options.loopback and not options.allow_anonymous:
             raise OptionError(
                 "host",
-                f"{options.host} lets other machines in, and there are no keys: give --api-keys FILE (or "
-                f"{VARIABLE}), listen on 127.0.0.1, or say --allow-anonymous if everybody may use the model",
+                f"{options.host} is reachable from other machines, and there are no keys: give --api-keys "
+                f"FILE (or {VARIABLE}), listen on 127.0.0.1, or give --allow-anonymous to serve without keys",
             )
         return cls(users, options.admin_key, {tenant: share for tenant, share in shares.items() if share})
 
     def session_limit(self, stated: int | None, max_sessions: int) -> int | None:
-        """How many sessions a tenant may have open: as stated, or half of all where there are several.
+        """The maximum of open sessions per tenant: as stated, or half of all where there are several tenants.
 
-        So no tenant can take all the sessions of a server that it shares.
+        So no tenant can take all the sessions of a shared server.
         """
         if stated is None and len(self.tenants) > 1:
             return (max_sessions + 1) // 2
@@ -146,11 +140,11 @@ class Keys:
 
     @property
     def required(self) -> bool:
-        """Whether a caller needs a key at all."""
+        """Whether callers need a key."""
         return bool(self._users)
 
     def caller(self, key: str | None) -> Caller | None:
-        """Who has this key; None if nobody has."""
+        """The caller with this key; None if the key is unknown."""
         digest = b"" if key is None else _digest(key)
         admin = self._admin is not None and hmac.compare_digest(digest, self._admin)
         found = self._users.get(digest)

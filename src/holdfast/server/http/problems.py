@@ -1,7 +1,7 @@
-"""Everything a client can be told is wrong: one exception, its status, its code, and what to do next.
+"""Errors for clients: one exception with status, code, message and field.
 
-Messages name fields and figures, never values that the client sent and never a raw exception. The engine's
-refusals have stable codes; `from_refusal` gives each its status.
+Messages name fields and limits, never values that the client sent and never a raw exception. The engine's
+refusals have stable codes; `from_refusal` maps each to its status.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ __all__ = [
     "engine_lost",
     "engine_unavailable",
     "from_refusal",
+    "internal_error",
     "told_as",
+    "turn_failed",
 ]
 
 STATUS_OF_CODE = {
@@ -53,25 +55,25 @@ STATUS_OF_CODE = {
 WORDS_OF_CODE = {
     "session_not_found": "there is no such session",
     "session_expired": "the session was closed after its time to live",
-    "session_exists": "a session of this id is open already, or waits in the journal for room",
-    "session_busy": "the session has a turn in flight, or is being closed",
-    "unknown_token": "input: a token id is outside the model's vocabulary",
-    "turn_exists": "a turn or request of this id is there already",
-    "turn_conflict": "a turn of this id has finished, and had another body",
-    "request_conflict": "a request of this id asked for something else, or what it made is closed since",
-    "turn_not_found": "the session has no such turn, or it can no longer be cut",
-    "nothing_to_keep": "more tokens are to be kept than were generated",
-    "request_not_found": "there is no such request in this session",
-    "request_not_finished": "the request that this one follows has not finished",
-    "bad_offset": "the offset reaches past the start of the session",
-    "already_computed": "the session has computed these tokens before",
+    "session_exists": "a session with this id is already open, or is in the journal waiting for memory",
+    "session_busy": "the session has a turn in flight or is being closed",
+    "unknown_token": "input: a token id is out of range for the model's vocabulary",
+    "turn_exists": "a turn or request with this id already exists",
+    "turn_conflict": "a turn with this id has finished, and its body was different",
+    "request_conflict": "a request with this id was different, or the session that it made is closed",
+    "turn_not_found": "the session has no such turn, or the turn can no longer be interrupted",
+    "nothing_to_keep": "keep_tokens is more than the number of generated tokens",
+    "request_not_found": "the session has no such request",
+    "request_not_finished": "the parent request has not finished",
+    "bad_offset": "the offset is before the start of the session",
+    "already_computed": "the session has already computed these tokens",
     "bad_max_tokens": "must be at least 1",
-    "history_repeated": "the session has its history already: send only what is new, without messages of the "
-    "assistant and without a system message in front, or set append_history to append them all the same",
+    "history_repeated": "the session already has its history: send only new messages, without assistant "
+    "messages and without a leading system message, or set append_history to append them anyway",
     "journal_unavailable": "the journal cannot be written; try again later",
 }
-"""What is said of refusals whose own words, which are for the log, repeat names or values of the client's.
-Those of all other codes hold figures of the server's alone."""
+"""Messages of refusals whose own text, which is for the log, repeats names or values of the client's. The
+text of all other codes holds figures of the server's alone."""
 
 TYPE_OF_STATUS = {
     400: "invalid_request_error",
@@ -95,7 +97,7 @@ RETRY_SECONDS = 1
 
 
 class Problem(Exception):
-    """Something is wrong with a request, or with the server; carries what the client is told."""
+    """An error answer: what is wrong with a request, or with the server."""
 
     def __init__(
         self,
@@ -115,7 +117,7 @@ class Problem(Exception):
         )
 
     def renamed(self, names: Mapping[str, str]) -> Problem:
-        """The same problem, for a client that knows the field by another name."""
+        """The same problem with the field's name as the client writes it."""
         if self.param is None or self.param not in names:
             return self
         name, message = names[self.param], self.message
@@ -124,7 +126,7 @@ class Problem(Exception):
         return Problem(self.status, self.code, message, name, self.retry_after)
 
     def body(self) -> dict[str, object]:
-        """What is sent: the same shape on every door."""
+        """The JSON body, the same in every dialect."""
         error = {
             "message": self.message,
             "type": TYPE_OF_STATUS.get(self.status, "server_error"),
@@ -136,7 +138,7 @@ class Problem(Exception):
 
 @contextmanager
 def told_as(names: Mapping[str, str]) -> Iterator[None]:
-    """Problems in here are told under the names that the client knows: `names`, by our own."""
+    """Rename the fields of problems raised in the block: `names` maps declared names to the client's."""
     try:
         yield
     except Problem as problem:
@@ -144,22 +146,22 @@ def told_as(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def from_refusal(code: str, message: str, param: str | None) -> Problem:
-    """The problem behind a refusal of the engine."""
+    """The problem for a refusal of the engine."""
     return Problem(STATUS_OF_CODE.get(code, 400), code, WORDS_OF_CODE.get(code, message), param)
 
 
 def bad_field(param: str, problem: str, code: str = "invalid_value") -> Problem:
-    """A field has a value that cannot be."""
+    """A field has an invalid value."""
     return Problem(400, code, f"{param}: {problem}", param)
 
 
 def context_exceeded(
     limit: int, said: int, completion: int, *, history: int = 0, field: str = "input"
 ) -> Problem:
-    """A turn that is longer than the context, in the words that clients look for.
+    """A turn that exceeds the context length, in the words that clients parse.
 
-    `field` is what the client calls what it said. If that leaves no room for a token, it is the field at
-    fault, and `max_tokens` otherwise.
+    `field` is the client's name of the input. If the input alone leaves no room for a token, it is the field
+    at fault, and `max_tokens` otherwise.
     """
     parts = [(history, "session"), (said, field), (completion, "completion")]
     counted = ", ".join(f"{tokens} in the {part}" for tokens, part in parts if tokens)
@@ -175,7 +177,7 @@ def context_exceeded(
 
 
 def engine_unavailable() -> Problem:
-    """No engine process is there to ask."""
+    """No engine process is running."""
     return Problem(503, "engine_unavailable", "the engine is starting; try again shortly", retry_after=2)
 
 
@@ -184,3 +186,15 @@ def engine_lost() -> Problem:
     return Problem(
         503, "engine_lost", "the engine was restarted while it worked on this; try again", retry_after=2
     )
+
+
+def internal_error() -> Problem:
+    """An unexpected exception, without its text."""
+    return Problem(500, "internal_error", "internal error; see the server log")
+
+
+def turn_failed(reason: str) -> Problem:
+    """A turn that failed on the engine; its session is rolled back to the state before it."""
+    if reason == "numeric_error":
+        return Problem(500, reason, "the model's output was not a number; the turn was rolled back")
+    return Problem(500, "turn_failed", "the turn failed and was rolled back; see the server log")

@@ -1,12 +1,11 @@
-"""WebSocket connections whose frames cannot keep the event loop from others.
+"""WebSocket connections with a rate limit on frames, so that one client cannot starve the event loop.
 
-Uvicorn's WebSocket protocol reads everything that has arrived at once, and a frame can be six bytes long: one
-connection could have it read tens of thousands of frames before anybody else has a turn. Here the frames are
-counted by their headers alone before they are read; a few are read at a time, and the next when the loop has
-gone round and the application has taken the messages. Frames that a client can send for nothing (pings, pongs
-and short fragments) are paid from a budget that refills with time; a connection that has spent it is closed
-with 1008. Messages cost nothing: whoever sends many waits for the application. A client that does not read
-gets no pongs. `serve` hands this class to uvicorn; nobody else uses it.
+Uvicorn's WebSocket protocol parses everything that has arrived at once, and a frame can be six bytes long:
+one connection could block the loop with tens of thousands of frames. Here frames are counted by their headers
+before they are parsed; a few are parsed in each pass of the loop, the next when the application has taken the
+messages. Pings, pongs and short fragments are paid from a token bucket; a connection that has emptied it is
+closed with 1008. Messages cost nothing, since backpressure bounds them. A client that does not read gets no
+pongs. `serve` gives this class to uvicorn.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ FRAMES_A_PASS = 32
 FRAMES_SAVED_MAX = 4096
 FRAMES_A_SECOND = 256
 FRAGMENT_BYTES = 1024
-"""A fragment of this length or more costs nothing: the limit of a message bounds how many there can be."""
+"""A fragment of this length or more costs nothing: the message limit bounds their number."""
 LINGER_SECONDS = 2.0
 
 TOO_MANY_FRAMES = (1008, "too many pings or small fragments")
@@ -38,16 +37,16 @@ LENGTH_BYTES = {126: 2, 127: 8}
 
 
 class FrameScanner:
-    """Where frames begin and end in what a client sends, known from their headers alone (RFC 6455, 5.2)."""
+    """Finds frame boundaries in a byte stream from the headers alone (RFC 6455, 5.2)."""
 
     def __init__(self) -> None:
         self._left = 0
-        """Bytes of the last frame that have not come yet."""
+        """Bytes of the last frame still to come."""
 
     def ahead(self, data: bytes | bytearray, frames_max: int) -> tuple[int, int]:
-        """How many bytes of `data` can be read until so many frames have begun, and how many of these cost.
+        """How many bytes of `data` hold at most `frames_max` frame starts, and how many of those frames cost.
 
-        The bytes are taken as read: the next call is given what follows them.
+        The bytes count as consumed: the next call gets what follows them.
         """
         at = min(self._left, len(data))
         self._left -= at
@@ -71,7 +70,7 @@ class FrameScanner:
 
 
 class Budget:
-    """What a client may spend: so much at once, refilled steadily."""
+    """A token bucket: a burst of `saved_max`, refilled at a constant rate."""
 
     def __init__(self, saved_max: int, a_second: float, now: float) -> None:
         self._saved_max = saved_max
@@ -80,7 +79,7 @@ class Budget:
         self._at = now
 
     def spend(self, count: int, now: float) -> bool:
-        """Take so much of it; False if there is not so much."""
+        """Take `count` tokens; False if there are fewer."""
         self._saved = min(self._saved_max, self._saved + (now - self._at) * self._a_second)
         self._at = now
         if count > self._saved:
@@ -90,7 +89,7 @@ class Budget:
 
 
 class SocketConnection(WebSocketsSansIOProtocol):
-    """One WebSocket, from the request that asks for it to its end."""
+    """One WebSocket, from its upgrade request to its end."""
 
     def __init__(
         self,
@@ -114,7 +113,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
             self._read_some()
 
     def _shake_hands(self, request: bytes) -> None:
-        """Read the request, which is whole; one that the library does not take is answered too."""
+        """Read the upgrade request; one that the library rejects is answered too."""
         super().data_received(request)
         if not self.handshake_initiated:
             output = b"".join(self.conn.data_to_send())
@@ -122,7 +121,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
             self.transport.close()
 
     def _read_some(self) -> None:
-        """Read a few frames, and arrange for the rest."""
+        """Parse a few frames, and schedule the rest."""
         self._next_pass = None
         if self.transport.is_closing() or self._flooded:
             self._unread.clear()
@@ -141,9 +140,9 @@ class SocketConnection(WebSocketsSansIOProtocol):
         self._go_on(waits=not end)
 
     def _go_on(self, *, waits: bool = False) -> None:
-        """Read on: what is here already in the next pass of the loop, or what comes from the client.
+        """Continue with buffered bytes in the next pass of the loop, or with bytes from the client.
 
-        `waits` says that what is here is the beginning of a header alone.
+        `waits`: the buffer holds only an incomplete header.
         """
         if self.read_paused or self.transport.is_closing():
             return
@@ -168,7 +167,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
             self.loop.call_later(self.close_timeout + LINGER_SECONDS, self.transport.abort)
 
     def handle_ping(self) -> None:
-        """Answer a ping; not while the client does not read (it may be answered by a later pong, 5.5.3)."""
+        """Answer a ping, unless the client does not read (a later pong may answer it, 5.5.3)."""
         if self.writable.is_set():
             super().handle_ping()
         else:
@@ -184,8 +183,8 @@ class SocketConnection(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def _close_flooded(self) -> None:
-        """Say why, and read no frame any more. What still comes is thrown away until the client has closed
-        too, since it would not hear the reason from a socket that is closed over unread bytes."""
+        """Close with the reason and discard further input until the client has closed too: a socket closed
+        with unread bytes is reset, and the client would not get the reason."""
         self._flooded = True
         self._unread.clear()
         code, reason = TOO_MANY_FRAMES

@@ -13,29 +13,9 @@ from typing import Any
 
 import msgspec
 
+from holdfast.server.dialects import wire_fields
 
-class SamplingFields(msgspec.Struct, omit_defaults=True, frozen=True):
-    """The fields of `engine.sampling.Sampling`, which checks them on both sides."""
-
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
-    seed: int | None = None
-    stop: list[str] = []
-    stop_token_ids: list[int] = []
-    ignore_eos: bool = False
-    n: int = 1
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    skip_special_tokens: bool = True
-    keep_stop: bool = False
+SamplingFields = wire_fields.SamplingFields
 
 
 class Configure(msgspec.Struct, tag="configure", frozen=True):

@@ -23,14 +23,14 @@ def service_of(connection: HTTPConnection) -> Service:
 
 
 def caller_of(connection: HTTPConnection) -> Caller:
-    """Who is calling, as the gate found out."""
+    """The caller that the middleware authenticated."""
     caller = connection.scope["state"]["caller"]
     assert isinstance(caller, Caller)
     return caller
 
 
 def request_id_of(connection: HTTPConnection) -> str:
-    """The id of the request, the caller's own if it sent one."""
+    """The id of the request: the client's if it sent one."""
     return str(connection.scope["state"]["request_id"])
 
 
@@ -40,5 +40,5 @@ async def body_of(request: Request, kind: type[T]) -> T:
 
 
 def reading_of(connection: HTTPConnection) -> Reading:
-    """How what this caller sends is read."""
+    """How the bodies of this caller are read."""
     return service_of(connection).reading(caller_of(connection))

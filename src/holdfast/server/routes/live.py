@@ -5,8 +5,8 @@ Text messages are JSON: `memory.pools` when a map begins (or begins again, with 
 `health` once a second for the admin, `engine` when the engine goes or comes back. Binary messages are
 differences between two maps, as `live.difference` writes them.
 
-A client may say `{"type": "look", "session": NAME}` to be told with each report (`memory.leased`) which
-shared units that session reads; without a name nobody is looked at.
+A client may send `{"type": "look", "session": NAME}` to get with each report (`memory.leased`) the shared
+units that the session leases; without a name it gets none.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _encoder = msgspec.json.Encoder()
 
 
 class LookMessage(msgspec.Struct, tag="look", tag_field="type", forbid_unknown_fields=True):
-    """Which session to look at."""
+    """Choose the session whose leased units are shown."""
 
     session: str | None = None
 
 
 class Viewer:
-    """One connection that looks on."""
+    """One connection that watches the memory."""
 
     def __init__(self, websocket: WebSocket, live: LiveMemory, caller: Caller) -> None:
         self.websocket = websocket
@@ -60,7 +60,7 @@ class Viewer:
         self.session: str | None = None
 
     async def run(self) -> None:
-        """Show what is new until the client has gone."""
+        """Send changes until the client disconnects."""
         self.live.enter(self.whose)
         showing = asyncio.create_task(self._until_closed(self._show()))
         watching = asyncio.create_task(self._until_closed(self._watch()))
@@ -86,11 +86,11 @@ class Viewer:
                 await self._say("error", problem.body())
 
     async def _until_closed(self, work: Coroutine[Any, Any, None]) -> None:
-        """Go on until the connection is closed, by the client or beneath us."""
+        """Run until the connection is closed."""
         try:
             await work
         except (WebSocketDisconnect, RuntimeError) as error:
-            log.debug("nothing more can be shown: %s", type(error).__name__)
+            log.debug("connection closed: %s", type(error).__name__)
 
     async def _show(self) -> None:
         while True:
@@ -132,7 +132,7 @@ class Viewer:
         await self.websocket.send({"type": "websocket.send", "bytes": changes})
 
     async def _show_leased(self) -> None:
-        """Which shared units the session that is looked at reads; only the admin may look at others'."""
+        """Send the shared units that the chosen session leases; only the admin may choose others'."""
         name = self.session
         if name is None:
             return
@@ -140,12 +140,12 @@ class Viewer:
         try:
             leased = await self.live.service.ask("leased", key)
         except Problem:
-            leased = {}  # It is gone, or it never was.
+            leased = {}  # There is no such session.
         units = {pool: self._places(int(pool), each) for pool, each in leased.items()}
         await self._say("memory.leased", {"session": name, "units": units})
 
     def _places(self, pool: int, units: list[int]) -> list[int]:
-        """Where units are in the map that this viewer has; those that it does not show yet are left out."""
+        """The places of units in this viewer's map, without those that it does not show yet."""
         picture = self.picture
         if picture is None or pool >= len(picture.cells):
             return []

@@ -1,7 +1,4 @@
-"""How OpenAI's clients want completions written: one object, or chunks of a stream.
-
-Two formats with the same parts: chat completions and plain completions. Nothing here waits or decides.
-"""
+"""OpenAI's response formats: chat completions and plain completions, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ __all__ = ["Chat", "Completion", "Format", "ending"]
 
 
 def ending(end: wire.End) -> str:
-    """Why a choice ended, in OpenAI's words; `abort` where somebody stopped it."""
+    """OpenAI's finish reason of a choice; `abort` if it was aborted."""
     return end.reason if end.outcome == "finished" else "abort"
 
 
 class Format(Protocol):
-    """What the door needs of either format."""
+    """What the routes need of either format."""
 
     def choice(self, index: int, end: wire.End) -> dict[str, Any]:
         """A whole choice."""
@@ -32,7 +29,7 @@ class Format(Protocol):
         ...
 
     def first(self, index: int) -> list[dict[str, Any]]:
-        """What opens a choice's stream, if anything does."""
+        """The first chunks of a choice's stream, if it has any."""
         ...
 
     def chunk(self, index: int, text: str, logprobs: list[wire.Logprob] | None) -> dict[str, Any]:
@@ -53,7 +50,7 @@ class Format(Protocol):
 
 
 class _Frame:
-    """What both formats share."""
+    """The parts that both formats share."""
 
     kind = ""
     chunk_kind = ""
@@ -96,7 +93,7 @@ class _Frame:
         }
 
     def _spelled(self, token: int) -> tuple[str, list[int]]:
-        """A token as text, and its bytes: those of half a character cannot be text."""
+        """A token as text, and its bytes: a token may be part of a UTF-8 sequence."""
         spelled = self.tokenizer.token_bytes(token)
         return spelled.decode("utf-8", errors="replace"), list(spelled)
 
@@ -134,23 +131,23 @@ class Chat(_Frame):
         return self._framed(self.chunk_kind, [choice])
 
     def first(self, index: int) -> list[dict[str, Any]]:
-        """Who speaks."""
+        """The role."""
         return [self._chunk(index, {"role": "assistant", "content": ""})]
 
     def chunk(self, index: int, text: str, logprobs: list[wire.Logprob] | None) -> dict[str, Any]:
-        """A piece of what is said."""
+        """A piece of the text."""
         return self._chunk(index, {"content": text}, logprobs=self._logprobs(logprobs))
 
     def last(self, index: int, reason: str) -> dict[str, Any]:
-        """Why it ended."""
+        """The finish reason."""
         return self._chunk(index, {}, finish_reason=reason)
 
 
 class _Places:
-    """Where the tokens of one choice begin in its text, in characters, whatever pieces it is sent in.
+    """Character offsets of the tokens of one choice in its text.
 
-    A token that begins inside a character is where that character is. Tokens of a stop string that was cut
-    off are where they would be.
+    A token that begins inside a character has that character's offset. Tokens of a removed stop string have
+    the offsets that they would have.
     """
 
     def __init__(self, detokenizer: Detokenizer) -> None:
@@ -158,7 +155,7 @@ class _Places:
         self._characters = 0
 
     def next(self, token: int) -> int:
-        """The place of the next token."""
+        """The offset of the next token."""
         place = self._characters
         self._characters += len(self._detokenizer.add([token]))
         return place
@@ -178,7 +175,7 @@ class Completion(_Frame):
         self._places: dict[int, _Places] = {}
 
     def _logprobs(self, index: int, logprobs: list[wire.Logprob] | None) -> dict[str, Any] | None:
-        """Of the tokens that a choice says next."""
+        """Log-probabilities of a choice's next tokens."""
         if logprobs is None:
             return None
         places = self._places.get(index)
@@ -204,7 +201,7 @@ class Completion(_Frame):
         return self._choice(index, end.text, self._logprobs(index, end.logprobs), ending(end))
 
     def first(self, index: int) -> list[dict[str, Any]]:
-        """Nothing comes before the text."""
+        """There is no first chunk."""
         del index
         return []
 
@@ -215,5 +212,5 @@ class Completion(_Frame):
         )
 
     def last(self, index: int, reason: str) -> dict[str, Any]:
-        """Why it ended."""
+        """The finish reason."""
         return self._framed(self.chunk_kind, [self._choice(index, "", None, reason)])

@@ -1,50 +1,53 @@
-"""`WS /v1/realtime`: a conversation in full duplex.
+"""`WS /v1/realtime`: a full-duplex conversation.
 
-The client says `session.open`, `input.append`, `input.commit`, `response.interrupt`, `session.rewind`,
-`session.fork` and `session.close`; the server answers with `session.opened`, `response.started`,
-`response.delta`, `response.done`, `session.rewound`, `session.forked`, `session.closed` and `error`, each
-with a running `seq`. Input may be appended while the model speaks: it is the connection's own until it is
-committed. A commit with mode "after" waits for the turn that speaks; one with mode "interrupt" cuts that turn
-where the client has heard it, and takes back turns that wait. A message that is wrong is answered by an
-`error` that names its field, and the connection stays. `session.opened` carries the number after which the
-messages go on; errors that belong to no session carry no number.
+The client sends `session.open`, `input.append`, `input.commit`, `response.interrupt`, `session.rewind`,
+`session.fork` and `session.close`; the server sends `session.opened`, `response.started`, `response.delta`,
+`response.done`, `session.rewound`, `session.forked`, `session.closed` and `error`, each with a sequence
+number `seq`. Input may be appended while the model generates; it belongs to the connection until it is
+committed. A commit with mode "after" waits for the running turn; one with mode "interrupt" cuts that turn at
+the last token sent and cancels queued turns. An invalid message gets an `error` that names its field, and the
+connection stays open. `session.opened` carries the number after which messages go on; errors without a
+session carry none.
 
-A client whose connection was lost opens the session again with `resume_after_seq`, the last number that it
-heard, and hears what came after; `resumed` says whether all of it was still there.
+After a lost connection a client opens the session again with `resume_after_seq`, the last number that it
+received, and the later messages are replayed; `resumed` says whether all of them were still kept.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Annotated, Any, Literal, cast
+from typing import Any, cast
 
-import msgspec
 from fastapi import APIRouter
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from holdfast.server import limits
-from holdfast.server.http.bodies import Reading, parse_large
+from holdfast.server.dialects.tables import REALTIME
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem, bad_field, told_as
-from holdfast.server.prompts import SessionMessage
 from holdfast.server.routes.access import caller_of, service_of
 from holdfast.server.routes.realtime_channel import Channel, Channels, Job, encoded
-from holdfast.server.routes.realtime_outbox import Outbox
-from holdfast.server.routes.realtime_strangers import (
+from holdfast.server.routes.realtime_messages import (
+    AppendMessage,
+    CloseMessage,
+    CommitMessage,
+    ForkMessage,
+    InterruptMessage,
+    OpenMessage,
+    PendingInput,
+    RewindMessage,
+    Said,
+    read_message,
+)
+from holdfast.server.routes.realtime_openai import (
     Misunderstood,
     chosen_subprotocol,
     comes_from_openai,
-    misunderstood,
     wrong_protocol,
 )
-from holdfast.server.routes.sessions import (
-    Count,
-    SamplingBody,
-    TurnBody,
-    ask_turn,
-    kept_tokens,
-)
+from holdfast.server.routes.realtime_outbox import Outbox
+from holdfast.server.routes.sessions import ask_turn, kept_tokens
 from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord, require_name
 
@@ -55,133 +58,6 @@ log = logging.getLogger("holdfast.server")
 router = APIRouter()
 
 CLOSE_SECONDS = 10.0
-
-Seq = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-
-
-class Message(msgspec.Struct, tag_field="type", forbid_unknown_fields=True):
-    """Something that a client says."""
-
-
-class OpenMessage(Message, tag="session.open"):
-    """Open a session, or take up one that is open."""
-
-    id: str | None = None
-    ttl: float | None = None
-    metadata: dict[str, Any] | None = None
-    system: str | None = None
-    resume_after_seq: Seq | None = None
-
-
-class AppendMessage(Message, tag="input.append"):
-    """More input of the turn to come."""
-
-    text: str | None = None
-    token_ids: list[int] | None = None
-
-
-class CommitMessage(Message, tag="input.commit"):
-    """What was appended is the input of a turn."""
-
-    turn_id: str | None = None
-    sampling: SamplingBody = msgspec.field(default_factory=SamplingBody)
-    mode: Literal["after", "interrupt"] = "after"
-    on_abort: Literal["rollback", "keep"] = "rollback"
-    timeout: float | None = None
-
-
-class InterruptMessage(Message, tag="response.interrupt"):
-    """Cut into a turn: how many of its tokens stay, or all, or none."""
-
-    turn_id: str
-    keep_tokens: Count | None = None
-    keep: Literal["all", "none"] | None = None
-
-
-class RewindMessage(Message, tag="session.rewind"):
-    """Go back so that `to_turn` turns remain."""
-
-    to_turn: Count
-    request_id: str | None = None
-
-
-class ForkMessage(Message, tag="session.fork"):
-    """A second session, from the last turn or an older one."""
-
-    id: str | None = None
-    at_turn: Count | None = None
-    request_id: str | None = None
-
-
-class CloseMessage(Message, tag="session.close"):
-    """Close the session; the connection may open another."""
-
-
-Said = (
-    OpenMessage
-    | AppendMessage
-    | CommitMessage
-    | InterruptMessage
-    | RewindMessage
-    | ForkMessage
-    | CloseMessage
-)
-
-
-async def read_message(text: str, reading: Reading) -> Said:
-    """A client's message; what is wrong with it is a problem that names the field."""
-    try:
-        content = text.encode("utf-8", "surrogatepass")
-        return cast(Said, await parse_large(content, cast(Any, Said), reading))
-    except Problem as problem:
-        raise misunderstood(text, problem) from None
-
-
-class PendingInput:
-    """What was appended and not committed yet: text, or token ids of the model's vocabulary."""
-
-    def __init__(self, bytes_max: int, tokens_max: int, vocabulary: int) -> None:
-        self._bytes_max = bytes_max
-        self._tokens_max = tokens_max
-        self._vocabulary = vocabulary
-        self._texts: list[str] = []
-        self._tokens: list[int] = []
-        self._bytes = 0
-        self.refused = False
-        """Whether its commit was refused: it may be committed again, and is not what is appended next."""
-
-    def append(self, message: AppendMessage) -> None:
-        """Add to it, or begin anew where its commit was refused; one that is wrong leaves it as it is."""
-        text, tokens = message.text, message.token_ids
-        bytes_before, tokens_before = (0, 0) if self.refused else (self._bytes, len(self._tokens))
-        if (text is None) == (tokens is None):
-            raise bad_field("text", "give either text or token_ids")
-        if text is not None:
-            if tokens_before:
-                raise bad_field("text", "this turn's input is token ids so far")
-            if bytes_before + len(text.encode()) > self._bytes_max:
-                raise bad_field("text", f"the input may take at most {self._bytes_max} bytes")
-        elif tokens is not None:
-            if bytes_before:
-                raise bad_field("token_ids", "this turn's input is text so far")
-            if tokens_before + len(tokens) > self._tokens_max:
-                raise bad_field("token_ids", f"the input may hold at most {self._tokens_max} tokens")
-            if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocabulary:
-                raise bad_field("token_ids", f"must be from 0 to {self._vocabulary - 1}")
-        if self.refused:
-            self.clear()
-        if text is not None:
-            self._texts.append(text)
-            self._bytes += len(text.encode())
-        self._tokens += tokens or []
-
-    def said(self) -> str | list[int | SessionMessage]:
-        """All of it."""
-        return list[int | SessionMessage](self._tokens) or "".join(self._texts)
-
-    def clear(self) -> None:
-        """There is none any more."""
-        self._texts, self._tokens, self._bytes, self.refused = [], [], 0, False
 
 
 class Conversation:
@@ -198,7 +74,7 @@ class Conversation:
         self._closing: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Hear and speak until one side has gone."""
+        """Read and write until one side disconnects."""
         if comes_from_openai(self.websocket):
             self._tell(Misunderstood(wrong_protocol()), {})
         writing = asyncio.create_task(self._write())
@@ -220,17 +96,17 @@ class Conversation:
             self.channel = None
 
     async def _write(self) -> None:
-        """Send what is to be sent. After a fault in the frames the connection is closed beneath us: the send
-        is refused then, and the reader hears why."""
+        """Send queued messages. After a frame error the connection is already closed: the send fails, and the
+        reader gets the reason."""
         try:
             while (text := await self.outbox.take()) is not None:
                 await self.websocket.send({"type": "websocket.send", "text": text})
             assert self.outbox.closing is not None
-            # Whoever is closed is no longer listened to, even if it takes its time to hear of it.
+            # Detach before the close handshake, which a slow client may delay.
             self._leave()
             await asyncio.wait_for(self.websocket.close(*self.outbox.closing), CLOSE_SECONDS)
         except (WebSocketDisconnect, RuntimeError, TimeoutError) as error:
-            log.debug("nothing more can be sent: %s", type(error).__name__)
+            log.debug("connection closed: %s", type(error).__name__)
 
     async def _read(self) -> None:
         while True:
@@ -251,7 +127,7 @@ class Conversation:
                 self._tell(problem, labels)
 
     def _notice_the_end(self) -> None:
-        """A session that was closed is this connection's no more."""
+        """Let go of a session that has ended or was taken over."""
         if self.channel is not None and self.channel.outbox is not self.outbox:
             self.channel = None
 
@@ -262,7 +138,7 @@ class Conversation:
             self.outbox.put(encoded("error", None, {**labels, **problem.body()}))
 
     async def _hear(self, message: Said, labels: dict[str, Any], room: limits.Room | None) -> None:
-        """Carry a message out, or see to it that it will be; nothing here waits for a turn."""
+        """Handle a message, or queue it; never waits for a turn."""
         if isinstance(message, CommitMessage) and self.pending is not None:
             self.pending.refused = True  # Until it is accepted.
         if isinstance(message, CommitMessage | InterruptMessage) and message.turn_id is not None:
@@ -299,7 +175,7 @@ class Conversation:
 
     async def _open(self, message: OpenMessage) -> None:
         if self._closing is not None:
-            # Whoever closes and opens says it in that order; the session before may have a step in flight.
+            # A close that came before is still waiting for its step.
             await asyncio.wait({self._closing}, timeout=CLOSE_SECONDS)
             self._notice_the_end()
         if self.channel is not None:
@@ -310,12 +186,12 @@ class Conversation:
         if message.id is not None:
             record = service.table.get(tenant, require_name(message.id, "id"))
             if record is None and message.resume_after_seq is not None:
-                record = service.table.find(tenant, message.id)  # Says why there is none.
+                record = service.table.find(tenant, message.id)  # Raises why it ended.
             if record is not None and fresh:
                 raise Problem(
                     409,
                     "session_exists",
-                    "the session is open: ttl, metadata and system are as they are",
+                    "the session is already open: leave out ttl, metadata and system",
                     "id",
                 )
         elif message.resume_after_seq is not None:
@@ -332,7 +208,7 @@ class Conversation:
         self.channel.attach(self.outbox, shown, message.resume_after_seq)
 
     async def _new_session(self, message: OpenMessage) -> SessionRecord:
-        """Open a session; one that another connection of this client was just opening is taken up."""
+        """Open a session, or join one that another connection of this client is opening."""
         try:
             return await self.service.open_session(
                 self.caller, message.id, message.ttl, message.system, message.metadata
@@ -346,20 +222,14 @@ class Conversation:
     def _commit(
         self, channel: Channel, pending: PendingInput, message: CommitMessage, labels: dict[str, Any]
     ) -> None:
-        """Have a turn begin in its place. One that is refused has changed nothing: its input waits on."""
+        """Queue a turn. A commit that is rejected changes nothing: its input stays pending."""
         if self.websocket.app.state.draining():
             raise Problem(503, "draining", "the server is shutting down", retry_after=5)
         said = pending.said()
         if not said:
-            raise Problem(400, "empty_turn", "nothing was appended", "input")
-        body = TurnBody(
-            said,
-            turn_id=message.turn_id,
-            sampling=message.sampling,
-            on_abort=message.on_abort,
-            timeout=message.timeout,
-        )
-        asked = ask_turn(body)
+            raise Problem(400, "empty_turn", "the turn has no input: append some first", "input")
+        options = REALTIME.turn.read(message)
+        asked = ask_turn(REALTIME, said, message.turn_id, message.sampling, options)
         self.service.check_turn(asked)
         labels["turn_id"] = asked.name
         channel.submit(Job(labels, asked=asked), cuts=message.mode == "interrupt")
@@ -376,7 +246,7 @@ class Conversation:
 
 
 async def accept(websocket: WebSocket) -> None:
-    """Let a connection in; the gate has refused pages of other sites."""
+    """Accept a connection; the middleware has checked its origin."""
     offered = cast(list[str], websocket.scope.get("subprotocols", []))
     await websocket.accept(subprotocol=chosen_subprotocol(offered))
 

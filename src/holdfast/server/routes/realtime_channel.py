@@ -1,13 +1,12 @@
-"""What a realtime conversation keeps apart from its connection: numbered messages, and turns in their order.
+"""The state of a realtime session that outlives its connection: a replay buffer and a queue of turns.
 
-A session that is talked to over WebSockets has one `Channel`, which outlives each connection for a while.
-Every message to the client gets the next number and is kept, within bounds, so that a client that was cut off
-can hear again what it missed. Commits, rewinds and forks are carried out one after the other, in the order in
-which they came; interruptions and closing go ahead of them.
+A session that is used over WebSockets has one `Channel`, which outlives each connection for a while. Every
+message to the client gets the next sequence number and is kept, within bounds, for replay after a reconnect.
+Commits, rewinds and forks run one after the other, in order of arrival; interrupts and closing overtake them.
 
-When a connection is lost, the turn in flight ends within a step by its own policy, and its end is kept for a
-client that resumes. What had been committed but not begun is dropped: a commit counts once its
-`response.started` has been sent. A second connection takes a session over; the turn in flight goes on.
+When a connection is lost, the turn in flight ends within a step by its `on_abort`, and its end is kept for
+replay. Queued commits are dropped: a commit counts once its `response.started` has been sent. A second
+connection takes a session over; the turn in flight goes on.
 """
 
 from __future__ import annotations
@@ -21,13 +20,14 @@ from typing import Any
 
 import msgspec
 
-from holdfast.server.http.problems import Problem
+from holdfast.server.http.problems import Problem, internal_error, turn_failed
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import TurnFeed, join
 from holdfast.server.routes.realtime_outbox import Outbox
-from holdfast.server.routes.sessions import shown_delta, shown_turn, turn_failure
-from holdfast.server.service import Service, TurnAsked
+from holdfast.server.routes.session_format import shown_delta, shown_turn
+from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord, engine_name
+from holdfast.server.turn_request import TurnAsked
 
 __all__ = ["Channel", "Channels", "Job", "encoded"]
 
@@ -66,7 +66,7 @@ class Job:
 
 
 class Running:
-    """The turn that speaks."""
+    """The running turn."""
 
     __slots__ = ("asked", "begun", "cut", "feed", "left", "sent", "told")
 
@@ -74,7 +74,7 @@ class Running:
         self.asked = asked
         self.feed: TurnFeed | None = None
         self.sent = 0
-        """Tokens that the client was sent."""
+        """Tokens sent to the client."""
         self.cut = False
         self.left = False
         self.begun = asyncio.Event()
@@ -82,7 +82,7 @@ class Running:
 
 
 class Channel:
-    """One session as realtime clients hear it."""
+    """One session as realtime clients see it."""
 
     def __init__(self, service: Service, tenant: str, name: str) -> None:
         self.service = service
@@ -100,17 +100,17 @@ class Channel:
 
     @property
     def key(self) -> str:
-        """What the engine calls the session."""
+        """The engine's name of the session."""
         return engine_name(self.tenant, self.name)
 
     def record(self) -> SessionRecord:
-        """The session, or the problem that says why there is none any more."""
+        """The session; raises the reason if it has ended."""
         return self.service.table.find(self.tenant, self.name)
 
     # --- messages to the client -------------------------------------------------------------------
 
     def emit(self, kind: str, body: dict[str, Any]) -> None:
-        """Number a message, keep it, and send it if somebody is there."""
+        """Number a message, keep it for replay, and send it if a connection is attached."""
         self.seq += 1
         text = encoded(kind, self.seq, body)
         self._kept.append((self.seq, text))
@@ -121,11 +121,11 @@ class Channel:
             self.outbox.put(text)
 
     def emit_problem(self, problem: Problem, labels: dict[str, Any]) -> None:
-        """Say what is wrong."""
+        """Send an error."""
         self.emit("error", {**labels, **problem.body()})
 
     def attach(self, outbox: Outbox, opened: dict[str, Any], resume_after: int | None) -> None:
-        """A connection takes the session over, and hears again what came after `resume_after`."""
+        """Attach a connection, and replay the messages after `resume_after`."""
         if self.outbox is not None:
             self.outbox.close(1008, "another connection has taken the session over")
         self.outbox = outbox
@@ -136,7 +136,7 @@ class Channel:
             if resumed:
                 after = resume_after
             else:
-                # What it missed is not here any more. Numbers never go back for a client that has counted on.
+                # The missed messages are no longer kept. Sequence numbers never go back.
                 self.seq = after = max(self.seq, resume_after)
         outbox.put(encoded("session.opened", after, {**opened, "resumed": resumed}))
         for seq, text in self._kept:
@@ -144,10 +144,10 @@ class Channel:
                 outbox.put(text)
 
     def detach(self, outbox: Outbox) -> bool:
-        """A connection is gone; whether nobody is there now. The turn that speaks waits for it no longer."""
+        """Detach a connection and abort the running turn; False if another one has taken over."""
         if self.outbox is not outbox:
             return False
-        outbox.close(1001, "the connection is gone")
+        outbox.close(1001, "the connection is closed")
         self.outbox = None
         self.queue.clear()
         if self.running is not None:
@@ -155,7 +155,7 @@ class Channel:
         return True
 
     def end(self, why: str) -> None:
-        """The session is no more; the client hears so after the end of the turn that was in flight."""
+        """The session has ended; the client is told after the end of the turn in flight."""
         self.queue.clear()
         task = asyncio.create_task(self._end(why, self.running))
         self._urgent.add(task)
@@ -171,23 +171,23 @@ class Channel:
     def _leave(self, running: Running) -> None:
         running.left = True
         if running.feed is not None:
-            self.service.leave(running.feed, running.asked.keeps)
+            self.service.leave(running.feed, running.asked.options.keeps)
 
     # --- messages from the client -----------------------------------------------------------------
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing is under way."""
+        """Whether no connection is attached and nothing runs."""
         return self.outbox is None and self._worker is None and not self._urgent
 
     def submit(self, job: Job, *, cuts: bool = False) -> None:
-        """Carry something out after what came before it; a turn that `cuts` comes before other turns.
+        """Queue a job; a turn that `cuts` overtakes other turns.
 
-        A job that is refused has changed nothing. A turn that is under way already goes on as it is.
+        A job that is rejected has changed nothing. A turn that is already queued or running is not repeated.
         """
         before = [other for other in self.queue if other.asked is None] if cuts else list(self.queue)
         if len(before) >= WAITING_MAX:
-            raise Problem(429, "too_many_messages", f"{WAITING_MAX} messages wait already")
+            raise Problem(429, "too_many_messages", f"{WAITING_MAX} messages are already queued")
         if job.asked is not None and self._known_turn(job.asked, before):
             return
         if cuts:
@@ -197,21 +197,23 @@ class Channel:
             self._worker = asyncio.create_task(self._work())
 
     def _known_turn(self, asked: TurnAsked, before: list[Job]) -> bool:
-        """Whether this very turn is under way: a client that was cut off may commit it again."""
+        """Whether this turn is already queued or running: a client may repeat it after a reconnect."""
         turns = [job.asked for job in before if job.asked is not None]
         if self.running is not None and not self.running.left:
             turns.append(self.running.asked)
         for turn in turns:
             if turn.name == asked.name:
                 if turn.fingerprint != asked.fingerprint:
-                    raise Problem(409, "turn_conflict", "another turn of this id is under way", "turn_id")
+                    raise Problem(
+                        409, "turn_conflict", "another turn with this id is queued or running", "turn_id"
+                    )
                 return True
         return False
 
     def hurry(self, act: Callable[[], Awaitable[None]], labels: dict[str, Any]) -> asyncio.Task[None]:
-        """Carry something out now, beside the turn that speaks."""
+        """Run something now, concurrently with the running turn."""
         if len(self._urgent) >= WAITING_MAX:
-            raise Problem(429, "too_many_messages", f"{WAITING_MAX} messages wait already")
+            raise Problem(429, "too_many_messages", f"{WAITING_MAX} messages are already queued")
         task = asyncio.create_task(self._guarded(act(), labels))
         self._urgent.add(task)
         task.add_done_callback(self._urgent.discard)
@@ -229,21 +231,19 @@ class Channel:
             self._worker = None
 
     async def _guarded(self, act: Awaitable[None], labels: dict[str, Any]) -> None:
-        """Whatever goes wrong becomes a message; what nobody thought of is logged and told without detail."""
+        """Turn problems into error messages; an unexpected exception is logged."""
         try:
             await act
         except Problem as problem:
             self.emit_problem(problem, labels)
         except Exception as error:
             log.error("a realtime message failed", exc_info=error)
-            self.emit_problem(
-                Problem(500, "internal_error", "the server made a mistake; it is in its log"), labels
-            )
+            self.emit_problem(internal_error(), labels)
 
     # --- turns ------------------------------------------------------------------------------------
 
     async def _turn(self, asked: TurnAsked) -> None:
-        """One turn from its start to its end."""
+        """Run one turn."""
         running = self.running = Running(asked)
         try:
             feed = running.feed = await self.service.start_turn(self.record(), asked)
@@ -256,7 +256,7 @@ class Channel:
             await self._speak(running, feed)
             assert feed.end is not None
             if feed.end.outcome == "failed":
-                raise turn_failure(feed.end)
+                raise turn_failed(feed.end.reason)
             turns = {} if feed.end.view is None else {"turns": feed.end.view.turns}
             self.emit("response.done", {**shown_turn(asked.name, feed), **turns})
         finally:
@@ -265,7 +265,7 @@ class Channel:
             running.told.set()
 
     async def _speak(self, running: Running, feed: TurnFeed) -> None:
-        """Send what the turn says. Words that came too late for a cut are held back, unless they stand."""
+        """Send the turn's deltas. Those after a cut are held back, and sent if the turn finished anyway."""
         late: list[wire.Delta] = []
         async for delta in feed.deltas():
             if running.cut:
@@ -279,10 +279,7 @@ class Channel:
             self.emit("response.delta", shown_delta(running.asked.name, join(late)))
 
     def cut(self) -> None:
-        """End the turn that speaks for another one: what the client was sent of it stays.
-
-        Turns that wait are taken back: whoever cuts in does not want to hear them first.
-        """
+        """End the running turn for another one, keeping what was sent, and cancel queued turns."""
         for job in [job for job in self.queue if job.asked is not None]:
             self.queue.remove(job)
             self.emit_problem(_cancelled(), job.labels)
@@ -293,7 +290,7 @@ class Channel:
                 self.service.link.end(running.feed, running.sent, "interrupt")
 
     async def interrupt(self, turn_id: str, keep: int | None) -> None:
-        """Cut into a turn by its name; answered by its end, or by how the session stands if it had ended."""
+        """Interrupt a turn by its id; answered by its end, or by the session's state if it had ended."""
         for job in self.queue:
             if job.asked is not None and job.asked.name == turn_id:
                 self.queue.remove(job)
@@ -313,18 +310,18 @@ class Channel:
 
 
 def _cancelled() -> Problem:
-    return Problem(409, "turn_cancelled", "the turn was taken back before it began", "turn_id")
+    return Problem(409, "turn_cancelled", "the turn was cancelled before it began", "turn_id")
 
 
 class Channels:
-    """The channels of a server; those without a connection are kept for a while."""
+    """The channels of a server; detached ones are kept for a while."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self._channels: dict[str, Channel] = {}
         self._detached: dict[str, asyncio.TimerHandle] = {}
         self._trimming: asyncio.TimerHandle | None = None
-        service.table.on_removed = self._removed
+        service.table.subscribe(self._removed)
 
     def __len__(self) -> int:
         return len(self._channels)
@@ -341,17 +338,17 @@ class Channels:
         return channel
 
     def detach(self, channel: Channel, outbox: Outbox) -> None:
-        """A connection is gone: its channel stays until it is taken up again, or forgotten."""
+        """Detach a connection; the channel stays until a reconnect or its timeout."""
         if channel.detach(outbox) and self._channels.get(channel.key) is channel:
             self._wait(channel)
             if self._trimming is None:
                 self._trim()
 
     def _trim(self) -> None:
-        """Forget the oldest channels beyond the bound, of those that are quiet.
+        """Forget the oldest quiet channels beyond the bound.
 
-        Many connections may be lost at once, all while their turns speak: those end when others have run, so
-        nobody waits for them here. They are looked at again a moment later.
+        Many connections may be lost at once while their turns run. Those turns end later, so the bound is
+        checked again after a moment.
         """
         self._trimming = None
         over = max(0, len(self._detached) - DETACHED_MAX)
@@ -376,7 +373,7 @@ class Channels:
             self._wait(channel)
 
     def _removed(self, key: str, why: str) -> None:
-        """A session is no more, whoever closed it."""
+        """A session has ended."""
         timer = self._detached.pop(key, None)
         if timer is not None:
             timer.cancel()

@@ -1,9 +1,8 @@
-"""What one connection is still to be sent, within bounds.
+"""The send queue of one connection, with backpressure.
 
-Who speaks a lot waits for `room`, so that a reader that is slower than the model hears the same words in
-larger pieces. A reader that takes nothing for too long, or lets more pile up than the bound, is closed with
-1008. One message alone is never too much, however long it is: the end of a turn tells all of it at once.
-Nothing here touches a socket: the connection's writer calls `take`.
+Producers wait for `room`, so a reader slower than the model gets larger deltas. A reader that takes nothing
+for too long, or whose queue exceeds the bound, is closed with 1008. A single message never exceeds it,
+whatever its length: the end of a turn has all of its text. The connection's writer calls `take`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ TOO_SLOW = (1008, "messages are read too slowly")
 
 
 class Outbox:
-    """Messages in order, and why the connection is to be closed, once it is."""
+    """Queued messages, and the close code and reason once the connection is closing."""
 
     def __init__(
         self, *, bytes_max: int = BYTES_MAX, bytes_low: int = BYTES_LOW, stall_seconds: float = STALL_SECONDS
@@ -38,7 +37,7 @@ class Outbox:
         self._space.set()
 
     def put(self, text: str) -> None:
-        """Send a message when its turn comes."""
+        """Queue a message."""
         if self.closing is not None:
             return
         self._texts.append(text)
@@ -50,11 +49,11 @@ class Outbox:
         self._news.set()
 
     def _weight(self, text: str) -> int:
-        """What a message counts for: its length, and at most a part of what may pile up."""
+        """The bytes that a message counts for: its length, up to a part of the bound."""
         return min(len(text), self._bytes_max // LONG_MESSAGES_MAX)
 
     def close(self, code: int, reason: str) -> None:
-        """Say nothing more, and close; the first reason stands."""
+        """Drop the queue and close; the first reason counts."""
         if self.closing is None:
             self.closing = (code, reason)
             self._texts.clear()
@@ -63,7 +62,7 @@ class Outbox:
             self._news.set()
 
     async def room(self) -> None:
-        """Wait until the reader has taken most of what it was sent; one that stands still is closed."""
+        """Wait until the queue is nearly empty; a stalled reader is closed."""
         while not self._space.is_set():
             waiting = self.bytes
             try:

@@ -1,4 +1,4 @@
-"""The OpenAPI page: bodies are described from the structs that decode them, so that both always agree."""
+"""The OpenAPI document: bodies are described from the structs that decode them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STATUSES = (400, 401, 403, 404, 409, 410, 413, 415, 429, 503)
 def documented(
     body: Any, summary: str, *, status: int = 200, stream: bool = False, required: bool = True
 ) -> dict[str, Any]:
-    """What a route's decorator is given, so that the page describes it."""
+    """Arguments of a route's decorator that describe it in the OpenAPI document."""
     extra: dict[str, Any] = {}
     if body is not None:
         _described.append(body)

@@ -1,8 +1,8 @@
-"""SGLang's own interface: `/generate`, its sessions, and what its clients ask of a server.
+"""SGLang's interface: `/generate`, sessions, and information about the server.
 
-Field names and meanings are SGLang's; fields that are not known are ignored. A streaming session is a session
-of the engine's, to which turns can only be appended. An ordinary one is a tree of requests. `max_new_tokens`
-is cut to what fits; an input that leaves no room is refused and changes nothing.
+Field names and meanings are SGLang's; unknown fields are ignored. A streaming session is an append-only
+session of the engine; an ordinary one is a tree of requests. `max_new_tokens` is cut to what fits; an input
+that leaves no room is rejected.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast import __version__
+from holdfast.engine.sampling import Sampling
 from holdfast.server.http.answers import StreamAnswer, TurnAnswer, event, json_answer
 from holdfast.server.http.problems import Problem
 from holdfast.server.routes.access import body_of, caller_of, service_of
 from holdfast.server.routes.schema import documented
+from holdfast.server.routes.sglang_body import GENERATE_BODY
 from holdfast.server.routes.sglang_call import DONE, Call
-from holdfast.server.routes.sglang_format import READ_GENERATE, GenerateBody
 from holdfast.server.routes.sglang_sessions import Native, check_timeout
-from holdfast.server.service import Input, TurnAsked, make_sampling
 from holdfast.server.sessions import new_name, require_name
+from holdfast.server.turn_request import Input, TurnAsked
 
 __all__ = ["router"]
 
@@ -36,7 +37,7 @@ Capacity = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 class OpenSessionBody(msgspec.Struct):
-    """A session to open. `capacity_of_str_len` is taken and not needed: the context length is the limit."""
+    """A session to open. `capacity_of_str_len` is accepted and ignored: the context length is the limit."""
 
     capacity_of_str_len: Capacity | None = None
     session_id: str | None = None
@@ -51,14 +52,14 @@ class CloseSessionBody(msgspec.Struct):
 
 
 class AbortBody(msgspec.Struct):
-    """A request to stop, or all of them."""
+    """A request to abort, or all of them."""
 
     rid: str | None = None
     abort_all: bool = False
 
 
 def native_of(request: Request) -> Native:
-    """What this door remembers."""
+    """The state of these routes."""
     native = request.app.state.native
     assert isinstance(native, Native)
     return native
@@ -67,9 +68,9 @@ def native_of(request: Request) -> Native:
 # --- generate -------------------------------------------------------------------------------------
 
 
-@router.post("/generate", **documented(GenerateBody, "Go on with a text.", stream=True))
+@router.post("/generate", **documented(GENERATE_BODY.described, "Continue a text.", stream=True))
 async def generate(request: Request) -> Response:
-    body = await body_of(request, READ_GENERATE)
+    body = await body_of(request, GENERATE_BODY.read)
     call = Call(native_of(request), caller_of(request), body)
     await call.start()
     if body.stream:
@@ -77,7 +78,7 @@ async def generate(request: Request) -> Response:
     return TurnAnswer(call.whole(), call.leave)
 
 
-@router.post("/abort_request", **documented(AbortBody, "Stop a request, or all."))
+@router.post("/abort_request", **documented(AbortBody, "Abort a request, or all."))
 async def abort_request(request: Request) -> Response:
     native, caller = native_of(request), caller_of(request)
     body = await body_of(request, AbortBody)
@@ -113,7 +114,7 @@ async def open_session(request: Request) -> Response:
 
 
 def _session_exists() -> Problem:
-    return Problem(400, "session_exists", "a session of this name is open already", "session_id")
+    return Problem(400, "session_exists", "a session with this id is already open", "session_id")
 
 
 @router.post("/close_session", **documented(CloseSessionBody, "Close a session."))
@@ -121,10 +122,10 @@ async def close_session(request: Request) -> Response:
     native, caller = native_of(request), caller_of(request)
     body = await body_of(request, CloseSessionBody)
     name = require_name(body.session_id, "session_id")
-    branches = native.find(caller.tenant, name)
+    branches = native.ordinary.find(caller.tenant, name)
     if branches is not None:
         native.close(branches)
-    elif native.service.table.get(caller.tenant, name) or native.gone(caller.tenant, name) is None:
+    elif native.service.table.get(caller.tenant, name) or native.ordinary.gone(caller.tenant, name) is None:
         await native.service.close_session(caller, name)
     return json_answer({"success": True})
 
@@ -132,18 +133,20 @@ async def close_session(request: Request) -> Response:
 # --- the server -----------------------------------------------------------------------------------
 
 
-@router.get("/flush_cache", **documented(None, "Forget prompts that nobody uses."))
-@router.post("/flush_cache", **documented(None, "Forget prompts that nobody uses."))
-@router.post("/reset_prefix_cache", **documented(None, "The same, as vLLM's clients ask for it."))
+@router.get("/flush_cache", **documented(None, "Evict unused prefixes from the cache."))
+@router.post("/flush_cache", **documented(None, "Evict unused prefixes from the cache."))
+@router.post("/reset_prefix_cache", **documented(None, "The same under vLLM's name."))
 async def flush_cache(request: Request) -> Response:
     await service_of(request).ask("flush")
-    return json_answer({"success": True, "message": "what nobody holds was evicted; sessions keep theirs"})
+    return json_answer(
+        {"success": True, "message": "unused prefixes were evicted; sessions keep their memory"}
+    )
 
 
 @router.get("/health_generate", **documented(None, "Whether the engine generates."))
 async def health_generate(request: Request) -> Response:
     service = service_of(request)
-    turn = TurnAsked(Input(tokens=[0]), make_sampling(max_tokens=1, temperature=0.0), new_name("health"))
+    turn = TurnAsked(Input(tokens=[0]), Sampling(max_tokens=1, temperature=0.0), new_name("health"))
     (feed,) = await service.start_request(caller_of(request), turn)
 
     async def generated() -> Response:
@@ -152,7 +155,9 @@ async def health_generate(request: Request) -> Response:
                 end = await feed.result()
         except TimeoutError:
             service.leave(feed, keeps=False)
-            raise Problem(503, "engine_slow", "the engine did not generate a token in time") from None
+            raise Problem(
+                503, "engine_slow", "the engine did not generate a token in time; see the server log"
+            ) from None
         if end.outcome != "finished":
             raise Problem(503, "engine_failed", "the engine did not generate a token")
         return json_answer({"status": "ok"})

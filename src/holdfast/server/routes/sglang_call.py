@@ -1,8 +1,7 @@
-"""One call of SGLang's `/generate`, from what was asked to the last word of every answer.
+"""One call of SGLang's `/generate`: starts its answers, follows them, and aborts them on a disconnect.
 
-A call starts all its answers or none: each is a request of its own, a request in an ordinary session's tree,
-or a turn of a streaming session. Then it follows them, as one answer or as a stream, and ends those that
-nobody listens to any more. Used by the native door.
+A call starts all its answers or none: each is a one-shot request, a request in an ordinary session's tree, or
+a turn of a streaming session. The result is one object or a stream.
 """
 
 from __future__ import annotations
@@ -14,15 +13,17 @@ from typing import Any
 from starlette.responses import Response
 
 from holdfast.engine.sampling import Sampling
+from holdfast.server.dialects.tables import GENERATE
 from holdfast.server.http.answers import event, json_answer
 from holdfast.server.http.keys import Caller
-from holdfast.server.http.problems import Problem, bad_field, told_as
+from holdfast.server.http.problems import Problem, bad_field, told_as, turn_failed
 from holdfast.server.link.engine_client import TurnFeed
-from holdfast.server.routes.sessions import turn_failure
-from holdfast.server.routes.sglang_format import FIELDS, Asked, GenerateBody, Said, SessionParams, asked_of
-from holdfast.server.routes.sglang_sessions import Branches, Choice, Native
-from holdfast.server.service import Input, TurnAsked
+from holdfast.server.ordinary_sessions import Branches
+from holdfast.server.routes.sglang_body import Asked, GenerateBody, SessionParams, asked_of, input_field
+from holdfast.server.routes.sglang_format import Said
+from holdfast.server.routes.sglang_sessions import Choice, Native
 from holdfast.server.sessions import GONE, SessionRecord, require_name
+from holdfast.server.turn_request import Input, TurnAsked
 
 __all__ = ["DONE", "Call"]
 
@@ -38,6 +39,8 @@ class Call:
         self.caller = caller
         self.body = body
         self.asked, self.many = asked_of(body)
+        self.options = GENERATE.turn.read(body)
+        self.names = {**GENERATE.sampling.names(body), "input": input_field(body)}
         self.choices: list[Choice] = []
 
     async def start(self) -> None:
@@ -53,57 +56,52 @@ class Call:
             raise
 
     async def _start(self, asked: Asked) -> list[Choice]:
-        sampling = asked.params.made(asked.logprobs, asked.logprobs if asked.start >= 0 else None)
         params = self.body.session
         if params is None:
-            return await self._start_alone(asked, sampling)
+            return await self._start_alone(asked)
         tenant, name = self.caller.tenant, require_name(params.id or "", "session_params.id")
-        branches = self.native.find(tenant, name)
+        branches = self.native.ordinary.find(tenant, name)
         if branches is not None:
-            return await self._start_branch(branches, params, asked, sampling)
-        why = self.native.gone(tenant, name)
+            return await self._start_branch(branches, params, asked)
+        why = self.native.ordinary.gone(tenant, name)
         if why is not None and self.service.table.get(tenant, name) is None:
             raise Problem(*GONE[why], "session_params.id")
         with told_as({"session_id": "session_params.id"}):
-            return await self._start_turn(self.service.table.find(tenant, name), params, asked, sampling)
+            return await self._start_turn(self.service.table.find(tenant, name), params, asked)
 
-    async def _start_alone(self, asked: Asked, sampling: Sampling) -> list[Choice]:
-        """A request of its own, with all its choices."""
+    async def _start_alone(self, asked: Asked) -> list[Choice]:
+        """A one-shot request with all its choices."""
         _require_input(asked)
-        # Before anything is waited for: the prompts of a call get their seeds in the order of their places.
+        # Before the first await: the prompts of a call get their seeds in order.
         seeds = self.service.seeds
-        with seeds.lend(sampling, seeds.of_requests(self.caller.tenant)) as loan:
+        with seeds.lend(asked.sampling, seeds.of_requests(self.caller.tenant)) as loan:
             tokens = await self._tokens(asked, first=True)
             feeds = await self._request(asked, loan.sampling, tokens)
             loan.kept = True
         return [
-            self._enter(asked, Choice(self._said(asked, loan.sampling, tokens, number), feed))
+            self._enter(asked, Choice(self._said(asked, tokens, number), feed))
             for number, feed in enumerate(feeds)
         ]
 
-    async def _start_branch(
-        self, branches: Branches, params: SessionParams, asked: Asked, sampling: Sampling
-    ) -> list[Choice]:
+    async def _start_branch(self, branches: Branches, params: SessionParams, asked: Asked) -> list[Choice]:
         """A request in an ordinary session's tree."""
         if params.rid is None:
             _require_input(asked)
         async with branches.lock:
             tokens = await self._tokens(asked, first=params.rid is None)
             prompt = self.native.compose(branches, asked, params, tokens)
-            (feed,) = await self._request(asked, sampling, prompt)
+            (feed,) = await self._request(asked, asked.sampling, prompt)
             try:
                 self.native.require_open(branches)
             except Problem:
-                # It was closed while the engine was asked, when this request was not yet there to be stopped.
+                # The session was closed before this request was in its tree.
                 self.service.link.end(feed, None, "the session was closed")
                 raise
-            choice = self._enter(asked, Choice(self._said(asked, sampling, prompt), feed))
+            choice = self._enter(asked, Choice(self._said(asked, prompt), feed))
             choice.record = self.native.begin(branches, asked, params, prompt)
         return [choice]
 
-    async def _start_turn(
-        self, record: SessionRecord, params: SessionParams, asked: Asked, sampling: Sampling
-    ) -> list[Choice]:
+    async def _start_turn(self, record: SessionRecord, params: SessionParams, asked: Asked) -> list[Choice]:
         """A turn of a streaming session."""
         for name in ("replace", "offset", "drop_previous_output"):
             if getattr(params, name):
@@ -117,13 +115,13 @@ class Call:
             tokens = await self._tokens(asked, not first)
         _require_start(asked, record.view.known + len(tokens))
         try:
-            feed = await self.service.start_turn(record, self._turn(asked, sampling, tokens))
+            feed = await self.service.start_turn(record, self._turn(asked, asked.sampling, tokens))
         except Problem as problem:
             raise self._explained(problem) from problem
-        return [self._enter(asked, Choice(self._said(asked, sampling, tokens), feed, session=record))]
+        return [self._enter(asked, Choice(self._said(asked, tokens), feed, session=record))]
 
     async def _request(self, asked: Asked, sampling: Sampling, tokens: list[int]) -> list[TurnFeed]:
-        """Start a request of its own on the engine."""
+        """Start a one-shot request on the engine."""
         _require_start(asked, len(tokens))
         turn = self._turn(asked, sampling, tokens, asked.start if asked.start >= 0 else None)
         try:
@@ -134,19 +132,19 @@ class Call:
     def _turn(
         self, asked: Asked, sampling: Sampling, tokens: list[int], computes_from: int | None = None
     ) -> TurnAsked:
-        """What is asked of the engine; faults are named as the body names its fields."""
+        """The turn to start; problems name the body's fields."""
         return TurnAsked(
             Input(tokens=tokens),
             sampling,
             asked.rid,
-            timeout=self.body.timeout,
+            self.options,
             cut=True,
             computes_from=computes_from,
-            fields={**FIELDS, "input": _input_field(self.body)},
+            fields=self.names,
         )
 
     def _explained(self, problem: Problem) -> Problem:
-        """An input that no memory could hold is refused as one that is longer than the context."""
+        """An input that exceeds the memory is reported as one that exceeds the context."""
         if problem.code != "insufficient_memory":
             return problem
         facts = self.service.facts
@@ -154,10 +152,10 @@ class Call:
         message = (
             f"This model's maximum context length is {limit} tokens. However, the input leaves no room in it."
         )
-        return Problem(400, "context_length_exceeded", message, _input_field(self.body))
+        return Problem(400, "context_length_exceeded", message, input_field(self.body))
 
     async def _tokens(self, asked: Asked, first: bool) -> list[int]:
-        """The tokens of a prompt. Only the first of a history begins with the mark of a beginning."""
+        """The tokens of a prompt. Only the first of a history begins with the BOS token."""
         prompts = self.service.prompts
         if asked.tokens is None:
             if not asked.text:
@@ -173,16 +171,14 @@ class Call:
             return asked.tokens[1:]
         return asked.tokens
 
-    def _said(self, asked: Asked, sampling: Sampling, tokens: list[int], number: int = 0) -> Said:
+    def _said(self, asked: Asked, tokens: list[int], number: int = 0) -> Said:
         rid = f"{asked.rid}.{number}" if number else asked.rid
-        return Said(
-            rid, asked, sampling, tokens, self.service.prompts.tokenizer, self.service.facts.eos_tokens
-        )
+        return Said(rid, asked, tokens, self.service.prompts.tokenizer, self.service.facts.eos_tokens)
 
-    # --- while it speaks --------------------------------------------------------------------------
+    # --- answers in flight ------------------------------------------------------------------------
 
     def _enter(self, asked: Asked, choice: Choice) -> Choice:
-        """An answer is in flight, to be stopped by its name, its prompt's, or its whole call's."""
+        """Register an answer, to be aborted by its name, its prompt's or its call's."""
         choice.names = {choice.said.rid, asked.rid}
         if isinstance(self.body.rid, str):
             choice.names.add(self.body.rid)
@@ -191,8 +187,8 @@ class Call:
         return choice
 
     async def follow(self, choice: Choice, chunks: bool) -> AsyncIterator[dict[str, Any]]:
-        """An answer as it is to be shown: so far, if `chunks` are wanted, and at its end."""
-        said, silent = choice.said, choice.said.asked.params.silent
+        """An answer in SGLang's form: partial ones if `chunks` are wanted, then the final one."""
+        said, silent = choice.said, choice.said.asked.silent
         async for delta in choice.feed.deltas():
             said.add(delta)
             if choice.record is not None and not silent:
@@ -203,7 +199,7 @@ class Call:
         assert end is not None
         self.native.leave(self.caller.tenant, choice)
         if end.outcome == "failed":
-            raise turn_failure(end)
+            raise turn_failed(end.reason)
         if silent and choice.session is not None and end.outcome == "finished":
             await self.service.interrupt(choice.session, choice.said.asked.rid, 0)
         if end.prompt_logprobs is None:
@@ -212,13 +208,13 @@ class Call:
             yield await asyncio.to_thread(said.whole, end)
 
     def leave(self) -> None:
-        """Nobody listens any more."""
+        """Abort all answers."""
         for choice in self.choices:
             self.service.leave(choice.feed, keeps=False)
             self.native.leave(self.caller.tenant, choice)
 
     async def whole(self) -> Response:
-        """All answers at their ends."""
+        """All answers when they have finished."""
         shown = await asyncio.gather(*map(self._last, self.choices))
         return json_answer(shown if self.many else shown[0])
 
@@ -245,7 +241,7 @@ class Call:
 async def _merged(
     answers: Sequence[AsyncIterator[dict[str, Any]]],
 ) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-    """What several answers say, as it comes; none is asked for more before its last word was taken."""
+    """Merge several answers into one stream, with backpressure for each."""
 
     async def following(number: int) -> tuple[int, dict[str, Any] | None]:
         async for shown in answers[number]:
@@ -265,10 +261,6 @@ async def _merged(
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-
-
-def _input_field(body: GenerateBody) -> str:
-    return "input_ids" if body.text is None else "text"
 
 
 def _require_input(asked: Asked) -> None:

@@ -1,60 +1,35 @@
-"""What the native door keeps: requests in flight by their names, and ordinary sessions.
+"""Requests of `/generate` in flight by name, and what they do to ordinary sessions.
 
-An ordinary session is a tree of requests (sglang_branches.py) and holds no memory of the engine's: each of
-its requests is one of its own, through the prefix tree, with the tokens of what it follows in front. It lives
-in this process, counts its idle time from the end of its last request, and is bounded in number and in
-tokens. Streaming sessions are the engine's and are not kept here. Everything runs on the event loop.
+Used by the SGLang routes, on the event loop.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from holdfast.core.errors import Refused
 from holdfast.engine.options import make_options
+from holdfast.server.branching import RequestLog
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem, bad_field, from_refusal
 from holdfast.server.limits import TTL_MAX
 from holdfast.server.link.engine_client import TurnFeed
-from holdfast.server.routes.sglang_branches import BranchingSession, RequestLog
-from holdfast.server.routes.sglang_format import Asked, Said, SessionParams
+from holdfast.server.ordinary_sessions import Branches
+from holdfast.server.routes.sglang_body import Asked, SessionParams
+from holdfast.server.routes.sglang_format import Said
 from holdfast.server.service import Service
 from holdfast.server.sessions import GONE, SessionRecord, new_name, require_name
 
-__all__ = ["Branches", "Choice", "Native", "Record", "check_timeout"]
-
-SESSION_TOKENS_MAX = 1 << 21
-"""Tokens that the requests of one ordinary session may hold; each holds those of all that it follows."""
+__all__ = ["Choice", "Native", "Record", "check_timeout"]
 
 TENANT_TOKENS_MAX = 1 << 25
-GONE_KEPT = 4096
-
-
-@dataclass(slots=True, eq=False)
-class Branches:
-    """One ordinary session."""
-
-    tenant: str
-    name: str
-    ttl: float
-    tree: BranchingSession = field(default_factory=lambda: BranchingSession(SESSION_TOKENS_MAX))
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held from the moment a request is composed until it is in the tree."""
-    used: float = field(default_factory=time.monotonic)
-    running: int = 0
-    closed: bool = False
-
-    @property
-    def expired(self) -> bool:
-        """Whether nothing has happened for too long."""
-        return not self.running and not self.lock.locked() and time.monotonic() - self.used > self.ttl
+"""Tokens that a tenant's ordinary sessions may hold."""
 
 
 class Record:
-    """Writes what one request says into its session's tree, until it is over or forgotten."""
+    """Records the output of one request in its session's tree."""
 
     def __init__(self, branches: Branches, rid: str) -> None:
         self._branches = branches
@@ -64,7 +39,7 @@ class Record:
         branches.running += 1
 
     def add(self, tokens: Sequence[int], finished: bool = False) -> None:
-        """More output, the last of it if `finished`."""
+        """Add output; `finished` with the last of it."""
         tree = self._branches.tree
         if tree.logs.get(self._rid) is self._log and not self._log.finished:
             tree.record(self._rid, tokens, finished)
@@ -76,7 +51,7 @@ class Record:
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """One answer in flight: what the engine says, how it is shown, and where it is written down."""
+    """One answer in flight: its feed, its format and its record."""
 
     said: Said
     feed: TurnFeed
@@ -84,30 +59,27 @@ class Choice:
     session: SessionRecord | None = None
     """The streaming session that it is a turn of."""
     names: set[str] = field(default_factory=set)
-    """What it can be stopped by."""
+    """Names that it can be aborted by."""
 
 
 class Native:
-    """All that the door remembers."""
+    """The state of the SGLang routes."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
+        self.ordinary = service.ordinary
         self.ttl = make_options(**service.supervisor.configure.options).session_ttl
-        self._sessions: dict[tuple[str, str], Branches] = {}
-        self._gone: dict[tuple[str, str], str] = {}
         self._calls: dict[tuple[str, str], list[Choice]] = {}
-        service.is_taken = lambda tenant, name: self.find(tenant, name) is not None
-        service.held_elsewhere = self.count
 
     # --- requests in flight -----------------------------------------------------------------------
 
     def enter(self, tenant: str, choice: Choice) -> None:
-        """An answer is in flight."""
+        """Register an answer."""
         for name in choice.names:
             self._calls.setdefault((tenant, name), []).append(choice)
 
     def leave(self, tenant: str, choice: Choice) -> None:
-        """An answer is over, or nobody waits for it."""
+        """Remove an answer that has ended or was left."""
         for name in choice.names:
             calls = self._calls.get((tenant, name), [])
             if choice in calls:
@@ -118,7 +90,7 @@ class Native:
             choice.record.add((), finished=True)
 
     def stop(self, tenant: str, name: str, reason: str) -> None:
-        """Stop what is in flight by a name; nothing, if nothing is."""
+        """Abort the answers in flight under a name, if any."""
         for choice in self._calls.get((tenant, name), []):
             self.service.link.end(choice.feed, None, reason)
 
@@ -130,56 +102,24 @@ class Native:
         if ttl is not None:
             check_timeout(ttl)
         self.service.require_room(caller.tenant)
-        key = (caller.tenant, name)
-        self._gone.pop(key, None)
-        self._sessions[key] = Branches(caller.tenant, name, self.ttl if ttl is None else ttl)
+        self.ordinary.add(caller.tenant, name, self.ttl if ttl is None else ttl)
         return name
-
-    def count(self, tenant: str) -> int:
-        """How many ordinary sessions a tenant has; those whose time is over are removed first."""
-        self._sweep()
-        return sum(owner == tenant for owner, _ in self._sessions)
 
     def exists(self, tenant: str, name: str) -> bool:
         """Whether a session of either kind is open under this name, or being opened."""
-        return self.find(tenant, name) is not None or self.service.table.is_taken(tenant, name)
-
-    def find(self, tenant: str, name: str) -> Branches | None:
-        """An ordinary session; None if there is none."""
-        branches = self._sessions.get((tenant, name))
-        if branches is not None and branches.expired:
-            self._remove(branches, "expired")
-            return None
-        return branches
-
-    def gone(self, tenant: str, name: str) -> str | None:
-        """Why an ordinary session of that name is no more."""
-        return self._gone.get((tenant, name))
+        return self.ordinary.find(tenant, name) is not None or self.service.table.is_taken(tenant, name)
 
     def close(self, branches: Branches) -> None:
-        """Close an ordinary session; its requests in flight are stopped."""
+        """Close an ordinary session and abort its requests in flight."""
         for rid, log in branches.tree.logs.items():
             if not log.finished:
                 self.stop(branches.tenant, rid, "the session was closed")
-        self._remove(branches, "closed")
+        self.ordinary.remove(branches, "closed")
 
     def require_open(self, branches: Branches) -> None:
         """Raise if an ordinary session was closed since it was found."""
         if branches.closed:
             raise Problem(*GONE["closed"], "session_params.id")
-
-    def _remove(self, branches: Branches, why: str) -> None:
-        assert why in GONE, "a reason that clients can be told"
-        branches.closed = True
-        key = (branches.tenant, branches.name)
-        del self._sessions[key]
-        self._gone[key] = why
-        while len(self._gone) > GONE_KEPT:
-            del self._gone[next(iter(self._gone))]
-
-    def _sweep(self) -> None:
-        for branches in [each for each in self._sessions.values() if each.expired]:
-            self._remove(branches, "expired")
 
     def compose(
         self, branches: Branches, asked: Asked, params: SessionParams, tokens: list[int]
@@ -187,7 +127,7 @@ class Native:
         """The whole prompt of a request on an ordinary session; changes nothing."""
         self.require_open(branches)
         if asked.rid in branches.tree.logs:
-            raise Problem(409, "turn_exists", "a request of this name is in the session already", "rid")
+            raise Problem(409, "turn_exists", "the session already has a request with this id", "rid")
         try:
             prompt = branches.tree.compose(
                 params.rid,
@@ -198,20 +138,23 @@ class Native:
             )
         except Refused as refusal:
             raise from_refusal(refusal.code, str(refusal), refusal.param) from refusal
-        held = sum(each.tree.held for key, each in self._sessions.items() if key[0] == branches.tenant)
-        if held + len(prompt) > TENANT_TOKENS_MAX:
-            raise Problem(429, "over_quota", f"{TENANT_TOKENS_MAX} tokens may be held by a key's sessions")
+        if self.ordinary.tokens(branches.tenant) + len(prompt) > TENANT_TOKENS_MAX:
+            raise Problem(
+                429,
+                "over_quota",
+                f"the ordinary sessions of a key may hold at most {TENANT_TOKENS_MAX} tokens",
+            )
         return prompt
 
     def begin(self, branches: Branches, asked: Asked, params: SessionParams, prompt: list[int]) -> Record:
-        """Enter a request that the engine has accepted; what it replaces is stopped."""
+        """Add a request that the engine has accepted, and abort those that it replaces."""
         stopped = branches.tree.begin(asked.rid, params.rid, prompt, params.replace or False)
         for rid in stopped:
-            self.stop(branches.tenant, rid, "another request took its place")
+            self.stop(branches.tenant, rid, "replaced by another request")
         return Record(branches, asked.rid)
 
 
 def check_timeout(seconds: float) -> None:
-    """How long a session may be idle; raises the problem with it."""
+    """Raise for an invalid idle time."""
     if not 0 < seconds <= TTL_MAX:
         raise bad_field("timeout", f"must be more than 0 and at most {TTL_MAX:.0f} seconds")

@@ -1,4 +1,4 @@
-"""Routes that belong to no client in particular: health, memory, metrics."""
+"""Health, memory and metrics."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["memory_of", "router", "tenant_memory"]
 router = APIRouter(tags=["house"])
 
 
-@router.get("/health", **documented(None, "Whether the server process lives."))
+@router.get("/health", **documented(None, "Whether the server process is alive (liveness)."))
 async def health() -> Response:
     return json_answer({"status": "ok"})
 
 
-@router.get("/health/ready", **documented(None, "Whether turns are taken."))
+@router.get("/health/ready", **documented(None, "Whether the server accepts turns (readiness)."))
 async def ready(request: Request) -> Response:
     service = service_of(request)
     if not service.supervisor.up:
@@ -33,7 +33,7 @@ async def ready(request: Request) -> Response:
     return json_answer({"status": "ready"})
 
 
-@router.get("/metrics", **documented(None, "Figures for Prometheus."))
+@router.get("/metrics", **documented(None, "Prometheus metrics."))
 async def metrics(request: Request) -> Response:
     page = service_of(request).metrics.page()
     return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -47,12 +47,12 @@ async def memory(request: Request) -> Response:
 
 
 def memory_of(caller: Caller) -> str | None:
-    """Whose memory a caller may see exactly: its own, or (None) everybody's."""
+    """The tenant whose memory a caller may see exactly; None for all."""
     return None if caller.admin else caller.tenant
 
 
 def tenant_memory(report: dict[str, Any], caller: Caller) -> dict[str, Any]:
-    """The ledger as a caller may see it: who else holds what is the admin's to know."""
+    """The ledger as a caller may see it: only the admin sees other tenants."""
     top = []
     for entry in report["top"]:
         kind, _, name = entry["holder"].partition(" ")
@@ -70,9 +70,9 @@ def tenant_memory(report: dict[str, Any], caller: Caller) -> dict[str, Any]:
 
 
 def _own_name(name: str, tenant: str) -> str | None:
-    """A holder's name as its tenant knows it; None if the holder is another's.
+    """A holder's name without the tenant's prefix; None if the holder is another tenant's.
 
-    Holders are named after a session, after a turn `of` one, or after the tenant whose prefixes they are.
+    Holders are named after a session, a turn `of` one, or the tenant whose prefix tree they are.
     """
     turn, of, session = name.rpartition(" of ")
     if name == tenant:

@@ -1,8 +1,8 @@
-"""The page in the browser: its files, and the button that makes a storm.
+"""The web page's files, and the calls that start and stop a storm.
 
-The files are the server's own, read once; nothing that a client names ever becomes a path. The page may load
-and talk to this server alone, may not be framed, and runs no script that is not one of these files. Browsers
-ask each time whether a file has changed.
+The files are read once at the start; client input never becomes a path. The content security policy lets the
+page load from and connect to this server only, forbids framing, and runs only these scripts. Browsers
+revalidate each file by its ETag.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Asset:
         self.tag = f'"{hashlib.sha256(self.content).hexdigest()[:32]}"'
 
     def answer(self, request: Request) -> Response:
-        """The file, or that it has not changed."""
+        """The file, or 304."""
         headers = {**HEADERS, "etag": self.tag}
         if request.headers.get("if-none-match") == self.tag:
             return Response(status_code=304, headers=headers)
@@ -95,7 +95,9 @@ def _storm(request: Request) -> Storm:
     return storm
 
 
-@router.post("/v1/storm", **documented(StormBody, "Let many sessions talk and be interrupted.", status=202))
+@router.post(
+    "/v1/storm", **documented(StormBody, "Start a load of random sessions and interruptions.", status=202)
+)
 async def start_storm(request: Request) -> Response:
     body = await body_of(request, StormBody)
     storm = _storm(request)
@@ -103,7 +105,7 @@ async def start_storm(request: Request) -> Response:
     return json_answer(storm.shown(), 202)
 
 
-@router.get("/v1/storm", **documented(None, "How the storm goes."))
+@router.get("/v1/storm", **documented(None, "The state of the storm."))
 async def get_storm(request: Request) -> Response:
     return json_answer(_storm(request).shown())
 

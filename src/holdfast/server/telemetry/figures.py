@@ -1,8 +1,7 @@
-"""How the server does, over the last minute: tokens and turns a second, and percentiles of latency.
+"""Rates and latency percentiles of the last minute, for the page.
 
-Counted from what the metrics and the engine's pulses say anyway: a snapshot is noted once a second while
-somebody looks, and the difference to one a minute ago is shown. Percentiles are read off the histograms'
-buckets, so they are as fine as those.
+Computed from snapshots of the metrics and the engine's pulses, taken once a second while there are viewers.
+Percentiles are interpolated in the histograms' buckets.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def buckets_of(histogram: Histogram) -> Buckets:
 
 
 def quantile(buckets: Buckets, part: float) -> float | None:
-    """Where a part of the values lies below, read off buckets; None without values."""
+    """A quantile interpolated in buckets; None without values."""
     total = buckets[-1][1] if buckets else 0.0
     if total <= 0:
         return None
@@ -69,7 +68,7 @@ class Figures:
         self._snapshots: deque[Snapshot] = deque()
 
     def note(self) -> None:
-        """Note how things stand."""
+        """Take a snapshot."""
         metrics, pulse = self._service.metrics, self._service.link.pulse
         now = time.monotonic()
         self._snapshots.append(
@@ -88,7 +87,7 @@ class Figures:
             self._snapshots.popleft()
 
     def shown(self) -> dict[str, Any]:
-        """What the page draws."""
+        """The figures as the page shows them."""
         pulse = self._service.link.pulse
         shown: dict[str, Any] = {
             "running": 0 if pulse is None else pulse.running,

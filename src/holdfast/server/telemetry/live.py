@@ -1,12 +1,10 @@
-"""The memory as it changes: pictures of all pools, ten a second while somebody looks, and what differs.
+"""Live memory maps: snapshots of all pools ten times a second while there are viewers, sent as differences.
 
-One object in the API process. It asks the engine for pictures while there are viewers, and a report and
-figures of health once a second. A viewer waits for news and is sent the difference to what it saw last, so a
-slow one sees fewer pictures and never holds anyone up.
+One object in the API process polls the engine while there are viewers, and takes a report and health figures
+once a second. A viewer gets the difference to its last map, so a slow one gets fewer maps.
 
-What other tenants hold is the admin's to know. A tenant's map has its own units first, in the order in which
-they lie in memory; then as many units of others as `coarse` lets it know, which say neither whose nor where
-they are; the rest is shown as free.
+Only the admin sees other tenants. A tenant's map has its own units first, in memory order; then a rounded
+number of units of others (`coarse`), without owner and place; the rest is shown as free.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ PICTURE_SECONDS = 0.1
 REPORT_SECONDS = 1.0
 
 OTHERS = (1 << 16) - 1
-"""The number under which a tenant's map has what others hold."""
+"""The holder number of other tenants' units in a tenant's map."""
 
 Cells = npt.NDArray[np.uint16]
 Mask = npt.NDArray[np.bool_]
@@ -40,7 +38,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
-    """Who held each unit at a step. Pictures of two engine processes (`life`) are not compared."""
+    """The holder of each unit at a step. Pictures of two engine processes (`life`) are not compared."""
 
     life: int
     step: int
@@ -50,10 +48,10 @@ class Picture:
     holders: dict[int, tuple[int, str, str]]
     """Kind, session and turn of the holders that have a number of their own."""
     own: tuple[Mask, ...] | None = None
-    """Which units of the whole map are at the beginning of this one, where it is a tenant's."""
+    """In a tenant's map: which units of the whole map are its own, at the beginning."""
 
     def place_of(self, pool: int, unit: int) -> int | None:
-        """Where a unit of the whole map is in this one; None if it is not there."""
+        """The place of a unit of the whole map in this one; None if it is hidden."""
         if self.own is None:
             return unit
         mask = self.own[pool]
@@ -101,15 +99,15 @@ def seen_by(picture: Picture, caller: Caller) -> Picture:
 
 
 def _is_own(name: str, tenant: str) -> bool:
-    """Whether a holder is a tenant's: its prefix tree, a session, or a request of its own."""
+    """Whether a holder is a tenant's: its prefix tree, a session or a one-shot request."""
     return name == tenant or name.startswith((f"{tenant}/", f"{tenant}#"))
 
 
 def difference(before: Picture | None, after: Picture) -> bytes:
-    """What changed, as 32-bit numbers in little-endian order; against nothing, all that is not free.
+    """The difference of two maps as 32-bit little-endian integers; without `before`, to an empty map.
 
-    The step; then for each pool that changed its place, how many runs follow, and for each run where it
-    begins, how long it is and the number of its holder.
+    The step; then for each changed pool its index and number of runs, and for each run its first unit, its
+    length and its holder's number.
     """
     parts: list[npt.NDArray[np.uint32]] = [np.array([after.step & 0xFFFFFFFF], dtype="<u4")]
     for place, now in enumerate(after.cells):
@@ -141,14 +139,14 @@ def shown_holders(holders: dict[int, tuple[int, str, str]], caller: Caller) -> d
 
 
 class LiveMemory:
-    """What all viewers look at."""
+    """The state that all viewers share."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self.figures = Figures(service)
         self.picture: Picture | None = None
         self.reports: dict[str | None, dict[str, Any]] = {}
-        """What `GET /v1/memory` answers, to the admin (None) and to each tenant that looks."""
+        """The answers of `GET /v1/memory` for the admin (None) and each tenant with viewers."""
         self.up = False
         self._viewers: Counter[str | None] = Counter()
         self._seen: dict[str | None, Picture] = {}
@@ -157,13 +155,13 @@ class LiveMemory:
         self._answered: dict[str, Any] | None = None
 
     def enter(self, whose: str | None) -> None:
-        """Somebody looks, at the memory of a tenant or (None) at all of it."""
+        """Add a viewer of a tenant's memory, or (None) of all."""
         self._viewers[whose] += 1
         if self._looking is None:
             self._looking = asyncio.create_task(self._look())
 
     def leave(self, whose: str | None) -> None:
-        """Somebody looks no more; without viewers nobody asks the engine."""
+        """Remove a viewer; without viewers the polling stops."""
         self._viewers[whose] -= 1
         if not self._viewers[whose]:
             del self._viewers[whose]
@@ -178,7 +176,7 @@ class LiveMemory:
         return self._seen[whose]
 
     async def news(self) -> None:
-        """Wait until something is new."""
+        """Wait for the next picture or report."""
         await self._news.wait()
 
     async def _look(self) -> None:
@@ -207,7 +205,7 @@ class LiveMemory:
             self._seen = {}
             self._answered = answer
         if report:
-            # One walk of the engine answers all that is asked before it begins.
+            # The engine answers all of these with one walk.
             whose = list(self._viewers)
             answers = await asyncio.gather(*(self.service.ask("memory", each) for each in whose))
             self.reports.update(

@@ -1,11 +1,10 @@
-"""Logs: one line an event, as text for people or as JSON for machines.
+"""Logging: one line an event, as text or as JSON.
 
-Lines carry ids (of requests, turns, sessions) and figures. What people and models say is never in them.
-Extra fields are given as `extra={"fields": {...}}`.
+Lines carry ids (of requests, turns, sessions) and figures, never prompts or generated text. Extra fields are
+given as `extra={"fields": {...}}`.
 
-Some text in them is a client's, such as a path. Here, and nowhere else, it is made harmless: characters that
-end a line, move a cursor or turn the direction of writing are escaped, a text with spaces is quoted among
-the fields, and the lines of a traceback are indented. So no text can pass for a line of its own.
+Some text is the client's, such as a path. It is sanitised here against log injection: line ends, control
+characters and bidirectional marks are escaped, fields with spaces are quoted, and tracebacks are indented.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _escaped(text: str) -> str:
-    r"""The text with what is not for the eye as `\uXXXX`, as JSON has it too."""
+    r"""The text with unsafe characters as `\uXXXX`, as in JSON."""
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _quoted(text: str) -> str:
-    """A field's text, as JSON if it could be taken for several fields."""
+    """A field's text, JSON-quoted if it has spaces."""
     return msgspec.json.encode(_whole(text)).decode() if _SEVERAL.search(text) else text
 
 
 def _whole(value: object) -> object:
-    """A text without halves of characters, which UTF-8 cannot have; anything else as it is."""
+    """A text without lone surrogates; other values unchanged."""
     return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
@@ -74,10 +73,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether a line of the HTTP library says anything of the server.
+    """Whether a line of the HTTP library is about the server.
 
-    A client's message that is not UTF-8 is the client's own fault, and it is told so when its connection is
-    closed; nor is a client that leaves before its WebSocket is open an error of the server's.
+    Messages that are not UTF-8, and disconnects during the WebSocket handshake, are errors of the client.
     """
     if record.exc_info is not None and isinstance(record.exc_info[1], UnicodeDecodeError):
         return False
@@ -85,7 +83,7 @@ def _is_ours(record: logging.LogRecord) -> bool:
 
 
 def set_up_logging(level: str, form: str, stream: TextIO) -> None:
-    """Send this process's log lines to a stream."""
+    """Log to a stream."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()

@@ -1,7 +1,7 @@
-"""Figures for Prometheus. Gauges of memory come from the ledger, with each pulse of the engine.
+"""Prometheus metrics. Gauges of memory come from the ledger, with each pulse of the engine.
 
-Counters and histograms of turns are counted here, where clients feel them. Labels never carry what a client
-chose: no session ids, no keys.
+Counters and histograms of turns are taken in the API process, so they include queueing. Labels never carry
+values that a client chose: no session ids, no keys.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TOTALS = {
 
 
 class LedgerCollector(Collector):
-    """What the engine's last pulse said, and what it and those before it have counted."""
+    """Gauges of the engine's last pulse, and the totals of all pulses."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class LedgerCollector(Collector):
         self._up = up
 
     def collect(self) -> Iterable[Metric]:
-        """The ledger's figures as metrics."""
+        """The metrics of the ledger."""
         yield GaugeMetricFamily("holdfast_engine_up", "Whether the engine serves.", value=float(self._up()))
         totals = self._totals()
         for name, help_text in TOTALS.items():
@@ -77,7 +77,7 @@ class LedgerCollector(Collector):
 
 
 class LoopCollector(Collector):
-    """What held the engine's loop between two steps, as the pulses say."""
+    """Work between two steps of the engine's loop, from the pulses."""
 
     def __init__(self, loop_times: Callable[[], Mapping[str, LoopTime]]) -> None:
         self._loop_times = loop_times
@@ -96,7 +96,7 @@ class LoopCollector(Collector):
 
 
 class Metrics:
-    """All figures of one server."""
+    """All metrics of one server."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -135,7 +135,7 @@ class Metrics:
         self.registry.register(LedgerCollector(pulse, totals, up))
 
     def watch_loop(self, loop_times: Callable[[], Mapping[str, LoopTime]]) -> None:
-        """Take the histogram of what held the engine's loop from its pulses."""
+        """Take the histogram of work between steps from the engine's pulses."""
         self.registry.register(LoopCollector(loop_times))
 
     def page(self) -> bytes:
@@ -143,7 +143,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     def turn_ended(self, feed: TurnFeed) -> None:
-        """A turn is over."""
+        """Count an ended turn."""
         end = feed.end
         if end is None:
             self.turns.labels("lost").inc()
@@ -157,5 +157,5 @@ class Metrics:
                 self.between.observe((end.total_seconds - end.first_seconds) / (len(end.tokens) - 1))
 
     def engine_lost(self) -> None:
-        """An engine process ended by itself."""
+        """Count an engine process that died."""
         self.restarts.inc()

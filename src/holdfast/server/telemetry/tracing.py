@@ -1,9 +1,8 @@
-"""Traces of turns for OpenTelemetry, where the `otel` extra is installed and an endpoint is named.
+"""OpenTelemetry traces of turns, with the `otel` extra and OTEL_EXPORTER_OTLP_ENDPOINT set.
 
-A turn is one span with its figures, with a span inside for the time it waited, for the time to its first
-token, and for the rest. It belongs to the trace that the client named in `traceparent`. Spans are made when a
-turn is over, from the times that the engine measured, so that nothing is traced while tokens are made. What
-was said is never in a trace. Without the extra, or without OTEL_EXPORTER_OTLP_ENDPOINT, nothing happens here.
+A turn is one span with child spans for the queue, the time to the first token, and generation, in the trace
+of the client's `traceparent`. Spans are made after the turn from the engine's timings, so tracing costs
+nothing per token. Text is never in a trace.
 """
 
 from __future__ import annotations
@@ -21,29 +20,29 @@ ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 class Traces(Protocol):
-    """Who is told of turns that are over."""
+    """Receives ended turns."""
 
     def turn_ended(self, feed: TurnFeed) -> None:
-        """A turn is over."""
+        """Record an ended turn."""
         ...
 
     def close(self) -> None:
-        """Send what is left."""
+        """Flush and close."""
         ...
 
 
 class NoTraces:
-    """Nobody wants traces."""
+    """Tracing is off."""
 
     def turn_ended(self, feed: TurnFeed) -> None:
-        """Nothing is traced."""
+        """Ignore the turn."""
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Nothing to flush."""
 
 
 class TurnTraces:
-    """Turns as spans, given to a provider of OpenTelemetry's."""
+    """Turns as spans of an OpenTelemetry provider."""
 
     def __init__(self, provider: Any) -> None:
         self._provider = provider
@@ -52,7 +51,7 @@ class TurnTraces:
         self._trace = import_module("opentelemetry.trace")
 
     def turn_ended(self, feed: TurnFeed) -> None:
-        """Make the spans of a turn that is over."""
+        """Make the spans of an ended turn."""
         end = feed.end
         if end is None:
             return
@@ -83,12 +82,12 @@ class TurnTraces:
         span.end(now)
 
     def close(self) -> None:
-        """Send what is left."""
+        """Flush and close."""
         self._provider.shutdown()
 
 
 def open_traces() -> Traces:
-    """Traces as the environment asks for them; a missing extra is said so."""
+    """Traces as the environment configures them; raises if the extra is missing."""
     if not os.environ.get(ENDPOINT):
         return NoTraces()
     try:

@@ -1,8 +1,8 @@
-"""The text processes as the event loop sees them: jobs that wait, one process for each lane.
+"""Queues of jobs for the text processes, one process for each lane.
 
-A lane has one process and does one job at a time. Tenants take turns, so that many jobs of one do not keep
-another waiting for more than a job. A process that dies is replaced, and its job tried once more; one that
-takes too long is killed, and its job refused. A process starts with the first job of its lane.
+A lane runs one job at a time, round-robin over tenants, so that no tenant waits for more than one job of
+another. A process that dies is replaced and its job retried once; one that exceeds the time limit is killed
+and its job rejected. A process starts with the first job of its lane.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ JOB_SECONDS = 60.0
 """How long a job may take before its process is killed."""
 ATTEMPTS = 2
 STREAM_BYTES = 1 << 20
-"""How much of an answer is taken from the pipe before it is read."""
+"""Buffer size of the pipe from the process."""
 PORTION_BYTES = 1 << 18
-"""How much is written to a process before other work gets its turn."""
+"""Bytes written to a process before the event loop may run other tasks."""
 WAITING_BYTES_MAX = 64 << 20
-"""How much may wait in a lane for one tenant."""
+"""Bytes of queued jobs per tenant in a lane."""
 
 
 class TextProcessLost(Exception):
@@ -76,7 +76,7 @@ class TextProcess:
                 stderr=None,
             )
         except OSError as error:
-            raise TextProcessLost(f"a text process cannot be started: {error.strerror}") from error
+            raise TextProcessLost(f"cannot start a text process: {error.strerror}") from error
         assert protocol.stdin is not None and protocol.stdout is not None, "both are pipes"
         started = cls(transport, protocol.stdout, protocol.stdin)
         try:
@@ -108,14 +108,14 @@ class TextProcess:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A job and whoever waits for its answer."""
+    """A queued job and the future of its answer."""
 
     content: bytes
     answer: asyncio.Future[jobs.Answer]
 
 
 class Lane:
-    """Jobs of one kind, done one after the other."""
+    """A queue of jobs for one process."""
 
     def __init__(self, start: Callable[[], Awaitable[Worker]], seconds: float = JOB_SECONDS) -> None:
         self._start = start
@@ -127,13 +127,15 @@ class Lane:
         self._closed = False
 
     async def ask(self, job: jobs.Job, tenant: str) -> jobs.Answer:
-        """The answer to a job, in its turn."""
+        """Queue a job and wait for its answer."""
         if self._closed:
             raise _unavailable()
         content = jobs.frame(job)
         if self._bytes.get(tenant, 0) + len(content) > WAITING_BYTES_MAX:
             raise Problem(
-                429, "too_many_inputs", f"{WAITING_BYTES_MAX} bytes of this key wait to be tokenised"
+                429,
+                "too_many_inputs",
+                f"this key has more than {WAITING_BYTES_MAX} bytes waiting to be tokenised",
             )
         entry = _Waiting(content, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(tenant, deque()).append(entry)
@@ -148,7 +150,7 @@ class Lane:
             self._task = asyncio.create_task(self._run())
 
     def close(self) -> None:
-        """End the process; those who wait are told."""
+        """End the process; queued jobs fail."""
         self._closed = True
         if self._task is not None:
             self._task.cancel()
@@ -159,7 +161,7 @@ class Lane:
         self._waiting.clear()
 
     def _next(self) -> _Waiting | None:
-        """The job whose turn it is: of the tenant that has waited longest since its last."""
+        """The next job, round-robin over tenants."""
         while self._waiting:
             tenant = next(iter(self._waiting))
             entries = self._waiting.pop(tenant)
@@ -171,12 +173,12 @@ class Lane:
                 self._bytes[tenant] = left
             else:
                 del self._bytes[tenant]
-            if not entry.answer.done():  # Nobody waits for one whose client has gone.
+            if not entry.answer.done():  # The client of a cancelled one has disconnected.
                 return entry
         return None
 
     async def _run(self) -> None:
-        """Do all jobs that wait; at least start the process."""
+        """Run all queued jobs; at least start the process."""
         entry = self._next()
         while True:
             try:
@@ -194,11 +196,11 @@ class Lane:
                 return
 
     async def _answer(self, entry: _Waiting) -> None:
-        """Do one job, twice if its process dies. Whatever goes wrong, the job has one answer."""
+        """Run one job, again if its process dies; it always gets exactly one answer."""
         try:
             await self._attempt(entry)
         except Exception as error:
-            log.error("a job of a text process failed", exc_info=error)
+            log.error("text job failed", exc_info=error)
             self._drop()
         finally:
             _tell(entry, _unavailable())
@@ -211,12 +213,12 @@ class Lane:
                 async with asyncio.timeout(self._seconds):
                     answer = await self._worker.ask(entry.content)
             except TimeoutError:
-                log.warning("an input took more than %.0f s; its process was killed", self._seconds)
+                log.warning("tokenising took more than %.0f s; the text process was killed", self._seconds)
                 self._drop()
-                _tell(entry, Problem(400, "tokenizer", "input: takes too long to be tokenised", "input"))
+                _tell(entry, Problem(400, "tokenizer", "input: tokenising exceeded the time limit", "input"))
                 return
             except TextProcessLost as error:
-                log.warning("%s; its job is tried again", error)
+                log.warning("%s; retrying its job", error)
                 self._drop()
             else:
                 if not entry.answer.done():
@@ -231,7 +233,7 @@ class Lane:
 
 
 def _unavailable() -> Problem:
-    return Problem(503, "tokenizer_unavailable", "the tokenizer is not there; try again", retry_after=1)
+    return Problem(503, "tokenizer_unavailable", "the tokenizer is unavailable; try again", retry_after=1)
 
 
 def _tell(entry: _Waiting, problem: Problem) -> None:

@@ -1,9 +1,8 @@
 """The text process: renders chat templates, tokenises, and reads large bodies, away from the event loop.
 
-Tokenising and reading JSON hold the interpreter's lock for as long as they take, and a template is a program;
-so they run in a process of their own. Its memory is limited by the system (RLIMIT_AS), rendering by an alarm,
-and a job as a whole by the API process, which kills it when it takes too long; RLIMIT_CPU ends one whose API
-process is gone. It ends when its input does.
+Tokenising and parsing JSON hold the GIL, and a template is untrusted code, so they run in a process of their
+own. RLIMIT_AS limits its memory, an alarm limits rendering, and the API process kills it when a job exceeds
+its time limit; RLIMIT_CPU ends it if the API process is gone. It exits at the end of its input.
 Run as `python -m holdfast.server.text.process` by `lanes`.
 """
 
@@ -27,13 +26,13 @@ from holdfast.server.link import wire
 from holdfast.server.text import jobs
 
 NAME_CHARACTERS_MAX = 64
-"""How much of a field's name is repeated."""
+"""Field names are truncated to this length in messages."""
 
 __all__ = ["TextWorker", "tokenizer_of"]
 
 
 class RenderTimeout(ChatTemplateError):
-    """A template renders for too long."""
+    """Rendering a template exceeded its time limit."""
 
 
 def tokenizer_of(
@@ -50,14 +49,14 @@ def tokenizer_of(
 
 
 class TextWorker:
-    """Does one job after another."""
+    """Runs jobs."""
 
     def __init__(self, setup: jobs.Setup) -> None:
         self._tokenizer = tokenizer_of(setup.vocabulary, lambda: _alarm(setup.render_seconds))
         self._tokens_max = setup.tokens_max
 
     def answer(self, job: jobs.Job) -> jobs.Answer:
-        """Do a job; one that cannot be done is refused, whatever is wrong with it."""
+        """Run a job; every failure is a refusal."""
         try:
             return self._answer(job)
         except TooManyTokens as error:
@@ -92,7 +91,7 @@ class TextWorker:
 
 
 def _read(job: jobs.Body) -> jobs.Answer:
-    """A body as MessagePack. What is wrong with it is found by whoever decodes it with its types."""
+    """A JSON body as MessagePack; types are checked by the API process."""
     try:
         job.content.decode("utf-8")
         value = msgspec.json.decode(job.content)
@@ -121,7 +120,7 @@ def _largest(value: Any, most: int) -> str | None:
 
 
 def count_values(value: Any, most: int) -> int:
-    """How many values a JSON value is made of, itself and keys among them; counted no further than `most`."""
+    """The number of values in a JSON value, itself and keys included; counting stops after `most`."""
     count, left = 1, [value]
     while left and count <= most:
         value = left.pop()
@@ -136,7 +135,7 @@ def count_values(value: Any, most: int) -> int:
 
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """Raise in the middle of what runs too long; a single long call is not interrupted."""
+    """Raise after some seconds; a single long C call is not interrupted."""
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
@@ -145,11 +144,11 @@ def _alarm(seconds: float) -> Iterator[None]:
 
 
 def _overdue(_number: int, _frame: object) -> None:
-    raise RenderTimeout("the chat template takes too long for these messages")
+    raise RenderTimeout("rendering the chat template exceeded its time limit")
 
 
 def _limit_memory(more: int) -> None:
-    """Let the process have `more` bytes of address space than it has now."""
+    """Limit the address space to `more` bytes beyond its current size."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + more
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -159,7 +158,7 @@ def _limit_memory(more: int) -> None:
 
 
 def _limit_time(more: float) -> None:
-    """Let the process compute for `more` seconds from now on; the system kills it after that."""
+    """Limit processor time to `more` seconds from now on (RLIMIT_CPU)."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     most = math.ceil(used.ru_utime + used.ru_stime + more)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
@@ -181,14 +180,14 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, _overdue)
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # Whatever a library prints is no answer.
+    os.dup2(2, 1)  # Output of libraries must not mix with answers.
 
     def say(answer: jobs.Answer) -> None:
         try:
             answers.write(jobs.frame(answer))
             answers.flush()
         except BrokenPipeError:
-            os._exit(0)  # The API process has gone.
+            os._exit(0)  # The API process is gone.
 
     setup = _next(sys.stdin.buffer)
     if not isinstance(setup, jobs.Setup):

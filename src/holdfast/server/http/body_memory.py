@@ -1,8 +1,7 @@
-"""How many bytes of request bodies are in memory before their requests are whole.
+"""Memory for request bodies that are still being received, bounded for all callers and for each tenant.
 
-A body counts from its first byte until its last, or until its request is over; one that would go beyond the
-bound of all, or of its tenant, is refused. So clients that send long bodies and never end them take a bounded
-part of memory, and one tenant's cannot keep the others' out. Used by the gate alone.
+A body counts from its first byte to its last, or to the end of its request; one over a bound is rejected. So
+slow uploads take bounded memory, and one tenant cannot exhaust it for the others. Used by the middleware.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from collections import Counter
 
 from holdfast.server.http.problems import Problem
 
-__all__ = ["Intake"]
+__all__ = ["BodyMemory"]
 
 
-class Intake:
-    """Bytes in unfinished bodies, of all tenants and of each."""
+class BodyMemory:
+    """Bytes of unfinished bodies, in total and by tenant."""
 
     def __init__(self, limit: int, tenant_limit: int) -> None:
         self.limit = limit
@@ -24,19 +23,19 @@ class Intake:
         self._tenants: Counter[str] = Counter()
 
     def take(self, tenant: str, count: int) -> None:
-        """More of a body has come; raises, and counts nothing, where there is no room for it."""
+        """Count received bytes; raises, and counts nothing, over a bound."""
         if self.total + count > self.limit or self._tenants[tenant] + count > self.tenant_limit:
             raise Problem(
                 429,
                 "too_many_bodies",
-                f"the bodies that are being received are longer than {self.limit} bytes for all callers or "
-                f"{self.tenant_limit} for this one; send fewer at a time",
+                f"bodies being received exceed {self.limit} bytes for all callers or {self.tenant_limit} for "
+                "this key; send fewer at a time",
             )
         self.total += count
         self._tenants[tenant] += count
 
     def give_back(self, tenant: str, count: int) -> None:
-        """A body is whole, or its request is over."""
+        """A body is complete, or its request has ended."""
         self.total -= count
         self._tenants[tenant] -= count
         assert self.total >= 0 and self._tenants[tenant] >= 0, "more was given back than taken"

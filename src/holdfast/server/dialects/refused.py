@@ -1,29 +1,21 @@
-"""Fields that other servers honour and this one does not: one table, for every dialect.
+"""Request fields that OpenAI, vLLM or SGLang honour and this server does not: one table for every dialect.
 
-A client that asks for a grammar, a tool or an adapter and gets an ordinary answer has been misled. So these
-fields are refused by name, unless their value asks for nothing (`null`, or one of those in the table). A body
-that declares a field of the table itself has it built, and checks it on its own. Fields that change neither
-the answer nor what is promised about it (`user`, `metadata`, `service_tier`, …) are not here: they are
-ignored like any unknown field. `/v1/sessions` and `/v1/realtime` need no table: they refuse every field that
-they do not know.
-
-The names are those of OpenAI, vLLM and SGLang. Used by the routes when they read a body.
+A client that asks for a grammar or an adapter and gets an ordinary answer has been misled. So these fields
+are refused by name, unless their value asks for nothing (`null`, or one of those in the table). A body that
+declares a field itself has it built. Fields that change neither the answer nor what is promised about it
+(`user`, `metadata`, `service_tier`, …) are ignored like any unknown field, except by `/v1/sessions` and
+`/v1/realtime`, which refuse every field that they do not know. `requests` applies the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import msgspec
-
-from holdfast.server.http.problems import bad_field
-
-__all__ = ["FIELDS", "MESSAGE_FIELDS", "refuse_unbuilt", "refusing"]
-
-T = TypeVar("T", bound=msgspec.Struct)
+__all__ = ["FIELDS", "MESSAGE_FIELDS", "NOT_BUILT", "Values"]
 
 Values = tuple[Any, ...]
+
+NOT_BUILT = "is not supported yet"
 
 OFF: Values = (False, "", [], {})
 """Values that ask for nothing wherever a field is off by default."""
@@ -180,41 +172,3 @@ MESSAGE_FIELDS: dict[str, Values] = {
     "partial": OFF,
 }
 """Fields of a message, in the same way."""
-
-_refused: dict[type[msgspec.Struct], dict[str, Values]] = {}
-"""The refused fields of each kind of body that `refusing` has made."""
-
-
-def refusing(
-    kind: type[T],
-    table: Mapping[str, Values] = FIELDS,
-    /,
-    nested: Mapping[str, Any] | None = None,
-    **allowed: Values,
-) -> type[T]:
-    """The same kind of body, which also reads the fields of `table` that it does not declare itself.
-
-    They are there for `refuse_unbuilt` alone, and are not described as fields of the body. `nested` are types
-    of fields that are bodies in turn; `allowed` are values that ask for nothing here.
-    """
-    refused = {**table, **allowed}
-    refused = {name: values for name, values in refused.items() if name not in kind.__struct_fields__}
-    fields: list[Any] = [(name, Any, None) for name in refused]
-    for field in msgspec.structs.fields(kind):
-        if field.name in (nested or {}):
-            assert field.default_factory is msgspec.NODEFAULT, (
-                "a nested body is required, or left out as null"
-            )
-            default = () if field.required else (field.default,)
-            fields.append((field.name, (nested or {})[field.name], *default))
-    made = msgspec.defstruct(kind.__name__, fields, bases=(kind,), kw_only=True, module=kind.__module__)
-    _refused[made] = refused
-    return cast(type[T], made)
-
-
-def refuse_unbuilt(body: msgspec.Struct, prefix: str = "") -> None:
-    """Raise for the first field that asks for something that is not built; `prefix` is the body's place."""
-    for name, values in _refused.get(type(body), {}).items():
-        given = getattr(body, name)
-        if given is not None and not any(type(given) is type(value) and given == value for value in values):
-            raise bad_field(f"{prefix}{name}", "is not supported yet", "unsupported")

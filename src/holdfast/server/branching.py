@@ -11,7 +11,7 @@ A request that names no parent starts a branch of its own. One that does gets th
 less the output if that is to be dropped, cut at `offset` (a negative one counts from the end, 0 cuts
 nothing), followed by its own tokens. With `replace` everything that grew out of the parent is forgotten
 first, and the parent itself, if it still runs, ends with what it has said so far; without a parent all is
-forgotten. Tokens are copied between logs, so nothing that is forgotten can be missed. For sglang_sessions.py.
+forgotten. Tokens are copied between logs, so forgetting one breaks no other. Used by `ordinary_sessions`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""The gate that every request passes: hosts, sizes, keys, origins, ids, draining. It denies by default.
+"""The ASGI middleware in front of all routes: hosts, sizes, keys, origins, ids, draining. Denies by default.
 
-Plain ASGI in front of all routes. A path needs a key unless it is in PUBLIC; those in ADMIN need the admin's.
-Where no key is needed, what changes something must not come from a web page of another origin; a WebSocket
-never may (`hosts`).
-Every answer carries the request's id; one that comes before a long body was read closes the connection, and
-nobody reads the rest. Whatever goes wrong behind the gate becomes a JSON error here, and an unexpected
-exception is logged and answered without its text.
+A path needs a key unless it is in PUBLIC; paths in ADMIN need the admin key. Where no key is needed, requests
+with side effects and WebSockets must not come from a web page of another origin (`hosts`). Every answer
+carries the request's id; an answer sent before a long body was read closes the connection. Problems become
+JSON errors here; an unexpected exception is logged and answered without its text.
 """
 
 from __future__ import annotations
@@ -21,14 +19,14 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.server.http.bodies import too_large
+from holdfast.server.http.body_memory import BodyMemory
 from holdfast.server.http.hosts import Hosts, foreign_page
-from holdfast.server.http.intake import Intake
 from holdfast.server.http.keys import Caller, Keys
-from holdfast.server.http.problems import Problem, bad_field
+from holdfast.server.http.problems import Problem, bad_field, internal_error
 from holdfast.server.link.engine_client import traceparent
 from holdfast.server.options import ServerOptions
 
-__all__ = ["ADMIN", "PUBLIC", "SUBPROTOCOL", "Gate"]
+__all__ = ["ADMIN", "PUBLIC", "SUBPROTOCOL", "RequestMiddleware"]
 
 log = logging.getLogger("holdfast.server")
 
@@ -36,23 +34,23 @@ PUBLIC = ("/", "/health", "/health/ready", "/favicon.ico")
 PUBLIC_PREFIXES = ("/web/",)
 ADMIN = ("/metrics", "/flush_cache", "/reset_prefix_cache", "/get_server_info", "/server_info", "/v1/storm")
 GET_WITH_EFFECTS = ("/flush_cache", "/health_generate")
-"""Paths where GET does something; elsewhere it only reads."""
+"""Paths where GET has side effects."""
 READING = ("GET", "HEAD", "OPTIONS")
 DRAINS = ("/health", "/health/ready", "/metrics", "/v1/memory")
 
 HEADER_BYTES_MAX = 32 << 10
 SHORT_BODY_BYTES = 64 << 10
-"""A body up to this long is read to its end whatever the answer is: the connection can be used again."""
+"""Bodies up to this size are read to the end even if the request is rejected: the connection stays open."""
 SUBPROTOCOL = "holdfast.key."
 """Browsers cannot set headers on a WebSocket: they send the key as a subprotocol of this name."""
 SUBPROTOCOL_ENCODED = "holdfast.key64."
-"""The same for keys with characters that no subprotocol may have: in the base64 of URLs, without padding."""
+"""The same for keys with characters that a subprotocol cannot have: URL-safe base64 without padding."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
-class Gate:
-    """Lets a request through, or answers it."""
+class RequestMiddleware:
+    """Passes a request on to the routes, or rejects it."""
 
     def __init__(
         self, app: ASGIApp, keys: Keys, options: ServerOptions, draining: Callable[[], bool]
@@ -64,7 +62,7 @@ class Gate:
         self.body_limit = options.body_limit
         bodies_limit = max(options.bodies_limit, options.body_limit)
         shared = len(keys.tenants) > 1
-        self.intake = Intake(
+        self.bodies = BodyMemory(
             bodies_limit, max(bodies_limit // 2, options.body_limit) if shared else bodies_limit
         )
         self.draining = draining
@@ -88,11 +86,11 @@ class Gate:
             message = await receive()
             if message["type"] == "http.request":
                 count = len(message.get("body", b""))
-                self.intake.take(caller.tenant, count)
+                self.bodies.take(caller.tenant, count)
                 received += count
                 if not message.get("more_body", False):
                     unread = False
-                    self.intake.give_back(caller.tenant, received)
+                    self.bodies.give_back(caller.tenant, received)
                     received = 0
             return message
 
@@ -114,17 +112,16 @@ class Gate:
             await refuse(scope, labelled, problem, started=status != 0)
         except Exception as error:
             log.error("request failed", exc_info=error, extra={"fields": {"request": request_id}})
-            mistake = Problem(500, "internal_error", "the server made a mistake; it is in its log")
-            await refuse(scope, labelled, mistake, started=status != 0)
+            await refuse(scope, labelled, internal_error(), started=status != 0)
         finally:
-            self.intake.give_back(caller.tenant, received)
+            self.bodies.give_back(caller.tenant, received)
         log.debug(
             "request",
             extra={"fields": {"request": request_id, "status": status, "path": scope["path"][:128]}},
         )
 
     def _admit(self, scope: Scope, headers: dict[str, str]) -> Caller:
-        """Who is calling; raises what is wrong with the call."""
+        """The caller; raises the problem with a request that is rejected."""
         path: str = scope["path"]
         if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES_MAX:
             raise Problem(431, "headers_too_large", f"the headers are longer than {HEADER_BYTES_MAX} bytes")
@@ -144,8 +141,8 @@ class Gate:
             raise Problem(
                 403,
                 "origin_not_allowed",
-                "origin: pages of this origin may not call the server; start it with --cors-origin ORIGIN if "
-                "they should",
+                "origin: pages of this origin may not call the server; to allow them, start it with "
+                "--cors-origin ORIGIN",
                 "origin",
             )
         if path in ADMIN and not caller.admin:
@@ -158,10 +155,10 @@ class Gate:
         return caller
 
     def _crosses_sites(self, scope: Scope, headers: dict[str, str]) -> bool:
-        """Whether a web page of another origin asks for what it may not have.
+        """Whether this is a cross-site request that must be rejected.
 
-        A request with a key is none that a page could forge: it would have to know the key. A WebSocket hears
-        what it is answered, and browsers do not ask before they connect.
+        A page cannot forge a request with a key that it does not know. WebSockets are always checked: a page
+        can read their answers, and browsers send no preflight before they connect.
         """
         if scope["type"] == "http" and self.keys.required:
             return False
@@ -171,7 +168,7 @@ class Gate:
 
 
 def _require_framing(scope: Scope, headers: dict[str, str]) -> None:
-    """Refuse what a proxy in front might read differently: where the body ends, or who is asked."""
+    """Reject ambiguous framing that a proxy in front might read differently (request smuggling)."""
     if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] != "1.1"):
         raise Problem(
             400, "ambiguous_length", "transfer-encoding: allowed in HTTP/1.1 only, and without content-length"
@@ -181,19 +178,19 @@ def _require_framing(scope: Scope, headers: dict[str, str]) -> None:
 
 
 def _only(scope: Scope, name: bytes) -> str | None:
-    """The value of a header that must be there once."""
+    """The value of a header that must occur once; None otherwise."""
     found = [value for each, value in scope["headers"] if each.lower() == name]
     return found[0].decode("latin-1") if len(found) == 1 else None
 
 
 def _length(headers: dict[str, str]) -> int:
-    """How long the body is said to be; the HTTP library refuses what is not a number."""
+    """The content length; the HTTP library rejects values that are not a number."""
     length = headers.get("content-length", "0")
     return int(length[:20]) if length.isascii() and length.isdigit() else 0
 
 
 def _long_body(headers: dict[str, str]) -> bool:
-    """Whether a request has a body that is not worth reading once the request has been answered."""
+    """Whether a request's body is too long to be read after an early answer."""
     return "transfer-encoding" in headers or _length(headers) > SHORT_BODY_BYTES
 
 
@@ -210,7 +207,7 @@ def _key(headers: dict[str, str]) -> str | None:
 
 
 def _decoded(text: str) -> str | None:
-    """A key from its base64; None if it is not that."""
+    """A key from its base64; None if it is not valid base64."""
     try:
         return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
     except ValueError:
@@ -218,7 +215,7 @@ def _decoded(text: str) -> str | None:
 
 
 async def refuse(scope: Scope, send: Send, problem: Problem, started: bool) -> None:
-    """Answer with a problem, unless an answer is under way already."""
+    """Answer with a problem, unless an answer has been started."""
     if started:
         return
     headers = [(b"content-type", b"application/json")]

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from holdfast.server.routes.realtime import Said
-from holdfast.server.routes.realtime_strangers import MESSAGES
+from holdfast.server.routes.realtime_openai import MESSAGES
 from tests.server.bad_values import SECRET
 from tests.server.serving import Server
 from tests.server.talking import Body, Talk

@@ -1,9 +1,8 @@
-"""What clients are told that speak another protocol on `/v1/realtime`.
+"""Errors for clients of OpenAI's realtime protocol on `/v1/realtime`.
 
-OpenAI's clients connect with a model in the address, wait for `session.created`, and send `session.update`,
-`response.create` and the like. They get an `error` at once, in the form that they read: with an `event_id` of
-its own, and inside of the error the `event_id` of the message that caused it. So does every message that is
-not understood. Used by the realtime door.
+OpenAI's clients connect with a model in the URL, wait for `session.created`, and send `session.update`,
+`response.create` and the like. They get an `error` at once in OpenAI's form: with an `event_id` of its own,
+and in the error the `event_id` of the message that caused it. So does every message that cannot be decoded.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ OPENAI_TYPES = (
     "session.update",
     "transcription_session.",
 )
-"""How the types of OpenAI's messages begin, those excepted that both protocols have."""
+"""Prefixes of OpenAI's message types, without those that both protocols have."""
 
 MESSAGES = (
     "session.open",
@@ -44,21 +43,21 @@ MESSAGES = (
     "session.fork",
     "session.close",
 )
-"""What is said here instead."""
+"""The message types of this protocol."""
 
 EVENT_ID_CHARACTERS_MAX = 512
 
 
 class Misunderstood(Problem):
-    """What is wrong with a message that is none of this protocol's, or is not well formed."""
+    """The problem with a message of another protocol, or a malformed one."""
 
     def __init__(self, problem: Problem, event_id: str | None = None) -> None:
         super().__init__(problem.status, problem.code, problem.message, problem.param, problem.retry_after)
         self.event_id = event_id
-        """What its sender calls the message."""
+        """The sender's id of the message."""
 
     def body(self) -> dict[str, object]:
-        """The shape of every problem, and what OpenAI's clients read beside it."""
+        """The body of every problem, with the ids that OpenAI's clients read."""
         shown = super().body()
         error = shown["error"]
         assert isinstance(error, dict)
@@ -66,14 +65,14 @@ class Misunderstood(Problem):
 
 
 class _Head(msgspec.Struct):
-    """What is read of a message that is not understood; nothing is made of the rest."""
+    """The fields that are read of a message that cannot be decoded."""
 
     type: msgspec.Raw = msgspec.Raw(b"null")
     event_id: msgspec.Raw = msgspec.Raw(b"null")
 
 
 def wrong_protocol() -> Problem:
-    """Somebody speaks OpenAI's protocol."""
+    """A client uses OpenAI's protocol."""
     message = (
         "this server does not speak OpenAI's realtime protocol; /v1/realtime has its own, with the messages "
         f"{', '.join(MESSAGES)}: see docs/realtime.md"
@@ -82,7 +81,7 @@ def wrong_protocol() -> Problem:
 
 
 def misunderstood(text: str, problem: Problem) -> Misunderstood:
-    """The problem with a message, told so that its sender understands it."""
+    """The problem with a message, in the form that its sender reads."""
     try:
         head = msgspec.json.decode(text.encode("utf-8", "surrogatepass"), type=_Head)
         kind, event_id = _text(head.type), _text(head.event_id)
@@ -90,7 +89,7 @@ def misunderstood(text: str, problem: Problem) -> Misunderstood:
         return Misunderstood(problem)
     if problem.param == "type":
         known = kind is not None and kind.startswith(OPENAI_TYPES)
-        said = f"type: there is no such message; there are {', '.join(MESSAGES)}"
+        said = f"type: unknown message type; must be one of {', '.join(MESSAGES)}"
         problem = wrong_protocol() if known else Problem(400, "invalid_value", said, "type")
     return Misunderstood(problem, event_id)
 
@@ -105,7 +104,7 @@ def _text(raw: msgspec.Raw) -> str | None:
 
 
 def comes_from_openai(websocket: WebSocket) -> bool:
-    """Whether a connection is made as OpenAI's clients make it; they wait to be spoken to first."""
+    """Whether a connection looks like OpenAI's client, which waits for a first message."""
     return (
         "openai-beta" in websocket.headers
         or any(name in websocket.query_params for name in OPENAI_QUERY)
@@ -117,7 +116,7 @@ def comes_from_openai(websocket: WebSocket) -> bool:
 
 
 def chosen_subprotocol(offered: Iterable[str]) -> str | None:
-    """The subprotocol of a connection. Browsers break one off that answers none of theirs, and would not hear
-    what is wrong."""
+    """The subprotocol of a connection. Browsers drop a connection that accepts none of theirs, and would not
+    get the error."""
     names = set(offered)
     return next((name for name in (SUBPROTOCOL, OPENAI_SUBPROTOCOL) if name in names), None)

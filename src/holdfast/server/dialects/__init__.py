@@ -1,0 +1,1 @@
+"""Request fields of every dialect, as tables over one declaration of sampling and one of turn options."""

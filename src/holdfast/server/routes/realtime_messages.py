@@ -1,0 +1,161 @@
+"""The messages that a client sends over `/v1/realtime`, and the input that waits for its commit."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+
+from holdfast.server.dialects.requests import make_body
+from holdfast.server.dialects.tables import REALTIME
+from holdfast.server.http.bodies import Reading, parse_large
+from holdfast.server.http.problems import Problem, bad_field
+from holdfast.server.prompts import SessionMessage
+from holdfast.server.routes.realtime_openai import misunderstood
+from holdfast.server.routes.sessions import SAMPLING, Count, SamplingBody
+
+__all__ = [
+    "DECODED",
+    "AppendMessage",
+    "CloseMessage",
+    "CommitMessage",
+    "ForkMessage",
+    "InterruptMessage",
+    "OpenMessage",
+    "PendingInput",
+    "RewindMessage",
+    "Said",
+    "read_message",
+]
+
+Seq = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+
+
+class Message(msgspec.Struct, tag_field="type", forbid_unknown_fields=True):
+    """A message of a client."""
+
+
+class OpenMessage(Message, tag="session.open"):
+    """Open a session, or attach to an open one."""
+
+    id: str | None = None
+    ttl: float | None = None
+    metadata: dict[str, Any] | None = None
+    system: str | None = None
+    resume_after_seq: Seq | None = None
+
+
+class AppendMessage(Message, tag="input.append"):
+    """More input of the turn to come."""
+
+    text: str | None = None
+    token_ids: list[int] | None = None
+
+
+class CommitMessage(Message, tag="input.commit"):
+    """Start a turn with the appended input."""
+
+    turn_id: str | None = None
+    sampling: SamplingBody = msgspec.field(default_factory=SamplingBody)
+    mode: Literal["after", "interrupt"] = "after"
+
+
+class InterruptMessage(Message, tag="response.interrupt"):
+    """Interrupt a turn; keep some of its tokens, all, or none."""
+
+    turn_id: str
+    keep_tokens: Count | None = None
+    keep: Literal["all", "none"] | None = None
+
+
+class RewindMessage(Message, tag="session.rewind"):
+    """Rewind so that `to_turn` turns remain."""
+
+    to_turn: Count
+    request_id: str | None = None
+
+
+class ForkMessage(Message, tag="session.fork"):
+    """A second session, from the last turn or an older one."""
+
+    id: str | None = None
+    at_turn: Count | None = None
+    request_id: str | None = None
+
+
+class CloseMessage(Message, tag="session.close"):
+    """Close the session; the connection may open another."""
+
+
+COMMIT = make_body(CommitMessage, REALTIME.turn, nested={"sampling": SAMPLING})
+
+Said = (
+    OpenMessage
+    | AppendMessage
+    | CommitMessage
+    | InterruptMessage
+    | RewindMessage
+    | ForkMessage
+    | CloseMessage
+)
+
+DECODED: Any = (
+    OpenMessage | AppendMessage | COMMIT.read | InterruptMessage | RewindMessage | ForkMessage | CloseMessage
+)
+"""The union that decodes messages: the commit with its table's fields."""
+
+
+async def read_message(text: str, reading: Reading) -> Said:
+    """Decode a message; an invalid one is a problem that names the field."""
+    try:
+        content = text.encode("utf-8", "surrogatepass")
+        return cast(Said, await parse_large(content, DECODED, reading))
+    except Problem as problem:
+        raise misunderstood(text, problem) from None
+
+
+class PendingInput:
+    """Input that is not committed yet: text or token ids."""
+
+    def __init__(self, bytes_max: int, tokens_max: int, vocabulary: int) -> None:
+        self._bytes_max = bytes_max
+        self._tokens_max = tokens_max
+        self._vocabulary = vocabulary
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._bytes = 0
+        self.refused = False
+        """Whether its commit was rejected: it may be committed again; the next append starts anew."""
+
+    def append(self, message: AppendMessage) -> None:
+        """Append, or start anew after a rejected commit; an invalid append changes nothing."""
+        text, tokens = message.text, message.token_ids
+        bytes_before, tokens_before = (0, 0) if self.refused else (self._bytes, len(self._tokens))
+        if (text is None) == (tokens is None):
+            raise bad_field("text", "give either text or token_ids")
+        if text is not None:
+            if tokens_before:
+                raise bad_field("text", "this turn's input is token ids so far")
+            if bytes_before + len(text.encode()) > self._bytes_max:
+                raise bad_field("text", f"the input may take at most {self._bytes_max} bytes")
+        elif tokens is not None:
+            if bytes_before:
+                raise bad_field("token_ids", "this turn's input is text so far")
+            if tokens_before + len(tokens) > self._tokens_max:
+                raise bad_field("token_ids", f"the input may hold at most {self._tokens_max} tokens")
+            if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocabulary:
+                raise bad_field("token_ids", f"must be from 0 to {self._vocabulary - 1}")
+        if self.refused:
+            self.clear()
+        if text is not None:
+            self._texts.append(text)
+            self._bytes += len(text.encode())
+        self._tokens += tokens or []
+
+    def said(self) -> str | list[int | SessionMessage]:
+        """All of it."""
+        return list[int | SessionMessage](self._tokens) or "".join(self._texts)
+
+    def clear(self) -> None:
+        """Discard it."""
+        self._texts, self._tokens, self._bytes, self.refused = [], [], 0, False

@@ -1,0 +1,55 @@
+"""A turn as a route asks for it of the service: input, sampling and options, whatever the dialect."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from holdfast.engine.sampling import Sampling
+from holdfast.server.dialects.turn_options import TurnOptions
+from holdfast.server.link import wire
+
+__all__ = ["Input", "TurnAsked", "fingerprint_of", "wire_sampling"]
+
+
+NO_OPTIONS = TurnOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """The input of a turn: exactly one of text, messages and tokens, or none where generation continues."""
+
+    text: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tokens: list[int] | None = None
+    templated: bool = True
+    """Whether text is a user message for the chat template, or a raw prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnAsked:
+    """A turn to start. `fields` maps declared field names to those of the client's dialect."""
+
+    input: Input
+    sampling: Sampling
+    name: str
+    options: TurnOptions = NO_OPTIONS
+    cut: bool = False
+    goes_on: bool = False
+    computes_from: int | None = None
+    fingerprint: str | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+
+def fingerprint_of(body: Any) -> str:
+    """A digest of a body, to tell a repeated request from another one with the same id."""
+    return hashlib.sha256(msgspec.json.encode(body)).hexdigest()
+
+
+def wire_sampling(sampling: Sampling) -> wire.SamplingFields:
+    """Sampling as it is sent to the engine process."""
+    return msgspec.convert(sampling, wire.SamplingFields, from_attributes=True)
