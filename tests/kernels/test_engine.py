@@ -27,8 +27,8 @@ pytestmark = [
 ]
 
 SAMPLINGS = [
-    Sampling(temperature=0, max_tokens=3, ignore_eos=True),
-    Sampling(temperature=0.9, top_k=20, top_p=0.9, seed=7, max_tokens=3, ignore_eos=True),
+    Sampling(temperature=0, max_tokens=2, ignore_eos=True),
+    Sampling(temperature=0.9, top_k=20, top_p=0.9, seed=7, max_tokens=2, ignore_eos=True),
     Sampling(temperature=0.7, min_p=0.01, seed=3, max_tokens=2, ignore_eos=True, logprobs=2),
 ]
 

@@ -176,7 +176,7 @@ def found_model(name: str) -> Iterator[tuple[Path, tuple[str, ...]]]:
         with tempfile.TemporaryDirectory() as folder:
             yield write_random_bamba(Path(folder) / name), ("--load-format", "dummy")
     else:
-        yield Path(name) if Path(name).exists() else pull(name), ()
+        yield Path(name) if Path(name).exists() else pull(name, cache=os.environ.get("HOLDFAST_CACHE")), ()
 
 
 def _systems(

@@ -173,6 +173,20 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         choices=CHOICES["speculate"],
     ),
     Option("audit", str, "on, or strict: recount all memory after every step.", choices=CHOICES["audit"]),
+    Option("cache", str, "Directory for fetched models and compiled kernels; ~/.cache/holdfast if left out."),
+    Option(
+        "cpu_kernels",
+        bool,
+        "Use the C kernels on a CPU.",
+        flags=("--cpu-kernels/--no-cpu-kernels",),
+    ),
+    Option(
+        "cuda_kernels",
+        bool,
+        "Use the CUDA kernels on a Hopper GPU.",
+        flags=("--cuda-kernels/--no-cuda-kernels",),
+    ),
+    Option("c_compiler", str, "C compiler for the C kernels.", variable="CC"),
 )
 
 SERVER_OPTIONS: tuple[Option, ...] = (

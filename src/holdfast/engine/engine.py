@@ -30,7 +30,7 @@ from holdfast.core.turn import Turn as CoreTurn
 from holdfast.engine.echo import open_echo
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions, OptionError, check_context, make_options
-from holdfast.engine.pull import ECHO_MODELS, resolve_model
+from holdfast.engine.pull import ECHO_MODELS, cache_directory, resolve_model
 from holdfast.engine.report import memory_report
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.step.executor import Executor
@@ -38,6 +38,8 @@ from holdfast.engine.text.stream import TokenLogprob, TurnStream
 from holdfast.engine.text.tokenizer import open_tokenizer
 from holdfast.engine.tiers.files import weights_identity
 from holdfast.engine.waiting import Length, Wait, end_of_turn, kept_of_turn, no_memory
+from holdfast.kernels import KernelSettings
+from holdfast.kernels import configure as configure_kernels
 from holdfast.kernels.cpu.library import match_threads
 from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
 
@@ -424,7 +426,9 @@ def open_loop(name: str, options: EngineOptions, progress: Progress | None = Non
     if device.index is not None:
         # Kernels are launched, and events recorded, on the current device: of the thread that has the engine.
         torch.cuda.set_device(device)
-    path = resolve_model(name, _stage(progress, "fetch"))
+    cache = cache_directory(options.cache)
+    configure_kernels(KernelSettings(options.cpu_kernels, options.cuda_kernels, options.c_compiler, cache))
+    path = resolve_model(name, _stage(progress, "fetch"), options.cache)
     checkpoint = open_checkpoint(path)
     check_context(options, checkpoint.config.context_length, checkpoint.config.context_reach)
     tokenizer = open_tokenizer(

@@ -100,6 +100,8 @@ class EngineOptions:
     that read those faster. `fast_start` captures no graphs of steps. One tenant may
     hold `tenant_device` of the memory of the device (1 is all of it), and likewise of the host's and the
     disk's; `tenant_shares` says otherwise for single tenants: parts by tier (device, host, disk) by name.
+    `cache` is the directory for fetched models and compiled kernels; `cpu_kernels` and `cuda_kernels` switch
+    our C and CUDA kernels, and `c_compiler` compiles the former.
     """
 
     device: str = "auto"
@@ -136,6 +138,10 @@ class EngineOptions:
     fast_start: bool = False
     speculate: Literal["none", "ngram"] = "none"
     audit: Literal["on", "strict"] = "on"
+    cache: str | None = None
+    cpu_kernels: bool = True
+    cuda_kernels: bool = True
+    c_compiler: str = "cc"
 
     def __post_init__(self) -> None:
         for name, kind in _kinds().items():

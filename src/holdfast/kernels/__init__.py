@@ -35,14 +35,16 @@ from holdfast.kernels.batch import (
 from holdfast.kernels.cuda.attention import build_queue, takes_queue
 from holdfast.kernels.cuda.products import takes_products
 from holdfast.kernels.cuda.twelve import TwelveBits, pack_weight, packed_size
-from holdfast.kernels.dispatch import implementation
+from holdfast.kernels.dispatch import configure, implementation
 from holdfast.kernels.parameters import Mamba2Weights, Rotation, StepTables
+from holdfast.kernels.settings import KernelSettings
 from holdfast.kernels.torch.activation import Activation
 
 __all__ = [
     "PIECE_FIELDS",
     "Activation",
     "Batch",
+    "KernelSettings",
     "Mamba2Weights",
     "Pages",
     "PieceQueue",
@@ -57,6 +59,7 @@ __all__ = [
     "carry",
     "causal_conv",
     "change_tables",
+    "configure",
     "copy_units",
     "experts",
     "gated_delta",

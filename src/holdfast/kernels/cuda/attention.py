@@ -21,7 +21,7 @@ from holdfast.kernels.cuda.driver import (
     Machine,
     Map,
     compile_source,
-    had_or_said,
+    falling_back_to,
     index_of,
     machine_of,
     map_of,
@@ -86,7 +86,7 @@ def takes_queue(
         return False
     if heads % kv_heads or heads // kv_heads > GROUP_MOST:
         return False
-    return _kernel(Shape(dim, heads // kv_heads, kv_heads, page_size), index_of(device)) is not None
+    return queue_kernel(Shape(dim, heads // kv_heads, kv_heads, page_size), index_of(device)) is not None
 
 
 def build_queue(
@@ -129,6 +129,7 @@ def source_of(shape: Shape, stages: int) -> str:
             _instruction("score", KEY_BLOCK, "add", 0),
             _instruction("gather", shape.dim, "1", 1),
             SOURCE.read_text(encoding="utf-8"),
+            f'static_assert(KEYS == {KEY_BLOCK} && GROUPS == {GROUPS} && FETCHED == {FETCHED}, "Python");',
         )
     )
 
@@ -172,7 +173,7 @@ def attend_queue(
     assert queue.arrived.numel() >= lines * kv_heads * GROUPS
     room = queue_room(tokens, queue.queries, kv_heads, queue.programs)
     assert queue.partial.numel() >= room * heads * (dim + 2)
-    kernel = _kernel(Shape(dim, heads // kv_heads, kv_heads, pages.page_size), query.device.index)
+    kernel = queue_kernel(Shape(dim, heads // kv_heads, kv_heads, pages.page_size), query.device.index)
     assert kernel is not None, "a shape that `takes_queue` takes"
     kernel.launch(
         queue.programs,
@@ -207,7 +208,7 @@ def _blocks(cache: torch.Tensor, keys: int, halves: int) -> Map:
 
 
 @cache
-def _kernel(shape: Shape, index: int | None) -> Kernel | None:
+def queue_kernel(shape: Shape, index: int | None) -> Kernel | None:
     """The kernel of a shape on a device, or None where there is none; the reason is logged."""
     machine = machine_of(index)
     if machine is None:
@@ -215,7 +216,7 @@ def _kernel(shape: Shape, index: int | None) -> Kernel | None:
     stages = shape.stages(machine)
     if stages < STAGES_LEAST:
         return None
-    with had_or_said(instead="Triton"):
+    with falling_back_to("Triton"):
         image = compile_source(source_of(shape, stages))
         with torch.cuda.device(index):
             return Kernel(image, "attend", THREADS, shape.shared(stages), 1)

@@ -21,7 +21,7 @@ from holdfast.kernels.cuda.driver import (
     Machine,
     Map,
     compile_source,
-    had_or_said,
+    falling_back_to,
     index_of,
     machine_of,
     map_of,
@@ -208,7 +208,7 @@ def readable(x: torch.Tensor) -> bool:
 @cache
 def _kernel(cut: Cut, activation: Activation | None, index: int) -> Kernel | None:
     """The kernel of a cut on a device, or None where it cannot be had; the reason is logged."""
-    with had_or_said(instead="the library"):
+    with falling_back_to("Triton or cuBLAS"):
         image = compile_source(source_of(cut, activation))
         with torch.cuda.device(index):
             return Kernel(image, "product", 128 * cut.groups + 32, cut.shared, cut.splits)

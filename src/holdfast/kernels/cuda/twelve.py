@@ -25,7 +25,7 @@ from holdfast.kernels.cuda.driver import (
     Kernel,
     Machine,
     compile_source,
-    had_or_said,
+    falling_back_to,
     index_of,
     machine_of,
 )
@@ -318,7 +318,7 @@ def _kernel(cut: Cut, activation: Activation | None, index: int) -> Kernel | Non
     """The kernel of a cut on a device, or None where it cannot be had; the reason is logged."""
     machine = machine_of(index)
     assert machine is not None
-    with had_or_said(instead="the dense weight"):
+    with falling_back_to("the dense weight"):
         image = _images(Tiling(cut.slabs, cut.looped), activation, machine)[cut.columns]
         with torch.cuda.device(index):
             return Kernel(image, "product", cut.threads, cut.shared, 1)

@@ -271,7 +271,7 @@ def attend(
     assert value_cache.shape[-1] == dim, "keys and values have the same width"
     out = torch.empty(tokens, heads, dim, dtype=query.dtype, device=query.device)
     if batch.queue is not None and window is None:
-        assert softcap is None, "the kernel of a queue caps nothing"
+        assert softcap is None, "the CUDA kernel has no softcap"
         attend_queue(query, key_cache, value_cache, out, pages, batch.queue, scale, sinks)
         return out
     if batch.pieces and window is None:
