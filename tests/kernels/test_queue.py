@@ -233,7 +233,7 @@ def test_a_queue_and_pieces_do_not_go_together(interpreter: None) -> None:
     with pytest.raises(AssertionError, match="on the host"):
         plain.list_pieces(batch)
     batch.pieces = (Pieces(nothing, nothing, 1, 1),)
-    with pytest.raises(AssertionError, match="one or the other"):
+    with pytest.raises(AssertionError, match="pieces or a queue"):
         triton.list_pieces(batch)
 
 

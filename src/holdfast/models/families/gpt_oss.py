@@ -1,4 +1,4 @@
-"""gpt-oss: windows in every other layer, sinks that take a share of the attention, clamped experts."""
+"""gpt-oss: windows in every other layer, attention sinks, clamped experts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def configure(fields: Fields, architecture: str) -> ModelConfig:
 
 
 def _experts(builder: Builder, prefix: str, config: ExpertsConfig) -> Experts:
-    """Stored as [experts, in, out] with gate and up columns taking turns; both are put right here."""
+    """Stored as [experts, in, out] with gate and up columns interleaved; converted here."""
     reader, width, count, inner = builder.reader, builder.config.width, config.experts, config.width
     gate_up = reader.tensor(f"{prefix}experts.gate_up_proj", (count, width, 2 * inner))
     down = reader.tensor(f"{prefix}experts.down_proj", (count, inner, width))

@@ -1,7 +1,7 @@
-"""Granite 4 hybrid: Mamba2 layers and a few of attention, each followed by experts beside a shared part.
+"""Granite 4 hybrid: Mamba2 layers and a few of attention, each followed by experts and a shared MLP.
 
-Residuals, embeddings, attention scores and logits each have a multiplier of their own; most models of the
-family do without rotary positions.
+Residuals, embeddings, attention scores and logits have multipliers; most models of the family have no rotary
+positions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.models.layers import Mlp, Part, Together
 
 
 def _mixers(fields: Fields) -> dict[str, MixerConfig]:
-    """What each type of layer mixes with, under its new and its old name."""
+    """The mixer of each layer type, under its new and its old name."""
     bias = fields.flag("attention_bias")
     rotated = fields.has("position_embedding_type") and fields.text("position_embedding_type") == "rope"
     attention = decoder.attention(
@@ -61,9 +61,7 @@ def configure(fields: Fields, architecture: str) -> ModelConfig:
     kinds = decoder.layer_types(fields, ("linear_attention",) * fields.integer("num_hidden_layers"))
     unknown = set(kinds) - set(mixers)
     if unknown:
-        raise ConfigurationError(
-            f"{fields.where}: layer types {sorted(unknown)} are not known to this family"
-        )
+        raise ConfigurationError(f"{fields.where}: layer types {sorted(unknown)} are unknown to this family")
     layers = tuple(LayerConfig((mixers[kind],), feed_forward) for kind in kinds)
     config = base_config(fields, architecture, layers, norm_epsilon=fields.number("rms_norm_eps", 1e-6))
     return replace(
