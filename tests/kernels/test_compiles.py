@@ -146,7 +146,7 @@ print("compiled")
 
 
 STEPS = """
-from holdfast.engine.step.inputs import Limits, Lists, Shape, StepBuffers, views
+from holdfast.engine.step.inputs import Components, Limits, Lists, Shape, StepBuffers, views
 from holdfast.kernels import StepTables
 from holdfast.kernels.triton import prepare_step
 from holdfast.kernels.triton.step import _prepare
@@ -157,7 +157,7 @@ for rows in range(least, most + 1):
     for width in (1, 16, 17):
         shape = Shape(rows, 3 * rows, rows - rows % 3, False)
         given = views(torch.zeros(shape.words, dtype=torch.int32), shape)
-        buffers = StepBuffers(device, shape, width, (True, True))
+        buffers = StepBuffers(device, shape, width, Components(True, True))
         batch = buffers.batch(given, shape, 16, Limits(3, 16 * width, 0), Lists())
         table = torch.zeros(40, 2 * width - 1, dtype=torch.int32)
         prepare_step(given.tokens, given.row_table, StepTables(sampled, table, table, 7, 8), batch)

@@ -2,8 +2,8 @@
 
 TOML. At the top stand the options of `serve` and `chat`, named as on the command line; a table `[chat]` or
 `[serve]` holds what belongs to one command alone. A key that is not known, or a value of the wrong type, is
-an error that names the file and the key. Used by `options`, which puts the values beneath the environment and
-the command line.
+an error that names the file and the key, in our words; msgspec.convert would save the type test alone
+(docs/decisions/0019). Used by `options`, which puts the values beneath the environment and the command line.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Reading a turn's stream without any input or output: bytes to events, events to text.
+"""Reading a turn's stream without I/O: bytes to events, events to text.
 
-`EventDecoder` turns bytes of `text/event-stream` into events, whatever the borders between chunks; only a
-newline ends a line, because text may hold other characters that Python calls line ends. `TurnReader` turns
-the events of one turn into the text that its caller has not seen yet, also when the stream is opened again
-after a broken connection and says everything from its beginning. Used by both clients.
+`EventDecoder` turns bytes of `text/event-stream` into events, across chunk boundaries; only a newline ends a
+line. It is our own because the decoders of httpx-sse are private and tied to one response
+(docs/decisions/0019). `TurnReader` turns the events of one turn into new text, also when the stream is opened
+again after a lost connection and repeats everything from its beginning. Used by both clients.
 """
 
 from __future__ import annotations
@@ -43,13 +43,18 @@ class EventDecoder:
     __slots__ = ("_data", "_name", "_rest")
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: list[bytes] = []
+        """The unfinished last line."""
         self._name = ""
         self._data: list[str] = []
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
         """The events that are whole with this chunk."""
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        self._rest.append(chunk)
+        if b"\n" not in chunk:
+            return
+        *lines, rest = b"".join(self._rest).split(b"\n")
+        self._rest = [rest]
         for line in lines:
             event = self._take(line.removesuffix(b"\r").decode(errors="replace"))
             if event is not None:

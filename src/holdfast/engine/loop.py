@@ -233,12 +233,16 @@ class EngineLoop:
         return turn, self._attend(turn, sampling, listener)
 
     def _attend(self, turn: Turn, sampling: Sampling, listener: Listener) -> TurnStream:
-        stream = TurnStream(self.tokenizer, sampling, self.defaults.eos_tokens or self.tokenizer.eos_tokens)
         tokens = self.scheduler.registry.sessions[turn.session_id].sequence.tokens
         known = len(tokens)
         # A running turn's history is never cut, so that it can be read at any time until the turn ends.
-        stream.read_prompt = lambda: [*tokens.slice(0, known), *turn.request.tokens]
-        stream.input_first = known
+        stream = TurnStream(
+            self.tokenizer,
+            sampling,
+            self.defaults.eos_tokens or self.tokenizer.eos_tokens,
+            read_prompt=lambda: [*tokens.slice(0, known), *turn.request.tokens],
+            input_first=known,
+        )
         self.streams[turn.number] = stream
         self.listeners[turn.number] = listener
         return stream

@@ -1,7 +1,8 @@
 """Everything that can be chosen when an engine starts, with its defaults and its limits.
 
 One frozen value that the command line, the environment, a file and the Python API all fill. A wrong value is
-an error that names the option: first its type is looked at, which is that of the field, then its range.
+an error that names the option: first its type is looked at, which is that of the field, then its range. Not
+msgspec.convert, because the engine runs on GPU machines without msgspec (docs/decisions/0019).
 """
 
 from __future__ import annotations

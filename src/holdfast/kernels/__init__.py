@@ -24,6 +24,7 @@ import torch
 from holdfast.kernels.batch import (
     PIECE_FIELDS,
     Batch,
+    Least,
     Pages,
     PieceQueue,
     Pieces,
@@ -37,13 +38,15 @@ from holdfast.kernels.cuda.twelve import TwelveBits, pack_weight, packed_size
 from holdfast.kernels.dispatch import configure, implementation
 from holdfast.kernels.parameters import Mamba2Weights, Rotation, StepTables
 from holdfast.kernels.settings import KernelSettings
-from holdfast.kernels.torch.activation import Activation
+from holdfast.kernels.torch.activation import DEFAULT_CLAMP, Activation, Clamp
 
 __all__ = [
     "PIECE_FIELDS",
     "Activation",
     "Batch",
+    "Clamp",
     "KernelSettings",
+    "Least",
     "Mamba2Weights",
     "Pages",
     "PieceQueue",
@@ -319,7 +322,7 @@ def experts(
     w2: torch.Tensor,
     *,
     activation: Activation = "swiglu",
-    clamp: tuple[float, float] = (1.702, 7.0),
+    clamp: Clamp = DEFAULT_CLAMP,
     bias13: torch.Tensor | None = None,
     bias2: torch.Tensor | None = None,
 ) -> torch.Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -127,6 +128,16 @@ def queue_room(tokens: int, queries: int, kv_heads: int, programs: int) -> int:
     return tokens + -(-more * programs // kv_heads)
 
 
+class Least(NamedTuple):
+    """The fewest tokens and rows that a captured batch may hold; zeros for other batches."""
+
+    tokens: int = 0
+    rows: int = 0
+
+
+NO_LEAST = Least()
+
+
 @dataclass(slots=True)
 class Batch:
     """The rows of one step. A row without tokens is padding and touches nothing.
@@ -148,7 +159,7 @@ class Batch:
     count_max: int  # most new tokens of any row
     context_max: int  # longest context of any row (an upper bound is enough)
     rows_of_one: int  # rows with exactly one new token; of a captured batch: all, or an upper bound
-    least: tuple[int, int] = (0, 0)  # of a captured batch: the fewest tokens and rows that it may hold
+    least: Least = NO_LEAST
     pieces: tuple[Pieces, ...] = ()  # split-K of full attention, where the device lists the pieces
     queue: PieceQueue | None = None  # the same, for the kernel with persistent programs
 

@@ -8,9 +8,12 @@ here too. Called by the families, by `layout`, and by the engine.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from holdfast.models.fields import ConfigurationError, Fields
+
+if TYPE_CHECKING:  # a configuration is read without torch
+    from holdfast.kernels import Clamp
 
 RopeKind: TypeAlias = Literal["default", "linear", "llama3", "yarn", "factors"]
 RouterKind: TypeAlias = Literal["softmax_then_top", "top_then_softmax", "sigmoid_in_groups"]
@@ -155,7 +158,7 @@ class ExpertsConfig:
     gated: bool = True
     normalise: bool = False
     bias: bool = False
-    clamp: tuple[float, float] | None = None
+    clamp: Clamp | None = None
     """The clamp of gpt-oss, whose gate and up columns are interleaved; None: no clamp."""
     router_groups: int = 1
     router_groups_kept: int = 1

@@ -8,20 +8,37 @@ kernel's layout (gate rows, then up rows). Built by `blocks`.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from holdfast import kernels
-from holdfast.kernels import Batch
+from holdfast.kernels import Batch, Clamp
 from holdfast.models.config import ExpertsConfig
 from holdfast.models.layers import Part
 from holdfast.models.linear import DenseLinear, Linear
 from holdfast.models.memory import Memory
 from holdfast.models.weights import WeightReader
 
-_NO_CLAMP = (1.0, math.inf)
+_NO_CLAMP = Clamp(1.0, math.inf)
 """For gates that are not clamped; never read."""
+
+
+class ExpertWeights(NamedTuple):
+    """Stacked: `inner` [experts, inner, width] with gate rows first, `outer` [experts, width, inner]."""
+
+    inner: Tensor
+    outer: Tensor
+    inner_bias: Tensor | None = None
+    outer_bias: Tensor | None = None
+
+
+class Latent(NamedTuple):
+    """Projections to a narrower width before the experts, and back."""
+
+    into: Linear
+    back: Linear
 
 
 class Router:
@@ -73,14 +90,11 @@ class Experts:
         self,
         config: ExpertsConfig,
         router: Router,
-        weights: tuple[Tensor, Tensor],
-        biases: tuple[Tensor, Tensor] | None = None,
-        latent: tuple[Linear, Linear] | None = None,
+        weights: ExpertWeights,
+        latent: Latent | None = None,
     ) -> None:
-        """`weights` are [experts, inner, width] with gate rows first, and [experts, width, inner]."""
         self._router = router
-        self._inner, self._outer = weights
-        self._biases = biases
+        self._weights = weights
         self._latent = latent
         self._activation: kernels.Activation
         self._clamp = _NO_CLAMP if config.clamp is None else config.clamp
@@ -93,19 +107,19 @@ class Experts:
 
     def __call__(self, x: Tensor, batch: Batch, memory: Memory) -> Tensor:  # noqa: ARG002
         ids, weights = self._router(x)
-        inputs = x if self._latent is None else self._latent[0](x)
+        inputs = x if self._latent is None else self._latent.into(x)
         out = kernels.experts(
             inputs,
             ids,
             weights,
-            self._inner,
-            self._outer,
+            self._weights.inner,
+            self._weights.outer,
             activation=self._activation,
             clamp=self._clamp,
-            bias13=None if self._biases is None else self._biases[0],
-            bias2=None if self._biases is None else self._biases[1],
+            bias13=self._weights.inner_bias,
+            bias2=self._weights.outer_bias,
         )
-        return out if self._latent is None else self._latent[1](out)
+        return out if self._latent is None else self._latent.back(out)
 
 
 class GatedPart:
@@ -129,9 +143,7 @@ def read_router(
     return Router(config, weight, offset)
 
 
-def read_experts(
-    config: ExpertsConfig, reader: WeightReader, prefix: str, width: int
-) -> tuple[Tensor, Tensor]:
+def read_experts(config: ExpertsConfig, reader: WeightReader, prefix: str, width: int) -> ExpertWeights:
     """Stack expert weights stored one by one under `prefix`0., `prefix`1. and so on."""
     parts = ["gate_proj", "up_proj"] if config.gated else ["up_proj"]
     inner = torch.empty(
@@ -147,4 +159,4 @@ def read_experts(
             rows = slice(index * config.width, (index + 1) * config.width)
             inner[expert, rows] = reader.tensor(f"{prefix}{expert}.{part}.weight", (config.width, width))
         outer[expert] = reader.tensor(f"{prefix}{expert}.down_proj.weight", (width, config.width))
-    return inner, outer
+    return ExpertWeights(inner, outer)

@@ -19,28 +19,26 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFValueType
 from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast.models.fields import ConfigurationError, Json, reading, unreadable
 from holdfast.models.linear import FourBitWeight
 
-_MAGIC = 0x46554747
 _SCALARS = {
-    0: "<B",
-    1: "<b",
-    2: "<H",
-    3: "<h",
-    4: "<I",
-    5: "<i",
-    6: "<f",
-    7: "<?",
-    10: "<Q",
-    11: "<q",
-    12: "<d",
+    GGUFValueType.UINT8: "<B",
+    GGUFValueType.INT8: "<b",
+    GGUFValueType.UINT16: "<H",
+    GGUFValueType.INT16: "<h",
+    GGUFValueType.UINT32: "<I",
+    GGUFValueType.INT32: "<i",
+    GGUFValueType.FLOAT32: "<f",
+    GGUFValueType.BOOL: "<?",
+    GGUFValueType.UINT64: "<Q",
+    GGUFValueType.INT64: "<q",
+    GGUFValueType.FLOAT64: "<d",
 }
-_STRING, _ARRAY = 8, 9
 
 _KEYS_MAX = 1 << 16
 _TENSORS_MAX = 1 << 20
@@ -82,7 +80,7 @@ class GgufFile:
             try:
                 self._parse()
             except (struct.error, KeyError, UnicodeDecodeError, ValueError) as error:
-                raise unreadable(path, f"is not a GGUF file that can be read: {error}") from error
+                raise unreadable(path, f"is not a readable GGUF file: {error}") from error
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor."""
@@ -90,8 +88,8 @@ class GgufFile:
         return np.frombuffer(self._map, dtype=np.uint8, count=entry.bytes, offset=entry.offset)
 
     def _parse(self) -> None:
-        if self._number("<I") != _MAGIC:
-            raise ValueError("it does not begin with GGUF")
+        if self._number("<I") != gguf.GGUF_MAGIC:
+            raise ValueError("the magic number is missing")
         version = self._number("<I")
         if version not in (2, 3):
             raise ValueError(f"format version {version} is not supported")
@@ -99,11 +97,11 @@ class GgufFile:
         key_count = self._count("keys", _KEYS_MAX)
         for _ in range(key_count):
             key = self._text()
-            self.metadata[key] = self._value(int(self._number("<I")))
+            self.metadata[key] = self._value(self._value_type())
         infos = [self._tensor_info() for _ in range(tensor_count)]
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
-            raise ValueError(f"alignment {alignment!r} is not possible")
+            raise ValueError(f"the alignment must be at least 1, not {alignment!r}")
         base = -(-self._position // alignment) * alignment
         for name, shape, kind, offset in infos:
             block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
@@ -114,7 +112,7 @@ class GgufFile:
                 raise ValueError(f"tensor {name} has rows of {shape[-1]}, not a multiple of {block}")
             size = elements // block * block_bytes
             if base + offset + size > len(self._map):
-                raise ValueError(f"tensor {name} lies past the end of the file; the file is cut short")
+                raise ValueError(f"tensor {name} lies past the end of the file; the file is truncated")
             self.tensors[name] = TensorEntry(kind, shape, base + offset, size)
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
@@ -128,7 +126,7 @@ class GgufFile:
         """A count in the header; above the limit it is rejected before anything is read."""
         count = int(self._number(layout))
         if count > most:
-            raise ValueError(f"it claims {count} {what}; at most {most} are read")
+            raise ValueError(f"the header claims {count} {what}; the limit is {most}")
         return count
 
     def _number(self, layout: str) -> int | float:
@@ -145,14 +143,17 @@ class GgufFile:
         self._position = start + length
         return self._map[start : start + length].decode("utf-8")
 
-    def _value(self, kind: int, nested: bool = False) -> Json:
-        if kind == _STRING:
+    def _value_type(self) -> GGUFValueType:
+        return GGUFValueType(int(self._number("<I")))
+
+    def _value(self, kind: GGUFValueType, nested: bool = False) -> Json:
+        if kind is GGUFValueType.STRING:
             return self._text()
-        if kind != _ARRAY:
+        if kind is not GGUFValueType.ARRAY:
             return self._number(_SCALARS[kind])
         if nested:
-            raise ValueError("it has arrays of arrays, which no model needs")
-        inner = int(self._number("<I"))
+            raise ValueError("nested arrays are not supported")
+        inner = self._value_type()
         count = self._count("elements in an array", _ELEMENTS_MAX)
         if inner in _SCALARS:
             layout = _SCALARS[inner]

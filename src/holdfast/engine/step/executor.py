@@ -39,6 +39,7 @@ from holdfast.engine.step.graphs import (
     small_step_of,
 )
 from holdfast.engine.step.inputs import (
+    Components,
     Limits,
     Lists,
     Padding,
@@ -193,7 +194,7 @@ class Executor:
         return lambda: run_step(self.model, self.memory, batch, given, self.tables.sampled)
 
     def _buffers(self, shape: Shape, width: int) -> StepBuffers:
-        components = (self.layout.full, self.layout.window > 0)
+        components = Components(self.layout.full, self.layout.window > 0)
         return StepBuffers(self.model.device, shape, width, components)
 
     def _batch(self, buffers: StepBuffers, given: Views, shape: Shape, limits: Limits) -> Batch:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from holdfast import kernels
 from holdfast.engine.step.inputs import Shape, Views, views
-from holdfast.kernels import Batch
+from holdfast.kernels import Batch, Least
 from holdfast.models.memory import Memory
 from holdfast.models.model import Model
 
@@ -160,11 +160,11 @@ class StepGraphs:
         else:
             self._mixed = sorted([*self._mixed, shape], key=lambda known: (known.tokens, known.rows))
 
-    def least(self, shape: Shape) -> tuple[int, int]:
+    def least(self, shape: Shape) -> Least:
         """The fewest tokens and rows of a step that takes this shape rather than a smaller one."""
         smaller = [tokens for tokens in MIXED_TOKENS if tokens < shape.tokens]
         fewer = [rows for rows in MIXED_ROWS if rows < shape.rows]
-        return max(smaller, default=0) + 1, max(fewer, default=0) + 1
+        return Least(max(smaller, default=0) + 1, max(fewer, default=0) + 1)
 
     def find(self, rows: int, tokens: int, samples: int, decode: bool, more: int) -> Shape | None:
         """The smallest captured shape with room for a step, or None; `more` words follow its own."""

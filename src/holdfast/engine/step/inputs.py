@@ -18,7 +18,7 @@ from torch import Tensor
 
 from holdfast.core.plan import Row
 from holdfast.core.turn import Turn
-from holdfast.kernels import Batch, Pages, PieceQueue, Pieces
+from holdfast.kernels import Batch, Least, Pages, PieceQueue, Pieces
 
 Words = NDArray[np.int32]
 
@@ -64,7 +64,14 @@ class Limits(NamedTuple):
     count_max: int
     context_max: int
     rows_of_one: int
-    least: tuple[int, int] = (0, 0)
+    least: Least = Least()
+
+
+class Components(NamedTuple):
+    """Which paged components a model has."""
+
+    full: bool
+    window: bool
 
 
 class Lists(NamedTuple):
@@ -189,9 +196,9 @@ class StepBuffers:
         device: torch.device,
         shape: Shape,
         width: int,
-        components: tuple[bool, bool],
+        components: Components,
     ) -> None:
-        """`components`: whether there are full and window pages, whose tables have `width` columns."""
+        """The tables of the components have `width` columns."""
 
         def integers(*sizes: int, kind: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(sizes, dtype=kind, device=device)

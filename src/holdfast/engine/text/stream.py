@@ -39,6 +39,7 @@ class TurnStream:
         "_lengths",
         "_matcher",
         "_prompt",
+        "_read_prompt",
         "ends",
         "fingerprint",
         "finish",
@@ -46,20 +47,27 @@ class TurnStream:
         "logprobs",
         "pieces",
         "prompt_logprobs",
-        "read_prompt",
         "sampling",
         "tokens",
     )
 
-    def __init__(self, tokenizer: Tokenizer, sampling: Sampling, end_tokens: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        sampling: Sampling,
+        end_tokens: tuple[int, ...],
+        read_prompt: Callable[[], list[int]] = list,
+        input_first: int = 0,
+    ) -> None:
+        """`read_prompt` reads the history and the turn's input; it must work until the turn ends."""
         self.sampling = sampling
         self.tokens: list[int] = []
         self.pieces: list[str] = []
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob] = []
-        self.read_prompt: Callable[[], list[int]] = list
+        self._read_prompt = read_prompt
         self._prompt: list[int] | None = None
-        self.input_first = 0
+        self.input_first = input_first
         self._lengths: list[int] = []
         self.finish: str | None = None
         self.fingerprint: str | None = None
@@ -74,7 +82,7 @@ class TurnStream:
     def prompt_tokens(self) -> list[int]:
         """The history and the turn's input; read lazily, since most turns do not need it."""
         if self._prompt is None:
-            self._prompt = self.read_prompt()
+            self._prompt = self._read_prompt()
         return self._prompt
 
     @property

@@ -1,8 +1,8 @@
 """The CUDA driver and NVRTC by ctypes: compile, load, describe tensors for the copy engine (TMA), launch.
 
 NVRTC is the one that torch ships; the driver is the machine's. Every failure is an OSError that names the
-call. cuda-bindings would launch in a third of the time (docs/decisions/0019); it replaces these calls once a
-GPU run has confirmed it. Used by `products`, `twelve` and `attention`.
+call. Not cuda-bindings, whose tensor maps are misaligned (docs/decisions/0019). Used by `products`, `twelve`
+and `attention`.
 """
 
 from __future__ import annotations

@@ -230,9 +230,9 @@ def shape_for(batch: Batch, query: torch.Tensor, kv_heads: int, window: int | No
 
     def plan(tallest: int) -> tuple[int, int]:
         block_m = max(least, min(tallest, power_of_two(batch.count_max * group, 16)))
-        if batch.least[0]:
+        if batch.least.tokens:
             # Most tiles of a captured batch may be padding.
-            filled = max(batch.least[1], ceiling(batch.least[0], block_m // group))
+            filled = max(batch.least.rows, ceiling(batch.least.tokens, block_m // group))
         else:
             filled = tiles(query.shape[0], batch.rows, block_m // group)
         return block_m, _splits(filled * kv_heads, keys, query.device, 2)

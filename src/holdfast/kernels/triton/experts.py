@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from holdfast.kernels.torch.activation import CLAMP_ALPHA, CLAMP_LIMIT, Activation
+from holdfast.kernels.torch.activation import DEFAULT_CLAMP, Activation, Clamp
 from holdfast.kernels.triton.activation import activation_value
 from holdfast.kernels.triton.launch import ceiling, power_of_two, precision
 
@@ -125,7 +125,7 @@ def experts(
     w2: torch.Tensor,
     *,
     activation: Activation = "swiglu",
-    clamp: tuple[float, float] = (CLAMP_ALPHA, CLAMP_LIMIT),
+    clamp: Clamp = DEFAULT_CLAMP,
     bias13: torch.Tensor | None = None,
     bias2: torch.Tensor | None = None,
 ) -> torch.Tensor:

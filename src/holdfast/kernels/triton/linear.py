@@ -20,7 +20,7 @@ import triton.language as tl
 from holdfast.kernels.cuda.products import product
 from holdfast.kernels.cuda.twelve import TwelveBits
 from holdfast.kernels.cuda.twelve import product as product_of_twelve
-from holdfast.kernels.torch.activation import CLAMP_ALPHA, CLAMP_LIMIT, Activation
+from holdfast.kernels.torch.activation import DEFAULT_CLAMP, Activation
 from holdfast.kernels.triton.activation import activate, activation_value
 from holdfast.kernels.triton.launch import ceiling, launch_next, overlap, power_of_two, wait_for_inputs
 
@@ -154,7 +154,7 @@ def _one(
     out = torch.empty(1, rows_out, dtype=x.dtype, device=x.device)
     _vector_product[(ceiling(rows_out, blocks.rows),)](
         x, weight, x if bias is None else bias, out, rows_out, depth, weight.stride(0),
-        CLAMP_ALPHA, CLAMP_LIMIT, GATED=gated, ACTIVATION=activation or "", HAS_BIAS=bias is not None,
+        *DEFAULT_CLAMP, GATED=gated, ACTIVATION=activation or "", HAS_BIAS=bias is not None,
         EVEN=depth % blocks.depth == 0, ROWS=blocks.rows, DEPTH=blocks.depth, STAGES=blocks.stages,
         num_warps=blocks.warps, **overlap(x),
     )  # fmt: skip
@@ -169,7 +169,7 @@ def _few(
     out = torch.empty(tokens, rows_out, dtype=x.dtype, device=x.device)
     _gated_product[(ceiling(rows_out, blocks.rows),)](
         x, weight, x if bias is None else bias, out, tokens, rows_out, weight.shape[1], x.stride(0),
-        weight.stride(0), CLAMP_ALPHA, CLAMP_LIMIT, ACTIVATION=activation,
+        weight.stride(0), *DEFAULT_CLAMP, ACTIVATION=activation,
         HAS_BIAS=bias is not None, TOKENS=power_of_two(tokens, 16), ROWS=blocks.rows, DEPTH=blocks.depth,
         STAGES=blocks.stages, num_warps=blocks.warps, **overlap(x),
     )  # fmt: skip

@@ -22,7 +22,7 @@ from holdfast.models.config import (
     base_config,
     rope_from,
 )
-from holdfast.models.experts import Experts, read_router
+from holdfast.models.experts import Experts, ExpertWeights, read_router
 from holdfast.models.families import bamba, decoder
 from holdfast.models.fields import ConfigurationError, Fields
 from holdfast.models.layers import Mlp, Part, Together
@@ -87,7 +87,7 @@ def _feed_forward(builder: Builder, at: str, config: MlpConfig | ExpertsConfig) 
     inner = reader.tensor(f"{prefix}input_linear.weight", (config.experts, 2 * config.width, width))
     outer = reader.tensor(f"{prefix}output_linear.weight", (config.experts, width, config.width))
     router = read_router(config, reader, f"{prefix}router.layer", width, None)
-    return Together(Experts(config, router, (inner, outer)), dense)
+    return Together(Experts(config, router, ExpertWeights(inner, outer)), dense)
 
 
 def blocks(builder: Builder) -> Iterator[Block]:

@@ -15,7 +15,7 @@ from holdfast.models.config import (
     activation,
     base_config,
 )
-from holdfast.models.experts import Experts, read_experts, read_router
+from holdfast.models.experts import Experts, Latent, read_experts, read_router
 from holdfast.models.families import decoder
 from holdfast.models.fields import ConfigurationError, Fields
 from holdfast.models.layers import Part, Together
@@ -93,7 +93,7 @@ def _mixture(builder: Builder, prefix: str, config: ExpertsConfig) -> Part:
     latent = None
     if config.latent is not None:
         bias = config.shared.bias
-        latent = (
+        latent = Latent(
             reader.linear([f"{prefix}fc1_latent_proj"], width, [inner], bias=bias),
             reader.linear([f"{prefix}fc2_latent_proj"], inner, [width], bias=bias),
         )
