@@ -1,4 +1,4 @@
-"""The C kernels against plain arithmetic, as each kind of processor would run them."""
+"""The C kernels against torch, compiled for each kind of processor."""
 
 import ctypes
 from collections.abc import Iterator

@@ -1,8 +1,4 @@
-"""The products in CUDA, as far as a machine without a GPU can tell.
-
-How they are cut, how they are launched, that they compile, and that another kernel serves where they cannot
-be had.
-"""
+"""The CUDA products without a GPU: tiling, launches against an emulated kernel, compilation, fallback."""
 
 from __future__ import annotations
 
@@ -66,7 +62,7 @@ def test_a_cut_covers_every_output_in_one_wave(machine: Machine, gated: bool, to
         assert tiles * cut.splits <= machine.processors
         assert cut.tokens >= tokens > cut.tokens - 64
         assert cut.shared <= machine.shared_memory
-        assert cut.splits == 1 or cut.tokens * (cut.rows + 8) * 4 <= cut.stages * cut.place
+        assert cut.splits == 1 or cut.tokens * (cut.rows + 8) * 4 <= cut.stages * cut.stage_bytes
     assert taken >= 2
 
 

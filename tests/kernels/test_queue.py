@@ -1,7 +1,7 @@
-"""Attention over a queue of pieces, as far as a machine without a GPU can tell.
+"""Attention over a queue of pieces without a GPU.
 
-What the device lists, by Triton's interpreter; that the kernel in CUDA compiles, what it takes and how it is
-launched. What it computes is checked by `benchmarks/gpu_kernels.py`.
+The list that the device makes, by Triton's interpreter; the CUDA kernel's compilation, shapes and launches
+(against an emulated kernel). `benchmarks/gpu_kernels.py` checks its results on a GPU.
 """
 
 from __future__ import annotations

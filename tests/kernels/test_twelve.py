@@ -1,4 +1,4 @@
-"""Weights in twelve bits: what packing keeps, how products are cut and launched, and that they compile."""
+"""Packed 12-bit weights: the error of packing, tiling, launches against an emulated kernel, compilation."""
 
 from __future__ import annotations
 
@@ -133,7 +133,9 @@ def test_a_cut_covers_every_row_in_one_wave(rows: int, depth: int, gated: bool, 
     cut = cut_of(tokens, tiling, H200)
     assert cut is not None
     assert cut.columns >= tokens and cut.shared <= H200.shared_memory
-    assert cut.columns * (16 * cut.slabs + 4) * 4 <= cut.stages * cut.place, "sums fit where the ring was"
+    assert cut.columns * (16 * cut.slabs + 4) * 4 <= cut.stages * cut.stage_bytes, (
+        "sums fit where the ring was"
+    )
 
 
 @pytest.mark.parametrize(

@@ -56,10 +56,11 @@ class TurnStream:
         tokenizer: Tokenizer,
         sampling: Sampling,
         end_tokens: tuple[int, ...],
+        *,
         read_prompt: Callable[[], list[int]] = list,
         input_first: int = 0,
+        fingerprint: str | None = None,
     ) -> None:
-        """`read_prompt` reads the history and the turn's input; it must work until the turn ends."""
         self.sampling = sampling
         self.tokens: list[int] = []
         self.pieces: list[str] = []
@@ -70,7 +71,7 @@ class TurnStream:
         self.input_first = input_first
         self._lengths: list[int] = []
         self.finish: str | None = None
-        self.fingerprint: str | None = None
+        self.fingerprint = fingerprint
         self._detokenizer = tokenizer.detokenizer(skip_special_tokens=sampling.skip_special_tokens)
         self._matcher = StopMatcher(sampling.stop_strings, keep_stop=sampling.keep_stop)
         ends = set(sampling.stop_token_ids)

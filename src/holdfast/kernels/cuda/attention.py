@@ -58,18 +58,18 @@ class Shape(NamedTuple):
     page_size: int
 
     @property
-    def place(self) -> int:
+    def stage_bytes(self) -> int:
         """Bytes of a block's keys and values."""
         return 2 * KEY_BLOCK * self.dim * 2
 
     def stages(self, machine: Machine) -> int:
         """Stages (blocks) that fit a program's shared memory."""
         room = machine.shared_memory - ALIGNMENT - LAST_BYTES
-        return min(STAGES_MOST, room // (self.place + BARRIER_BYTES + LINE_BYTES))
+        return min(STAGES_MOST, room // (self.stage_bytes + BARRIER_BYTES + LINE_BYTES))
 
     def shared(self, stages: int) -> int:
         """Dynamic shared memory of a launch; lines and flags are static."""
-        return ALIGNMENT + stages * (self.place + BARRIER_BYTES)
+        return ALIGNMENT + stages * (self.stage_bytes + BARRIER_BYTES)
 
 
 def tile_tokens(heads: int, kv_heads: int) -> int:

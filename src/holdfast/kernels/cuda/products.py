@@ -46,7 +46,7 @@ often.
 LOW_BLOCKS, LOW_ROWS = 3, 96
 """Token blocks that one warp group takes where a tile of few rows is shared: three groups are slower."""
 
-TURNED_ROWS = 64
+TRANSPOSED_ROWS = 64
 """Rows of a shared tile that are the first operand of the instruction (transposed), all tokens the second."""
 
 DEPTH = 64
@@ -76,20 +76,20 @@ class Cut(NamedTuple):
     rows: int
     splits: int
     stages: int
-    turned: bool = False
+    transposed: bool = False
 
     @property
     def tokens(self) -> int:
         return 64 * self.groups * self.blocks
 
     @property
-    def place(self) -> int:
+    def stage_bytes(self) -> int:
         """Bytes of one stage: 64 columns of the tokens and of the rows."""
         return (self.tokens + self.rows) * DEPTH * 2
 
     @property
     def shared(self) -> int:
-        return ALIGNMENT + self.stages * (self.place + BARRIER_BYTES)
+        return ALIGNMENT + self.stages * (self.stage_bytes + BARRIER_BYTES)
 
 
 def cut_of(tokens: int, outputs: int, depth: int, gated: bool, machine: Machine) -> Cut | None:
@@ -102,11 +102,11 @@ def cut_of(tokens: int, outputs: int, depth: int, gated: bool, machine: Machine)
         splits, rows = 2, _rows(outputs, machine.processors // 2, gated)
     if not ROWS_LEAST <= rows <= ROWS_MOST[groups] or (tokens == 1 and splits == 1):
         return None
-    turned = splits > 1 and rows == TURNED_ROWS and groups > 1
-    if turned or (splits > 1 and groups == LOW_BLOCKS and rows <= LOW_ROWS):
+    transposed = splits > 1 and rows == TRANSPOSED_ROWS and groups > 1
+    if transposed or (splits > 1 and groups == LOW_BLOCKS and rows <= LOW_ROWS):
         groups, blocks = 1, groups
-    cut = Cut(groups, blocks, rows, splits, 0, turned)
-    stages = min(STAGES_MOST, (machine.shared_memory - ALIGNMENT) // (cut.place + BARRIER_BYTES))
+    cut = Cut(groups, blocks, rows, splits, 0, transposed)
+    stages = min(STAGES_MOST, (machine.shared_memory - ALIGNMENT) // (cut.stage_bytes + BARRIER_BYTES))
     return cut._replace(stages=stages) if stages >= STAGES_LEAST else None
 
 
@@ -117,7 +117,7 @@ def _rows(outputs: int, programs: int, gated: bool) -> int:
 
 def source_of(cut: Cut, activation: Activation | None) -> str:
     """The source of a tiling: its constants, its instruction and the files."""
-    columns = cut.tokens if cut.turned else cut.rows
+    columns = cut.tokens if cut.transposed else cut.rows
     sums = columns // 2
     listed = ", ".join(f"%{index}" for index in range(sums))
     bound = ", ".join(f'"+f"(d[{index}])' for index in range(sums))
@@ -126,7 +126,7 @@ def source_of(cut: Cut, activation: Activation | None) -> str:
         "BLOCKS": cut.blocks,
         "ROWS": cut.rows,
         "SPLITS": cut.splits,
-        "TURNED": int(cut.turned),
+        "TURNED": int(cut.transposed),
         "STAGES": cut.stages,
         "ACTIVATION": ACTIVATIONS[activation],
     }

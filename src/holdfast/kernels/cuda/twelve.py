@@ -92,12 +92,12 @@ class Cut(NamedTuple):
     looped: bool = False
 
     @property
-    def place(self) -> int:
+    def stage_bytes(self) -> int:
         """Bytes of one stage: 64 columns of the tokens and of the tile."""
         return self.columns * DEPTH * 2 + -(-self.slabs * SLAB_BYTES // 1024) * 1024
 
     @property
-    def apart(self) -> int:
+    def fixed_bytes(self) -> int:
         """Shared memory beside the ring: barriers, and in a loop the sums, since the next tile is fetched
         meanwhile.
         """
@@ -106,7 +106,7 @@ class Cut(NamedTuple):
 
     @property
     def shared(self) -> int:
-        return self.apart + self.stages * self.place
+        return self.fixed_bytes + self.stages * self.stage_bytes
 
     @property
     def threads(self) -> int:
@@ -150,7 +150,7 @@ def cut_of(tokens: int, tiling: Tiling, machine: Machine) -> Cut | None:
     if columns is None or not tokens or (groups >= GROUPS_LEAN and columns > COLUMNS_LEAN):
         return None
     cut = Cut(groups, tiling.slabs, columns, 0, tiling.looped)
-    stages = min(STAGES_MOST, (machine.shared_memory - cut.apart) // cut.place)
+    stages = min(STAGES_MOST, (machine.shared_memory - cut.fixed_bytes) // cut.stage_bytes)
     return cut._replace(stages=stages) if stages >= STAGES_LEAST else None
 
 
