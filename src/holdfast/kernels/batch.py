@@ -70,8 +70,7 @@ EARLY = 70
 
 @dataclass(slots=True)
 class PieceQueue:
-    """A work queue of split-K attention: persistent programs take pieces one after another; the device lists
-    them.
+    """A work queue of split-K attention, listed by the device: persistent programs take pieces in turn.
 
     Each row is cut into tiles of at most `queries` tokens, and the keys of a tile into pieces of whole
     blocks. Rows of several tokens come first, then one-token rows in long pieces and finally in short ones,

@@ -355,9 +355,7 @@ class Executor:
     # --- sampling rows ----------------------------------------------------------------------------
 
     def _sampler_row(self, plan: Plan, row: Row[Turn], position: int) -> int:
-        """The sampler row of a turn; re-admitted where a lost step has counted tokens that were never
-        emitted.
-        """
+        """The sampler row of a turn, re-admitted where a lost step has counted tokens."""
         turn = row.turn
         held = self._sampler_rows.get(turn.number)
         if held is not None and (held[1] < position or not self.sampler.counts(held[0])):
@@ -380,9 +378,7 @@ class Executor:
         return place
 
     def _take_idle_row(self, plan: Plan) -> int:
-        """Release the sampler row of a turn that is not in this step; a retracted turn gets a new one
-        later.
-        """
+        """Release the sampler row of a retracted turn; it gets a new one later."""
         active = {row.turn.number for row in plan.rows}
         number = next(number for number in self._sampler_rows if number not in active)
         place, _ = self._sampler_rows.pop(number)

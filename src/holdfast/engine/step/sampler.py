@@ -65,9 +65,7 @@ class _Row:
 
 
 class BatchSampler:
-    """The sampling state of `rows` batch rows over a vocabulary; the padding row always exists and is
-    greedy.
-    """
+    """The sampling state of `rows` batch rows and a greedy padding row, over a vocabulary."""
 
     def __init__(self, rows: int, vocabulary: int, device: torch.device) -> None:
         self._vocabulary = vocabulary
@@ -198,9 +196,7 @@ class BatchSampler:
                 logits[place].index_fill_(0, state.end_tokens, -torch.inf)
 
     def _penalise(self, logits: Tensor, rows: list[int]) -> Tensor:
-        """Repetition divides or multiplies the logits of seen tokens, the others subtract for generated
-        ones.
-        """
+        """Repetition scales the logits of seen tokens, the others subtract for generated ones."""
         assert self._seen is not None and self._generated_counts is not None
         index = self._integers(rows)
         repetition, frequency, presence = self._brought(self._penalties[:, rows]).unsqueeze(2).unbind()

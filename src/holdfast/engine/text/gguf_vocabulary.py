@@ -45,9 +45,7 @@ class TokenKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Splitting:
-    """A pre-tokenizer: how it splits text, whether it normalises (NFC), whether whole words skip the
-    merges.
-    """
+    """A pre-tokenizer's split, whether it normalises (NFC), and whether whole words skip the merges."""
 
     pre_tokenizer: Callable[[], pre_tokenizers.PreTokenizer]
     compose: bool = False

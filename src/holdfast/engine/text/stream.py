@@ -98,9 +98,7 @@ class TurnStream:
         return self.text[: self._lengths[count - 1] if count else 0]
 
     def tokens_of(self, characters: int) -> int:
-        """How many tokens lie completely within the first `characters` of the text, without trailing silent
-        tokens.
-        """
+        """How many tokens lie completely within the first `characters`, without trailing silent ones."""
         count = bisect_right(self._lengths, characters)
         while count and self._lengths[count - 1] == (self._lengths[count - 2] if count > 1 else 0):
             count -= 1

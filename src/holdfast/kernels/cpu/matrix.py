@@ -29,9 +29,7 @@ class PackedMatrix:
     __slots__ = ("_bias", "_blocks", "_library", "bits", "inputs", "outputs", "structure")
 
     def __init__(self, codes: Tensor, scale: Tensor, minimum: Tensor, bias: Tensor | None, bits: int) -> None:
-        """`codes` uint8 [outputs, inputs], below 16 where `bits` is 4; scale and minimum [outputs, inputs /
-        32].
-        """
+        """`codes` uint8 [outputs, inputs], below 2^`bits`; scale and minimum [outputs, inputs / 32]."""
         loaded = library()
         assert loaded is not None, "the C kernels are not available"
         assert codes.dtype == torch.uint8 and bits in (4, 8)

@@ -195,9 +195,7 @@ def attend_queue(
 
 
 def _blocks(cache: torch.Tensor, keys: int, halves: int) -> Map:
-    """The tensor map of blocks of `keys` tokens of one head, in halves of 64 columns; a block stays in its
-    page.
-    """
+    """The tensor map of blocks of `keys` tokens of one head within a page, in halves of 64 columns."""
     units, page_size, kv_heads, dim = cache.shape
     unit, token, head, _ = cache.stride()
     return map_of(

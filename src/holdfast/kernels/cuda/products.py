@@ -34,14 +34,10 @@ TOKENS_MOST = 192
 
 ROWS_LEAST = 48
 ROWS_MOST = {1: 256, 2: 256, 3: 192}
-"""Rows of the weight per program: fewer do not pay for a ring of stages, more sums do not fit the
-registers.
-"""
+"""Weight rows per program: fewer do not pay for a ring of stages, more do not fit the registers."""
 
 SPLIT_BELOW = 64
-"""Rows below which two programs share a tile, each with half of the depth (split-K): x is fetched half as
-often.
-"""
+"""Rows below which two programs share a tile (split-K): x is then fetched half as often."""
 
 LOW_BLOCKS, LOW_ROWS = 3, 96
 """Token blocks that one warp group takes where a tile of few rows is shared: three groups are slower."""

@@ -58,7 +58,7 @@ SLABS_LEAST = 8
 SLABS_MOST, SLABS_MOST_IN_TURNS = 16, 12
 GROUP_SLABS = 4
 GROUPS_LEAN, COLUMNS_LEAN = 4, 64
-"""The largest number of warp groups whose sums fit the registers only up to so many tokens."""
+"""From GROUPS_LEAN warp groups on, sums fit the registers only up to COLUMNS_LEAN tokens."""
 
 STAGES_MOST = 16
 STAGES_LEAST = 3
@@ -98,9 +98,7 @@ class Cut(NamedTuple):
 
     @property
     def fixed_bytes(self) -> int:
-        """Shared memory beside the ring: barriers, and in a loop the sums, since the next tile is fetched
-        meanwhile.
-        """
+        """Shared memory beside the ring: barriers, and in a loop the sums of the previous tile."""
         sums = 1024 + self.columns * (SLAB_ROWS * self.slabs + 4) * 4
         return ALIGNMENT + STAGES_MOST * BARRIER_BYTES + (sums if self.looped else 0)
 
@@ -110,9 +108,7 @@ class Cut(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """From three groups on, the fetching warps give their registers away, which takes a whole warp
-        group.
-        """
+        """From three groups on the producer is a whole warp group, which can give its registers away."""
         return 128 * self.groups + (128 if self.groups >= 3 else 32)
 
 
@@ -226,8 +222,8 @@ def _codes(part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:
 
 
 def _words(codes: torch.Tensor, slabs: int) -> torch.Tensor:
-    """[tiles, blocks of 64 columns, slabs, 4, 96]: per 16 columns, 64 words of low bytes, then 32 words of
-    the high bits.
+    """Words [tiles, blocks of 64 columns, slabs, 4, 96]: per 16 columns 64 words of low bytes, 32 of high
+    bits.
 
     A lane has two rows eight apart, and two adjacent columns of every eight.
     """

@@ -34,8 +34,7 @@ def _mix(value: torch.Tensor) -> torch.Tensor:
 
 
 def waiting_times(seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Exponential waiting times, float32 [rows, n], of the tokens [rows or 1, n] for each row's (seed,
-    position).
+    """Exponential waiting times, float32 [rows, n], of tokens [rows or 1, n] by each row's seed and position.
 
     23 bits make a uniform number strictly between 0 and 1, so every time is positive and finite.
     """

@@ -21,9 +21,7 @@ INTERPRETED_PROCESSORS = (
 
 
 class Blocks(NamedTuple):
-    """The tiling of a recurrence: tokens per chunk, elements of the state per program, warps, pipeline
-    stages.
-    """
+    """The tiling of a recurrence: tokens per chunk, state elements per program, warps, pipeline stages."""
 
     chunk: int
     elements: int
@@ -78,8 +76,7 @@ def precision(dtype: torch.dtype) -> str:
 
 
 def overlap(x: torch.Tensor) -> dict[str, bool]:
-    """Launch flags for programmatic dependent launch: the kernel may start before the preceding one has
-    ended.
+    """Launch flags for programmatic dependent launch: the kernel may start before the preceding one ends.
 
     For Hopper and later. Such a kernel calls `launch_next`, and `wait_for_inputs` before it reads anything
     that a kernel wrote, or writes anything at all. At least one of its programs must wait in any case: the
