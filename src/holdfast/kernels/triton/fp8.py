@@ -34,7 +34,7 @@ from holdfast.kernels.triton.launch import (
 
 
 class Blocks(NamedTuple):
-    """Weight rows per program, elements per iteration, warps, pipeline stages, programs per multiprocessor."""
+    """Weight rows per program, elements per iteration, warps, stages, programs per multiprocessor."""
 
     rows: int
     depth: int
