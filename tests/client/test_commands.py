@@ -152,7 +152,7 @@ def test_sampling_is_pleasant_in_this_process_too() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["chat", "--model", "nowhere"], "holdfast chat: there is no model 'nowhere'"),
+        (["chat", "--model", "nowhere"], "holdfast chat: unknown model 'nowhere'"),
         (["top", "--url", NOBODY], f"holdfast top: {NOBODY}: "),
         (["top", "--url", NOBODY], "is a server running there? `holdfast serve` starts one"),
         (["chat", "--url", NOBODY], "is a server running there? `holdfast serve` starts one"),
@@ -160,7 +160,7 @@ def test_sampling_is_pleasant_in_this_process_too() -> None:
         (["bench", "sessions", "--url", NOBODY], "is a server running there? `holdfast serve` starts one"),
         (["bench", "sessions", "--here", "nowhere"], "holdfast bench sessions: 'nowhere' cannot be pulled"),
         (["bench", "turns", "nowhere"], "holdfast bench turns: 'nowhere' cannot be pulled"),
-        (["pull", "nowhere"], "holdfast pull: 'nowhere' cannot be pulled; what can is smollm2"),
+        (["pull", "nowhere"], "holdfast pull: 'nowhere' cannot be pulled; choose one of smollm2"),
         (["sessions", "ls", "--journal", "{folder}/none"], "holdfast sessions: {folder}/none does not exist"),
         (
             ["sessions", "ls", "--journal", "{folder}/text"],
@@ -262,14 +262,14 @@ def test_a_server_that_wants_a_key_is_said_so(tmp_path: Path) -> None:
 def test_a_model_on_the_line_goes_before_a_server_in_the_environment() -> None:
     done = command("chat", "nowhere", HOLDFAST_URL="http://127.0.0.1:1")
     assert done.returncode == 1
-    assert "holdfast chat: there is no model 'nowhere'" in done.stderr
+    assert "holdfast chat: unknown model 'nowhere'" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere", "--port", "0"], "there is no model 'nowhere'"),
-        (["--model", "nowhere", "--port", "0"], "there is no model 'nowhere'"),
+        (["nowhere", "--port", "0"], "unknown model 'nowhere'"),
+        (["--model", "nowhere", "--port", "0"], "unknown model 'nowhere'"),
         (
             ["echo", "--port", "{taken}"],
             "--port {taken} on 127.0.0.1 is not available: Address already in use; ",

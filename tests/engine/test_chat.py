@@ -104,7 +104,7 @@ def test_a_turn_that_is_refused_changes_nothing(directories: dict[str, Path]) ->
 @pytest.mark.parametrize(
     ("arguments", "variables", "status", "said"),
     [
-        (["nowhere"], {}, 1, "there is no model 'nowhere'"),
+        (["nowhere"], {}, 1, "unknown model 'nowhere'"),
         (["--page-size", "300"], {}, 2, "--page-size must be at most 256, not 300"),
         ([], {"HOLDFAST_PAGE_SIZE": "300"}, 2, "--page-size must be at most 256, not 300"),
         (["--temperature", "-1"], {}, 2, "--temperature must be between"),
@@ -155,7 +155,7 @@ def test_pull_finds_what_is_in_the_cache() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, str(path))
     refused = subprocess.run([*command, "gpt-9"], capture_output=True, text=True, check=False, timeout=60)
     assert refused.returncode == 1
-    assert "holdfast pull: 'gpt-9' cannot be pulled; what can is smollm2" in refused.stderr
+    assert "holdfast pull: 'gpt-9' cannot be pulled; choose one of smollm2" in refused.stderr
 
 
 def test_options_of_the_command_are_options_of_the_engine() -> None:

@@ -131,7 +131,7 @@ def test_a_device_that_is_lost_ends_the_engine_and_one_that_is_not_does_not(
         raise RuntimeError("an illegal memory access was encountered")
 
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
-    with pytest.raises(DeviceLost, match="cuda:0 answers no more"):
+    with pytest.raises(DeviceLost, match="cuda:0: the CUDA context is lost"):
         turn.wait()
 
 

@@ -1,4 +1,4 @@
-"""A step's words hold its rows, and what fills up a shape belongs to nobody."""
+"""A step's words hold its rows; the rest of the shape is padding."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from holdfast.core.plan import Row
-from holdfast.engine.step.inputs import Nobody, Parameters, Sample, Shape, pack, views
+from holdfast.engine.step.inputs import Padding, Parameters, Sample, Shape, pack, views
 from holdfast.engine.step.staging import Staging
 
-NOBODY = Nobody(state=99, sampler_row=8, note=55)
+PADDING = Padding(state=99, sampler_row=8, note=55)
 PARAMETERS = Parameters(
     seeds=np.array([0, 1, 2, 3, 4, 5, -6, (7 << 40) + 1, 0], dtype=np.int64),
     floats=np.array([[0.25 * row + value for row in range(9)] for value in (0, 10, 20)], dtype=np.float32),
@@ -29,7 +29,7 @@ def packed(
     shape: Shape, rows: list[Row[Any]], tables: list[int], samples: list[Sample]
 ) -> dict[str, list[Any]]:
     words = np.full(shape.words, -1234, dtype=np.int32)
-    pack(words, shape, rows, tables, samples, PARAMETERS, NOBODY)
+    pack(words, shape, rows, tables, samples, PARAMETERS, PADDING)
     found = views(torch.from_numpy(words), shape)
     return {name: getattr(found, name).tolist() for name in found.__slots__}
 

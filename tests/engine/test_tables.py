@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from holdfast.core.plan import TableChange
-from holdfast.engine.step.tables import NOBODY, BlockTables
+from holdfast.engine.step.tables import UNUSED_ROW, BlockTables
 
 
 def tables(window: bool = False) -> BlockTables:
@@ -84,8 +84,8 @@ def test_forgotten_rows_are_used_again() -> None:
 
 def test_the_place_of_nobodys_tokens_is_no_row() -> None:
     block = tables()
-    assert block.sampled.shape[0] == NOBODY + 1
-    assert all(block.row(number) < NOBODY for number in range(40))
+    assert block.sampled.shape[0] == UNUSED_ROW + 1
+    assert all(block.row(number) < UNUSED_ROW for number in range(40))
 
 
 def test_nobody_has_a_row_that_there_was_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Triton's interpreter for the kernel tests, and one thread for their small tensors."""
+"""Fixtures of the kernel tests: Triton's interpreter, and one thread for small tensors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Asks for Triton's interpreter where there is no device.
+"""Selects Triton's interpreter where there is no GPU.
 
-It must be asked for before anybody imports Triton, and then holds for the whole process: whoever runs tests
-of kernels imports this first. Where there is a device it is not asked for: other tests compile for it, and
-`python3 -m tests.gpu` has the checks.
+This must happen before Triton is imported, and holds for the whole process, so tests of kernels import this
+module first. On a machine with a GPU, Triton compiles; `python3 -m tests.gpu` has the checks.
 """
 
 import os

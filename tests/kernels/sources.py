@@ -1,8 +1,7 @@
-"""What the tests of kernels in CUDA share: a device and a kernel that are not there, and a compiler."""
+"""What the tests of CUDA kernels share: the properties of an H200, and nvcc where it is installed."""
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ from holdfast.kernels.cuda.driver import Machine
 
 H200 = Machine(132, 232_448)
 
-needs_compiler = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no CUDA compiler")
+needs_compiler = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 
 
 def said_without_compiler(
@@ -25,7 +24,7 @@ def said_without_compiler(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> list[str]:
-    """What is logged when a kernel of a module is asked for twice on an H200 and nothing can be compiled."""
+    """The log when a module is asked for a kernel twice on an H200 whose compiler always fails."""
 
     def refuse(_: str) -> bytes:
         raise OSError("no compiler today")
@@ -39,7 +38,7 @@ def said_without_compiler(
 
 
 def compiler_report(source: str, folder: Path) -> str:
-    """What the compiler says of a source: nothing spilled, and no products that wait for each other."""
+    """nvcc's report on a source, which has no register spills and no serialised matrix instructions."""
     file = folder / "kernel.cu"
     file.write_text(source)
     flags = ("-arch=sm_90a", "-std=c++17", "-cubin", "-Werror", "all-warnings", "-Xptxas", "-v")
@@ -54,15 +53,3 @@ def compiler_report(source: str, folder: Path) -> str:
     assert " 0 bytes spill stores, 0 bytes spill loads" in done.stderr
     assert "serialized" not in done.stderr, "the matrix units would wait for each other"
     return done.stderr
-
-
-class Recorded:
-    """A kernel that writes down how it is launched."""
-
-    def __init__(self) -> None:
-        self.programs = 0
-        self.maps: tuple[object, ...] = ()
-        self.numbers: list[object] = []
-
-    def launch(self, programs: int, maps: tuple[object, ...], *rest: ctypes.c_void_p | ctypes.c_int) -> None:
-        self.programs, self.maps, self.numbers = programs, maps, [each.value for each in rest]

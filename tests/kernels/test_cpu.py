@@ -1,15 +1,15 @@
-"""The C kernels against plain arithmetic, as each kind of processor would run them."""
+"""The C kernels against torch, compiled for each kind of processor."""
 
 import ctypes
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from holdfast.kernels import attend, build_batch
+from holdfast.kernels import attend, build_batch, configure
 from holdfast.kernels.cpu import attention, library, matrix, sampling
+from holdfast.kernels.settings import KernelSettings
 from holdfast.kernels.torch import attention as torch_attention
 from holdfast.kernels.torch import sampling as torch_sampling
 
@@ -156,7 +156,7 @@ LIMITS = {
 def test_draws_are_those_of_torch(
     kernels: ctypes.CDLL, limits: str, spread: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, columns = 200, 5003
+    rows, columns = 80, 5003
     generator = torch.Generator().manual_seed(int(10 * spread))
     logits = torch.randn(rows, columns, generator=generator) * spread
     logits[:, ::7] = logits[:, :1]  # Ties, which stay or go together.
@@ -173,7 +173,7 @@ def test_draws_are_those_of_torch(
     # Where two tokens arrive at almost the same time, or a share ends at a token, roundings may decide.
     assert int((found != expected).sum()) <= 1
     if limits == "everything":
-        assert len(set(found.tolist())) > (5 if spread > 10 else 60)
+        assert len(set(found.tolist())) > (4 if spread > 10 else 30)
 
 
 def test_rows_without_a_greatest_value_have_no_token(kernels: ctypes.CDLL) -> None:
@@ -237,21 +237,21 @@ def test_attention(
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path))
-    library.library.cache_clear()
+def cache(tmp_path: Path) -> Iterator[Path]:
+    """An empty kernel cache."""
+    configure(KernelSettings(cache=tmp_path))
     yield tmp_path
-    library.library.cache_clear()
+    configure(KernelSettings())
 
 
-def test_without_a_compiler_there_are_no_kernels(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", "no-such-compiler")
+def test_without_a_compiler_there_are_no_kernels(cache: Path) -> None:
+    configure(KernelSettings(cache=cache, c_compiler="no-such-compiler"))
     assert library.library() is None
     assert not list(cache.rglob("*.so"))
 
 
-def test_kernels_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    monkeypatch.setenv("HOLDFAST_CPU_KERNELS", "off")
+def test_kernels_can_be_switched_off(cache: Path) -> None:
+    configure(KernelSettings(cache=cache, cpu=False))
     assert not matrix.available()
 
 
@@ -259,10 +259,10 @@ def test_a_failed_compilation_leaves_nothing_behind(cache: Path, monkeypatch: py
     monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, "-no-such-flag"))
     assert library.library() is None
     assert [path for path in cache.rglob("*") if path.is_file()] == []
-    assert os.environ["HOLDFAST_CACHE"] == str(cache)
 
 
-def test_a_file_that_was_half_written_is_compiled_again(cache: Path) -> None:
+def test_a_file_that_was_half_written_is_compiled_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "FLAGS", tuple(flag for flag in library.FLAGS if flag != "-O3"))
     whole = library.compiled(("-DHOLDFAST_PORTABLE",))
     size = whole.stat().st_size
     with whole.open("r+b") as file:

@@ -27,8 +27,8 @@ pytestmark = [
 ]
 
 SAMPLINGS = [
-    Sampling(temperature=0, max_tokens=3, ignore_eos=True),
-    Sampling(temperature=0.9, top_k=20, top_p=0.9, seed=7, max_tokens=3, ignore_eos=True),
+    Sampling(temperature=0, max_tokens=2, ignore_eos=True),
+    Sampling(temperature=0.9, top_k=20, top_p=0.9, seed=7, max_tokens=2, ignore_eos=True),
     Sampling(temperature=0.7, min_p=0.01, seed=3, max_tokens=2, ignore_eos=True, logprobs=2),
 ]
 
@@ -37,7 +37,7 @@ def talk(engine: Engine) -> list[list[int]]:
     """Turns side by side, each sampled in its own way; a rewind, a fork and a session that was spilled."""
     sessions = [engine.session() for _ in SAMPLINGS]
     turns = [
-        session.say([5, 9, *range(20, 24 + 10 * number)], sampling)
+        session.say([5, 9, *range(20, 24 + 5 * number)], sampling)
         for number, (session, sampling) in enumerate(zip(sessions, SAMPLINGS, strict=True))
     ]
     said = [each.wait().token_ids for each in turns]
@@ -59,7 +59,7 @@ def test_tokens_do_not_depend_on_whose_kernels_run(
     for tritons in (False, True):
         if tritons:
             monkeypatch.setattr(kernels, "implementation", lambda _: device)
-        with tiny_engine(directory, page_size=page_size, chunk_tokens=24, host_memory=1 << 20) as engine:
+        with tiny_engine(directory, page_size=page_size, chunk_tokens=12, host_memory=1 << 20) as engine:
             said.append(talk(engine))
     assert said[0] == said[1]
 
@@ -98,7 +98,7 @@ def test_tokens_do_not_depend_on_shapes_pieces_and_what_memory_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     directory = write_model(tmp_path / family, family)
-    options = {"max_running": 3, "chunk_tokens": 24, "host_memory": 1 << 20}
+    options = {"max_running": 3, "chunk_tokens": 12, "host_memory": 1 << 20}
     with tiny_engine(directory, **options) as engine:
         expected = talk(engine)
     monkeypatch.setattr(kernels, "implementation", lambda _: device)

@@ -1,4 +1,4 @@
-"""How much memory can still be had, with and without a container's limit."""
+"""Available memory, with and without a container's limit."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def test_what_the_system_has_free(root: Path) -> None:
 
 
 def test_a_container_may_have_less(root: Path) -> None:
-    """Files that were read lately count as taken, but are given back when memory is short."""
+    """The page cache counts as used, but can be reclaimed."""
     new_group(root, str(4 * GIB), 3 * GIB, 2 * GIB)
     assert available_bytes(root) == 3 * GIB
 

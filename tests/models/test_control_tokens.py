@@ -1,4 +1,4 @@
-"""Names of control tokens in messages are text: no message makes one, and other texts encode as before."""
+"""Names of control tokens in messages are text: no message injects one, and other texts encode as before."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Weights in 8-bit floating point come out as codes times scales, and none passes without them."""
+"""fp8 weights are codes times scales; weights without scales are rejected."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Weights in twelve bits beside the dense ones: which are packed, what for, and who is given them."""
+"""Packed 12-bit weights beside the dense ones: which weights are packed, and which products use them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def model_of(folder: Path, **more: object) -> Model:
 
 
 def packed(weight: torch.Tensor, gated: bool) -> TwelveBits | None:
-    """As on a device that takes all weights."""
+    """As on a device with kernels for all weights."""
     return pack(weight, gated, Tiling(3))
 
 

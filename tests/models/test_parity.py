@@ -26,8 +26,8 @@ from holdfast.models.weights import Placement
 from tests.models.paged import PagedRunner, Sequence, generate
 from tests.models.reference import GENERATED, VARIANTS, VOCABULARY, Reference, double_logits
 
-USUAL_SETTINGS = ((1, 7), (16, 64), (64, 1))
-OTHER_SETTINGS = ((1, 1), (1, 64), (16, 1), (16, 7), (64, 7), (64, 64))
+USUAL_SETTINGS = ((1, 7), (16, 64))
+OTHER_SETTINGS = ((1, 1), (1, 64), (16, 1), (16, 7), (64, 1), (64, 7), (64, 64))
 LONG = 500
 RECURRENT = ("bamba", "mamba2", "qwen3-next", "qwen3.5")
 CPU = Placement(torch.device("cpu"), torch.float32)
@@ -35,15 +35,6 @@ CPU = Placement(torch.device("cpu"), torch.float32)
 
 def load(reference: Reference) -> Model:
     return load_model(open_checkpoint(reference.path), CPU)
-
-
-@pytest.mark.parity
-@pytest.mark.parametrize("name", VARIANTS)
-def test_reference_is_not_trivial(reference_of: Callable[[str], Reference], name: str) -> None:
-    """A model that repeats one token would agree with almost anything."""
-    for generated in reference_of(name).generated:
-        assert len(generated) == GENERATED
-        assert len(set(generated)) >= 20
 
 
 @pytest.mark.parametrize(
@@ -62,6 +53,9 @@ def test_parity(
 ) -> None:
     """A ragged batch of prompts, decoding while others prefill, for all page and chunk sizes."""
     reference = reference_of(name)
+    for expected in reference.generated:
+        assert len(expected) == GENERATED
+        assert len(set(expected)) >= 20, "a model that repeats itself would agree with almost anything"
     assert (reference.path / "model.safetensors.index.json").exists(), "the checkpoint is in shards"
     model = load(reference)
     for page_size, chunk in settings:

@@ -225,7 +225,9 @@ def test_bias_and_minimum_length() -> None:
 
 
 def test_ends_that_a_model_cannot_say_are_not_kept_from_coming() -> None:
-    """A checkpoint may name them. To a GPU a place past the logits would be the end of all that it holds."""
+    """A checkpoint may name end tokens outside the vocabulary; on a GPU an out-of-range index kills the CUDA
+    context.
+    """
     sampler = BatchSampler(1, VOCABULARY, CPU)
     for ends in ([VOCABULARY], [7, VOCABULARY + 5]):
         sampler.admit(0, filled(temperature=0.0, min_tokens=3), prompt=[1], end_tokens=ends)

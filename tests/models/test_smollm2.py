@@ -74,6 +74,27 @@ def test_what_the_file_says(smollm2: Path, tokenizer: Tokenizer) -> None:
     assert tokenizer.names["eos_token"] == "<|im_end|>"
 
 
+TOKENS = {
+    "In 1969, Apollo": [788, 216, 33, 41, 38, 41, 28, 17600],
+    "  odd \t spacing\n\n\nand 😀 naïve café": [
+        216, 12365, 216, 197, 19972, 1116, 198, 397, 40303, 218, 15486, 46494, 37366,
+    ],
+    "<|im_start|>user\nhi<|im_end|>\n": [1, 4093, 198, 6004, 2, 198],
+    "日本の首都": [23274, 115, 40993, 26453, 180, 116, 240, 180, 38466],
+}  # fmt: skip
+"""As transformers encodes them."""
+QUESTION_TOKENS = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
+
+
+def test_tokens_and_chats_are_those_of_transformers(tokenizer: Tokenizer) -> None:
+    for text, tokens in TOKENS.items():
+        assert tokenizer.encode(text) == tokens
+        assert tokenizer.decode(tokens, skip_special_tokens=False) == text
+    chat = tokenizer.encode_chat([{"role": "user", "content": QUESTIONS[0]}])
+    assert chat[-len(QUESTION_TOKENS) :] == QUESTION_TOKENS
+
+
+@pytest.mark.soak
 def test_tokens_and_chats_equal_transformers(
     tokenizer: Tokenizer, reference_tokenizer: PreTrainedTokenizerBase
 ) -> None:
@@ -103,16 +124,12 @@ def check_greedy(
         assert tokens == expected[0, len(prompt) :].tolist()
 
 
-def test_greedy_tokens_equal_transformers(
-    dense: Model, tokenizer: Tokenizer, reference: PreTrainedModel
-) -> None:
-    check_greedy(dense, tokenizer, reference, QUESTIONS)
-
-
 @pytest.mark.soak
 def test_greedy_tokens_of_twenty_prompts(
     dense: Model, tokenizer: Tokenizer, reference: PreTrainedModel
 ) -> None:
+    """`tests/parity/test_smollm2.py` checks the same through the engine, in every run."""
+    check_greedy(dense, tokenizer, reference, QUESTIONS)
     topics = ["rivers", "prime numbers", "cheese", "sorting lists in Python", "the year 1848"]
     forms = [
         "Tell me about {}.",
@@ -146,7 +163,7 @@ def said_by(model: Model, tokenizer: Tokenizer, questions: list[str], count: int
 
 
 def test_quantised_path_agrees(dense: Model, quantised: Model, tokenizer: Tokenizer) -> None:
-    texts = said_by(dense, tokenizer, QUESTIONS[:3], 60)
+    texts = said_by(dense, tokenizer, QUESTIONS[:3], 30)
     results = [agreement(dense, quantised, tokens, 16) for tokens in texts]
     total = sum(len(tokens) for tokens in texts)
     same = sum(share * len(tokens) for (share, _), tokens in zip(results, texts, strict=True)) / total

@@ -98,8 +98,8 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (lambda whole: whole[: len(whole) // 2], "is not a whole safetensors file .*fetch it again"),
-        (lambda whole: b"", "is not a whole safetensors file .*fetch it again"),
+        (lambda whole: whole[: len(whole) // 2], "is not a complete safetensors file .*fetch it again"),
+        (lambda whole: b"", "is not a complete safetensors file .*fetch it again"),
         (lambda whole: POINTER, "is a Git LFS pointer.*git lfs pull"),
     ],
     ids=["cut-short", "empty", "pointer"],
@@ -131,7 +131,7 @@ def test_a_tensor_of_a_type_that_cannot_be_read_is_named(tmp_path: Path) -> None
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0\0\0")
     source = SafetensorsSource(tmp_path)
     assert source.names() == {"part"}
-    with pytest.raises(ConfigurationError, match=r"model\.safetensors holds no part that can be read"):
+    with pytest.raises(ConfigurationError, match=r"model\.safetensors has no readable tensor part"):
         source.read("part")
 
 
@@ -212,10 +212,10 @@ def test_unsupported_architectures_are_named_with_what_is_supported(tmp_path: Pa
             {"rope_parameters": {"rope_type": "yarn", "factor": math.inf}},
             "'factor' should be a finite number",
         ),
-        ({"rope_parameters": {"rope_theta": 1}}, "'rope_theta' should be above 1, not 1.0"),
+        ({"rope_parameters": {"rope_theta": 1}}, "'rope_theta' must be above 1, not 1.0"),
         ({"rope_parameters": {"partial_rotary_factor": 2.0}}, "dimensions cannot be rotated"),
         ({"rope_parameters": {"rope_type": "factors", "factors": [1.0]}}, "1 rotary factors do not fit"),
-        ({"architectures": ["A", "B"]}, "should name one architecture"),
+        ({"architectures": ["A", "B"]}, "must name one architecture"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised with gptq"),
     ],
 )
@@ -231,7 +231,7 @@ def test_wrong_configurations_say_what_is_wrong(
 @pytest.mark.parametrize(
     ("name", "changes", "problem"),
     [
-        ("qwen3-moe", {"num_experts_per_tok": 99}, "99 experts a token are not among"),
+        ("qwen3-moe", {"num_experts_per_tok": 99}, "99 experts per token exceed"),
         ("qwen3-moe", {"decoder_sparse_step": 0}, "'decoder_sparse_step' should be at least 1"),
         ("gemma3", {"layer_types": ["full_attention"]}, "'layer_types' names 1 layers of"),
         ("gemma3", {"query_pre_attn_scalar": 0}, "'query_pre_attn_scalar' should be .* above zero"),

@@ -2,7 +2,8 @@
 
 TOML. The options of `serve` and `chat` are keys at the top, named as on the command line; a table `[chat]` or
 `[serve]` has the options of one command. An unknown key or a value of the wrong type is an error that names
-the file and the key. Used by `options`; the environment and the command line override the file.
+the file and the key; msgspec.convert would save the type test alone (docs/decisions/0019). Used by `options`;
+the environment and the command line override the file.
 """
 
 from __future__ import annotations

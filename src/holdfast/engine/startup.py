@@ -12,10 +12,12 @@ from holdfast.engine.echo import open_echo
 from holdfast.engine.listeners import SessionObserver
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions, OptionError, check_context
-from holdfast.engine.pull import ECHO_MODELS, resolve_model
+from holdfast.engine.pull import ECHO_MODELS, cache_directory, resolve_model
 from holdfast.engine.step.executor import Executor
 from holdfast.engine.text.tokenizer import open_tokenizer
 from holdfast.engine.tiers.files import weights_identity
+from holdfast.kernels import KernelSettings
+from holdfast.kernels import configure as configure_kernels
 from holdfast.kernels.cpu.library import match_threads
 from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
 
@@ -38,7 +40,9 @@ def open_loop(
     if device.index is not None:
         # Kernels are launched, and events recorded, on the current device of the engine's thread.
         torch.cuda.set_device(device)
-    path = resolve_model(name, _stage(progress, "fetch"))
+    cache = cache_directory(options.cache)
+    configure_kernels(KernelSettings(options.cpu_kernels, options.cuda_kernels, options.c_compiler, cache))
+    path = resolve_model(name, _stage(progress, "fetch"), options.cache)
     checkpoint = open_checkpoint(path)
     check_context(options, checkpoint.config.context_length, checkpoint.config.context_reach)
     tokenizer = open_tokenizer(checkpoint)  # Fails before the weights are loaded, which takes long.

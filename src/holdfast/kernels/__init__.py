@@ -1,19 +1,18 @@
 """The numeric work of a model step, as functions of tensors; the device of the tensors chooses the code.
 
-CPU tensors take the torch implementations in `kernels/torch`, CUDA tensors the Triton ones in
-`kernels/triton`; both promise the same results up to rounding. No function waits for the device: whatever
-sizes its work comes from host-side integers (shapes and the counts in `Batch`), so a step can be captured in
-a CUDA graph. Inputs may be strided views unless a function says otherwise. Models and the executor call
-these functions; all else of this package that is for them is `Batch`, `Pages`, `Pieces`, `PieceQueue` and
-their builders, and the bundles `Rotation`, `Mamba2Weights` and `StepTables`.
+CPU tensors run in `kernels/torch`, CUDA tensors in `kernels/triton`; both give the same results up to
+rounding. No function synchronises with the device: grid sizes come from host-side integers (shapes and the
+counts in `Batch`), so a step can be captured in a CUDA graph. Inputs may be strided views unless a function
+says otherwise. Models and the executor call these functions; the rest of the public interface is `Batch`,
+`Pages`, `Pieces`, `PieceQueue` and their builders, `Rotation`, `Mamba2Weights`, `StepTables`, `configure`.
 
 Conventions, for all functions:
 
-- T tokens of all rows lie one after another; `batch` says which row each belongs to.
+- The T tokens of all rows are concatenated; `batch` says which row each belongs to.
 - Paged KV of one layer is two views `[units, page_size, kv_heads, dim]` into unit-major storage.
 - A recurrent state of one layer is a view `[slots, ...]`; a row reads slot `state_source` (-1: zeros) and
-  writes slot `state_destination`, and a source that is not also the destination stays as it was.
-- Arithmetic is float32 inside, results have the type of the first input.
+  writes slot `state_destination`; a source that is not also the destination is unchanged.
+- Arithmetic is float32, results have the dtype of the first input.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ import torch
 from holdfast.kernels.batch import (
     PIECE_FIELDS,
     Batch,
+    Least,
     Pages,
     PieceQueue,
     Pieces,
@@ -35,14 +35,18 @@ from holdfast.kernels.batch import (
 from holdfast.kernels.cuda.attention import build_queue, takes_queue
 from holdfast.kernels.cuda.products import takes_products
 from holdfast.kernels.cuda.twelve import TwelveBits, pack_weight, packed_size
-from holdfast.kernels.dispatch import implementation
+from holdfast.kernels.dispatch import configure, implementation
 from holdfast.kernels.parameters import Mamba2Weights, Rotation, StepTables
-from holdfast.kernels.torch.activation import Activation
+from holdfast.kernels.settings import KernelSettings
+from holdfast.kernels.torch.activation import DEFAULT_CLAMP, Activation, Clamp
 
 __all__ = [
     "PIECE_FIELDS",
     "Activation",
     "Batch",
+    "Clamp",
+    "KernelSettings",
+    "Least",
     "Mamba2Weights",
     "Pages",
     "PieceQueue",
@@ -57,6 +61,7 @@ __all__ = [
     "carry",
     "causal_conv",
     "change_tables",
+    "configure",
     "copy_units",
     "experts",
     "gated_delta",
@@ -101,7 +106,7 @@ def rms_norm_residual(
     offset: float = 0.0,
     multiplier: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`total = residual + multiplier * x`; answers (norm of total, total). The inputs stay as they were."""
+    """`total = residual + multiplier * x`; returns (norm of total, total). The inputs are unchanged."""
     normed, total = implementation(x).rms_norm_residual(
         x, residual, weight, eps, offset=offset, multiplier=multiplier
     )
@@ -119,7 +124,7 @@ def rms_norm_gated(
 ) -> torch.Tensor:
     """The norm of `x * silu(gate)` (Mamba2), or `norm(x) * silu(gate)` when `norm_before_gate` (gated delta).
 
-    The last dimension is normed in groups of `group_size` (default: all of it); `weight` spans all of it.
+    The last dimension is normed in groups of `group_size` (default: the whole); `weight` spans all of it.
     """
     out: torch.Tensor = implementation(x).rms_norm_gated(
         x, gate, weight, eps, group_size=group_size, norm_before_gate=norm_before_gate
@@ -142,7 +147,7 @@ def geglu(gate_up: torch.Tensor) -> torch.Tensor:
 def swiglu_clamped(gate_up: torch.Tensor, *, alpha: float = 1.702, limit: float = 7.0) -> torch.Tensor:
     """`gate * sigmoid(alpha * gate) * (up + 1)` with gate at most `limit` and up within it (gpt-oss).
 
-    Gate and up are halves here as everywhere; weights that interleave them are sorted apart when loaded.
+    Gate and up are halves here as everywhere; interleaved weights are reordered when loaded.
     """
     out: torch.Tensor = implementation(gate_up).swiglu_clamped(gate_up, alpha=alpha, limit=limit)
     return out
@@ -160,7 +165,7 @@ def linear(
     bias: torch.Tensor | None = None,
     twelve: TwelveBits | None = None,
 ) -> torch.Tensor:
-    """`x @ weight.T + bias` for x [T, in] and weight [out, in]; `twelve` is that weight, for few tokens."""
+    """`x @ weight.T + bias` for x [T, in] and weight [out, in]; `twelve` is that weight packed to 12 bits."""
     out: torch.Tensor = implementation(x).linear(x, weight, bias, twelve)
     return out
 
@@ -172,7 +177,7 @@ def linear_gated(
     activation: Activation,
     twelve: TwelveBits | None = None,
 ) -> torch.Tensor:
-    """The activation of `linear`: its outputs are gate, then up (`relu_squared`: one half alone)."""
+    """The activation of `linear`, whose outputs are gate, then up (`relu_squared`: not gated)."""
     out: torch.Tensor = implementation(x).linear_gated(x, weight, bias, activation, twelve)
     return out
 
@@ -184,9 +189,9 @@ def linear_fp8(
     block: tuple[int, int],
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`linear` with a weight of 8-bit floats [out, in] times the float32 scale of each `block` of it.
+    """`linear` with an fp8 weight [out, in] and a float32 scale for each `block` of it.
 
-    Activations of more than one token may be rounded to 8 bits too, where a device multiplies those faster.
+    Activations of more than one token may be quantised to fp8 too, where the device multiplies fp8.
     """
     out: torch.Tensor = implementation(x).linear_fp8(x, codes, scales, block, bias)
     return out
@@ -199,7 +204,7 @@ def write_kv(
     value_cache: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """Writes key and value [T, kv_heads, dim] of each token to its slot (`Pages.slots`)."""
+    """Write key and value [T, kv_heads, dim] of each token to its slot (`Pages.slots`)."""
     implementation(key).write_kv(key, value, key_cache, value_cache, slots)
 
 
@@ -213,9 +218,9 @@ def rotate_and_write(
     positions: torch.Tensor,
     rotation: Rotation,
 ) -> torch.Tensor:
-    """Norms and rotates query [T, heads, dim] and key [T, kv_heads, dim], then writes key and value.
+    """Norm and rotate query [T, heads, dim] and key [T, kv_heads, dim], then write key and value.
 
-    Answers the query, contiguous; the inputs may be views into one fused projection and stay as they were.
+    Returns the query, contiguous; the inputs may be views into one fused projection and are unchanged.
     """
     out: torch.Tensor = implementation(query).rotate_and_write(
         query, key, value, key_cache, value_cache, slots, positions, rotation
@@ -235,9 +240,9 @@ def attend(
     sinks: torch.Tensor | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """Causal attention of query [T, heads, dim] over the pages of each row; answers [T, heads, dim].
+    """Causal attention of query [T, heads, dim] over the pages of each row; returns [T, heads, dim].
 
-    The batch's own keys and values must already be written. With `window` w a query at position p sees keys
+    The batch's own keys and values must be written first. With `window` w a query at position p sees keys
     in (p - w, p]. `sinks` [heads] are logits that take part in the softmax and contribute nothing; `softcap`
     c turns a score s into `c * tanh(s / c)`. Query head h reads key head `h // (heads // kv_heads)`.
     """
@@ -275,7 +280,7 @@ def mamba2_scan(
     ssm_state: torch.Tensor,
     batch: Batch,
 ) -> torch.Tensor:
-    """The Mamba2 recurrence; answers y [T, heads, head_dim].
+    """The Mamba2 recurrence; returns y [T, heads, head_dim].
 
     x [T, heads, head_dim]; dt [T, heads] before bias, softplus and limits; B and C [T, groups, state];
     `ssm_state` float32 [slots, heads, head_dim, state].
@@ -296,12 +301,12 @@ def gated_delta(
     scale: float | None = None,
     normalise: bool = False,
 ) -> torch.Tensor:
-    """The gated delta rule; answers y [T, value_heads, value_dim].
+    """The gated delta rule; returns y [T, value_heads, value_dim].
 
     query and key [T, key_heads, key_dim], value [T, value_heads, value_dim] (value head h reads key head
     `h // (value_heads // key_heads)`); g [T, value_heads] is the log of the decay (at most 0), beta the
     writing rate; `delta_state` float32 [slots, value_heads, value_dim, key_dim]. Queries are multiplied by
-    `scale` (default `key_dim ** -0.5`); `normalise` brings queries and keys to unit length first.
+    `scale` (default `key_dim ** -0.5`); `normalise` scales queries and keys to unit length first.
     """
     out: torch.Tensor = implementation(query).gated_delta(
         query, key, value, g, beta, delta_state, batch, scale=scale, normalise=normalise
@@ -317,15 +322,15 @@ def experts(
     w2: torch.Tensor,
     *,
     activation: Activation = "swiglu",
-    clamp: tuple[float, float] = (1.702, 7.0),
+    clamp: Clamp = DEFAULT_CLAMP,
     bias13: torch.Tensor | None = None,
     bias2: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Mixture of experts over x [T, hidden]; the router's choice is `ids` and `weights` [T, picks].
 
     w13 [experts, 2 * inner, hidden] holds gate then up (only `inner` rows for `relu_squared`), w2
-    [experts, hidden, inner]; biases are [experts, 2 * inner] and [experts, hidden]. `clamp` is the (alpha,
-    limit) of `swiglu_clamped`. Answers the weighted sum.
+    [experts, hidden, inner]; biases are [experts, 2 * inner] and [experts, hidden]. `clamp` is for
+    `swiglu_clamped`. Returns the weighted sum.
     """
     out: torch.Tensor = implementation(x).experts(
         x, ids, weights, w13, w2, activation=activation, clamp=clamp, bias13=bias13, bias2=bias2
@@ -334,7 +339,7 @@ def experts(
 
 
 def copy_units(storage: torch.Tensor, sources: torch.Tensor, destinations: torch.Tensor) -> None:
-    """Copies unit `sources[i]` to `destinations[i]`, all layers at once. No destination is also a source.
+    """Copy unit `sources[i]` to `destinations[i]`, all layers at once. No destination is also a source.
 
     `storage` [units, ...] is contiguous, `sources` and `destinations` are int32 or int64 on its device.
     """
@@ -344,7 +349,7 @@ def copy_units(storage: torch.Tensor, sources: torch.Tensor, destinations: torch
 def move_units(
     source: torch.Tensor, sources: torch.Tensor, target: torch.Tensor, destinations: torch.Tensor
 ) -> None:
-    """Copies unit `sources[i]` of one storage to `destinations[i]` of another, all layers at once.
+    """Copy unit `sources[i]` of one storage to `destinations[i]` of another, all layers at once.
 
     One of the storages may be pinned host memory; the indices are on the device of the other.
     """
@@ -352,10 +357,10 @@ def move_units(
 
 
 def carry(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies a run of numbers to a run of the same size and type; one may be pinned host memory.
+    """Copy a contiguous run of numbers; one side may be pinned host memory.
 
-    For a few words a kernel is faster than a copy engine, which takes longer to begin than to copy them.
-    Nobody but the caller knows when pinned memory is no longer read or written.
+    For a few words a kernel has less latency than a copy engine. The caller keeps pinned memory alive until
+    the copy has run.
     """
     assert source.dim() == target.dim() == 1 and source.shape == target.shape and source.dtype == target.dtype
     implementation(source if target.device.type == "cpu" else target).carry(source, target)
@@ -372,13 +377,13 @@ def sample_tokens(
     *,
     greedy: bool = False,
 ) -> torch.Tensor:
-    """One token a row of logits [rows, vocabulary], int64; -1 where a row holds NaN or nothing finite.
+    """One token per row of logits [rows, vocabulary], int64; -1 for a row with NaN or no finite maximum.
 
     Per-row parameters: temperature (0: the most likely token), top_k int (0: off), top_p (1: off), min_p
     (0: off), seeds int64, positions int. A row's token is a pure function of its own logits, parameters, seed
     and position. A token is kept when fewer than top_k tokens are more likely, those more likely hold less
-    than top_p of the probability, and it has at least min_p of the greatest, all after the temperature.
-    `greedy` is the host-side knowledge that no row has a temperature.
+    than top_p of the probability, and it has at least min_p of the maximum, all after the temperature.
+    `greedy` tells the host that no row has a temperature.
     """
     given = (temperature, top_k, top_p, min_p, seeds, positions)
     assert all(each.is_contiguous() and each.shape == logits.shape[:1] for each in given)
@@ -387,30 +392,29 @@ def sample_tokens(
 
 
 def prepare_step(tokens: torch.Tensor, row_table: torch.Tensor, tables: StepTables, batch: Batch) -> None:
-    """Fills in what a batch's `row_start` and `context` leave open, from the tables.
+    """Fill in a batch with `row_start` and `context` from the tables: tokens, positions, page tables, slots.
 
-    `tokens` int32 [T] are the inputs, -1 for what the row's sequence sampled last; `row_table` int32 [rows]
-    is each row's row in the tables, -1 for one that only fills up the batch. Writes the batch's tokens and
-    positions, and the tables and slots of its pages. Tokens past the last row,
-    and those of rows without a table, are token 0 at position 0 of the reserved unit.
+    `tokens` int32 [T] are the inputs, -1 for the sequence's last sampled token; `row_table` int32 [rows] is
+    each row's index into the tables, -1 for a padding row. Padding tokens are token 0 at position 0 of the
+    reserved unit.
     """
     implementation(tokens).prepare_step(tokens, row_table, tables, batch)
 
 
 def list_pieces(batch: Batch) -> None:
-    """Lists the batch's pieces, where it has some, from its `row_start` and `context`.
+    """List the split-K pieces of a batch that has `Pieces` or a `PieceQueue`, from `row_start` and `context`.
 
-    See `Pieces` and `PieceQueue`. Attention reads the list before the kernel before it has ended, so that at
-    least one kernel that overlaps with none lies in between, as a model's first one does.
+    Attention reads the list before the preceding kernel has ended (programmatic dependent launch), so at
+    least one kernel without such overlap must run in between; a model's first kernel is one.
     """
     implementation(batch.tokens).list_pieces(batch)
 
 
 def change_tables(changes: torch.Tensor, table: torch.Tensor) -> None:
-    """Writes `changes[1]` to the flat places `changes[0]` of a contiguous table, all int32."""
+    """Scatter: write `changes[1]` to the flat indices `changes[0]` of a contiguous table, all int32."""
     implementation(table).change_tables(changes, table)
 
 
 def note_sampled(sampled: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:
-    """Keeps sampled tokens (0 for -1) at `rows` int32 of `sampled`, for rows that are planned before."""
+    """Store sampled tokens (0 for -1) at `rows` int32 of `sampled`, for rows planned before sampling."""
     implementation(sampled).note_sampled(sampled, rows, tokens)

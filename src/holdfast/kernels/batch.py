@@ -1,30 +1,30 @@
 """The tensors that describe one step of the model to the kernels.
 
-A step is a ragged, mixed batch: every row is a run of new tokens of one sequence, a prefill chunk of
-many tokens or a decode row of one. The tokens of all rows lie one after another; `row_start` says where
-each row begins. What a kernel needs to size its work (row and token counts, the longest context) is kept
-beside the tensors as plain integers, so that no kernel ever waits for the device to answer.
+A step is a ragged, mixed batch: each row is a run of new tokens of one sequence, a prefill chunk of many
+tokens or a decode row of one. The tokens of all rows are concatenated; `row_start` has the offset of each
+row. Sizes that a kernel launch depends on (row and token counts, the longest context) are plain integers
+beside the tensors, so no launch synchronises with the device.
 
-The executor builds a `Batch` (from persistent buffers, or with `build_batch`); models and kernels only
-read it.
+The executor builds a `Batch` (from persistent buffers, or with `build_batch`); models and kernels only read
+it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
 
 @dataclass(slots=True)
 class Pages:
-    """Where one paged component (full or sliding-window KV) of the batch lies.
+    """The block table of one paged component (full or sliding-window KV) of the batch.
 
     `table[r, j]` is the unit that holds tokens `[j * page_size, (j + 1) * page_size)` of row r, by absolute
-    page number. Only pages that hold a token which the row can see are meaningful: entries past the context,
-    and below the window of a window component, may hold anything and are never read.
-    `slots[t]` is where new token t is written: `unit * page_size + offset`.
+    page number. Entries past the context, and below the window of a window component, are undefined and never
+    read. `slots[t]` is the slot that new token t is written to: `unit * page_size + offset`.
     """
 
     table: torch.Tensor  # int32 [rows, pages_max]
@@ -34,14 +34,14 @@ class Pages:
 
 @dataclass(slots=True)
 class Pieces:
-    """The pieces of keys that the programs of attention take, listed by the device.
+    """Split-K work items of attention, one per program, listed by the device.
 
     Rows of more than `above` and at most `most` tokens are cut into tiles of at most `queries` tokens, and
-    the keys that a tile sees into pieces of about one length: about `wanted` of them for all tiles together,
-    and at least one for each. `listed` has a line for each piece: how many pieces its tile has (0: no
-    piece), the row, the tile's first token and how many it has, that token's position, the first key and the
-    end of the keys, and the line of the tile's first piece. `arrived` counts finished pieces by that line and
-    by key head; it is zero between launches.
+    the keys of a tile into pieces of about equal length: about `wanted` pieces over all tiles, at least one
+    per tile. `listed` has a line per piece: the number of pieces of its tile (0: padding), the row, the
+    tile's first token and its number of tokens, that token's position, the first and the end key, and the
+    line of the tile's first piece. `arrived` counts finished pieces by that line and key head; it is zero
+    between launches.
     """
 
     listed: torch.Tensor  # int32 [lines, PIECE_FIELDS]
@@ -55,13 +55,14 @@ class Pieces:
 PIECE_FIELDS = 8
 
 KEY_BLOCK = 64
-"""Keys of a block, where pieces are whole blocks."""
+"""Keys of a block; pieces are whole blocks."""
 
 QUEUE_FIELDS = 12
 WIDE_PIECES, LARGE_PIECES, SMALL_PIECES = 3, 3, 8
-"""Pieces of a `PieceQueue` that each program would take if all were of one kind.
+"""Pieces of a `PieceQueue` per program, if all pieces were of one kind.
 
-Tiles of rows of several tokens; of rows of one, within the first EARLY percent of all keys; and after that.
+The kinds: tiles of rows of several tokens; of one-token rows, within the first EARLY percent of all keys;
+after that.
 """
 
 EARLY = 70
@@ -69,17 +70,17 @@ EARLY = 70
 
 @dataclass(slots=True)
 class PieceQueue:
-    """The pieces of keys that the programs of attention take one after another, listed by the device.
+    """A work queue of split-K attention, listed by the device: persistent programs take pieces in turn.
 
-    Every row is cut into tiles of at most `queries` tokens, and the keys that a tile sees into pieces of
-    whole blocks: rows of several tokens first, then those of one in longer pieces and at last in shorter
-    ones, so that all programs are done at about one time. `listed` has a line for each piece: the row, the
-    tile's first token and how many it has, that token's position, how many of the row's keys earlier steps
-    wrote, the first key and the end of the keys, how many pieces the tile has and which of them this is, and
-    where in `partial` the results of the first one go, counted in tokens; those of the others follow. Lines
-    of no tokens follow the last piece. `arrived` counts finished pieces by the line of the first one, key
-    head and group of warps, `taken` those that were taken and the programs that found no more; they are zero
-    between launches. `queue_lines` and `queue_room` say how large all this must be.
+    Each row is cut into tiles of at most `queries` tokens, and the keys of a tile into pieces of whole
+    blocks. Rows of several tokens come first, then one-token rows in long pieces and finally in short ones,
+    so that all programs finish at about the same time. `listed` has a line per piece: the row, the tile's
+    first token and its number of tokens, that token's position, the number of the row's keys written by
+    earlier steps, the first and the end key, the number of pieces of the tile and the index of this one, and
+    the offset (in tokens) of the tile's results in `partial`. Lines with zero tokens end the list. `arrived`
+    counts finished pieces by the line of the tile's first one, key head and warp group; `taken` counts pieces
+    taken and programs that found none. Both are zero between launches. `queue_lines` and `queue_room` compute
+    the sizes.
     """
 
     listed: torch.Tensor  # int32 [lines, QUEUE_FIELDS]
@@ -88,10 +89,10 @@ class PieceQueue:
     taken: torch.Tensor  # int32 [2]
     queries: int
     kv_heads: int
-    programs: int  # that take pieces
+    programs: int  # persistent programs that take pieces
 
     def for_step(self, tokens: int, rows: int) -> PieceQueue | None:
-        """The queue with the lines that a step of this size needs; None where it is too small for one."""
+        """The queue cut to the lines that a step of this size needs; None where the queue is too small."""
         work = (self.queries, self.kv_heads, self.programs)
         lines = queue_lines(tokens, rows, *work)
         if lines > self.listed.shape[0] or queue_room(tokens, *work) > self.partial.shape[0]:
@@ -100,39 +101,49 @@ class PieceQueue:
 
 
 def tile_count(tokens: int, rows: int, queries: int) -> int:
-    """How many tiles of so many tokens a batch has room for; with `wanted` more there are lines enough."""
+    """Upper bound on the tiles of a batch; a list has `wanted` lines more."""
     return tokens // queries + rows
 
 
 def queue_lines(tokens: int, rows: int, queries: int, kv_heads: int, programs: int) -> int:
-    """How many lines a queue's list needs: one for each piece, and one that ends it.
+    """Lines that a queue's list needs: one per piece, and one that ends it.
 
     A program's share is at least `total * kv_heads / programs` blocks. A tile of `blocks` is cut into at most
-    `ceil(blocks / least)` pieces, where `least` is at least the share over `kind`, the number of pieces above
-    that is for the tile: into fewer than `1 + blocks / total * kind * programs / kv_heads`. Over all tiles
-    `blocks / total` adds up to one.
+    `ceil(blocks / least)` pieces, where `least` is at least the share over `kind` (the pieces per program
+    above): fewer than `1 + blocks / total * kind * programs / kv_heads`. Over all tiles `blocks / total` sums
+    to one.
     """
     kind = max(WIDE_PIECES, LARGE_PIECES, SMALL_PIECES)
     return tile_count(tokens, rows, queries) + -(-kind * programs // kv_heads) + 1
 
 
 def queue_room(tokens: int, queries: int, kv_heads: int, programs: int) -> int:
-    """How many tokens a queue's `partial` needs room for: of each piece of a tile that was cut, its tokens.
+    """Tokens that a queue's `partial` needs room for: the tokens of every piece of a split tile.
 
-    One piece of every tile: `tokens` in all. Of each kind there are fewer than `kind * programs / kv_heads`
-    pieces more (see `queue_lines`): wide ones of at most `queries` tokens, others of one.
+    The first piece of every tile: `tokens` in total. Each kind has fewer than `kind * programs / kv_heads`
+    further pieces (see `queue_lines`): wide ones of at most `queries` tokens, others of one.
     """
     more = queries * WIDE_PIECES + max(LARGE_PIECES, SMALL_PIECES)
     return tokens + -(-more * programs // kv_heads)
 
 
+class Least(NamedTuple):
+    """The fewest tokens and rows that a captured batch may hold; zeros for other batches."""
+
+    tokens: int = 0
+    rows: int = 0
+
+
+NO_LEAST = Least()
+
+
 @dataclass(slots=True)
 class Batch:
-    """One step's rows. A row of no tokens is allowed (padding) and touches nothing.
+    """The rows of one step. A row without tokens is padding and touches nothing.
 
-    `state_source[r]` is the slot a row's recurrent state is read from (-1: the zero state) and
-    `state_destination[r]` the slot it is written to. They may be equal; where they differ the source stays
-    intact. A destination is a real slot, never -1, and no other row reads or writes it.
+    `state_source[r]` is the slot that a row's recurrent state is read from (-1: the zero state),
+    `state_destination[r]` the slot it is written to. They may be equal; otherwise the source is unchanged. A
+    destination is a valid slot that no other row reads or writes.
     """
 
     tokens: torch.Tensor  # int64 [tokens]
@@ -146,10 +157,10 @@ class Batch:
     rows: int
     count_max: int  # most new tokens of any row
     context_max: int  # longest context of any row (an upper bound is enough)
-    rows_of_one: int  # how many rows have exactly one new token; of a captured batch, whether all or some may
-    least: tuple[int, int] = (0, 0)  # of a captured batch: the fewest tokens and rows that it may hold
-    pieces: tuple[Pieces, ...] = ()  # of full attention's keys, where the device lists them: of all rows
-    queue: PieceQueue | None = None  # the same, where there is a kernel whose programs take one after another
+    rows_of_one: int  # rows with exactly one new token; of a captured batch: all, or an upper bound
+    least: Least = NO_LEAST
+    pieces: tuple[Pieces, ...] = ()  # split-K of full attention, where the device lists the pieces
+    queue: PieceQueue | None = None  # the same, for the kernel with persistent programs
 
     @property
     def one_token_rows(self) -> bool:
@@ -157,7 +168,7 @@ class Batch:
         return self.rows_of_one == self.rows
 
     def token_rows(self) -> torch.Tensor:
-        """The row of each token, int64 [tokens]; what lies past the last row's end counts as its."""
+        """The row of each token, int64 [tokens]; padding tokens count as the last row's."""
         tokens = torch.arange(self.positions.shape[0], device=self.row_start.device, dtype=torch.int32)
         return torch.searchsorted(self.row_start[1:], tokens, right=True).clamp(max=self.rows - 1)
 

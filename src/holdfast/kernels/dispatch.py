@@ -1,7 +1,7 @@
-"""Which implementation runs: Triton for tensors on a CUDA device, plain torch for all others.
+"""Chooses the implementation: Triton for tensors on a CUDA device, plain torch for all others.
 
-`implementation` is for `holdfast.kernels` alone. The Triton package is imported when the first CUDA tensor
-arrives, so that a machine without a GPU neither needs Triton nor waits for its import.
+`implementation` is for `holdfast.kernels` alone. Triton is imported with the first CUDA tensor, so a machine
+without a GPU needs no Triton. `configure` applies the engine's kernel settings.
 """
 
 from __future__ import annotations
@@ -12,6 +12,11 @@ from types import ModuleType
 
 import torch
 
+from holdfast.kernels import settings
+from holdfast.kernels.cpu.library import library
+from holdfast.kernels.cuda.attention import queue_kernel
+from holdfast.kernels.cuda.driver import machine_of
+
 
 @cache
 def _load(package: str) -> ModuleType:
@@ -19,4 +24,14 @@ def _load(package: str) -> ModuleType:
 
 
 def implementation(tensor: torch.Tensor) -> ModuleType:
+    """The package whose functions run on a tensor."""
     return _load("triton" if tensor.is_cuda else "torch")
+
+
+def configure(chosen: settings.KernelSettings) -> None:
+    """Apply settings; availability that was decided under other settings is decided anew."""
+    if chosen == settings.chosen():
+        return
+    settings.choose(chosen)
+    for decided in (library, machine_of, queue_kernel):
+        decided.cache_clear()

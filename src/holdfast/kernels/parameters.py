@@ -1,6 +1,6 @@
-"""What is handed to the kernels unchanged in every step: small bundles of weights, constants and tables.
+"""Constant kernel arguments: bundles of weights, constants and tables that do not change between steps.
 
-A model builds its own once, when its weights are loaded, the executor the tables; the kernels only read them.
+A model builds its own when its weights are loaded, the executor builds the tables; kernels only read them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How queries and keys are prepared: norms over each head, then the rotary embedding.
+    """Preparation of queries and keys: a norm over each head, then the rotary embedding.
 
-    `cos_sin` is `[positions, rotary_dim]`, cosines first, then sines (float32 is best); dimension i turns
-    with dimension `i + rotary_dim / 2`, and what lies past `rotary_dim` passes through. None: no rotation.
+    `cos_sin` is `[positions, rotary_dim]`, cosines then sines (preferably float32); dimension i is paired
+    with dimension `i + rotary_dim / 2`, and dimensions from `rotary_dim` on pass through. None: no rotation.
     `query_norm` and `key_norm` are weights [dim]; None: no norm.
     """
 
@@ -24,14 +24,14 @@ class Rotation:
     query_norm: torch.Tensor | None = None
     key_norm: torch.Tensor | None = None
     eps: float = 1e-6
-    norm_offset: float = 0.0  # added to the weights of the norms
+    norm_offset: float = 0.0  # added to the norm weights
 
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Weights:
-    """The constants of a Mamba2 recurrence, one value a head.
+    """The constants of a Mamba2 recurrence, one value per head.
 
-    `chunk_size` bounds the chunks in which long rows are computed; it does not change the result.
+    `chunk_size` bounds the chunks of long rows; it does not change the result.
     """
 
     A: torch.Tensor  # [heads], negative
@@ -43,10 +43,9 @@ class Mamba2Weights:
 
 @dataclass(frozen=True, slots=True)
 class StepTables:
-    """What outlives a step on the device: block tables, and the token that each sequence sampled last.
+    """Per-sequence state on the device: block tables, and the last sampled token of each sequence.
 
-    `reserved_full` and `reserved_window` are units that belong to nobody: rows that only fill up a batch
-    write and read there.
+    `reserved_full` and `reserved_window` are units without an owner: padding rows read and write them.
     """
 
     sampled: torch.Tensor  # int64 [table rows]

@@ -1,4 +1,4 @@
-"""How much memory this machine can still give: what the system has free, or less where a container says so.
+"""The memory that this machine can still allocate: free memory of the system, or less in a container.
 
 Called where weights are placed and pools are sized.
 """
@@ -12,11 +12,11 @@ _LIMITS = (
     ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Both kinds of control groups: where they are, the limit, what is taken, and what files could give back."""
+"""cgroup v2 and v1: directory, limit, usage, and the page cache that can be reclaimed."""
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Memory that can still be had, files in the page cache counted as free."""
+    """Available memory, with the page cache counted as free."""
     try:
         free = int(_fields(root / "proc/meminfo")["MemAvailable:"]) * 1024
     except (OSError, KeyError, ValueError):
@@ -25,7 +25,7 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def _left_by_limits(root: Path) -> list[int]:
-    """What limits on this process and those beside it leave; none where there are none."""
+    """What the cgroup limits of this process leave; empty without limits."""
     left = []
     for place, limit, taken, files in _LIMITS:
         try:
@@ -33,12 +33,12 @@ def _left_by_limits(root: Path) -> list[int]:
             now = int((root / place / taken).read_text(encoding="ascii"))
             given_back = int(_fields(root / place / "memory.stat").get(files, "0"))
         except (OSError, ValueError):
-            continue  # No such group, or its limit is the word `max`.
+            continue  # No such cgroup, or its limit is `max`.
         left.append(max(0, most - now + given_back))
     return left
 
 
 def _fields(path: Path) -> dict[str, str]:
-    """The first word of each line, and the second."""
+    """The first two words of each line, as key and value."""
     lines = (line.split() for line in path.read_text(encoding="ascii").splitlines())
     return {words[0]: words[1] for words in lines if len(words) > 1}

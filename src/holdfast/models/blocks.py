@@ -1,8 +1,8 @@
-"""How a family's file puts a model together: blocks around parts, and the builder that makes the parts.
+"""How a family composes a model: residual blocks, and the builder that reads their parts.
 
 A model is a list of blocks on one residual stream: `residual + after(part(before(residual)))`. A family
-yields its blocks from a `Builder`, which reads the weights and counts the layers of each memory component,
-so that a family's file says only what is where. Used by the families and by `model`.
+yields its blocks from a `Builder`, which reads the weights and counts the layers of each memory component, so
+that a family's file contains only its structure. Used by the families and by `model`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from holdfast.models.weights import WeightReader
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One step on the residual stream; a norm that a family does not have is None."""
+    """One residual block; a norm that the family lacks is None."""
 
     part: Part
     before: Tensor | None = None
@@ -98,7 +98,7 @@ class Builder:
         return Mlp.read(config, self.reader, prefix, self.config.width)
 
     def embedding_and_head(self, embedding: str, head: str) -> tuple[Embedding, Linear]:
-        """The token table and the output head, one set of weights where the model ties them."""
+        """The token embedding and the output head, with shared weights where the model ties them."""
         config = self.config
         multiplier = config.embedding_multiplier
         if config.round_embedding_multiplier:
@@ -130,7 +130,7 @@ class Builder:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What a family's file offers: how its configuration is read and what its blocks are."""
+    """A model family: how its configuration is read, and its blocks."""
 
     architectures: tuple[str, ...]
     configure: Callable[[Fields, str], ModelConfig]
@@ -139,6 +139,6 @@ class Family:
     norm: str = "model.norm"
     head: str = "lm_head"
     ignored: tuple[str, ...] = (r"rotary_emb\.inv_freq$",)
-    """Patterns of names that checkpoints of the family may carry and that nothing needs."""
+    """Patterns of checkpoint names that are not needed."""
     text_config: bool = False
-    """Whether the language model's fields may lie under `text_config`."""
+    """Whether the language model's fields may be nested in `text_config`."""

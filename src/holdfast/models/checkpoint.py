@@ -1,8 +1,7 @@
-"""From a path to a model: which format, which family, which configuration, then the weights.
+"""From a path to a model: format, family and configuration first, then the weights.
 
-`open_checkpoint` looks at a Hugging Face directory or a GGUF file and reads its description, cheaply and
-before any weight; `load_model` reads the weights. What cannot be loaded is refused by name. Called by the
-engine.
+`open_checkpoint` reads the description of a Hugging Face directory or a GGUF file, without any weight;
+`load_model` reads the weights. Unsupported checkpoints are rejected by name. Called by the engine.
 """
 
 from __future__ import annotations
@@ -27,26 +26,26 @@ from holdfast.models.weights import Placement, Progress, SafetensorsSource, Sour
 log = logging.getLogger("holdfast.models")
 
 _DENSE_GROWTH = 8
-"""How much larger float32 is than four bits."""
+"""Size of float32 relative to four bits."""
 
 _DENSE_SHARE = 0.25
 """Share of the available memory that dense copies of quantised weights may take."""
 
 _PACKED_SHARE = 0.125
-"""Of the memory that a model leaves free, what weights in twelve bits may take if nobody asks for them."""
+"""Share of the free device memory that packed 12-bit weights take by default."""
 
 _PACKING_BYTES = 2 << 30
-"""What packing itself needs, weight by weight."""
+"""Working memory of packing one weight."""
 
 _LAYERS_MAX = 4096
-"""No model has near as many layers; each is described before any weight is looked for."""
+"""An upper bound far above any model: layers are described before any weight is looked for."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model on disk, described. `metadata` is that of a GGUF file, and None for a directory."""
+    """A model on disk, described. `metadata` is that of a GGUF file; None for a directory."""
 
     path: Path
     family: Family
@@ -56,12 +55,12 @@ class Checkpoint:
     gguf_source: Source | None
 
     def source(self) -> Source:
-        """Its tensors."""
+        """The tensors of the checkpoint."""
         return SafetensorsSource(self.path) if self.gguf_source is None else self.gguf_source
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """The description of the model in a Hugging Face directory or a GGUF file."""
+    """Read the description of a Hugging Face directory or a GGUF file."""
     if path.is_dir():
         return _open_directory(path)
     if path.is_file() and path.suffix == ".gguf":
@@ -78,7 +77,7 @@ def _open_directory(path: Path) -> Checkpoint:
 
 
 def _readable(path: Path) -> Fields:
-    """The configuration of a directory, if its weights are in a form that can be read."""
+    """The configuration of a directory whose weight format is supported."""
     fields = Fields.read(path / "config.json")
     if fields.has("quantization_config"):
         method = fields.inner("quantization_config").text("quant_method", "unknown")
@@ -91,7 +90,7 @@ def _readable(path: Path) -> Fields:
 
 
 def _open_gguf(path: Path) -> Checkpoint:
-    # The gguf package is imported only here: most runs do without it.
+    # Imported here because most runs do not need the gguf package.
     metadata = importlib.import_module("holdfast.models.gguf_metadata")
     with reading(path):
         file = metadata.GgufFile(path)
@@ -105,7 +104,7 @@ def _open_gguf(path: Path) -> Checkpoint:
 def _configure(fields: Fields) -> tuple[Family, ModelConfig]:
     architectures = fields.texts("architectures") if fields.has("architectures") else ()
     if len(architectures) != 1:
-        raise ConfigurationError(f"{fields.where} should name one architecture, not {list(architectures)}")
+        raise ConfigurationError(f"{fields.where} must name one architecture, not {list(architectures)}")
     family = family_of(architectures[0])
     if family.text_config and fields.has("text_config"):
         fields = fields.inner("text_config").with_defaults(fields)
@@ -117,11 +116,11 @@ def _configure(fields: Fields) -> tuple[Family, ModelConfig]:
 
 
 def choose_placement(checkpoint: Checkpoint, device: torch.device, dtype: str = "auto") -> Placement:
-    """Where weights go and in what form, for a device and a dtype by name.
+    """Device, dtype and weight form, for a device and a dtype by name.
 
-    `auto` is the checkpoint's own dtype on a GPU. On a CPU it is float32, with weights that the checkpoint
-    keeps in few bits left quantised; dense copies stand beside those where memory is plentiful. A dtype that
-    is asked for by name is given to all weights.
+    `auto` is the checkpoint's own dtype on a GPU. On a CPU it is float32, and weights that the checkpoint
+    quantises stay quantised, with dense copies where memory is plentiful. An explicit dtype applies to all
+    weights.
     """
     if dtype not in _DTYPES and dtype != "auto":
         raise ConfigurationError(
@@ -152,14 +151,14 @@ def load_model(
     pack_weights: bool | None = None,
     progress: Progress | None = None,
 ) -> Model:
-    """The model with its weights, for contexts of at most `context_length` tokens (default: its own).
+    """Load a model for contexts of at most `context_length` tokens (default: its own).
 
-    `pack_weights` says whether a GPU whose kernels read them gets weights in twelve bits too, beside the
-    dense ones (default: where they take no more than an eighth of what those leave free).
+    `pack_weights` adds packed 12-bit copies of the weights on a GPU with kernels for them (default: where the
+    copies take at most an eighth of the free memory).
     """
     length = checkpoint.config.context_length if context_length is None else context_length
     if length < 1:
-        raise ConfigurationError(f"a context length of {length} tokens is not possible")
+        raise ConfigurationError(f"context length must be at least 1, not {length}")
     source = None if load_format == "dummy" else checkpoint.source()
     reader = WeightReader(source, placement, progress)
     model = Model(checkpoint.family, checkpoint.config, reader, length)
@@ -167,12 +166,12 @@ def load_model(
     if placement.device.type == "cuda" and pack_weights is not False:
         free, _ = torch.cuda.mem_get_info(placement.device)
         packed = model.pack_weights(room_to_pack(free, pack_weights))
-        log.info("weights in twelve bits beside the dense ones: %.1f GB", packed / 1e9)
+        log.info("packed 12-bit weights: %.1f GB", packed / 1e9)
     if pack_weights and not packed:
-        log.warning("no weights are packed: no kernel reads these here, or there is no room for them")
+        log.warning("no weights are packed: no kernel for them on this device, or not enough free memory")
     return model
 
 
 def room_to_pack(free: int, wanted: bool | None) -> int:
-    """Bytes that weights in twelve bits may take of what is free; `wanted`: somebody asks for them."""
+    """Bytes that packed weights may take of the free memory; `wanted`: explicitly requested."""
     return max(0, free - _PACKING_BYTES) if wanted else int(free * _PACKED_SHARE)

@@ -1,17 +1,19 @@
-"""What a model is, in numbers: the configuration that layers, memory and the engine are built from.
+"""The configuration of a model: every size that layers, memory and the engine are built from.
 
-A family's file turns its config.json (or GGUF metadata in the same shape) into a `ModelConfig`. It
-is complete and immutable: every size that a layer needs is in it, per layer, so that nothing later
-asks again how a family spells its keys. The reading of keys that families share is here too.
-Called by the families, by `layout`, and by the engine.
+A family's file turns its config.json (or GGUF metadata in the same shape) into a `ModelConfig`: complete,
+immutable and per layer, so that no later code reads a family's keys. Helpers for keys that families share are
+here too. Called by the families, by `layout`, and by the engine.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from holdfast.models.fields import ConfigurationError, Fields
+
+if TYPE_CHECKING:  # a configuration is read without torch
+    from holdfast.kernels import Clamp
 
 RopeKind: TypeAlias = Literal["default", "linear", "llama3", "yarn", "factors"]
 RouterKind: TypeAlias = Literal["softmax_then_top", "top_then_softmax", "sigmoid_in_groups"]
@@ -29,7 +31,7 @@ _ROPE_SCALINGS = ("linear", "llama3", "yarn")
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """How positions turn the first `dimensions` of a head, in the half-split layout."""
+    """The rotary embedding of the first `dimensions` of a head, in the half-split layout."""
 
     theta: float
     dimensions: int
@@ -45,12 +47,12 @@ class Rope:
     mscale_all_dimensions: float = 0.0
     truncate: bool = True
     factors: tuple[float, ...] = ()
-    """What each frequency is divided by, for the kind `factors`."""
+    """Divisors of the frequencies, for the kind `factors`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """Grouped-query attention over KV pages; `window` limits how far back a token looks."""
+    """Grouped-query attention over KV pages, optionally with a sliding window."""
 
     heads: int
     kv_heads: int
@@ -66,7 +68,7 @@ class AttentionConfig:
     """RMS norm over the whole query and key projections."""
     sinks: bool = False
     output_gate: bool = False
-    """The query projection carries a sigmoid gate for the output, head by head."""
+    """Whether the query projection carries a per-head sigmoid gate for the output."""
     input_multiplier: float = 1.0
     key_multiplier: float = 1.0
     output_multiplier: float = 1.0
@@ -75,7 +77,7 @@ class AttentionConfig:
         if self.heads % self.kv_heads:
             raise ConfigurationError(f"{self.heads} query heads do not divide over {self.kv_heads} KV heads")
         if self.window is not None and self.window < 1:
-            raise ConfigurationError(f"a sliding window of {self.window} tokens is not possible")
+            raise ConfigurationError(f"sliding window must be at least 1 token, not {self.window}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Mamba2Config:
     input_multiplier: float = 1.0
     output_multiplier: float = 1.0
     projection_multipliers: tuple[float, ...] | None = None
-    """One for each of gate, x, B, C and time step; None where all are one."""
+    """Multipliers of gate, x, B, C and time step; None where all are one."""
 
     def __post_init__(self) -> None:
         if self.heads % self.groups:
@@ -134,7 +136,7 @@ class DeltaConfig:
 
 @dataclass(frozen=True, slots=True)
 class MlpConfig:
-    """A feed-forward part: gated (two inputs, one output) or plain (one in, one out)."""
+    """An MLP: gated (two inputs, one output) or plain (one in, one out)."""
 
     width: int
     activation: Activation = "silu"
@@ -146,7 +148,7 @@ class MlpConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """A mixture of experts with a router, and a shared expert beside it where `shared` is set."""
+    """A mixture of experts with a router, and optionally a `shared` expert."""
 
     experts: int
     experts_per_token: int
@@ -156,19 +158,21 @@ class ExpertsConfig:
     gated: bool = True
     normalise: bool = False
     bias: bool = False
-    clamp: tuple[float, float] | None = None
-    """(alpha, limit) of the clamped gate of gpt-oss, whose gate and up columns are interleaved."""
+    clamp: Clamp | None = None
+    """The clamp of gpt-oss, whose gate and up columns are interleaved; None: no clamp."""
     router_groups: int = 1
     router_groups_kept: int = 1
     scale: float = 1.0
     shared: MlpConfig | None = None
     shared_gate: bool = False
     latent: int | None = None
-    """Width that tokens are projected to before the experts and back after them."""
+    """Width that tokens are projected to before the experts, and back after them."""
 
     def __post_init__(self) -> None:
         if self.experts_per_token > self.experts:
-            raise ConfigurationError(f"{self.experts_per_token} experts a token are not among {self.experts}")
+            raise ConfigurationError(
+                f"{self.experts_per_token} experts per token exceed the {self.experts} experts"
+            )
         if self.experts % self.router_groups or self.router_groups_kept > self.router_groups:
             raise ConfigurationError(
                 f"a router cannot keep {self.router_groups_kept} of {self.router_groups} groups of "
@@ -181,7 +185,7 @@ MixerConfig: TypeAlias = AttentionConfig | Mamba2Config | DeltaConfig
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """One layer: mixers that see the same input side by side, and a feed-forward part or none."""
+    """One layer: mixers with the same input, added up, and an MLP or none."""
 
     mixers: tuple[MixerConfig, ...]
     mlp: MlpConfig | ExpertsConfig | None = None
@@ -189,7 +193,7 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A whole model. `dtype` is what its checkpoint says it was saved in, where it says so."""
+    """A whole model. `dtype` is the checkpoint's own, if it names one."""
 
     architecture: str
     vocabulary: int
@@ -202,7 +206,7 @@ class ModelConfig:
     tied_embeddings: bool = False
     embedding_multiplier: float = 1.0
     round_embedding_multiplier: bool = False
-    """Whether the multiplier is rounded to the model's dtype first, as it was in training."""
+    """Whether the multiplier is first rounded to the model's dtype, as in training."""
     residual_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     logits_softcap: float | None = None
@@ -211,7 +215,7 @@ class ModelConfig:
 
     @property
     def context_reach(self) -> int | None:
-        """How far its positions carry: past `context_length` where rotary scaling does; None without any."""
+        """The largest usable context: past `context_length` with rotary scaling; None without positions."""
         mixers = [mixer for layer in self.layers for mixer in layer.mixers]
         ropes = [mixer.rope for mixer in mixers if isinstance(mixer, AttentionConfig) and mixer.rope]
         if not ropes:
@@ -222,7 +226,7 @@ class ModelConfig:
 def base_config(
     fields: Fields, architecture: str, layers: tuple[LayerConfig, ...], *, norm_epsilon: float
 ) -> ModelConfig:
-    """A `ModelConfig` from the keys that families spell alike; `dataclasses.replace` adds the rest."""
+    """A `ModelConfig` from the keys that families share; `dataclasses.replace` adds the rest."""
     return ModelConfig(
         architecture=architecture,
         vocabulary=fields.integer("vocab_size"),
@@ -237,7 +241,7 @@ def base_config(
 
 
 def checkpoint_dtype(fields: Fields) -> str | None:
-    """The dtype that config.json names, under either of its spellings."""
+    """The dtype in config.json, under either key."""
     for key in ("dtype", "torch_dtype"):
         if fields.has(key):
             return fields.text(key).removeprefix("torch.")
@@ -245,7 +249,7 @@ def checkpoint_dtype(fields: Fields) -> str | None:
 
 
 def activation(name: str) -> Activation:
-    """The activation that a configuration names, or an error that lists those that exist."""
+    """The activation that a configuration names; an unknown one is an error that lists the known ones."""
     if name not in _ACTIVATIONS:
         raise ConfigurationError(
             f"activation {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}"
@@ -262,8 +266,8 @@ def rope_from(
 ) -> Rope:
     """The rotary settings, from `rope_parameters` or from the older `rope_theta` and `rope_scaling`.
 
-    Where a model has different settings for each type of layer, `layer_type` picks one of them. Where nothing
-    is said of it, `rotated_share` of a head is rotated.
+    `layer_type` selects the settings where they differ by layer type. `rotated_share` is the default share of
+    a head to rotate.
     """
     parameters = fields.inner("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
     if layer_type is not None and parameters.has(layer_type):
@@ -278,7 +282,7 @@ def rope_from(
     if dimensions % 2 or not 0 < dimensions <= head_dim:
         raise ConfigurationError(f"{fields.where}: {dimensions} of {head_dim} dimensions cannot be rotated")
     if base <= 1.0:
-        raise ConfigurationError(f"{fields.where}: 'rope_theta' should be above 1, not {base}")
+        raise ConfigurationError(f"{fields.where}: 'rope_theta' must be above 1, not {base}")
     kind = parameters.text("rope_type", parameters.text("type", "default"))
     if kind in ("default", "mrope"):
         return Rope(base, dimensions)

@@ -1,31 +1,48 @@
-"""Mixtures of experts: the router that picks a few experts for each token, and the experts.
+"""Mixtures of experts: the router, which picks a few experts per token, and the experts.
 
-The router's choice is small and done in float32; the experts' products are one kernel. Checkpoints keep
-expert weights one by one or stacked, gate and up apart, joined or interleaved: `read_experts` brings all of
-them into the kernel's layout (gate rows, then up rows). Built by `blocks`.
+Routing is small and done in float32; the experts' products are one kernel. Checkpoints store expert weights
+one by one or stacked, gate and up separate, joined or interleaved: `read_experts` converts all of them to the
+kernel's layout (gate rows, then up rows). Built by `blocks`.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from holdfast import kernels
-from holdfast.kernels import Batch
+from holdfast.kernels import Batch, Clamp
 from holdfast.models.config import ExpertsConfig
 from holdfast.models.layers import Part
 from holdfast.models.linear import DenseLinear, Linear
 from holdfast.models.memory import Memory
 from holdfast.models.weights import WeightReader
 
-_NO_CLAMP = (1.0, math.inf)
-"""(alpha, limit) for gates that are not clamped: nothing reads them."""
+_NO_CLAMP = Clamp(1.0, math.inf)
+"""For gates that are not clamped; never read."""
+
+
+class ExpertWeights(NamedTuple):
+    """Stacked: `inner` [experts, inner, width] with gate rows first, `outer` [experts, width, inner]."""
+
+    inner: Tensor
+    outer: Tensor
+    inner_bias: Tensor | None = None
+    outer_bias: Tensor | None = None
+
+
+class Latent(NamedTuple):
+    """Projections to a narrower width before the experts, and back."""
+
+    into: Linear
+    back: Linear
 
 
 class Router:
-    """Which experts a token goes to, and with what weight."""
+    """Picks the experts of a token and their weights."""
 
     def __init__(self, config: ExpertsConfig, weight: Tensor, bias: Tensor | None) -> None:
         """`bias` is added to the logits, or for sigmoid routers to the scores that choose."""
@@ -50,7 +67,7 @@ class Router:
         return ids, weights if scale == 1.0 else weights * scale
 
     def _in_groups(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """The best experts of the best groups, a group being worth its two best experts."""
+        """The best experts of the best groups; a group's score is the sum of its two best experts."""
         config = self._config
         choice = scores if self._bias is None else scores + self._bias
         if config.router_groups > 1:
@@ -67,20 +84,17 @@ class Router:
 
 
 class Experts:
-    """A router, its experts, and the projections around them where tokens are narrowed first."""
+    """A router, its experts, and the projections around them where experts have a narrower width."""
 
     def __init__(
         self,
         config: ExpertsConfig,
         router: Router,
-        weights: tuple[Tensor, Tensor],
-        biases: tuple[Tensor, Tensor] | None = None,
-        latent: tuple[Linear, Linear] | None = None,
+        weights: ExpertWeights,
+        latent: Latent | None = None,
     ) -> None:
-        """`weights` are [experts, inner, width] with gate rows first, and [experts, width, inner]."""
         self._router = router
-        self._inner, self._outer = weights
-        self._biases = biases
+        self._weights = weights
         self._latent = latent
         self._activation: kernels.Activation
         self._clamp = _NO_CLAMP if config.clamp is None else config.clamp
@@ -93,23 +107,23 @@ class Experts:
 
     def __call__(self, x: Tensor, batch: Batch, memory: Memory) -> Tensor:  # noqa: ARG002
         ids, weights = self._router(x)
-        inputs = x if self._latent is None else self._latent[0](x)
+        inputs = x if self._latent is None else self._latent.into(x)
         out = kernels.experts(
             inputs,
             ids,
             weights,
-            self._inner,
-            self._outer,
+            self._weights.inner,
+            self._weights.outer,
             activation=self._activation,
             clamp=self._clamp,
-            bias13=None if self._biases is None else self._biases[0],
-            bias2=None if self._biases is None else self._biases[1],
+            bias13=self._weights.inner_bias,
+            bias2=self._weights.outer_bias,
         )
-        return out if self._latent is None else self._latent[1](out)
+        return out if self._latent is None else self._latent.back(out)
 
 
 class GatedPart:
-    """A part whose output a one-number sigmoid gate of the input turns up or down."""
+    """A part whose output is scaled by a scalar sigmoid gate of the input."""
 
     def __init__(self, part: Part, gate: Linear) -> None:
         assert isinstance(gate, DenseLinear)
@@ -123,16 +137,14 @@ class GatedPart:
 def read_router(
     config: ExpertsConfig, reader: WeightReader, name: str, width: int, bias: str | None
 ) -> Router:
-    """The router whose weight is `name`.weight, with the bias called `bias` where there is one."""
+    """The router whose weight is `name`.weight, with the bias called `bias` if it has one."""
     weight = reader.tensor(f"{name}.weight", (config.experts, width), torch.float32)
     offset = None if bias is None else reader.tensor(bias, (config.experts,), torch.float32)
     return Router(config, weight, offset)
 
 
-def read_experts(
-    config: ExpertsConfig, reader: WeightReader, prefix: str, width: int
-) -> tuple[Tensor, Tensor]:
-    """Expert weights kept one by one under `prefix`0., `prefix`1. and so on, stacked."""
+def read_experts(config: ExpertsConfig, reader: WeightReader, prefix: str, width: int) -> ExpertWeights:
+    """Stack expert weights stored one by one under `prefix`0., `prefix`1. and so on."""
     parts = ["gate_proj", "up_proj"] if config.gated else ["up_proj"]
     inner = torch.empty(
         config.experts,
@@ -147,4 +159,4 @@ def read_experts(
             rows = slice(index * config.width, (index + 1) * config.width)
             inner[expert, rows] = reader.tensor(f"{prefix}{expert}.{part}.weight", (config.width, width))
         outer[expert] = reader.tensor(f"{prefix}{expert}.down_proj.weight", (width, config.width))
-    return inner, outer
+    return ExpertWeights(inner, outer)

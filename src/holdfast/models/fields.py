@@ -1,9 +1,8 @@
-"""Typed reading of the JSON objects that describe a model, and the errors of files that cannot be read.
+"""Typed access to the JSON objects that describe a model, and errors for unreadable files.
 
-`Fields` wraps one JSON object (config.json, generation_config.json, or GGUF metadata brought into
-the same shape) and hands out values of a stated type, so that a wrong or missing key is reported by
-its name and not as a failure somewhere in a layer. Nothing here knows a model family. Used by the
-configuration, the families and the tokenizer.
+`Fields` wraps one JSON object (config.json, generation_config.json, or GGUF metadata in the same shape) and
+returns values of a stated type, so that a wrong or missing key is reported by name. Knows no model family.
+Used by the configuration, the families and the tokenizer.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 
 _SPECIAL_NUMBERS = {"Infinity": math.inf, "-Infinity": -math.inf}
 _LARGEST = 1 << 32
-"""Integers are smaller: no size or count of a model comes near."""
+"""Limit of integers, far above any size or count of a model."""
 _JSON_BYTES_MAX = 64 << 20
-"""Descriptions are smaller: the index of the largest checkpoints has a few megabytes."""
+"""Limit of description files; the index of the largest checkpoints has a few megabytes."""
 _REASON_CHARACTERS_MAX = 200
 _LFS_POINTER = b"version https://git-lfs"
 
 
 class ConfigurationError(ValueError):
-    """A model's description cannot be used; the message names the key or the architecture."""
+    """A model's description is unusable; the message names the key or the architecture."""
 
 
 def unreadable(path: Path, problem: str) -> ConfigurationError:
-    """The error of a model's file that is not what it should be, or that only stands for it."""
+    """The error for a model file with invalid contents, such as a Git LFS pointer."""
     try:
         with path.open("rb") as file:
             beginning = file.read(len(_LFS_POINTER))
@@ -47,10 +46,10 @@ def unreadable(path: Path, problem: str) -> ConfigurationError:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Whatever goes wrong while a model's file is read is an error of one line that names the file.
+    """Turn any failure of reading a model's file into a one-line error that names the file.
 
-    Its contents come from outside, so that any exception may be raised over them, a panic of a library in
-    Rust included, which is none of `Exception`.
+    The contents are untrusted, so any exception may occur, including a panic of a Rust library, which is not
+    an `Exception`.
     """
     try:
         yield
@@ -71,14 +70,14 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def require_size(path: Path, most: int) -> None:
-    """Refuse a file that is larger than any that it could be, before it is read into memory."""
+    """Reject a file above its size limit before it is read into memory."""
     size = path.stat().st_size
     if size > most:
         raise ConfigurationError(f"{path} has {size} bytes; at most {most} are read")
 
 
 class Fields:
-    """One JSON object with typed access. `where` is how errors call it."""
+    """One JSON object with typed access. `where` names it in errors."""
 
     __slots__ = ("_values", "where")
 
@@ -100,7 +99,7 @@ class Fields:
         return cls(values, path.name)
 
     def has(self, key: str) -> bool:
-        """Whether the key is there with a value other than null."""
+        """Whether the key exists with a value other than null."""
         return self._values.get(key) is not None
 
     def names(self) -> list[str]:
@@ -108,11 +107,11 @@ class Fields:
         return list(self._values)
 
     def raw(self, key: str) -> Json:
-        """The value as it is, or None."""
+        """The untyped value, or None."""
         return self._values.get(key)
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """An integer of at least `least`: most are sizes and counts, of which there is at least one."""
+        """An integer of at least `least` (default 1, for sizes and counts)."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(key, "an integer", value)
@@ -136,7 +135,7 @@ class Fields:
         """A number, which may be infinite."""
         value = self._value(key, default)
         if isinstance(value, dict) and list(value) == ["__float__"]:
-            value = value["__float__"]  # how transformers writes what JSON has no number for
+            value = value["__float__"]  # how transformers writes infinities, which JSON lacks
         if isinstance(value, str) and value in _SPECIAL_NUMBERS:
             return _SPECIAL_NUMBERS[value]
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -180,7 +179,7 @@ class Fields:
         return tuple(str(item) for item in value)
 
     def integers(self, key: str) -> tuple[int, ...]:
-        """A list of integers; a single integer is a list of one, and a missing key an empty one."""
+        """A list of integers; a single integer is a list of one, a missing key an empty list."""
         value = self._values.get(key)
         if value is None:
             return ()
@@ -202,7 +201,7 @@ class Fields:
         return Fields(value, f"{self.where}: {key}")
 
     def with_defaults(self, outer: Fields) -> Fields:
-        """This object, with what it lacks (or has as null) taken from another one."""
+        """This object, with missing or null keys taken from another one."""
         stated = {key: value for key, value in self._values.items() if value is not None}
         return Fields({**outer._values, **stated}, self.where)
 

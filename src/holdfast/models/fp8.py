@@ -1,10 +1,9 @@
-"""Weights that a checkpoint keeps in 8-bit floating point, and the projections that read them so.
+"""Weights that a checkpoint stores in fp8, and the projections over them.
 
-Three forms are in use: one scale for a whole weight or one for each of its rows (`weight_scale`), or one for
-each block of it (`weight_scale_inv`, blocks of 128 x 128). On a GPU that knows such numbers the codes stay as
-they are; activations are rounded to 8 bits when they meet them (but for a single token's), each group or
-token by its own largest element: scales that the checkpoint has for them are not needed. Elsewhere weights
-are brought into the model's type when they are loaded. Used by `weights`.
+Scales come in three forms: one per weight or one per row (`weight_scale`), or one per block
+(`weight_scale_inv`, blocks of 128 x 128). On a GPU with fp8 the codes stay as they are; activations are
+quantised dynamically, per group or token (a single token's are not), so the checkpoint's activation scales
+are not needed. Elsewhere weights are converted to the model's dtype when they are loaded. Used by `weights`.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from holdfast import kernels
 from holdfast.kernels.torch.fp8 import dequantise
 
 SCALE_SUFFIXES = ("_scale_inv", "_scale")
-"""What follows a weight's name in the name of its scales."""
+"""Suffixes of the names of scales."""
 UNUSED = (r"\.(input|activation)_scale$", r"\.(k|v)_scale$")
-"""Scales of things that are not kept in 8 bits here."""
+"""Scales of tensors that are not kept in fp8 here."""
 BLOCK = 128
 CAPABILITY = (8, 9)
-"""The least compute capability of a GPU whose kernels can be compiled for numbers of 8 bits."""
+"""The lowest compute capability for which fp8 kernels compile."""
 
 
 def stays(device: torch.device) -> bool:
-    """Whether weights stay in 8 bits on a device."""
+    """Whether weights stay in fp8 on a device."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABILITY
 
 
 def scale_shapes(shape: tuple[int, ...]) -> set[tuple[int, ...]]:
-    """The shapes that the scales of a weight may have; none for what is no matrix."""
+    """The valid shapes of a weight's scales; none unless it is a matrix."""
     if len(shape) != 2:
         return set()
     rows, depth = shape
@@ -41,7 +40,7 @@ def scale_shapes(shape: tuple[int, ...]) -> set[tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Weight:
-    """Codes [out, in] and float32 scales [row blocks, depth blocks], each block of the size `block`."""
+    """Codes [out, in] and float32 scales [row blocks, depth blocks] of size `block`."""
 
     codes: Tensor
     scales: Tensor
@@ -49,7 +48,7 @@ class Fp8Weight:
 
     @classmethod
     def of(cls, codes: Tensor, scale: Tensor) -> Fp8Weight:
-        """From a weight and its scales as the checkpoint has them."""
+        """From a weight and its scales as stored."""
         rows, depth = codes.shape
         if scale.numel() == 1:
             return cls(codes, scale.float().reshape(1, 1), (rows, depth))
@@ -63,7 +62,7 @@ class Fp8Weight:
 
 
 class Fp8Linear:
-    """A projection whose weights stay in 8 bits."""
+    """A projection with fp8 weights."""
 
     __slots__ = ("_bias", "_block", "_codes", "_scales")
 
@@ -86,14 +85,14 @@ class Fp8Linear:
 
 
 def joined(parts: list[Fp8Weight]) -> Fp8Weight | None:
-    """Weights one below the other as one; None where their blocks cannot be brought in line."""
+    """Concatenate weights along the outputs; None where their blocks do not align."""
     depth = parts[0].codes.shape[1]
     if all(part.block == (BLOCK, BLOCK) for part in parts):
         if any(part.codes.shape[0] % BLOCK for part in parts[:-1]):
             return None
         block, scales = (BLOCK, BLOCK), [part.scales for part in parts]
     elif all(part.block[1] == depth for part in parts):
-        # One scale for each row says the same as one for all rows.
+        # One scale per weight becomes one per row.
         block = (1, depth)
         scales = [part.scales.expand(part.codes.shape[0], 1) for part in parts]
     else:

@@ -1,8 +1,8 @@
 """Models whose whole forward pass is one call of the C kernels.
 
-`fuse` looks at the blocks of a model: where all are plain attention and gated feed-forward parts with packed
-weights, it answers a pass over all of them, else None. Results are those of the blocks, up to rounding.
-Called by `model`.
+`fuse` inspects the blocks of a model: if all are plain attention and gated MLPs with packed weights, it
+returns one pass over all of them, else None. Results equal those of the blocks up to rounding. Called by
+`model`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class FusedDecoder:
         self._window = window
 
     def __call__(self, residual: Tensor, batch: Batch, memory: Memory) -> Tensor:
-        """The normed hidden state of every token; `residual` is used up."""
+        """The normed hidden state of every token; `residual` is overwritten."""
         pages, storage = (batch.window, memory.window) if self._window else (batch.full, memory.full)
         assert pages is not None and storage is not None, "the batch lacks the pages of the model's component"
         return self._pass(residual, batch, pages, storage)
 
 
 def fuse(blocks: Sequence[Block], norm: Tensor, config: ModelConfig) -> FusedDecoder | None:
-    """The pass for these blocks, or None where some part of them has no place in it."""
+    """The fused pass for these blocks, or None where a part is not supported."""
     if norm.device.type != "cpu" or len(blocks) % 2:
         return None
     layers: list[DecoderLayer] = []
@@ -78,7 +78,7 @@ def fuse(blocks: Sequence[Block], norm: Tensor, config: ModelConfig) -> FusedDec
 
 
 def _layer(first: Block, second: Block) -> DecoderLayer | None:
-    """Two blocks as one layer, or None where they are not of the plain kind."""
+    """Two blocks as one layer, or None where they are not plain attention and a gated MLP."""
     attention, mlp = first.part, second.part
     if not isinstance(attention, Attention) or not isinstance(mlp, Mlp):
         return None

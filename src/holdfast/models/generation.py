@@ -1,7 +1,7 @@
-"""Default sampling that a checkpoint brings along, from generation_config.json.
+"""The checkpoint's default sampling parameters, from generation_config.json.
 
-Only what a request leaves open is taken from here. A greedy checkpoint (`do_sample` false or missing) says
-nothing about temperature. Read by `checkpoint`, used by the engine.
+They apply to what a request leaves open. A greedy checkpoint (`do_sample` false or missing) sets no
+temperature. Read by `checkpoint`, used by the engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.models.fields import Fields, reading
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What the checkpoint's makers suggest, None where they say nothing; `eos_tokens` all end a turn."""
+    """The recommended parameters, None where unset; every one of `eos_tokens` ends a turn."""
 
     eos_tokens: tuple[int, ...] = ()
     temperature: float | None = None
@@ -26,7 +26,7 @@ class GenerationDefaults:
 
 
 def read_generation_defaults(directory: Path, config: ModelConfig) -> GenerationDefaults:
-    """The defaults of a directory; without the file, the end tokens of the configuration alone."""
+    """The defaults of a directory; without the file, only the configuration's end tokens."""
     path = directory / "generation_config.json"
     if not path.exists():
         return GenerationDefaults(ends_of(config, config.eos_tokens))
@@ -35,7 +35,7 @@ def read_generation_defaults(directory: Path, config: ModelConfig) -> Generation
 
 
 def ends_of(config: ModelConfig, tokens: tuple[int, ...]) -> tuple[int, ...]:
-    """Those of some end tokens that the model can say; others could end no turn."""
+    """The end tokens inside the vocabulary."""
     return tuple(token for token in tokens if 0 <= token < config.vocabulary)
 
 

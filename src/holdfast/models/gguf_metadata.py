@@ -1,8 +1,8 @@
-"""What GGUF metadata says, in the words of a Hugging Face checkpoint.
+"""GGUF metadata as a Hugging Face configuration.
 
-`describe` turns the metadata and tensor list of a file into the `Fields` that the families read, and the
-tensor names into those of the family's checkpoints. One table for each: adding an architecture is adding
-its rows. Called by `checkpoint`.
+`describe` turns the metadata and tensor list of a file into the `Fields` that the families read, and
+`open_source` maps tensor names to those of the family's checkpoints. Both are tables: a new architecture is
+new rows. Called by `checkpoint`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ARCHITECTURES = {
 }
 
 _INTERLEAVED = frozenset({"llama"})
-"""Architectures whose files keep query and key rows in the interleaved rotary order."""
+"""Architectures whose files store query and key rows in interleaved rotary order."""
 
 _TENSORS = {
     "token_embd": "model.embed_tokens",
@@ -48,7 +48,7 @@ _FREQUENCY_FACTORS = "rope_freqs.weight"
 
 
 def describe(file: GgufFile) -> Fields:
-    """The configuration of the model in a file, spelled as config.json spells it."""
+    """The configuration of the model in a file, with the keys of config.json."""
     metadata = Fields(file.metadata, file.path.name)
     kind = metadata.text("general.architecture")
     if kind not in _ARCHITECTURES:

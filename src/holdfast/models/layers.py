@@ -1,9 +1,8 @@
-"""Attention and feed-forward parts: what a token does with others, and with itself.
+"""Attention and MLP parts.
 
 Each class holds its weights and is called as `part(x, batch, memory)` with x [tokens, width] of a ragged
-batch; it answers a tensor of the same shape. They compose the kernels and keep nothing between calls: what
-outlives a step lies in `memory`. Recurrent mixers are in `recurrent`, experts in `experts`. Built by
-`blocks`.
+batch; it returns a tensor of the same shape. Parts compose the kernels and are stateless: state that outlives
+a step is in `memory`. Recurrent mixers are in `recurrent`, experts in `experts`. Built by `blocks`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Attention:
     """Grouped-query attention over the pages of one component.
 
     `layer` counts within the component (full or window). Names under `prefix`: q_proj, k_proj, v_proj,
-    o_proj, and where the configuration has them q_norm, k_norm and sinks.
+    o_proj, and depending on the configuration q_norm, k_norm and sinks.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Attention:
 
     @property
     def projections(self) -> tuple[Linear, Linear]:
-        """Into queries, keys and values, and back."""
+        """The query, key, value and output projections."""
         return self._input, self._output
 
     def __call__(self, x: Tensor, batch: Batch, memory: Memory) -> Tensor:
@@ -122,7 +121,7 @@ class Attention:
 
 
 def _queries_before_gates(config: AttentionConfig, keys: int) -> Tensor:
-    """Rows of a projection that has query and gate side by side in each head: queries first, then gates."""
+    """Row order of a projection with query and gate interleaved by head: queries first, then gates."""
     pairs = torch.arange(2 * config.heads * config.head_dim).view(config.heads, 2, config.head_dim)
     rest = torch.arange(pairs.numel(), pairs.numel() + 2 * keys)
     return torch.cat((pairs.transpose(0, 1).reshape(-1), rest))
@@ -137,7 +136,7 @@ _NAMES: dict[tuple[str, bool], kernels.Activation] = {
 
 
 class Mlp:
-    """A feed-forward part: `down(activation(gate) * up)`, or `down(activation(up))` without a gate."""
+    """An MLP: `down(activation(gate) * up)`, or `down(activation(up))` without a gate."""
 
     def __init__(self, config: MlpConfig, inputs: Linear, output: Linear) -> None:
         self.config = config
@@ -161,7 +160,7 @@ class Mlp:
 
     @property
     def projections(self) -> tuple[Linear, Linear]:
-        """Into the inner width, and back."""
+        """The up and down projections."""
         return self._input, self._output
 
     def __call__(self, x: Tensor, batch: Batch, memory: Memory) -> Tensor:  # noqa: ARG002
@@ -179,7 +178,7 @@ class Mlp:
 
 
 class Together:
-    """Parts that see the same input side by side; their outputs are added."""
+    """Parts with the same input; their outputs are added."""
 
     def __init__(self, *parts: Part) -> None:
         assert parts

@@ -1,8 +1,8 @@
-"""How much memory a model's sequences need: numbers only, derived from its configuration.
+"""The memory that a model's sequences need, derived from its configuration.
 
-`memory_shape` says which components a model has (full KV, window KV, state), how many layers share a
-unit of each, and how many bytes a page or a slot takes. The engine builds the core's memory layout and
-the storage tensors from it. No tensors here.
+`memory_shape` says which components a model has (full KV, window KV, state), how many layers share a unit of
+each, and the bytes of a page or slot. The engine builds the core's memory layout and the storage tensors from
+it. No tensors here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STATE_ELEMENT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class PageShape:
-    """One KV component: every layer of it keeps keys and values of the same shape in a page."""
+    """One KV component: all its layers have keys and values of the same shape."""
 
     layers: int
     kv_heads: int
@@ -49,7 +49,7 @@ class StateShape:
 
 @dataclass(frozen=True, slots=True)
 class MemoryShape:
-    """What a model keeps for a sequence. `window` is the longest of its sliding windows, in tokens."""
+    """The memory components of a model. `window` is the longest of its sliding windows, in tokens."""
 
     full: PageShape | None
     window: PageShape | None

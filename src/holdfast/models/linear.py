@@ -1,10 +1,10 @@
-"""Linear projections behind one call, whatever form their weights are kept in.
+"""Linear projections behind one call, for every weight format.
 
-A layer calls `linear(x)` and gets `x @ weight.T + bias` in x's dtype. `DenseLinear` keeps the weight in
-the model's dtype. `PackedLinear` keeps it quantised for our own C kernels, which serve every batch size.
-Where a machine lacks those, `Int4Linear` and `Int8Linear` keep it in the layout of torch's CPU kernels, which
-read bfloat16 activations (with float32 ones they fall into a scalar path) and win for few tokens; from
-`..._DENSE_FROM` tokens on a dense copy wins, where one is kept. Built by `weights`.
+A layer calls `linear(x)` and gets `x @ weight.T + bias` in x's dtype. `DenseLinear` keeps the weight in the
+model's dtype. `PackedLinear` keeps it quantised for the C kernels, for every batch size. On a machine without
+those, `Int4Linear` and `Int8Linear` keep it in the layout of torch's CPU kernels, which need bfloat16
+activations (float32 ones take a scalar path) and are faster for few tokens; from `..._DENSE_FROM` tokens on a
+dense copy is faster, if there is one. Built by `weights`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INT8_DENSE_FROM = 16
 """Token counts from which the dense product is faster than the 4-bit and the 8-bit kernel."""
 
 REFINED = 32
-"""Largest logits that a quantised output head computes again."""
+"""Number of largest logits that a quantised output head recomputes exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +47,16 @@ class Linear(Protocol):
 
     @property
     def bytes(self) -> int:
-        """Bytes of memory that the weights take, all copies included."""
+        """Bytes of the weights, including all copies."""
         ...
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
 class DenseLinear:
-    """A weight matrix [out, in] and an optional bias; on some GPUs a copy of the weight for few tokens.
+    """A weight matrix [out, in] and an optional bias; on some GPUs with a packed copy for few tokens.
 
-    `gated` says that the outputs are both halves of a gated activation, which is applied with the product.
+    `gated` says that the outputs are both halves of a gated activation, which is fused into the product.
     """
 
     __slots__ = ("bias", "gated", "twelve", "weight")
@@ -68,7 +68,7 @@ class DenseLinear:
         self.twelve: kernels.TwelveBits | None = None
 
     def pack(self) -> None:
-        """Keep the weight in twelve bits too, where a kernel reads them."""
+        """Keep a packed 12-bit copy, where the device has a kernel for it."""
         self.twelve = kernels.pack_weight(self.weight, self.gated)
 
     @property
@@ -84,12 +84,12 @@ class DenseLinear:
 
 
 def packed_kernels(inputs: int) -> bool:
-    """Whether a quantised weight of so many inputs can be packed for the C kernels."""
+    """Whether a quantised weight with so many inputs can be packed for the C kernels."""
     return inputs % GROUP == 0 and available()
 
 
 class PackedLinear:
-    """A weight in 4 or 8 bits for the C kernels, its biases included."""
+    """A weight in 4 or 8 bits for the C kernels, with its bias."""
 
     __slots__ = ("matrix",)
 
@@ -98,7 +98,7 @@ class PackedLinear:
 
     @classmethod
     def of(cls, dense: Tensor, four_bit: FourBitWeight | None, bias: Tensor | None = None) -> PackedLinear:
-        """The 4-bit form where a weight has one, else the dense values in 8 bits."""
+        """The 4-bit form if the weight has one, else the dense values in 8 bits."""
         if four_bit is None:
             return cls(pack_eight_bit(dense, bias))
         return cls(pack_four_bit(four_bit.codes, four_bit.scale, four_bit.zero, bias))
@@ -131,7 +131,7 @@ class Int4Linear:
 
     @staticmethod
     def fits(outputs: int, inputs: int) -> bool:
-        """Whether the kernel takes a weight of these sizes."""
+        """Whether the kernel supports a weight of these sizes."""
         return outputs % 16 == 0 and inputs % GROUP == 0
 
     @property
@@ -149,7 +149,7 @@ class Int4Linear:
         return product if self._bias is None else product + self._bias
 
     def rows(self, outputs: Tensor) -> Tensor | None:
-        """The weights of some outputs, exact, where a dense copy has them."""
+        """Exact weights of some outputs, where there is a dense copy."""
         return None if self._dense is None else self._dense[outputs]
 
 
@@ -180,17 +180,17 @@ class Int8Linear:
         return product if self._bias is None else product + self._bias
 
     def rows(self, outputs: Tensor) -> Tensor:
-        """The weights of some outputs: exact where there is a dense copy, else what the codes say."""
+        """The weights of some outputs: exact with a dense copy, else dequantised."""
         if self._dense is not None:
             return self._dense[outputs]
         return self._codes[outputs].float() * self._scales[outputs].float().unsqueeze(-1)
 
 
 class RefinedHead:
-    """An output head that computes all logits with a quantised kernel and the largest ones again in full.
+    """An output head that computes all logits with a quantised kernel and the largest ones again exactly.
 
-    The kernels round their results to bfloat16, so that the best of nearly equal logits would be a matter of
-    chance; the few that matter are worth a second, exact product.
+    The kernels round to bfloat16, so the order of nearly equal logits would be arbitrary; the few that matter
+    get an exact second product.
     """
 
     __slots__ = ("_coarse",)
@@ -224,7 +224,7 @@ def quantise_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Embedding:
-    """The rows of the token table. Quantised forms read what the output head already keeps."""
+    """Rows of the token embedding. Quantised forms share the output head's weights."""
 
     __slots__ = ("_multiplier", "_scales", "_table", "dtype")
 
@@ -239,7 +239,7 @@ class Embedding:
     def __call__(self, tokens: Tensor) -> Tensor:
         if isinstance(self._table, PackedMatrix):
             return self._table.rows(tokens, self._multiplier).to(self.dtype)
-        # A GPU's kernel for few rows of a table takes its time; the one for indexing does not.
+        # On a GPU, the embedding kernel is slow for few rows; indexing is not.
         taken = self._table[tokens] if tokens.is_cuda else torch.nn.functional.embedding(tokens, self._table)
         rows = taken.to(self.dtype)
         if self._scales is not None:

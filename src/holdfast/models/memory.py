@@ -1,8 +1,8 @@
-"""The storage that sequences live in: one tensor for each component, with a view for each layer.
+"""The storage of sequences: one tensor per component, with a view per layer.
 
-Storage is unit-major, so that a unit is one contiguous run of bytes and copying or spilling it is one
-transfer. A layer sees a strided view of all units. `Memory` allocates and holds; it neither knows who
-owns a unit nor clears one. Built by the engine, read and written by the layers.
+Storage is unit-major, so that a unit is one contiguous run of bytes, and copying or spilling it is one
+transfer. A layer gets a strided view of all units. `Memory` only allocates; ownership is the core's, and
+units are never cleared. Built by the engine, read and written by the layers.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Memory:
 
 
 def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU they take no memory, and no time, before they are written."""
+    """Zeros; on a CPU their memory is allocated lazily, on first write."""
     if device.type != "cpu":
         return torch.zeros(sizes, dtype=dtype, device=device)
     lazy = np.zeros(math.prod(sizes) * dtype.itemsize, dtype=np.uint8)

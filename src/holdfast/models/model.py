@@ -1,8 +1,8 @@
 """A loaded model: tokens in, hidden states and logits out.
 
-`Model.forward` runs one ragged batch against a `Memory`; `Model.logits` turns chosen hidden states into
-logits. A model keeps no state of its own and never allocates memory for sequences. Built by
-`checkpoint.load_model`, called by the executor.
+`Model.forward` runs one ragged batch against a `Memory`; `Model.logits` turns selected hidden states into
+logits. A model is stateless and never allocates memory for sequences. Built by `checkpoint.load_model`,
+called by the executor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.models.weights import WeightReader
 
 
 class ModelDescription(Protocol):
-    """What there is to know of a model without computing with it: enough for memory and for the scheduler."""
+    """What memory planning and the scheduler need to know of a model."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -39,7 +39,7 @@ class ModelDescription(Protocol):
 
 
 class Model:
-    """The blocks of one model between its token table and its output head."""
+    """The blocks of one model between its token embedding and its output head."""
 
     def __init__(
         self, family: Family, config: ModelConfig, reader: WeightReader, context_length: int
@@ -63,19 +63,19 @@ class Model:
 
     @property
     def has_experts(self) -> bool:
-        """Whether tokens pick among experts, so that each of those sees only some."""
+        """Whether the model has experts, so that each expert sees only some tokens."""
         return any(isinstance(layer.mlp, ExpertsConfig) for layer in self.config.layers)
 
     @property
     def in_eight_bits(self) -> bool:
-        """Whether weights of its blocks are in 8-bit floating point."""
+        """Whether weights of its blocks are in fp8."""
         parts = (vars(block.part).values() for block in self._blocks)
         return any(isinstance(each, Fp8Linear) for part in parts for each in part)
 
     def pack_weights(self, room: int) -> int:
-        """Keep dense weights in twelve bits too, for steps of few tokens; answers the bytes that takes.
+        """Keep packed 12-bit copies of dense weights, for steps of few tokens; returns their bytes.
 
-        Nothing is kept where all of it could take more than `room`, or where no kernel reads it.
+        Packs nothing if the copies could exceed `room` bytes, or no kernel reads them.
         """
         if sum(kernels.packed_size(linear.weight, linear.gated) for linear in self._dense) > room:
             return 0

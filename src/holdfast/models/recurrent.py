@@ -1,8 +1,8 @@
-"""Mixers that carry a state instead of keys and values: Mamba2 and the gated delta rule.
+"""Recurrent mixers: Mamba2 and the gated delta rule.
 
-Both convolve their inputs over the last few tokens, run a recurrence and norm its output under a gate. The
-state is read from the slot that the batch names as source and written to its destination, so that a turn
-never touches the state it began from. Built by `blocks`.
+Both convolve their inputs over the last few tokens, run a recurrence and apply a gated norm to its output.
+The state is read from the batch's source slot and written to its destination slot, so that a turn never
+changes the state it began from. Built by `blocks`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Mamba2:
         self._multipliers = self._projection_multipliers(reader)
 
     def _projection_multipliers(self, reader: WeightReader) -> Tensor | None:
-        """One factor for each output of the input projection, or None where all are one."""
+        """One multiplier per output of the input projection, or None where all are one."""
         config = self._config
         if config.projection_multipliers is None:
             return None

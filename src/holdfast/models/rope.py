@@ -1,7 +1,7 @@
-"""Rotary positions: the frequencies of a `Rope`, and the table of cosines and sines that kernels read.
+"""Rotary positions: the frequencies of a `Rope`, and the table of cosines and sines for the kernels.
 
 Frequencies and angles are float32 whatever the model's dtype. Layers that share a `Rope` share one table;
-`blocks` builds it once for each, as long as the context that the model is loaded for.
+`blocks` builds it once per `Rope`, for the context length that the model is loaded with.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.models.available import available_bytes
 from holdfast.models.config import Rope
 
 _BYTES_WHILE_MADE = 10
-"""For each element of a table: the angles, which are half as many, their cosines and sines, and the table."""
+"""Peak bytes per element of a table: angles (half as many), their cosines and sines, and the table."""
 
 
 def inverse_frequencies(rope: Rope) -> tuple[Tensor, float]:
@@ -36,7 +36,7 @@ def inverse_frequencies(rope: Rope) -> tuple[Tensor, float]:
 
 
 def _llama3(rope: Rope, inverse: Tensor) -> Tensor:
-    """Long wavelengths are divided by the factor, short ones kept, those between are blended."""
+    """Llama 3 scaling: long wavelengths are divided by the factor, short ones kept, those between blended."""
     wavelength = 2.0 * math.pi / inverse
     low, high = rope.low_frequency_factor, rope.high_frequency_factor
     kept_share = ((rope.original_context / wavelength - low) / (high - low)).clamp(0.0, 1.0)
@@ -44,7 +44,7 @@ def _llama3(rope: Rope, inverse: Tensor) -> Tensor:
 
 
 def _yarn(rope: Rope, inverse: Tensor) -> tuple[Tensor, float]:
-    """Blends by how often a dimension turns within the original context, and scales attention."""
+    """YaRN: blends by rotations within the original context, and scales attention."""
 
     def dimension_of(rotations: float) -> float:
         turns = math.log(rope.original_context / (rotations * 2.0 * math.pi))

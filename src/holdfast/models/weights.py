@@ -1,9 +1,9 @@
 """Weights from a checkpoint into layers: reading, checking, converting, quantising.
 
-A `WeightReader` is asked by the families for each weight by its name in the checkpoint and the shape that
-it must have. It collects every name that is missing or has another shape, and at the end every name that
-nobody asked for, so that a mismatch is one error which lists them all (`finish`). Without a source it makes
-dummy weights. Sources: `SafetensorsSource` here, `GgufSource` in `gguf`. Called while a model is built.
+Families ask a `WeightReader` for each weight by its checkpoint name and expected shape. It collects missing
+names, wrong shapes, and names that were never asked for, so that a mismatch is one error that lists them all
+(`finish`). Without a source it makes dummy weights. Sources: `SafetensorsSource` here, `GgufSource` in
+`gguf`. Called while a model is built.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from holdfast.models.linear import (
 )
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes read, bytes in all) while weights load."""
+"""Called with (bytes read, bytes in total) while weights load."""
 
 _LISTED = 20
 
 _ELEMENTS_A_BYTE = 4
-"""No form of weights has as many elements in a byte."""
+"""Upper bound on elements per byte of any weight format."""
 
 _ELEMENT_BYTES = {"F64": 8, "F32": 4, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
-"""By their names in safetensors files; those that are not here have two."""
+"""Bytes per element by the name in safetensors files; others have two."""
 
 
 class WeightMismatch(ConfigurationError):
-    """The checkpoint's names or shapes are not those of the model that its configuration describes."""
+    """The checkpoint's names or shapes do not match the model that its configuration describes."""
 
 
 class Source(Protocol):
@@ -66,7 +66,7 @@ class Source(Protocol):
     def read(self, name: str) -> Tensor: ...
 
     def quantised(self, name: str) -> bool:
-        """Whether the checkpoint keeps this tensor in fewer than 16 bits an element."""
+        """Whether the checkpoint stores this tensor in fewer than 16 bits per element."""
         ...
 
     def four_bit(self, name: str) -> FourBitWeight | None: ...
@@ -95,7 +95,7 @@ class SafetensorsSource:
             paths = sorted({directory / Path(shards.text(name)).name for name in shards.names()})
             missing = [path.name for path in paths if not path.exists()]
             if missing:
-                raise ConfigurationError(f"{directory} lacks the weight files {', '.join(missing)}")
+                raise ConfigurationError(f"{directory} is missing the weight files {', '.join(missing)}")
             return paths
         paths = sorted(directory.glob("*.safetensors"))
         if not paths:
@@ -121,7 +121,7 @@ class SafetensorsSource:
             try:
                 tensor: Tensor = self._where[name].get_tensor(name)
             except SafetensorError as error:
-                raise unreadable(self._path_of[name], f"holds no {name} that can be read: {error}") from error
+                raise unreadable(self._path_of[name], f"has no readable tensor {name}: {error}") from error
         return tensor
 
     def quantised(self, name: str) -> bool:
@@ -135,10 +135,10 @@ class SafetensorsSource:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where weights go and in what form.
+    """Device, dtype and weight form.
 
-    `quantised` keeps weights that the checkpoint has in 8 bits or fewer as the CPU's kernels read them;
-    `dense_copies` keeps a dense copy beside those whose kernels are slower in large batches.
+    `quantised` keeps weights that the checkpoint has in 8 bits or fewer in the layout of the CPU kernels;
+    `dense_copies` adds a dense copy to those whose kernels are slower in large batches.
     """
 
     device: torch.device
@@ -151,7 +151,7 @@ class Placement:
 
 
 class WeightReader:
-    """Hands out the weights of one model, once each, and remembers what did not match."""
+    """Reads the weights of one model, once each, and records mismatches."""
 
     def __init__(self, source: Source | None, placement: Placement, progress: Progress | None = None) -> None:
         self.placement = placement
@@ -164,15 +164,15 @@ class WeightReader:
         self._wrong: list[str] = []
         self._codes: list[str] = []
         self.dense: list[DenseLinear] = []
-        """The projections that were handed out with dense weights."""
+        """The projections with dense weights."""
         self._ignored: list[re.Pattern[str]] = [re.compile(pattern) for pattern in UNUSED]
 
     def ignore(self, pattern: str) -> None:
-        """Names that may be in the checkpoint without being asked for."""
+        """Names that may be in the checkpoint without being read."""
         self._ignored.append(re.compile(pattern))
 
     def has(self, name: str) -> bool:
-        """Whether the checkpoint has a tensor; dummy weights have only what is asked for."""
+        """Whether the checkpoint has a tensor; dummy weights only have what is read."""
         return name in self._names
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
@@ -186,7 +186,7 @@ class WeightReader:
         return tensor.to(device=self.placement.device, dtype=dtype or self.placement.dtype)
 
     def norm(self, name: str, size: int, offset: float = 0.0) -> Tensor:
-        """A norm's weight in float32, with the offset that its family adds."""
+        """A norm's weight in float32, plus the family's offset."""
         return self.tensor(f"{name}.weight", (size,), torch.float32) + offset
 
     def linear(
@@ -198,7 +198,7 @@ class WeightReader:
         bias: bool = False,
         order: Tensor | None = None,
     ) -> Linear:
-        """The projections `names` as one, their outputs one after another (then reordered by `order`)."""
+        """The projections `names` concatenated along the outputs (then reordered by `order`)."""
         weights = [f"{name}.weight" for name in names]
         offset = None
         if bias:
@@ -216,7 +216,7 @@ class WeightReader:
     def embedding(
         self, name: str, vocabulary: int, width: int, multiplier: float, *, tied: bool
     ) -> tuple[Embedding, Linear | None]:
-        """The token table, and where it is tied the output head that shares its weights."""
+        """The token embedding, and the output head where its weights are tied."""
         placement = self.placement
         weight = f"{name}.weight"
         quantised = self._keeps_quantised([weight])
@@ -245,7 +245,7 @@ class WeightReader:
         return RefinedHead(head) if isinstance(head, Int4Linear | Int8Linear) else head
 
     def finish(self) -> None:
-        """Raises an error that lists every name that was missing, unexpected, or not what it should be."""
+        """Raise an error that lists every missing, unexpected or mismatched name."""
         unexpected = sorted(
             name
             for name in self._names - self._used
@@ -269,13 +269,13 @@ class WeightReader:
             return _dummy(name, shape, self.placement.device)
         if not self._claim(name, shape):
             if math.prod(shape) > self._source.total_bytes * _ELEMENTS_A_BYTE:
-                self.finish()  # No place is taken for a size that the files cannot hold.
+                self.finish()  # Do not allocate for sizes that the files cannot contain.
             return torch.zeros(shape)
         self._count(name)
         return self._source.read(name)
 
     def _claim(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Marks a name as used; False, and noted, where it cannot be read with that shape."""
+        """Mark a name as used; False, and recorded, where it cannot be read with that shape."""
         assert self._source is not None
         self._used.add(name)
         if name not in self._names:
@@ -307,7 +307,7 @@ class WeightReader:
         bias: Tensor | None,
         order: Tensor | None,
     ) -> Linear | None:
-        """4-bit where every part is, 8-bit where every part is quantised at all, None otherwise."""
+        """4-bit if every part is, 8-bit if every part is quantised, else None."""
         if not self._keeps_quantised(names):
             return None
         assert self._source is not None
@@ -325,7 +325,7 @@ class WeightReader:
         return Int8Linear(*quantise_int8(dense), bias, kept)
 
     def _scale(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The scales of a weight in 8-bit floating point; ones, and noted, where there are none that fit."""
+        """The scales of an fp8 weight; ones, and recorded, where none fit."""
         found = next((name + suffix for suffix in SCALE_SUFFIXES if name + suffix in self._names), None)
         if found is None or self._source is None:
             self._missing.append(name + SCALE_SUFFIXES[0])
@@ -339,7 +339,7 @@ class WeightReader:
     def _fp8_linear(
         self, names: list[str], inputs: int, outputs: Sequence[int], bias: Tensor | None
     ) -> Linear | None:
-        """On a GPU that knows them, weights that are all in 8-bit floating point stay so; None elsewhere."""
+        """fp8 weights that stay fp8 on a GPU that supports it; None elsewhere."""
         source = self._source
         if source is None or not stays(self.placement.device):
             return None
@@ -362,7 +362,7 @@ class WeightReader:
         return Fp8Linear(whole, bias, self.placement.device)
 
     def _four_bit(self, names: list[str], order: Tensor | None) -> FourBitWeight | None:
-        """The 4-bit codes of some weights, their outputs one after another; None unless all have them."""
+        """The 4-bit codes of some weights, concatenated along the outputs; None unless all have them."""
         assert self._source is not None
         parts = [part for name in names if (part := self._source.four_bit(name)) is not None]
         if len(parts) != len(names):
@@ -375,12 +375,12 @@ class WeightReader:
 
 
 def _opened(path: Path) -> safe_open:
-    """A safetensors file whose header fits its length, or the error that names it."""
+    """Open a safetensors file whose header matches its length, or raise an error that names it."""
     try:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
         raise unreadable(
-            path, f"is not a whole safetensors file ({error}); it may be cut short: fetch it again"
+            path, f"is not a complete safetensors file ({error}); it may be truncated: fetch it again"
         ) from error
 
 

@@ -222,7 +222,8 @@ def run(
     told = progress or _silent
     path = model
     if model not in ECHO_MODELS:
-        path = str(resolve_model(model, lambda done, total: told("fetch", done, total)))
+        cache = engine_options.get("cache")
+        path = str(resolve_model(model, lambda done, total: told("fetch", done, total), cache))
 
     async def main() -> int:
         return await Serving(model, path, engine_options, options, keys).run(told)

@@ -1,13 +1,12 @@
-"""From a plan to tensors to tokens.
+"""The executor: plans to tensors to tokens.
 
-The executor keeps the model's storage, the block tables and the sampler, and runs plans in their order: table
-changes, unit copies, moves between tiers, then one forward pass over all rows as a ragged batch, then
-sampling. It decides nothing about memory. Nothing here works token by token in Python except what a turn
-says: its text and its stops.
+It owns the model's storage, the block tables and the sampler, and runs plans in order: table changes, unit
+copies, moves between tiers, then one forward pass over all rows as a ragged batch, then sampling. It makes no
+memory decisions. Nothing here works token by token in Python except a turn's text and stops.
 
 `start` launches a step and `finish` waits for its tokens, so that the next plan can be made in between; the
-token a row sampled is kept on the device for a row that was planned before it was known. A step is brought to
-the device in one copy; on a GPU a small one is then a single graph.
+sampled token of a row stays on the device for a row that was planned before it was known. A step is sent to
+the device in one copy; on a GPU a small step is one CUDA graph.
 """
 
 from __future__ import annotations
@@ -40,9 +39,10 @@ from holdfast.engine.step.graphs import (
     small_step_of,
 )
 from holdfast.engine.step.inputs import (
+    Components,
     Limits,
     Lists,
-    Nobody,
+    Padding,
     Sample,
     Shape,
     StepBuffers,
@@ -54,7 +54,7 @@ from holdfast.engine.step.inputs import (
 from holdfast.engine.step.sampler import BatchSampler, Sampled, token_logprobs
 from holdfast.engine.step.split_keys import sharing_for
 from holdfast.engine.step.staging import Arrival, Staging, fill
-from holdfast.engine.step.tables import NOBODY, BlockTables
+from holdfast.engine.step.tables import UNUSED_ROW, BlockTables
 from holdfast.engine.text.stream import TokenLogprob, TurnStream
 from holdfast.engine.tiers.host import HostTier, copier_for
 from holdfast.kernels import Batch
@@ -66,40 +66,40 @@ log = logging.getLogger("holdfast.executor")
 NUMERIC_ERROR = "numeric_error"
 
 PROMPT_ROWS = 128
-"""Tokens of a prompt whose logits are there at a time: a GPU may have no room for those of a long chunk."""
+"""Prompt tokens whose logits are computed at a time: a GPU may lack memory for those of a long chunk."""
 
 
 @dataclass(slots=True)
 class Flight:
-    """A step that was launched: what it sampled, on its way to the host."""
+    """A launched step: its samples, on their way to the host."""
 
     plan: Plan
     sampled: Sampled | None
     tokens: Arrival | None
     places: list[tuple[int, int, int]]
-    """For each row that samples: its index in the plan, its first and its end place among the samples."""
+    """For each sampling row: its index in the plan, and the first and end index of its samples."""
 
 
 class DeviceLost(RuntimeError):
-    """A GPU answers this process no more, whatever it is asked: only another process can have it again."""
+    """The CUDA context of this process is lost; only a new process can use the GPU again."""
 
 
 def require_device(device: torch.device) -> None:
-    """Raise where no step can succeed any more, rather than fail every turn from now on.
+    """Raise `DeviceLost` if no later step can succeed, rather than fail every turn from now on.
 
-    After an error of a kernel a process's every call of the GPU fails. Whoever runs the loop ends; the
-    sessions come back from the journal, in another process.
+    After a kernel error every CUDA call of the process fails. The loop's owner exits; sessions are restored
+    from the journal by another process.
     """
     if device.type != "cuda":
         return
     try:
         torch.cuda.synchronize(device)
     except Exception as error:
-        raise DeviceLost(f"{device} answers no more") from error
+        raise DeviceLost(f"{device}: the CUDA context is lost") from error
 
 
 class PlanRunner(Protocol):
-    """Who carries plans out, in their order; the `Executor` does it with a model's weights."""
+    """Runs plans in order; `Executor` does so with a model's weights."""
 
     host_tier: HostTier
 
@@ -107,13 +107,13 @@ class PlanRunner(Protocol):
         """Launch a step."""
 
     def finish(self, flight: Flight) -> StepResult:
-        """Wait for what came of it."""
+        """Wait for the step's result."""
 
     def small_step(self, rows: int) -> int | None:
-        """Tokens of a step that answers of so many rows hardly notice; None where there is no such step."""
+        """Token count of a step that decoding rows hardly notice; None where there is no such step."""
 
     def release(self, turn: Turn) -> None:
-        """Forget a turn that is over."""
+        """Release what a finished turn holds."""
 
 
 class Executor:
@@ -124,7 +124,7 @@ class Executor:
     ) -> None:
         self.model = model
         self.layout = memory.layout
-        # One unit more of each: what fills up a graph's batch writes there. The core does not know them.
+        # One more unit of each component for the padding of captured batches, unknown to the core.
         counts = memory.device
         self.memory = model.memory(
             UnitCounts(counts.full + 1, counts.window + 1, counts.state + 1), memory.layout.page_size
@@ -142,7 +142,7 @@ class Executor:
         self._staging = Staging(model.device)
         self._staging.pin(self.host)
         self.host_tier = HostTier(self.memory, self.host, copier_for(model.device))
-        self._nobody = Nobody(counts.state, self.sampler.nobody, NOBODY)
+        self._padding = Padding(counts.state, self.sampler.padding_row, UNUSED_ROW)
         self._context_max = min(model.context_length, memory.tokens_max)
         self._sharing = sharing_for(
             model.config, largest_of(shapes(rows_max)), memory.layout.page_size, model.dtype, model.device
@@ -160,13 +160,13 @@ class Executor:
 
     @torch.inference_mode()
     def capture(self, progress: Progress | None = None, record: Recorder | None = None) -> None:
-        """Capture the graphs of small steps. Without them, and on a CPU, kernels are launched one by one."""
+        """Capture CUDA graphs of small steps. Without them, and on a CPU, kernels are launched one by one."""
         if record is None:
             record = record_cuda()
         wanted = shapes(self._rows_max)
         largest = largest_of(wanted)
         pages = self.layout.pages_for(self._context_max)
-        # The table of a whole session, of both kinds of pages, fits behind the largest step.
+        # The table of a whole session, for both components, fits behind the largest step.
         words = torch.zeros(largest.words + 4 * pages, dtype=torch.int32, device=self.model.device)
         buffers = self._buffers(largest, pages)
         graphs = StepGraphs(words, record, small_step_of(self.model))
@@ -185,18 +185,18 @@ class Executor:
         self._graphs = graphs
 
     def small_step(self, rows: int) -> int | None:
-        """Tokens of a step that answers of so many rows hardly notice; None where there is no such step."""
+        """Token count of a step that decoding rows hardly notice; None where there is no such step."""
         return None if self._graphs is None else self._graphs.small_step(rows)
 
     def _step_of(self, batch: Batch, given: Views) -> Callable[[], Outcome]:
         return lambda: run_step(self.model, self.memory, batch, given, self.tables.sampled)
 
     def _buffers(self, shape: Shape, width: int) -> StepBuffers:
-        components = (self.layout.full, self.layout.window > 0)
+        components = Components(self.layout.full, self.layout.window > 0)
         return StepBuffers(self.model.device, shape, width, components)
 
     def _batch(self, buffers: StepBuffers, given: Views, shape: Shape, limits: Limits) -> Batch:
-        """The batch of a step; where it has rows of one token, its keys are shared out."""
+        """The batch of a step, with split-K attention where it has one-token rows."""
         lists = Lists()
         if self._sharing is not None and limits.rows_of_one:
             lists = self._sharing.lists(shape)
@@ -206,7 +206,7 @@ class Executor:
 
     @torch.inference_mode()
     def start(self, plan: Plan) -> Flight:
-        """Launch a step. Nothing here waits for the device."""
+        """Launch a step without waiting for the device."""
         self.tables.forget(plan.forgotten)
         self.tables.discard()
         for row in plan.rows:
@@ -251,7 +251,7 @@ class Executor:
                 [sample.position for sample in samples],
             )
             tokens = flight.sampled.tokens
-            # A row whose logits were not finite has no token; what is planned after it is lost, but must run.
+            # A row with non-finite logits has no token; rows planned after it fail, but must still run.
             kernels.note_sampled(self.tables.sampled, given.note[: len(samples)], tokens)
         flight.tokens = self._staging.fetch(tokens[: len(samples)])
 
@@ -261,7 +261,7 @@ class Executor:
         )
 
     def _samples(self, plan: Plan, tables: list[int], flight: Flight) -> list[Sample]:
-        """What a step samples: a row's next token, and before it one for each of its drafts."""
+        """The samples of a step: a row's next token, and one for each of its drafts before it."""
         samples: list[Sample] = []
         end = 0
         for index, row in enumerate(plan.rows):
@@ -271,7 +271,7 @@ class Executor:
             first = len(samples)
             for place in range(end - row.drafts - 1, end):
                 position = row.start + row.count - (end - place) + 1
-                note = tables[index] if place == end - 1 else NOBODY
+                note = tables[index] if place == end - 1 else UNUSED_ROW
                 samples.append(Sample(place, position, self._sampler_row(plan, row, position), note))
             flight.places.append((index, first, len(samples)))
         return samples
@@ -279,7 +279,7 @@ class Executor:
     def _forward(
         self, rows: list[Row[Turn]], tables: list[int], samples: list[Sample]
     ) -> tuple[Tensor, Tensor | None, Views]:
-        """Hidden states, tokens where a graph drew them, and the step's inputs on the device."""
+        """Hidden states, tokens if a graph sampled them, and the step's inputs on the device."""
         counts = [row.count for row in rows]
         tokens, count_max = sum(counts), max(counts)
         decode = count_max == 1 and len(samples) <= len(rows)
@@ -311,11 +311,11 @@ class Executor:
         changes: Words,
         target: Tensor | None,
     ) -> Tensor:
-        """A step's words on the device, where the tables have changed as it wants them."""
+        """Send a step's words to the device and apply the table changes."""
         end = shape.words + changes.size
         words = self._staging.words(end)
         array = fill(words)
-        pack(array[: shape.words], shape, rows, tables, samples, self.sampler.parameters, self._nobody)
+        pack(array[: shape.words], shape, rows, tables, samples, self.sampler.parameters, self._padding)
         array[shape.words :] = changes
         brought = self._staging.send(words, target)
         self.tables.apply(brought[shape.words : end])
@@ -326,14 +326,14 @@ class Executor:
         kernels.prepare_step(given.tokens, given.row_table, tables, batch)
 
     def _note_prompt(self, row: Row[Turn], hidden: Tensor, end: int) -> None:
-        """Log-probabilities of the prompt's own tokens, where a turn asks for them."""
+        """Log-probabilities of the prompt's own tokens, for turns that ask for them."""
         if row.turn.over:
             return
         stream = self.stream_of(row.turn)
         top = stream.sampling.prompt_logprobs
         if top is None or row.start + 1 >= len(stream.prompt_tokens):
             return
-        # What is computed again, after a retraction, has been noted before.
+        # Tokens recomputed after a retraction are already recorded.
         first = max(row.start, stream.input_first + len(stream.prompt_logprobs)) + 1
         following = stream.prompt_tokens[first : row.start + row.count + 1]
         if not following:
@@ -353,7 +353,7 @@ class Executor:
     # --- sampling rows ----------------------------------------------------------------------------
 
     def _sampler_row(self, plan: Plan, row: Row[Turn], position: int) -> int:
-        """The sampler row of a turn; taken anew where a lost step has counted tokens that were never said."""
+        """The sampler row of a turn, re-admitted where a lost step has counted tokens."""
         turn = row.turn
         held = self._sampler_rows.get(turn.number)
         if held is not None and (held[1] < position or not self.sampler.counts(held[0])):
@@ -363,7 +363,7 @@ class Executor:
         if not self._free_rows:
             self._free_rows.append(self._take_idle_row(plan))
         stream = self.stream_of(turn)
-        # It is nobody's until it is set up, for which the device may have no room.
+        # Not registered until it is admitted: the device may run out of memory.
         self.sampler.admit(
             self._free_rows[-1],
             stream.sampling,
@@ -376,7 +376,7 @@ class Executor:
         return place
 
     def _take_idle_row(self, plan: Plan) -> int:
-        """The sampler row of a turn that is not in this step: one that was retracted takes another later."""
+        """Release the sampler row of a retracted turn; it gets a new one later."""
         active = {row.turn.number for row in plan.rows}
         number = next(number for number in self._sampler_rows if number not in active)
         place, _ = self._sampler_rows.pop(number)
@@ -384,7 +384,7 @@ class Executor:
         return place
 
     def release(self, turn: Turn) -> None:
-        """A turn is over: its sampler row is free."""
+        """Release the sampler row of a finished turn."""
         held = self._sampler_rows.pop(turn.number, None)
         if held is not None:
             self.sampler.release(held[0])
@@ -393,7 +393,7 @@ class Executor:
     # --- what came of it --------------------------------------------------------------------------
 
     def finish(self, flight: Flight) -> StepResult:
-        """Wait for a step's tokens and say what came of each row."""
+        """Wait for a step's tokens and build the result of each row."""
         plan = flight.plan
         results = [RowResult([]) for _ in plan.rows]
         if flight.tokens is not None:
@@ -406,9 +406,9 @@ class Executor:
     def _result(
         self, row: Row[Turn], sampled: list[int], logprobs: dict[int, TokenLogprob], first: int
     ) -> RowResult:
-        """The drafts that the model agrees with, then its own next token, up to where the turn stops.
+        """The accepted drafts, then the model's next token, up to a stop.
 
-        What one turn cannot say is its own failure: others have said their part of the step by then.
+        A turn whose text fails is that turn's failure alone: the others of the step keep their tokens.
         """
         drafts = row.tokens[row.count - row.drafts :]
         accepted = 0
@@ -428,7 +428,7 @@ class Executor:
         try:
             taken = stream.push(said, asked)
         except Exception as error:
-            log.exception("turn %s: its tokens cannot be made text", row.turn.request.turn_id)
+            log.exception("turn %s: detokenisation failed", row.turn.request.turn_id)
             return RowResult([], error=f"the tokenizer failed: {type(error).__name__}")
         return RowResult(taken, stream.finish)
 
@@ -437,13 +437,13 @@ class Executor:
 
 
 def _reads_prompt(sampling: Sampling) -> bool:
-    """Whether sampling depends on what came before the answer: by penalties, or by its length."""
+    """Whether sampling depends on earlier tokens: penalties, or a minimum length."""
     penalised = sampling.repetition_penalty != 1.0 or sampling.frequency_penalty or sampling.presence_penalty
     return bool(penalised or sampling.min_tokens)
 
 
 def _logprobs(sampled: Sampled, tokens: list[int]) -> dict[int, TokenLogprob]:
-    """Log-probabilities by the place of their sample."""
+    """Log-probabilities by the index of their sample."""
     if sampled.logprobs is None or sampled.top_ids is None or sampled.top_logprobs is None:
         return {}
     values, ids, tops = sampled.logprobs.tolist(), sampled.top_ids.tolist(), sampled.top_logprobs.tolist()

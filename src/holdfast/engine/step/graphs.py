@@ -1,10 +1,9 @@
-"""Steps as CUDA graphs: the forward pass and the sampling of a batch, launched at once.
+"""Steps as CUDA graphs: the forward pass and the sampling of a batch in one launch.
 
 A graph is captured for each of a few shapes: decode steps by their number of rows, and small mixed steps (a
-turn's input beside others' decoding) by tokens and rows. A step takes the smallest shape that it fits; the
-rows that are left over belong to nobody and work in reserved units. A graph reads the step's words and what
-the device worked out from them, always in the same buffers, and leaves the hidden states and the sampled
-tokens. Used by the executor.
+turn's input beside others' decoding) by tokens and rows. A step takes the smallest shape that fits; the
+remaining rows are padding in reserved units. A graph reads the step's words and the buffers derived from them
+at fixed addresses, and leaves the hidden states and the sampled tokens. Used by the executor.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from holdfast import kernels
 from holdfast.engine.step.inputs import Shape, Views, views
-from holdfast.kernels import Batch
+from holdfast.kernels import Batch, Least
 from holdfast.models.memory import Memory
 from holdfast.models.model import Model
 
@@ -27,26 +26,26 @@ MIXED_ROWS = (1, 4, 16, 64)
 SMALL_STEP, SMALL_STEP_OF_PRODUCTS, SMALL_STEP_OF_EXPERTS = 256, 192, 384
 """Tokens up to which a mixed step takes little longer than a decode step: both read all weights once.
 
-Where products of few tokens have a kernel of their own, it is fast up to fewer tokens than the library is;
-each expert sees only some of a step's tokens. Sessions make most tokens so, as measured on an H200.
+Lower where our few-token product kernel runs, which is fast up to fewer tokens than cuBLAS; with experts,
+each expert sees only some of the tokens. Chosen for the highest session throughput on an H200.
 """
 
 TILES_ONLY = 4
-"""Rows up to which a mixed step treats rows of one token like all others, in one launch of attention."""
+"""Rows up to which a mixed step runs one-token rows in the same attention launch as all others."""
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step leaves on the device: hidden states of all tokens, and one token for each sample."""
+    """The outputs of a step on the device: hidden states of all tokens, and one token per sample."""
 
     hidden: Tensor
     tokens: Tensor
 
 
 class Recorded(Protocol):
-    """A step that can be run again and again over the same buffers."""
+    """A step that can be replayed over the same buffers."""
 
     def replay(self) -> None: ...
 
@@ -55,7 +54,7 @@ Recorder = Callable[[Callable[[], Outcome]], tuple[Recorded, Outcome]]
 
 
 def decode_rows(rows_max: int) -> list[int]:
-    """The numbers of rows that decode steps are captured for: by fours, then four for each doubling."""
+    """Row counts of captured decode steps: multiples of four, then four per doubling."""
     rows = [1, 2, 4]
     while rows[-1] < rows_max:
         power = 1 << (rows[-1].bit_length() - 1)
@@ -64,13 +63,13 @@ def decode_rows(rows_max: int) -> list[int]:
 
 
 def mixed_rows(rows_max: int) -> list[int]:
-    """The numbers of rows that mixed steps are captured for, up to all that may run."""
+    """Row counts of captured mixed steps, up to the most that may run."""
     most = min(rows_max, MIXED_ROWS[-1])
     return [rows for rows in MIXED_ROWS if rows < most] + [most]
 
 
 def shapes(rows_max: int) -> list[Shape]:
-    """All shapes that are captured, largest first, so that small ones reuse the memory of large ones."""
+    """All captured shapes, largest first, so that small ones reuse the memory of large ones."""
     decode = [Shape(rows, rows, rows, True) for rows in decode_rows(rows_max)]
     mixed = [
         Shape(rows, tokens, rows, False)
@@ -82,7 +81,7 @@ def shapes(rows_max: int) -> list[Shape]:
 
 
 def small_step_of(model: Model) -> int:
-    """How many tokens a model's steps should have at most, so that they stay short."""
+    """The largest token count at which a model's steps stay short."""
     if model.has_experts:
         return SMALL_STEP_OF_EXPERTS
     if kernels.takes_products(model.dtype, model.device) and not model.in_eight_bits:
@@ -91,7 +90,7 @@ def small_step_of(model: Model) -> int:
 
 
 def largest_of(wanted: list[Shape]) -> Shape:
-    """A shape that has room for each of these."""
+    """A shape with room for each of these."""
     return Shape(
         max(shape.rows for shape in wanted),
         max(shape.tokens for shape in wanted),
@@ -101,14 +100,14 @@ def largest_of(wanted: list[Shape]) -> Shape:
 
 
 def record_cuda() -> Recorder:
-    """Records steps as CUDA graphs that share their memory."""
+    """Records steps as CUDA graphs that share a memory pool."""
     pool = torch.cuda.graph_pool_handle()
 
     def record(step: Callable[[], Outcome]) -> tuple[Recorded, Outcome]:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            step()  # Kernels are compiled, and libraries find their workspaces, before anything is captured.
+            step()  # Kernels are compiled and libraries allocate workspaces before the capture.
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
@@ -119,7 +118,7 @@ def record_cuda() -> Recorder:
 
 
 def run_step(model: Model, memory: Memory, batch: Batch, given: Views, sampled: Tensor) -> Outcome:
-    """The forward pass, the samples of plain rows, and their tokens noted for the next step."""
+    """The forward pass, the samples of plain rows, and their tokens stored for the next step."""
     kernels.list_pieces(batch)
     hidden = model.forward(batch, memory)
     logits = model.logits(hidden.index_select(0, given.sample_place))
@@ -140,7 +139,7 @@ class StepGraphs:
     """The captured shapes of one executor."""
 
     def __init__(self, words: Tensor, record: Recorder, small_step: int) -> None:
-        """`words` is where every step's words are brought before its graph runs."""
+        """Every step's words are copied to `words` before its graph runs."""
         self.words = words
         self._small_step = small_step
         self._record = record
@@ -153,7 +152,7 @@ class StepGraphs:
         return views(self.words, shape)
 
     def capture(self, shape: Shape, batch: Batch, step: Callable[[], Outcome]) -> None:
-        """Record a shape; its words and buffers hold a step of nobody's rows."""
+        """Record a shape; its words and buffers hold a step of padding."""
         recorded, outcome = self._record(step)
         self._recorded[shape] = (recorded, outcome, batch)
         if shape.decode:
@@ -161,14 +160,14 @@ class StepGraphs:
         else:
             self._mixed = sorted([*self._mixed, shape], key=lambda known: (known.tokens, known.rows))
 
-    def least(self, shape: Shape) -> tuple[int, int]:
-        """The fewest tokens and rows of a step that takes a shape, smaller shapes being there for others."""
+    def least(self, shape: Shape) -> Least:
+        """The fewest tokens and rows of a step that takes this shape rather than a smaller one."""
         smaller = [tokens for tokens in MIXED_TOKENS if tokens < shape.tokens]
         fewer = [rows for rows in MIXED_ROWS if rows < shape.rows]
-        return max(smaller, default=0) + 1, max(fewer, default=0) + 1
+        return Least(max(smaller, default=0) + 1, max(fewer, default=0) + 1)
 
     def find(self, rows: int, tokens: int, samples: int, decode: bool, more: int) -> Shape | None:
-        """The smallest captured shape that has room for a step, or None; `more` words come behind its own."""
+        """The smallest captured shape with room for a step, or None; `more` words follow its own."""
         if decode:
             found = next((shape for count, shape in self._decode if count >= rows), None)
         else:
@@ -178,7 +177,7 @@ class StepGraphs:
         return found if found is not None and found.words + more <= self.words.numel() else None
 
     def small_step(self, rows: int) -> int | None:
-        """How many tokens a step of so many rows should have at most, so that it stays a short one."""
+        """The largest token count at which a step of so many rows stays short."""
         return self._small_step if rows <= MIXED_ROWS[-1] else None
 
     def batch(self, shape: Shape) -> Batch:
@@ -186,7 +185,7 @@ class StepGraphs:
         return self._recorded[shape][2]
 
     def replay(self, shape: Shape) -> Outcome:
-        """Run a captured shape over what its words and buffers hold now."""
+        """Replay a captured shape over the current words and buffers."""
         recorded, outcome, _ = self._recorded[shape]
         recorded.replay()
         return outcome

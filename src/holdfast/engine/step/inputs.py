@@ -1,9 +1,8 @@
-"""A step's rows as numbers: packed on the host into one run of 32-bit words, unpacked on the device as views.
+"""A step's inputs: packed on the host into one run of 32-bit words, unpacked on the device as views.
 
-One copy brings a whole step to the device, whatever it holds. A `Shape` says how many rows, tokens and
-samples the words have room for: exactly those of a step, or more, for a graph that was captured with that
-room. What is left over are rows that belong to nobody. `StepBuffers` are the tensors that the device works
-out from the words. Used by the executor, by `graphs` and by the sampler.
+One copy sends a whole step to the device. A `Shape` is the capacity of the words in rows, tokens and samples:
+exactly a step's, or more for a captured graph, in which case the rest is padding. `StepBuffers` are the
+tensors that the device derives from the words. Used by the executor, by `graphs` and by the sampler.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from torch import Tensor
 
 from holdfast.core.plan import Row
 from holdfast.core.turn import Turn
-from holdfast.kernels import Batch, Pages, PieceQueue, Pieces
+from holdfast.kernels import Batch, Least, Pages, PieceQueue, Pieces
 
 Words = NDArray[np.int32]
 
 ALIGNMENT = 4
-"""Each kind of input begins at a multiple of so many words, whatever a step's size.
+"""Alignment of each kind of input, in words, whatever a step's size.
 
-Triton compiles a kernel once for addresses that allow loads of so many words, and anew for those that do not.
+Triton compiles a variant of a kernel for each alignment of its arguments; a fixed one avoids recompilation.
 """
 
 
 class Shape(NamedTuple):
-    """Room for rows, their tokens and their samples; of a decode step each row has one of both."""
+    """Capacity in rows, tokens and samples; in a decode step each row has one of both."""
 
     rows: int
     tokens: int
@@ -40,24 +39,24 @@ class Shape(NamedTuple):
 
     @property
     def words(self) -> int:
-        """How many words a step of this shape takes."""
+        """Words of a step of this shape."""
         return sum(aligned(size) for size in self.sizes)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Words of each kind of input, in the order of `Views`."""
         rows, samples = self.rows, self.samples
-        # Seeds are first: words of 64 bits must lie where such words may.
+        # Seeds are first: 64-bit words need their alignment.
         return (2 * samples, *(samples,) * 7, rows, rows + 1, rows, rows, rows, self.tokens)
 
 
 def aligned(size: int) -> int:
-    """So many words, and those up to where the next ones may begin."""
+    """Rounded up to the alignment."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 class Limits(NamedTuple):
-    """What sizes the work of a batch: most tokens of a row, longest context, rows of one token (see `Batch`).
+    """What sizes the kernels of a batch: most tokens of a row, longest context, one-token rows (see `Batch`).
 
     `least` are the fewest tokens and rows that a captured batch may hold.
     """
@@ -65,20 +64,27 @@ class Limits(NamedTuple):
     count_max: int
     context_max: int
     rows_of_one: int
-    least: tuple[int, int] = (0, 0)
+    least: Least = Least()
+
+
+class Components(NamedTuple):
+    """Which paged components a model has."""
+
+    full: bool
+    window: bool
 
 
 class Lists(NamedTuple):
-    """What the device lists of a step's keys: pieces, a queue of them, or nothing (see `kernels.Batch`)."""
+    """The split-K lists of a step: pieces, a queue, or neither (see `kernels.Batch`)."""
 
     pieces: tuple[Pieces, ...] = ()
     queue: PieceQueue | None = None
 
 
 class Sample(NamedTuple):
-    """A token to sample: where its hidden state lies, where it will stand, its sampler row, and whose it is.
+    """A token to sample: index of its hidden state, its position, its sampler row, and its turn.
 
-    `note` is the table row that keeps the token for the next step, or the one that nobody reads.
+    `note` is the table row that stores the token for the next step, or the unused one.
     """
 
     place: int
@@ -88,7 +94,7 @@ class Sample(NamedTuple):
 
 
 class Parameters(NamedTuple):
-    """How each sampler row draws its tokens, as `kernels.sample_tokens` wants to know it."""
+    """The sampling parameters of each sampler row, as `kernels.sample_tokens` takes them."""
 
     seeds: NDArray[np.int64]
     floats: NDArray[np.float32]
@@ -96,8 +102,8 @@ class Parameters(NamedTuple):
     top_k: NDArray[np.int32]
 
 
-class Nobody(NamedTuple):
-    """What rows and samples have that only fill up a shape."""
+class Padding(NamedTuple):
+    """Padding values of rows and samples."""
 
     state: int
     sampler_row: int
@@ -106,7 +112,7 @@ class Nobody(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """The words of a step by what they are: int32, but for seeds (int64) and three floats (float32)."""
+    """The words of a step by kind: int32, except seeds (int64) and three floats (float32)."""
 
     seeds: Tensor
     temperature: Tensor
@@ -125,7 +131,7 @@ class Views:
 
 
 def views(words: Tensor, shape: Shape) -> Views:
-    """Where each kind of input lies in a step's words."""
+    """The offset of each kind of input in a step's words."""
     sizes = shape.sizes
     parts = words[: shape.words].split([aligned(size) for size in sizes])
     seeds, *others = (part[:size] for part, size in zip(parts, sizes, strict=True))
@@ -140,15 +146,15 @@ def pack(
     tables: list[int],
     samples: list[Sample],
     parameters: Parameters,
-    nobody: Nobody,
+    padding: Padding,
 ) -> None:
-    """Write a step into words of a shape that has room for it."""
+    """Write a step into words of a shape with room for it."""
     count, spare = len(rows), shape.rows - len(rows)
     unused = shape.samples - len(samples)
-    # What fills up a decode step has a token like all its rows; elsewhere it has none.
+    # Padding rows of a decode step have one token like all its rows; elsewhere they have none.
     filler = 1 if shape.decode else 0
     counts = [row.count for row in rows] + [filler] * spare
-    drawn = [sample.sampler_row for sample in samples] + [nobody.sampler_row] * unused
+    drawn = [sample.sampler_row for sample in samples] + [padding.sampler_row] * unused
     place = 0
 
     def put(values: list[int] | NDArray[Any], kind: type[np.generic] = np.int32) -> None:
@@ -163,26 +169,26 @@ def pack(
     put(parameters.top_k[drawn])
     put([sample.place for sample in samples] + [0] * unused)
     put([sample.position for sample in samples] + [0] * unused)
-    put([sample.note for sample in samples] + [nobody.note] * unused)
+    put([sample.note for sample in samples] + [padding.note] * unused)
     put(tables + [-1] * spare)
     put(list(accumulate(counts, initial=0)))
     put([row.start + row.count for row in rows] + [filler] * spare)
     states = [row.state for row in rows]
     put([-1 if state is None or state[0] is None else state[0] for state in states] + [-1] * spare)
-    put([nobody.state if state is None else state[1] for state in states] + [nobody.state] * spare)
+    put([padding.state if state is None else state[1] for state in states] + [padding.state] * spare)
     tokens: list[int] = []
     for row in rows:
         tokens += row.tokens
         if len(row.tokens) < row.count:
             tokens.append(-1)
     put(tokens + [0] * (shape.tokens - len(tokens)))
-    assert count <= shape.rows and place == shape.words, "a step must fit its shape"
+    assert count <= shape.rows and place == shape.words, "the step exceeds its shape"
 
 
 class StepBuffers:
-    """What the device works out from a step's words: tokens, positions, tables and places to write.
+    """What the device derives from a step's words: tokens, positions, tables and slots.
 
-    Sized for a largest step; a smaller one takes a part of each.
+    Sized for the largest step; a smaller one takes a part of each.
     """
 
     def __init__(
@@ -190,9 +196,9 @@ class StepBuffers:
         device: torch.device,
         shape: Shape,
         width: int,
-        components: tuple[bool, bool],
+        components: Components,
     ) -> None:
-        """`components`: whether there are full and window pages, whose tables have `width` columns."""
+        """The tables of the components have `width` columns."""
 
         def integers(*sizes: int, kind: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(sizes, dtype=kind, device=device)

@@ -1,7 +1,7 @@
-"""How much memory a step takes beside weights and pools: measured, not guessed.
+"""The memory of a step beside weights and pools, measured.
 
-`step_bytes` runs the largest step that the options allow on a GPU, over pages of nobody, and answers what it
-took at its height. The kernels of large steps are compiled on the way. Called by `memory_plan`.
+`step_bytes` runs the largest step that the options allow on a GPU, over unowned pages, and returns its peak
+memory. This also compiles the kernels of large steps. Called by `memory_plan`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.models.model import Model
 
 @torch.inference_mode()
 def step_bytes(model: Model, options: EngineOptions) -> int:
-    """Bytes that the largest step needs for its activations and logits; 0 where memory is not a pool."""
+    """Peak bytes of activations and logits of the largest step; 0 on a device without a memory pool."""
     if model.device.type != "cuda":
         return 0
     tokens = max(2, min(options.step_tokens, model.context_length))
@@ -35,7 +35,7 @@ def step_bytes(model: Model, options: EngineOptions) -> int:
     torch.cuda.synchronize(model.device)
     torch.cuda.reset_peak_memory_stats(model.device)
     before = torch.cuda.memory_allocated(model.device)
-    # One row decodes and one is filled in: both kinds of kernels run.
+    # One decode row and one prefill row: both kinds of kernels run.
     hidden = model.forward(_batch(model, options, [1, tokens - 1]), memory)
     rows = min(options.max_running, tokens)
     logits = model.logits(hidden[:rows]).float()
@@ -49,7 +49,7 @@ def step_bytes(model: Model, options: EngineOptions) -> int:
 
 
 def _batch(model: Model, options: EngineOptions, counts: list[int]) -> Batch:
-    """Rows of these lengths from position 0 on, each in pages of its own."""
+    """Rows of these lengths from position 0 on, each in its own pages."""
     shape, size = model.memory_shape, options.page_size
     units: list[list[int]] = []
     for count in counts:

@@ -1,11 +1,10 @@
 """One token for each row of logits, for a whole batch at once.
 
 A `BatchSampler` keeps the parameters of every batch row: the executor admits a row when its turn begins,
-samples it in any steps and any company, and releases it. A row's token is a function of its own logits,
-history, seed and position alone. Nothing here waits for the device: tokens stay tensors, and a row whose
-logits are not finite gets -1. Rows that need no more than their parameters are drawn inside a graph, which
-reads them from the step's words; the others, with penalties, biases or log-probabilities, are sampled by
-`sample`. Called by the executor.
+samples it in any batch, and releases it. A row's token is a function of its own logits, history, seed and
+position alone. Nothing here synchronises with the device: tokens stay tensors, and a row with non-finite
+logits gets -1. Plain rows are sampled inside a graph, which reads their parameters from the step's words;
+rows with penalties, biases or log-probabilities are sampled by `sample`. Called by the executor.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from holdfast.engine.step.inputs import Parameters
 from holdfast.kernels import sample_tokens
 
 COLDEST = 1e-5
-"""Below this temperature a row takes the most likely token: logits over it would be lost in rounding."""
+"""Below this temperature sampling is greedy: logits over it would be lost in rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The tokens of a step's rows, int64 [rows], -1 where a row's logits were not finite.
+    """The tokens of a step's rows, int64 [rows], -1 for rows with non-finite logits.
 
-    `logprob_rows` are the places (in the step) of the rows that asked for log-probabilities; for those,
+    `logprob_rows` are the indices (in the step) of the rows that asked for log-probabilities; for those,
     `logprobs` [rows asked] are of the sampled tokens, `top_ids` and `top_logprobs` [rows asked, most asked]
     of the most likely ones, best first. All are of the model's own distribution.
     """
@@ -45,18 +44,18 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What a row needs besides its place in the parameter tensors."""
+    """A row's sampling state beside the parameter tensors."""
 
     sampling: Sampling
     penalised: bool
     end_tokens: Tensor | None
-    """Tokens that may not come before `free_position`."""
+    """Tokens that are banned before `free_position`."""
     free_position: int
     bias_tokens: Tensor | None
     bias_values: Tensor | None
 
     def special(self, position: int) -> bool:
-        """Whether a token at a position takes more than the row's parameters."""
+        """Whether a token at a position needs more than the row's parameters."""
         return (
             self.penalised
             or self.bias_tokens is not None
@@ -66,13 +65,13 @@ class _Row:
 
 
 class BatchSampler:
-    """The sampling state of `rows` batch rows over a vocabulary; row `nobody` is always there and greedy."""
+    """The sampling state of `rows` batch rows and a greedy padding row, over a vocabulary."""
 
     def __init__(self, rows: int, vocabulary: int, device: torch.device) -> None:
         self._vocabulary = vocabulary
         self._device = device
         self._rows: list[_Row | None] = [None] * rows
-        self.nobody = rows
+        self.padding_row = rows
         self.parameters = Parameters(
             np.zeros(rows + 1, dtype=np.int64),
             np.zeros((3, rows + 1), dtype=np.float32),
@@ -91,17 +90,17 @@ class BatchSampler:
         generated: Sequence[int] = (),
         end_tokens: Sequence[int] = (),
     ) -> None:
-        """Takes a row. `sampling` has its defaults filled in; `generated` is what the turn said so far.
+        """Admit a row. `sampling` has its defaults filled in; `generated` are the turn's tokens so far.
 
-        `end_tokens` end the turn and are kept from coming before `min_tokens` tokens have been generated.
+        `end_tokens` end the turn and are banned before `min_tokens` tokens.
         """
-        assert self._rows[row] is None, f"row {row} is taken"
+        assert self._rows[row] is None, f"row {row} is already admitted"
         assert sampling.top_p is not None
         assert sampling.top_k is not None and sampling.min_p is not None
         assert sampling.repetition_penalty is not None and sampling.seed is not None
         self.parameters.seeds[row] = sampling.seed
         self.parameters.floats[:, row] = _heat(sampling), sampling.top_p, sampling.min_p
-        # All of the vocabulary and more is as good as no limit.
+        # top_k of the vocabulary or more is no limit.
         self.parameters.top_k[row] = min(max(0, sampling.top_k), self._vocabulary)
         self._penalties[:, row] = (
             sampling.repetition_penalty,
@@ -113,7 +112,7 @@ class BatchSampler:
         )
         if penalised:
             self._remember(row, prompt, generated)
-        # A checkpoint may name ends that its model cannot say.
+        # A checkpoint may name end tokens outside the vocabulary.
         ends = [token for token in (*end_tokens, *sampling.stop_token_ids) if token < self._vocabulary]
         bias = sampling.logit_bias
         self._rows[row] = _Row(
@@ -126,31 +125,31 @@ class BatchSampler:
         )
 
     def release(self, row: int) -> None:
-        """Gives a row back; its parameters are those of nobody."""
-        assert self._rows[row] is not None, f"row {row} is not taken"
+        """Release a row and reset its parameters to the padding values."""
+        assert self._rows[row] is not None, f"row {row} is not admitted"
         self._rows[row] = None
 
     def plain(self, rows: Sequence[int], positions: Sequence[int]) -> bool:
-        """Whether all rows need no more than their parameters, so that a graph can draw their tokens."""
+        """Whether all rows need only their parameters, so that a graph can sample them."""
         return not any(
             self._state(row).special(position) for row, position in zip(rows, positions, strict=True)
         )
 
     def counts(self, row: int) -> bool:
-        """Whether a row keeps account of its tokens, so that one sampled in vain must be forgotten."""
+        """Whether a row counts its tokens, so that a token of a lost step must be uncounted."""
         return self._state(row).penalised
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[int], positions: Sequence[int]) -> Sampled:
         """The next token of each row from float32 logits [rows, vocabulary].
 
-        `positions` are where in their sequences the tokens will stand, the prompt included. The logits may be
-        changed in place.
+        `positions` are the tokens' positions in their sequences, prompt included. The logits may be changed
+        in place.
         """
         assert logits.shape == (len(rows), self._vocabulary)
         states = [self._state(row) for row in rows]
         asked = tuple(index for index, state in enumerate(states) if state.sampling.logprobs is not None)
-        # Lists of places are brought here: an index that torch makes of one waits for all that was launched.
+        # Indices are copied explicitly: an index tensor made by torch from a list synchronises.
         places = self._integers(asked) if asked else None
         plain = None if places is None else torch.log_softmax(logits.index_select(0, places), dim=-1)
         self._adjust(logits, states, rows, positions)
@@ -175,7 +174,7 @@ class BatchSampler:
 
     def _state(self, row: int) -> _Row:
         state = self._rows[row]
-        assert state is not None, f"row {row} is not taken"
+        assert state is not None, f"row {row} is not admitted"
         return state
 
     def _adjust(
@@ -185,7 +184,7 @@ class BatchSampler:
         rows: Sequence[int],
         positions: Sequence[int],
     ) -> None:
-        """Penalties, bias and the ban of early ends, in place, for the rows that have them."""
+        """Apply penalties, biases and banned end tokens in place, for the rows that have them."""
         penalised = [place for place, state in enumerate(states) if state.penalised]
         if penalised:
             places, mine = self._integers(penalised), [rows[place] for place in penalised]
@@ -197,7 +196,7 @@ class BatchSampler:
                 logits[place].index_fill_(0, state.end_tokens, -torch.inf)
 
     def _penalise(self, logits: Tensor, rows: list[int]) -> Tensor:
-        """Repetition divides or multiplies what was seen, the others subtract for what was generated."""
+        """Repetition scales the logits of seen tokens, the others subtract for generated ones."""
         assert self._seen is not None and self._generated_counts is not None
         index = self._integers(rows)
         repetition, frequency, presence = self._brought(self._penalties[:, rows]).unsqueeze(2).unbind()
@@ -208,7 +207,7 @@ class BatchSampler:
         return logits - presence * (counts > 0)
 
     def _remember(self, row: int, prompt: Sequence[int], generated: Sequence[int]) -> None:
-        """Counts what a penalised row has seen; the tables exist only once a row needs them."""
+        """Count the tokens of a penalised row; the tables are allocated with the first such row."""
         if self._generated_counts is None or self._seen is None:
             size = (len(self._rows), self._vocabulary)
             self._generated_counts = torch.zeros(size, dtype=torch.int32, device=self._device)
@@ -231,7 +230,7 @@ class BatchSampler:
         self._generated_counts.index_put_((index, said), ones, accumulate=True)
 
     def _brought(self, values: NDArray[Any]) -> Tensor:
-        """A copy of numbers of the host on the device, row by row: NumPy picks columns into columns."""
+        """A host array copied to the device, row by row."""
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device, non_blocking=True)
 
     def _integers(self, values: Sequence[int]) -> Tensor:
@@ -242,7 +241,7 @@ class BatchSampler:
 def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities of given tokens [rows] under logits [rows, vocabulary], and of the `top` best ones.
 
-    Answers (of the tokens, ids of the best, their values): what prompt log-probabilities are made of.
+    Returns (of the tokens, ids of the best, their values), for prompt log-probabilities.
     """
     values = torch.log_softmax(logits.float(), dim=-1)
     best = values.topk(top, dim=-1)
@@ -250,6 +249,6 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Te
 
 
 def _heat(sampling: Sampling) -> float:
-    """The temperature that a row is drawn with; 0: the most likely token."""
+    """The effective temperature of a row; 0: greedy."""
     assert sampling.temperature is not None
     return sampling.temperature if sampling.temperature >= COLDEST else 0.0

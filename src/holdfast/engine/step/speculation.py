@@ -1,12 +1,12 @@
-"""Guesses for a turn's next tokens, from what it has read and said before.
+"""N-gram speculation: drafts for a turn's next tokens from its own history.
 
-Text that repeats itself (code that is edited, passages that are quoted) is guessed by looking for the last
-few tokens further up and proposing what followed them there. The executor computes the guesses with the
-token that is due and keeps those that the model says itself; since what is sampled is a function of logits,
-seed and position, a turn says the very tokens that it would have said without guesses.
+Text that repeats itself (edited code, quotations) is predicted by finding the last few tokens earlier in the
+history and proposing what followed them. The executor computes the drafts together with the next token and
+keeps those that the model agrees with; sampling is a function of logits, seed and position, so a turn's
+tokens are the same with and without speculation.
 
-A guess that fails costs a part of a step. So a turn that guesses badly pauses, twice as long each time, and
-one that guesses well guesses further. The loop makes a `Speculator` and the core's planner calls it.
+A rejected draft costs part of a step. A turn whose drafts are rejected pauses, twice as long each time; one
+whose drafts are accepted drafts more. The loop makes a `Speculator`, and the core's planner calls it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from holdfast.core.turn import Turn
 from holdfast.engine.sampling import Sampling
 
 GRAM = 3
-"""Tokens that must be equal before what followed them is proposed."""
+"""Length of the n-gram that must match."""
 
 LENGTH_FIRST, LENGTH_MAX = 3, 12
 PAUSE_MAX = 64
 TRACES_MAX = 1024
 HISTORY_MAX = 32_768
-"""Tokens of a history that are looked through; what lies further back is not worth the time."""
+"""Tokens of history that are indexed; older ones are not worth the time."""
 
 Gram = tuple[int, int, int]
 
 
 @dataclass(slots=True)
 class Trace:
-    """What a turn's guesses have come to, and where its history can be looked up.
+    """A turn's acceptance record and its index.
 
-    `places` leads from three tokens to the place after them, where they were seen last. It covers the
-    history up to `seen`. `pending` are the guesses made last, for the places from `asked` on.
+    `places` maps a trigram to the position after its last occurrence. It covers the history up to `seen`.
+    `pending` are the last drafts, for the positions from `asked` on.
     """
 
     places: dict[Gram, int] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Trace:
 
 
 class Speculator:
-    """Proposes tokens for the turns of one engine; a `core.planner.Proposer`."""
+    """Proposes drafts for the turns of one engine; a `core.planner.Proposer`."""
 
     __slots__ = ("_sampling_of", "_traces", "accepted", "proposed")
 
@@ -60,7 +60,7 @@ class Speculator:
         self.accepted = 0
 
     def __call__(self, session: Session, turn: Turn) -> list[int]:
-        """Guesses for the tokens after those that the session knows; empty where none are worth it."""
+        """Drafts for the tokens after the session's known ones; empty where none are worth it."""
         trace = self._traces.get(turn.number)
         if trace is None:
             if _penalised(self._sampling_of(turn)):
@@ -77,18 +77,18 @@ class Speculator:
         return guesses
 
     def release(self, turn: Turn) -> None:
-        """A turn is over: nothing will be looked up for it any more."""
+        """Drop the trace of a finished turn."""
         self._traces.pop(turn.number, None)
 
     def _trace(self, turn: Turn) -> Trace:
-        """A trace for a new turn; those of the oldest turns are let go."""
+        """A trace for a new turn; those of the oldest turns are evicted."""
         while len(self._traces) >= TRACES_MAX:
             del self._traces[next(iter(self._traces))]
         trace = self._traces[turn.number] = Trace()
         return trace
 
     def _learn(self, trace: Trace, tokens: TokenLog) -> None:
-        """See how the last guesses fared: guess further, or less, or pause."""
+        """Update the record with the last drafts: draft more, or less, or pause."""
         if not trace.pending:
             return
         made, trace.pending = trace.pending, []
@@ -109,9 +109,9 @@ class Speculator:
             trace.next_pause = min(PAUSE_MAX, 2 * trace.next_pause)
 
     def _read(self, trace: Trace, tokens: TokenLog) -> None:
-        """Take what is new in the history into the index; what follows the last tokens is not known yet."""
+        """Index the new history; what follows the last tokens is unknown yet."""
         length = len(tokens)
-        # After a retraction the history may be shorter: places past its end are never followed.
+        # After a retraction the history may be shorter: positions past its end are never followed.
         first = max(min(trace.seen, length), GRAM, length - HISTORY_MAX)
         trace.seen = length
         if first >= length:
@@ -130,11 +130,11 @@ class Speculator:
         if place is None or place >= length:
             return []
         found = tokens.slice(place, min(length, place + trace.length))
-        # Where the text goes round in a circle, what was found goes on as it began.
+        # In periodic text the match overlaps the end: continue periodically.
         return [found[index % len(found)] for index in range(trace.length)]
 
 
 def _penalised(sampling: Sampling) -> bool:
-    """Whether a token's chance depends on the tokens just before it, in ways that guesses would disturb."""
+    """Whether sampling depends on the preceding tokens in ways that drafts would disturb."""
     repeated = sampling.repetition_penalty not in (None, 1.0)
     return repeated or bool(sampling.frequency_penalty or sampling.presence_penalty)

@@ -1,9 +1,9 @@
-"""How attention's keys are shared out over a GPU: the lists that a step's kernels fill and read.
+"""Split-K of attention: the lists that a step's kernels fill and read.
 
-Contexts of very different lengths stand in one step. So that none keeps the others waiting, and one graph
-serves them all, the device cuts the keys of each step into pieces: for programs that have one each (see
-`kernels.Pieces`), or for programs that take one after another (`kernels.PieceQueue`), where there is a kernel
-that does. The lists lie in the same place for every step. Used by the executor.
+A step has contexts of very different lengths. To balance them, and to serve them all with one graph, the
+device splits the keys of each step into pieces: one per program (see `kernels.Pieces`), or taken in turn by
+persistent programs (`kernels.PieceQueue`), where there is a kernel for it. The lists have fixed addresses.
+Used by the executor.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from holdfast.kernels import PIECE_FIELDS, PieceQueue, Pieces, build_queue, take
 from holdfast.models.config import AttentionConfig, ModelConfig
 
 LOW_TILE, HIGH_TILE = 16, 64
-"""Rows of the matrix that a tile of a short row is, and one of a longer row: tokens times query heads."""
+"""Matrix rows of a tile of a short row, and of a longer row: tokens times query heads."""
 
 SHORT_ROW = 64
-"""Tokens up to which a row is short: it waits for its keys, as rows of one token do, and not for products."""
+"""Tokens up to which a row is short: bound by reading keys, like one-token rows, not by products."""
 
 FILLING = 4
-"""Pieces for each multiprocessor that a device is filled with."""
+"""Pieces per multiprocessor that fill a device."""
 
 QUEUED_ROWS = 96
-"""Rows up to which a decode step takes pieces from a queue: more fill the device evenly with a piece each."""
+"""Rows up to which a decode step uses a queue: more rows fill the device evenly with one piece each."""
 
 
 class Sharing:
-    """The lists for steps of at most one shape."""
+    """The lists for steps up to one shape."""
 
     def __init__(
         self, attention: AttentionConfig, largest: Shape, device: torch.device, queue: PieceQueue | None
@@ -45,9 +45,9 @@ class Sharing:
         self._arrived = torch.zeros(self._lines * attention.kv_heads, dtype=torch.int32, device=device)
 
     def lists(self, shape: Shape) -> Lists:
-        """The lists of one shape: a queue where there is one with room for it, unless many rows decode.
+        """The lists of one shape: a queue with room for it, unless many rows decode; else pieces.
 
-        Else pieces; a step that is too large for both fills the device anyway, and has none.
+        A step too large for both fills the device anyway, and has none.
         """
         queue = None
         if self._queue is not None and not (shape.decode and shape.rows > QUEUED_ROWS):
@@ -55,7 +55,7 @@ class Sharing:
         return Lists(queue=queue) if queue is not None else Lists(self._pieces(shape))
 
     def _pieces(self, shape: Shape) -> tuple[Pieces, ...]:
-        """Of short rows, and of longer ones where the shape may have any."""
+        """Lists of short rows, and of longer ones where the shape may have any."""
         if shape.decode:
             lines = shape.rows + self._wanted
             return (Pieces(self._listed[0, :lines], self._arrived, self._queries[0], self._wanted),)
@@ -74,7 +74,7 @@ class Sharing:
 def sharing_for(
     config: ModelConfig, largest: Shape, page_size: int, dtype: torch.dtype, device: torch.device
 ) -> Sharing | None:
-    """What a model's full attention needs, where it has any and runs on a GPU."""
+    """The lists for a model's full attention, if it has any and runs on a GPU."""
     mixers = [mixer for layer in config.layers for mixer in layer.mixers]
     full = [mixer for mixer in mixers if isinstance(mixer, AttentionConfig) and mixer.window is None]
     if not full or device.type != "cuda":

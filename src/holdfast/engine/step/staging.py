@@ -1,8 +1,8 @@
-"""What passes between the host and the device in a step: words on the way in, tokens on the way out.
+"""Transfers between host and device in a step: words in, tokens out.
 
-Neither direction waits. Words lie in pinned memory that is used again once the device has read it; tokens
-arrive in pinned memory, which is kept until they have, and are waited for when somebody needs them. Kernels
-carry both: copy engines take longer to begin. On a CPU there is nothing to carry. Used by the executor.
+Neither direction blocks. Words lie in pinned memory that is reused once the device has read it; tokens arrive
+in pinned memory, and `tokens` waits for them. Kernels do both transfers: copy engines have more latency. On a
+CPU there is no transfer. Used by the executor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Arrival:
         self._event = event
 
     def wait(self) -> list[int]:
-        """The tokens, once they are there."""
+        """Wait for the tokens and return them."""
         if self._event is not None:
             self._event.synchronize()
         tokens: list[int] = self._tokens.tolist()
@@ -35,7 +35,7 @@ class Arrival:
 
 
 class _Buffer:
-    """Pinned words, and when the device will have read them."""
+    """Pinned words, and the event after which the device has read them."""
 
     __slots__ = ("read", "words")
 
@@ -45,7 +45,7 @@ class _Buffer:
 
 
 class Staging:
-    """The way to one device and back."""
+    """The staging buffers of one device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -55,9 +55,9 @@ class Staging:
         self._arriving: list[tuple[Tensor, torch.cuda.Event]] = []
 
     def pin(self, memory: Memory | None) -> None:
-        """Let the device address a host tier, so that nobody waits for moves.
+        """Register a host tier's memory with the device (pinning), so that moves are asynchronous.
 
-        It does so until nobody uses this object any more: the tier's memory is given back after that.
+        It is unregistered when this object is finalised, before the tier's memory is freed.
         """
         if memory is None or not self._pinned:
             return
@@ -70,7 +70,7 @@ class Staging:
         for storage in storages:
             address = storage.data_ptr()
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, storage.nbytes, 0))
-        # A process that ends gives back everything.
+        # At process exit the system unregisters everything.
         weakref.finalize(self, _unpin, storages).atexit = False  # type: ignore[misc]
 
     def words(self, size: int) -> Tensor:
@@ -87,7 +87,7 @@ class Staging:
         return found.words[:size]
 
     def send(self, words: Tensor, target: Tensor | None) -> Tensor:
-        """Bring filled-in words to the device: to the front of `target`, or to a place of their own."""
+        """Copy filled-in words to the device: to the front of `target`, or to a new tensor."""
         if target is None:
             if not self._pinned:
                 return words
@@ -99,26 +99,26 @@ class Staging:
         return target
 
     def fetch(self, tokens: Tensor) -> Arrival:
-        """Bring tokens to the host."""
+        """Copy tokens to the host."""
         if not self._pinned:
             return Arrival(tokens.clone(), None)
         arrived = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
         kernels.carry(tokens, arrived)
         event = torch.cuda.Event()
         event.record()
-        # The allocator does not know that a kernel writes there, and not everybody waits for tokens.
+        # The allocator does not know that a kernel writes there, and not every caller waits.
         self._arriving = [(each, written) for each, written in self._arriving if not written.query()]
         self._arriving.append((arrived, event))
         return Arrival(arrived, event)
 
 
 def _unpin(storages: list[Tensor]) -> None:
-    """The device forgets the addresses of a tier, whose memory is still there."""
+    """Unregister a tier's memory, which still exists."""
     for storage in storages:
         torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(storage.data_ptr()))
 
 
 def fill(words: Tensor) -> Words:
-    """The words as an array that Python fills quickly."""
+    """The words as a NumPy array, which Python fills faster."""
     array: Words = words.numpy()
     return array

@@ -1,4 +1,4 @@
-"""How many tokens a step may have: large steps for inputs alone, small ones beside answers."""
+"""The token budget of a step: large for inputs alone, small beside decoding."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ __all__ = ["step_tokens"]
 
 
 def step_tokens(registry: Registry, small: int | None, most: int) -> int:
-    """How many tokens the next step may have; `small` is the size of a small step, where there are any.
+    """The token budget of the next step; `small` is the size of a small step, if there is one.
 
-    A long input that nobody waits beside goes in large steps. Where answers are being generated, or all
-    inputs are short, steps are small: inputs then ride along with the answers, at next to no cost, and no
-    answer stands still for somebody else's input.
+    Long inputs alone go in large steps. While turns decode, or if all inputs are short, steps are small:
+    inputs then run beside decoding at almost no cost, and no answer stalls for another turn's input.
     """
     if small is None or small >= most:
         return most

@@ -1,10 +1,9 @@
-"""Block tables that stay on the device: one row a sequence, changed by what a plan says changed.
+"""Block tables on the device: one row per sequence, updated with each plan's changes.
 
-A sequence's row lives as long as the sequence, idle or not, so a turn on a long history sends only its new
-entries. Changes are collected, travel with a step's words, and are applied together, in one launch a table.
-Rows and columns grow by doubling.
-The token that a sequence sampled last is kept here too, for a row that was planned before it was known; that
-tensor never moves, so that graphs may write to it.
+A sequence keeps its row while it exists, idle or not, so a turn on a long history sends only its new entries.
+Changes are collected, sent with a step's words, and applied in one launch per table. Rows and columns grow by
+doubling. The last sampled token of each sequence is kept here too, for a row that was planned before it was
+known; that tensor never moves, so that graphs can write to it.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from holdfast.core.plan import TableChange
 from holdfast.kernels import StepTables
 
 ROWS_MAX = 1 << 17
-NOBODY = ROWS_MAX
-"""The place of sampled tokens that no sequence will ask for."""
+UNUSED_ROW = ROWS_MAX
+"""The index of sampled tokens that are never read."""
 
 _Change = tuple[int, int, list[int]]
 
 
 class BlockTables:
-    """The tables of one model's sequences, by the number that plans name them with."""
+    """The tables of one model's sequences, by the number that plans use for them."""
 
     __slots__ = ("_changes", "_device", "_free", "_rows", "_sampled", "_tables", "_used")
 
@@ -42,7 +41,7 @@ class BlockTables:
         self._sampled = torch.zeros(ROWS_MAX + 1, dtype=torch.int64, device=device)
 
     def row(self, number: int) -> int:
-        """The row of a sequence, given to it at the first asking."""
+        """The row of a sequence, assigned on first use."""
         row = self._rows.get(number)
         if row is None:
             if not self._free:
@@ -51,14 +50,14 @@ class BlockTables:
         return row
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Sequences are gone: their rows are free."""
+        """Free the rows of closed sequences."""
         for number in numbers:
             row = self._rows.pop(number, None)
             if row is not None:
                 self._free.append(row)
 
     def change(self, number: int, change: TableChange) -> None:
-        """Note what a plan says changed in a sequence's tables; `apply` carries it out."""
+        """Record a plan's changes to a sequence's tables; `apply` writes them."""
         row = self.row(number)
         if self._used[0] and change.full:
             self._changes[0].append((row, change.first, change.full))
@@ -66,12 +65,12 @@ class BlockTables:
             self._changes[1].append((row, change.window_first, change.window))
 
     def discard(self) -> None:
-        """Forget what was noted and not carried out: that step failed, and the core says it all again."""
+        """Discard recorded changes: their step failed, and the core sends them again."""
         for changes in self._changes:
             changes.clear()
 
     def pack(self) -> NDArray[np.int32]:
-        """All changes that were noted as words for `apply`: of each table the places, then the units."""
+        """All recorded changes as words for `apply`: per table the indices, then the units."""
         words: list[NDArray[np.int32]] = []
         for component, changes in enumerate(self._changes):
             end = max((first + len(units) for _, first, units in changes), default=0)
@@ -85,24 +84,24 @@ class BlockTables:
         return np.concatenate(words) if words else np.empty(0, dtype=np.int32)
 
     def apply(self, words: Tensor) -> None:
-        """Carry out what `pack` packed last, each place once: a GPU writes them in no order."""
+        """Write the changes packed last, each index once: a GPU writes in no particular order."""
         for table, changes in zip(self._tables, self._changes, strict=True):
             count = sum(len(units) for _, _, units in changes)
             mine, words = words[: 2 * count], words[2 * count :]
             if count:
                 kernels.change_tables(mine.view(2, count), table)
             changes.clear()
-        assert not words.numel(), "words of other changes"
+        assert not words.numel(), "words of another pack"
 
     def step_tables(self, reserved_full: int, reserved_window: int) -> StepTables:
-        """The tables as the kernels read them, with every change carried out."""
+        """The tables for the kernels, with all changes applied."""
         assert not self._changes[0] and not self._changes[1], "changes must be applied first"
         full, window = (table if used else None for table, used in zip(self._tables, self._used, strict=True))
         return StepTables(self._sampled, full, window, reserved_full, reserved_window)
 
     @property
     def sampled(self) -> Tensor:
-        """The token that each row's sequence sampled last, int64; the last place is nobody's."""
+        """The last sampled token of each row's sequence, int64; the last index is unused."""
         return self._sampled
 
     def _widen(self, component: int, end: int) -> None:
@@ -116,7 +115,7 @@ class BlockTables:
     def _grow_rows(self) -> None:
         count = self._tables[0].shape[0]
         if count >= ROWS_MAX:
-            raise RuntimeError(f"more than {ROWS_MAX} sequences are alive")
-        # The rows are there before anybody may have one: the device may have no room for them.
+            raise RuntimeError(f"more than {ROWS_MAX} sequences exist")
+        # Grow first: the device may run out of memory.
         self._tables = [torch.cat((table, torch.zeros_like(table))) for table in self._tables]
         self._free = list(range(2 * count - 1, count - 1, -1))

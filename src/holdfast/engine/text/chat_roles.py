@@ -1,10 +1,10 @@
-"""Which messages a chat template shows: none may vanish between a client and the model.
+"""Checks that a chat template renders every message: none may be dropped silently.
 
-Templates pass over roles that they do not know, some of them only in some places: a system message that is
-not the first, a tool's answer without a call. What a template shows depends on the roles and their order, so
-it is found out by rendering marks in place of the texts, once for each order of roles. A `developer` message
-becomes the system's where the template does not show it as it is, or refuses it; any other message that is
-not shown is refused with its place. Used by `chat_template`.
+Templates skip roles that they do not know, some only in some positions: a system message that is not the
+first, a tool result without a call. What a template renders depends on the sequence of roles, so it is probed
+by rendering markers in place of the texts, once per sequence of roles. A `developer` message becomes a
+`system` message where the template skips or refuses it; any other skipped message is rejected with its index.
+Used by `chat_template`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Message = Mapping[str, Any]
 
 SHAPES_KEPT = 1024
 SHAPE_MESSAGES_MAX = 64
-"""Orders of roles that are remembered, and how long they may be; longer ones are rendered each time."""
+"""Cached role sequences, and their longest; longer ones are probed each time."""
 
 Roles = tuple[str, ...]
 
@@ -27,38 +27,38 @@ _MARK = re.compile("\ue001[0-9]+\ue001")
 
 
 class ChatTemplateError(ValueError):
-    """A template cannot be used, or refuses the messages that it was given."""
+    """A template is unusable, or refuses its messages."""
 
 
 class MessagesRefused(ChatTemplateError):
-    """A template refuses the messages that it was given."""
+    """A template refuses its messages."""
 
 
 class ShownRoles:
-    """What one template shows; `render` is the template itself, and raises `MessagesRefused` for some."""
+    """Which messages one template renders; `render` is the template and may raise `MessagesRefused`."""
 
     def __init__(self, render: Callable[[Sequence[Message]], str]) -> None:
         self._render = render
         self._shapes: dict[Roles, tuple[Roles, int | None]] = {}
 
     def fitted(self, messages: Sequence[Message], known: int = 0) -> Sequence[Message]:
-        """The messages under roles that the template shows; raises for the first that it would leave out.
+        """The messages with roles that the template renders; raises for the first that it would skip.
 
-        The first `known` messages are not the client's: places count from behind them.
+        The first `known` messages are not the client's: indices in errors count from behind them.
         """
         roles = tuple(str(message["role"]) for message in messages)
         shown, lost = self._shape(roles)
         if lost is not None and lost >= known:
             raise ChatTemplateError(
-                f"messages[{lost - known}]: the model's chat template leaves out a message of role "
-                f"{roles[lost]} here; give it another role or place"
+                f"messages[{lost - known}]: the model's chat template skips a message of role "
+                f"{roles[lost]} here; give it another role or position"
             )
         if shown == roles:
             return messages
         return [{**message, "role": role} for message, role in zip(messages, shown, strict=True)]
 
     def _shape(self, roles: Roles) -> tuple[Roles, int | None]:
-        """The roles to use in place of these, and the place of a message that is not shown under them."""
+        """The roles to use in place of these, and the index of a message that is skipped even then."""
         known = self._shapes.get(roles)
         if known is not None:
             return known
@@ -75,13 +75,13 @@ class ShownRoles:
             try:
                 lost = self._first_lost(tried)
             except MessagesRefused:
-                continue  # It says why when it gets the messages themselves.
+                continue  # The render of the actual messages raises with the reason.
             if lost is None:
                 return tried, None
         return roles, lost
 
     def _first_lost(self, roles: Roles) -> int | None:
-        """The place of the first message that the template does not show."""
+        """The index of the first message that the template skips."""
         marks = [f"\ue001{place}\ue001" for place in range(len(roles))]
         rendered = self._render(
             [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]

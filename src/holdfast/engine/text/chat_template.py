@@ -1,9 +1,9 @@
-"""Chat templates: messages in, the text that the model was trained to see out.
+"""Chat templates: from messages to the model's prompt text.
 
-Templates are Jinja programs that come with a model, so they run in Jinja's immutable sandbox with caps on
-the size of the template, of what it renders and of what it may multiply. The names and filters are those that
-templates written for Hugging Face models expect. Sessions are append-only: `continuation` renders what a new
-turn adds after what was said, and never rewrites it. Used by `tokenizer`.
+Templates are untrusted Jinja programs that come with a model, so they run in Jinja's immutable sandbox with
+limits on the size of the template, its output and its products. Names and filters are those of Hugging Face's
+templates. Sessions are append-only: `continuation` renders only the text that a new turn adds after the
+assistant's last answer. Used by `tokenizer`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["ChatTemplate", "ChatTemplateError", "Message"]
 TEMPLATE_CHARACTERS_MAX = 1 << 20
 OUTPUT_CHARACTERS_MAX = 1 << 24
 PRODUCT_MAX = 1 << 20
-"""Largest string or list that a template may make by multiplication, and largest power."""
+"""Limit of strings and lists that a template makes by multiplication, and of powers."""
 
 _MARK = "\ue000said\ue000"
-"""Stands for what the assistant said; of private-use characters, which no template treats in its own way."""
+"""Marks the assistant's answer; private-use characters, which templates do not treat specially."""
 
 
 class _Generation(jinja2.ext.Extension):
-    """The tag that some templates put around what the assistant says; it changes nothing here."""
+    """The `generation` tag that some templates put around the assistant's answers; it has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -43,7 +43,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """No attribute of Python's insides, no change of what is passed in, no huge products."""
+    """The sandbox: no private attributes, no mutation of arguments, no huge products."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -56,14 +56,15 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             counts = [value for value in values if isinstance(value, int)]
             limited = not sizes or max(sizes) * max(counts, default=1) <= PRODUCT_MAX
         if not limited:
-            raise jinja2.exceptions.SecurityError(f"a product of that size is not allowed ({operator})")
+            raise jinja2.exceptions.SecurityError(f"the result of {operator} is too large")
         return super().call_binop(context, operator, left, right)
 
 
 @jinja2.pass_context
 def _as_it_is(_context: jinja2.runtime.Context, value: Any) -> Any:
-    """What a template writes. Since it asks for the context, Jinja computes no constants when it compiles a
-    template, where nothing bounds them."""
+    """A no-op finalizer. It takes the context, which keeps Jinja from folding constants at compile time,
+    where no limit applies.
+    """
     return value
 
 
@@ -113,10 +114,10 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
-        """The text of a whole conversation; `variables` are handed to the template as they are.
+        """The text of a whole conversation; `variables` are passed to the template.
 
-        No message is left out: one that the template would not show is refused. Where it knows no role
-        `developer`, such messages are the system's.
+        A message that the template would skip is rejected. `developer` messages become `system` where the
+        template does not know that role.
         """
         return self._rendered(
             self._roles.fitted(messages), add_generation_prompt=add_generation_prompt, **variables
@@ -125,7 +126,7 @@ class ChatTemplate:
     def _rendered(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
-        """What the template makes of messages, whatever it leaves out."""
+        """Render messages, without the check for skipped ones."""
         names = {**self._tokens, **variables}
         pieces: list[str] = []
         size = 0
@@ -142,9 +143,9 @@ class ChatTemplate:
         except ChatTemplateError:
             raise
         except MemoryError:
-            raise ChatTemplateError("the chat template needs too much memory for these messages") from None
+            raise ChatTemplateError("the chat template runs out of memory for these messages") from None
         except RecursionError:
-            raise ChatTemplateError("the chat template calls itself too deeply for these messages") from None
+            raise ChatTemplateError("the chat template recurses too deeply for these messages") from None
         except (
             jinja2.exceptions.TemplateError,
             ArithmeticError,
@@ -156,11 +157,11 @@ class ChatTemplate:
         return "".join(pieces)
 
     def continuation(self, messages: Sequence[Message], *, said_end: str = "", **variables: Any) -> str:
-        """What follows the assistant's last words when the conversation goes on with `messages`.
+        """The text that follows the assistant's last answer when the conversation goes on with `messages`.
 
-        `said_end` is the text of the end token that the assistant's words already carry; the template's own
-        end of message is then not repeated. What was said before is never rendered again, so templates that
-        drop earlier reasoning leave it where it is.
+        `said_end` is the end token that the answer already carries; the template's own end of message is then
+        not repeated. Earlier messages are never rendered again, so templates that drop earlier reasoning do
+        not change the history.
         """
         before: list[Message] = [
             {"role": "user", "content": "..."},
@@ -171,6 +172,6 @@ class ChatTemplate:
         _, mark, tail = rendered.partition(_MARK)
         if not mark or _MARK in tail:
             raise ChatTemplateError(
-                "the chat template does not render what the assistant said as it was said"
+                "the chat template changes the assistant's answer, so a session cannot continue it"
             )
         return tail.removeprefix(said_end)

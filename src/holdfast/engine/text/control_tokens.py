@@ -1,11 +1,11 @@
-"""Control tokens come from a chat template, never from the text of a message.
+"""Control token injection: control tokens come from a chat template, never from the text of a message.
 
 A message may contain the name of a control token, such as `<|im_end|>`. Before a conversation is rendered,
-`disguise` puts a placeholder of private-use characters, drawn anew each time, where such a name stands; after
-it, `encode` writes the name again, as ordinary tokens. A conversation without such names is rendered and
-encoded as it is. Control tokens are the tokenizer's special tokens, and the added tokens that the template
-itself writes (`<tool_response>`); the latter stay tokens in the assistant's messages, since models write
-them. Used by `tokenizer`.
+`disguise` replaces such names with random placeholders of private-use characters; afterwards, `encode`
+restores the names as ordinary tokens. A conversation without such names is rendered and encoded directly.
+Control tokens are the tokenizer's special tokens, and the added tokens that the template writes
+(`<tool_response>`); the latter stay tokens in the assistant's messages, since models write them. Used by
+`tokenizer`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tokenizers import Tokenizer as Encoder
 __all__ = ["ControlTokens", "Disguise"]
 
 PRIVATE_FIRST, PRIVATE_COUNT = 0xE100, 0x1000
-"""Characters that placeholders are made of: private use, without case, never trimmed, quoted or escaped."""
+"""The alphabet of placeholders: private use, caseless, never trimmed, quoted or escaped."""
 NONCE_CHARACTERS = 10
 
 _NOTHING = re.compile(r"(?!)")
@@ -32,18 +32,18 @@ _NOTHING = re.compile(r"(?!)")
 
 @dataclass(slots=True)
 class Disguise:
-    """Messages that name no control token, and what stands in them instead: placeholders and names."""
+    """Messages without control token names, and the name behind each placeholder."""
 
     messages: Sequence[Mapping[str, Any]]
     names: dict[str, str] = field(default_factory=dict)
 
     @property
     def empty(self) -> bool:
-        """Whether the messages are as they were given."""
+        """Whether the messages are unchanged."""
         return not self.names
 
     def restored(self, text: str) -> str:
-        """A text with the names in their places again."""
+        """A text with placeholders replaced by their names."""
         for placeholder, name in self.names.items():
             text = text.replace(placeholder, name)
         return text
@@ -65,7 +65,7 @@ class ControlTokens:
         self._all = _any_of(special | written)
 
     def disguise(self, messages: Sequence[Mapping[str, Any]]) -> Disguise:
-        """The messages with placeholders in place of the names of control tokens."""
+        """The messages with placeholders for control token names."""
         placeholders: dict[str, str] = {}
         nonce = ""
 
@@ -94,10 +94,10 @@ class ControlTokens:
         return Disguise(shown if names else messages, names)
 
     def encode(self, text: str, disguise: Disguise) -> list[int]:
-        """The tokens of a rendered text: those of the whole, with the disguised names as ordinary text.
+        """Encode a rendered text, with the disguised names as ordinary text.
 
-        The encoder cuts a text at its added tokens and encodes what lies between on its own; so a stretch
-        between two of them that holds a placeholder can be encoded by itself.
+        The encoder splits a text at its added tokens and encodes the stretches between them independently; so
+        a stretch with a placeholder can be encoded by itself.
         """
         hidden = re.compile("|".join(map(re.escape, disguise.names)))
         marks = list(_any_of(self._marks).finditer(text))
@@ -121,11 +121,11 @@ class ControlTokens:
     def _plain_tokens(
         self, stretch: str, disguise: Disguise, hidden: re.Pattern[str], *, first: bool
     ) -> list[int]:
-        """The tokens of a stretch of text without any added token in it."""
+        """The tokens of a stretch, none of them an added token."""
         tokens = self._plain_encoded(disguise.restored(stretch), first)
         if self._numbers.isdisjoint(tokens):
             return tokens
-        # The model's own vocabulary has the name as a word: it is spelled, character by character.
+        # The base vocabulary has the name as a word: spell it character by character.
         tokens, done = [], 0
         for found in hidden.finditer(stretch):
             tokens += self._plain_encoded(stretch[done : found.start()], first and not tokens)
@@ -134,7 +134,7 @@ class ControlTokens:
             done = found.end()
         tokens += self._plain_encoded(stretch[done:], first and not tokens)
         if not self._numbers.isdisjoint(tokens):
-            raise ValueError("a control token cannot be written as text")
+            raise ValueError("the vocabulary cannot spell a control token's name as text")
         return tokens
 
     def _plain_encoded(self, text: str, first: bool) -> list[int]:
@@ -148,7 +148,7 @@ class ControlTokens:
 
     @cached_property
     def _plain(self) -> tuple[Encoder, str]:
-        """The same vocabulary and rules with a single added token, and that token: nobody can write it."""
+        """The same vocabulary and rules with a single, random added token, and that token."""
         written = json.loads(self._encoder.to_str())
         encoder = Encoder.from_str(json.dumps({**written, "added_tokens": []}))
         mark = "".join(_private(secrets.randbelow(PRIVATE_COUNT)) for _ in range(2 * NONCE_CHARACTERS))
@@ -161,7 +161,7 @@ def _private(number: int) -> str:
 
 
 def _any_of(texts: set[str] | Mapping[str, Any]) -> re.Pattern[str]:
-    """Finds any of some texts; the longest where several begin at one place."""
+    """Matches any of some texts; the longest where several start at one place."""
     if not texts:
         return _NOTHING
     return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)))

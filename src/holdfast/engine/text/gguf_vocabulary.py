@@ -1,9 +1,8 @@
 """A tokenizer from the metadata of a GGUF file.
 
-Two kinds are known. Byte-level BPE (`gpt2`): files carry the vocabulary, the merges and the name of a
-pre-tokenizer, but not the pre-tokenizer itself; the splitting rules behind each name are here. Pieces with
-scores (`llama`, made by SentencePiece): merges are derived from the scores. Other kinds are refused by name.
-Used by `tokenizer`.
+Two kinds are supported. Byte-level BPE (`gpt2`): files have the vocabulary, the merges and the name of a
+pre-tokenizer; its splitting rules are here. SentencePiece (`llama`): merges are derived from the scores.
+Other kinds are rejected by name. Used by `tokenizer`.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 _SPACE = "\u2581"
-"""What vocabularies of pieces write a space as."""
+"""The space character of SentencePiece vocabularies."""
 
 
 class TokenKind(IntEnum):
-    """What GGUF's token_type says of a token."""
+    """Values of GGUF's token_type."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -46,7 +45,7 @@ class TokenKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Splitting:
-    """How text is cut, whether it is composed (NFC) first, and whether whole words skip the merges."""
+    """A pre-tokenizer's split, whether it normalises (NFC), and whether whole words skip the merges."""
 
     pre_tokenizer: Callable[[], pre_tokenizers.PreTokenizer]
     compose: bool = False
@@ -111,7 +110,7 @@ def build_tokenizer(metadata: Fields) -> Tokenizer:
 
 
 def _byte_level(metadata: Fields, tokens: tuple[str, ...]) -> Tokenizer:
-    """Byte-level BPE with the splitting that the file names."""
+    """Byte-level BPE with the file's pre-tokenizer."""
     name = metadata.text("tokenizer.ggml.pre", "default")
     if name not in _SPLITTINGS:
         raise ConfigurationError(
@@ -131,10 +130,10 @@ def _byte_level(metadata: Fields, tokens: tuple[str, ...]) -> Tokenizer:
 
 
 def _pieces(metadata: Fields, tokens: tuple[str, ...], kinds: tuple[int, ...]) -> Tokenizer:
-    """Pieces with scores: characters that no piece has are written as bytes, spaces as a mark."""
+    """SentencePiece: unknown characters fall back to bytes, spaces are replaced."""
     scores = metadata.numbers("tokenizer.ggml.scores", ())
     if len(scores) != len(tokens):
-        raise ConfigurationError("the GGUF tokenizer has no score for each token")
+        raise ConfigurationError("the GGUF tokenizer must have one score per token")
     vocabulary = {token: number for number, token in enumerate(tokens)}
     joinable = {
         token: score
@@ -160,7 +159,7 @@ def _pieces(metadata: Fields, tokens: tuple[str, ...], kinds: tuple[int, ...]) -
 
 
 def _merges_by_score(scores: dict[str, float], vocabulary: dict[str, int]) -> list[tuple[str, str]]:
-    """Every way to join two pieces into a third, those that make the best piece first."""
+    """Every merge of two pieces into a third, by descending score of the result."""
     found: list[tuple[float, int, int, str, str]] = []
     for token, score in scores.items():
         for cut in range(1, len(token)):
@@ -172,6 +171,6 @@ def _merges_by_score(scores: dict[str, float], vocabulary: dict[str, int]) -> li
 
 
 def _pair(merge: str) -> tuple[str, str]:
-    """The two halves of a merge, which are written with a space between."""
+    """The two halves of a merge, separated by a space."""
     left, _, right = merge.partition(" ")
     return left, right

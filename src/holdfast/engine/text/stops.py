@@ -1,11 +1,9 @@
-"""When generated text has said a stop string.
+"""Stop strings in streamed text.
 
-`StopMatcher` finds stop strings in streamed text, whatever the borders between tokens. It works one character
-at a time and remembers how much of each stop string the text ends with (Knuth, Morris and Pratt's prefix
-function, one a stop string), so that no text is ever looked at twice: a character costs each stop string a
-constant number of comparisons on average, and never more than the logarithm of its length. The tables grow
-only as far as the text has matched: a turn that is given long stop strings begins as fast as any other. Used
-by the turn's stream in `stream`.
+`StopMatcher` finds stop strings across token boundaries. It works character by character with the
+Knuth-Morris-Pratt failure function of each stop string, so no text is scanned twice: amortised constant time
+per character and stop string, logarithmic in the worst case. The tables grow with the match, so long stop
+strings do not slow the start of a turn. Used by `stream`.
 """
 
 from __future__ import annotations
@@ -16,32 +14,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """Text that may be shown now, and the stop string that ended the stream, if one did."""
+    """Text that may be emitted now, and the stop string that ended the stream, if any."""
 
     text: str
     stop: str | None = None
 
 
 class _Progress:
-    """How many characters of one stop string the text ends with: `matched`.
+    """The state of one stop string: the text ends with its first `matched` characters.
 
-    Where the text ends with `length` characters and goes on otherwise than the stop string does, it may still
-    end with fewer: `_shorter[length]` is the largest number of them that goes on with another character, -1
-    where there is none. `_border` is the length of the longest text, short of the whole, that the first
-    len(_shorter) characters of the stop string both begin and end with.
+    On a mismatch after `length` characters the match falls back to `_shorter[length]`, the longest border
+    whose next character differs; -1 where there is none. `_border` is the longest proper border of the first
+    len(_shorter) characters of the stop string.
     """
 
     __slots__ = ("_border", "_shorter", "matched", "stop")
 
     def __init__(self, stop: str) -> None:
-        assert stop, "an empty text is no stop string"
+        assert stop, "a stop string must not be empty"
         self.stop = stop
         self.matched = 0
         self._shorter = [-1]
         self._border = 0
 
     def read(self, text: str) -> int | None:
-        """More text, up to where the stop string is complete: how much that was, None where it is not."""
+        """Advance over text; returns the length up to the end of the stop string, or None."""
         stop, shorter, matched = self.stop, self._shorter, self.matched
         for place, character in enumerate(text, start=1):
             while matched >= 0 and stop[matched] != character:
@@ -55,7 +52,7 @@ class _Progress:
         return None
 
     def _grow(self) -> None:
-        """Know what to do about one character more."""
+        """Extend the failure function by one character."""
         stop, shorter, border = self.stop, self._shorter, self._border
         following = stop[len(shorter)]
         shorter.append(shorter[border] if stop[border] == following else border)
@@ -67,9 +64,8 @@ class _Progress:
 class StopMatcher:
     """Watches one stream of text for stop strings.
 
-    Text that could be the beginning of a stop string is held back until it is known not to be; of the stop
-    strings that a piece of text completes the one that begins first wins, and of two that begin at one place
-    the longer one. After a stop nothing more is emitted.
+    Text that may begin a stop string is held back. Of several stop strings completed by one piece of text,
+    the one that begins first wins, then the longer. After a stop nothing more is emitted.
     """
 
     __slots__ = ("_held", "_keep", "_progress", "_stopped")
@@ -78,11 +74,11 @@ class StopMatcher:
         self._progress = [_Progress(stop) for stop in set(stops)]
         self._keep = keep_stop
         self._held: deque[str] = deque()
-        """Characters that may begin a stop string: as many as the longest progress."""
+        """Characters that may begin a stop string: as many as the longest match."""
         self._stopped = False
 
     def push(self, text: str, *, may_stop: bool = True) -> Emitted:
-        """New text of the stream; without `may_stop` it cannot end the stream (too few tokens yet)."""
+        """New text of the stream; without `may_stop` it cannot end the stream (minimum length)."""
         if self._stopped:
             return Emitted("")
         if not self._progress:
@@ -108,11 +104,11 @@ class StopMatcher:
         return Emitted(shown, stop)
 
     def finish(self) -> str:
-        """What was held back, at the end of the stream."""
+        """Release the held text, at the end of the stream."""
         for progress in self._progress:
             progress.matched = 0
         return self._take(len(self._held))
 
     def _take(self, count: int) -> str:
-        """The first characters of those that are held."""
+        """Take the first `count` held characters."""
         return "".join([self._held.popleft() for _ in range(count)])

@@ -1,7 +1,7 @@
-"""What one turn says: tokens become text, and stop where they must.
+"""The output stream of one turn: detokenisation and stops.
 
-Stops are matched here, on the engine's side, before a step is settled: to the core a stop is a finish, not a
-cut. Text is held back until its bytes are whole and no stop string can begin in it.
+Stops are matched here, before a step is settled: to the core a stop is a finish, not a cut. Text is held back
+until its characters are complete and no stop string can begin in it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger("holdfast.stream")
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The log-probability of a token, and of the most likely ones in its place, best first."""
+    """The log-probability of a token, and the most likely tokens at its position, best first."""
 
     token: int
     logprob: float
@@ -28,10 +28,10 @@ class TokenLogprob:
 
 
 class TurnStream:
-    """The text of one turn as it grows. `tokens` and `text` are what was said, `finish` why it ended.
+    """The growing text of one turn: `tokens` and `text` so far, `finish` once it has ended.
 
-    The turn's input begins at `input_first` of its `prompt_tokens`. `fingerprint` is what its client's
-    request adds up to, where it may be asked for again.
+    The turn's input begins at `input_first` of its `prompt_tokens`. `fingerprint` is a digest of the client's
+    request, for idempotent retries.
     """
 
     __slots__ = (
@@ -81,31 +81,31 @@ class TurnStream:
 
     @property
     def prompt_tokens(self) -> list[int]:
-        """The history and the turn's input; read when somebody asks: most turns never do."""
+        """The history and the turn's input; read lazily, since most turns do not need it."""
         if self._prompt is None:
             self._prompt = self._read_prompt()
         return self._prompt
 
     @property
     def text(self) -> str:
-        """All text that may be shown."""
+        """All emitted text."""
         return "".join(self.pieces)
 
     def text_of(self, count: int) -> str:
-        """The text of the first `count` tokens, as far as it may be shown."""
+        """The emitted text of the first `count` tokens."""
         if count >= len(self.tokens):
             return self.text
         return self.text[: self._lengths[count - 1] if count else 0]
 
     def tokens_of(self, characters: int) -> int:
-        """How many tokens lie wholly inside the first `characters` of the text, silent last ones left out."""
+        """How many tokens lie completely within the first `characters`, without trailing silent ones."""
         count = bisect_right(self._lengths, characters)
         while count and self._lengths[count - 1] == (self._lengths[count - 2] if count > 1 else 0):
             count -= 1
         return count
 
     def push(self, tokens: list[int], logprobs: list[TokenLogprob] | None = None) -> list[int]:
-        """Take sampled tokens up to one that ends the turn; returns those that count."""
+        """Take sampled tokens up to one that ends the turn; returns the tokens taken."""
         taken: list[int] = []
         for index, token in enumerate(tokens):
             if self.finish is not None:
@@ -121,7 +121,7 @@ class TurnStream:
         may_stop = len(self.tokens) > self.sampling.min_tokens
         if token in self.ends and may_stop:
             self.finish = "stop"
-            # An end token is a mark, not text, unless the caller asked to see such marks.
+            # An end token has no text unless the caller asked for special tokens.
             text = "" if self.sampling.skip_special_tokens else self._detokenizer.add([token])
         else:
             text = self._detokenizer.add([token])
@@ -134,14 +134,14 @@ class TurnStream:
             self.end()
 
     def end(self) -> None:
-        """Nothing more will come: show what was held back.
+        """Flush held-back text at the end of the turn.
 
-        Never raises: the turn is over, and stands with its tokens, whatever can be made of the last of them.
+        Never raises: the turn has ended, and keeps its tokens even if their text fails.
         """
         try:
             rest = self._detokenizer.finish()
         except Exception:
-            log.exception("the last tokens of a turn cannot be made text")
+            log.exception("detokenisation of a turn's last tokens failed")
             rest = ""
         self._emit(self._matcher.push(rest).text)
         self._emit(self._matcher.finish())

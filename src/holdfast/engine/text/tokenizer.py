@@ -1,9 +1,10 @@
 """Text to tokens and back: encoding, decoding, streaming detokenisation, chat templates.
 
-A `Tokenizer` comes from a Hugging Face directory (tokenizer.json) or from GGUF metadata and is read-only, so
-that threads may share it. A `Detokenizer` belongs to one stream of tokens: what it hands out is always whole
-characters, and the concatenation of what it hands out is what `decode` would say of all its tokens. Used by
-the engine and the server.
+A `Tokenizer` comes from a Hugging Face directory (tokenizer.json) or from GGUF metadata; it is immutable, so
+threads may share it. A `Detokenizer` belongs to one stream of tokens and emits whole characters, which
+concatenate to `decode` of all its tokens. It is our own: `tokenizers.decoders.DecodeStream` has no way to
+flush its end, holds back invalid UTF-8 without limit in quadratic time, and raises on some byte sequences
+(docs/decisions/0019). Used by the engine and the server.
 """
 
 from __future__ import annotations
@@ -30,26 +31,27 @@ from holdfast.engine.text.control_tokens import ControlTokens, Disguise
 from holdfast.engine.text.gguf_vocabulary import build_tokenizer
 from holdfast.models.fields import ConfigurationError, Fields, reading, require_size
 
-if TYPE_CHECKING:  # A process that only reads and writes text does without tensors.
+if TYPE_CHECKING:  # text processes run without torch
     from holdfast.models.checkpoint import Checkpoint
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _TOKENIZER_BYTES_MAX = 256 << 20
 _HELD_TOKENS_MAX = 5
-"""Tokens at which a stream without a byte table gives up on a whole character: one has at most four bytes."""
+"""Tokens after which an incomplete character is emitted anyway: a character has at most four bytes."""
 
 PROBED_BYTES_PER_TOKEN = 8
-"""A text of more bytes for each token that it may have is counted in portions before it is encoded whole."""
+"""Above this many bytes per allowed token a text is counted in portions before it is encoded as a whole."""
 PORTION_CHARACTERS = 1 << 16
 PORTION_SLACK = 2
-"""How many times too long the portions of a text must be together for the whole to be refused: a cut changes
-the tokens of the word around it, which no vocabulary in use bridges with half of its tokens."""
+"""Factor by which the portions' tokens must exceed the limit to reject the text: each cut changes the tokens
+around it, by less than half of them in any vocabulary in use.
+"""
 COMPOSING_FACTOR = 3
-"""By how much a normalizer that composes characters may shorten a text, in bytes."""
+"""How much a composing normaliser may shorten a text, in bytes."""
 
 
 class TooManyTokens(ValueError):
-    """A text has more tokens than it may have: at least `tokens`, where they were counted."""
+    """A text exceeds its token limit; `tokens` is a lower bound, if counted."""
 
     def __init__(self, tokens: int | None, most: int) -> None:
         super().__init__(f"the text has more than {most} tokens")
@@ -57,7 +59,7 @@ class TooManyTokens(ValueError):
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The printable characters that byte-level vocabularies write bytes as."""
+    """The printable characters that stand for bytes in byte-level vocabularies."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     table = {chr(byte): byte for byte in plain}
     others = [byte for byte in range(256) if byte not in set(plain)]
@@ -69,14 +71,14 @@ _BYTE_OF_CHARACTER = _byte_of_character()
 
 
 class Detokenizer(Protocol):
-    """Turns one stream of tokens into text, piece by piece."""
+    """Turns one stream of tokens into text incrementally."""
 
     def add(self, tokens: Iterable[int]) -> str:
-        """The text that these tokens complete; empty while a character is unfinished."""
+        """The text that these tokens complete; empty while a character is incomplete."""
         ...
 
     def finish(self) -> str:
-        """What was held back, at the end of the stream."""
+        """Flush held-back text, at the end of the stream."""
         ...
 
 
@@ -93,7 +95,8 @@ class Tokenizer:
         guard: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """`names` are special tokens by role, such as bos_token; `eos_tokens` end a turn. Templates are
-        rendered inside of `guard`."""
+        rendered inside `guard`.
+        """
         self._encoder = encoder
         self._guard = guard
         self._bytes: dict[int, bytes] = {}
@@ -106,13 +109,13 @@ class Tokenizer:
         self.template = None if template is None else ChatTemplate(template, names)
 
     def written(self) -> str:
-        """The vocabulary and its rules as text, which `read_encoder` reads again."""
+        """The tokenizer serialised as JSON, for `read_encoder`."""
         return self._encoder.to_str()
 
     def identity(self) -> str:
-        """A digest of all that gives token ids their meaning: vocabulary, added tokens and merges.
+        """A digest of everything that gives token ids their meaning: vocabulary, added tokens and merges.
 
-        The order in which a file lists them does not count, nor how it is laid out.
+        It does not depend on order or layout of the file.
         """
         model = json.loads(self.written())["model"]
         merges = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model.get("merges", ())]
@@ -131,16 +134,16 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> frozenset[int]:
-        """Tokens that are marks, not text: `decode` leaves them out unless told otherwise."""
+        """Special tokens, which `decode` leaves out by default."""
         return self._special
 
     def token_of(self, text: str) -> int | None:
-        """The number of a token by its exact text."""
+        """The id of a token by its exact text."""
         return self._encoder.token_to_id(text)
 
     @cached_property
     def bytes_per_token(self) -> int:
-        """A text of more bytes than this times n has more than n tokens."""
+        """Longest token in bytes: a text of more than n times as many bytes has more than n tokens."""
         space = "\u2581"
         texts = self._encoder.get_vocab(with_added_tokens=True)
         if self._byte_level:
@@ -152,9 +155,9 @@ class Tokenizer:
         return longest * (COMPOSING_FACTOR if _composes(self._encoder) else 1)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
-        """The tokens of a text; special tokens written out in it are recognised.
+        """The tokens of a text, including special tokens written out in it.
 
-        Raises `TooManyTokens` for more than `most`, without work that grows with a text that is far too long.
+        Raises `TooManyTokens` for more than `most`, in bounded time for texts that are far too long.
         """
         if most is not None:
             self._require_fits(text, most)
@@ -164,7 +167,7 @@ class Tokenizer:
         return ids
 
     def _require_fits(self, text: str, most: int) -> None:
-        """Raise for a text that is certainly too long, before it is encoded whole."""
+        """Reject a text that is certainly too long, before it is encoded as a whole."""
         if len(text) > most * self.bytes_per_token:
             raise TooManyTokens(None, most)
         if (
@@ -183,7 +186,7 @@ class Tokenizer:
         return self._encoder.decode(list(tokens), skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token adds to the text, in bytes; numbers outside the vocabulary add nothing."""
+        """The bytes of a token; empty for ids outside the vocabulary."""
         found = self._bytes.get(token)
         if found is None:
             found = self._bytes[token] = self._spell(token)
@@ -199,7 +202,7 @@ class Tokenizer:
         return bytes(value for value in values if value is not None) if None not in values else text.encode()
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """A fresh stream."""
+        """A new stream."""
         skipped = self._special if skip_special_tokens else frozenset()
         return _ByteStream(self, skipped) if self._byte_level else _WindowStream(self._encoder, skipped)
 
@@ -224,7 +227,7 @@ class Tokenizer:
         most: int | None = None,
         **variables: Any,
     ) -> list[int]:
-        """The tokens that follow what the assistant said, whose last token was `last_token`."""
+        """The tokens that follow the assistant's answer, whose last token was `last_token`."""
         said_end = ""
         if last_token is not None and last_token in self.eos_tokens:
             said_end = self._encoder.id_to_token(last_token) or ""
@@ -255,7 +258,7 @@ class Tokenizer:
 
 
 class _ByteStream:
-    """Bytes of each token through an incremental UTF-8 decoder: nothing is ever decoded twice."""
+    """For byte-level vocabularies: token bytes through an incremental UTF-8 decoder, each decoded once."""
 
     def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -271,10 +274,10 @@ class _ByteStream:
 
 
 class _WindowStream:
-    """For vocabularies whose tokens change with their neighbours: decodes the last few tokens again.
+    """For vocabularies whose tokens depend on their neighbours: decodes a window of recent tokens.
 
-    Text is handed out when the tokens since the last hand-out end in a whole character; the tokens before
-    stay as context, so that a space at the start of a word is kept.
+    Text is emitted when the new tokens end in a complete character; the previous tokens stay as context,
+    which keeps the space at the start of a word.
     """
 
     def __init__(self, encoder: Encoder, skipped: frozenset[int]) -> None:
@@ -306,7 +309,7 @@ class _WindowStream:
 
 
 def _composes(encoder: Encoder) -> bool:
-    """Whether a text may become shorter before it is encoded."""
+    """Whether normalisation may shorten a text."""
     steps = [] if encoder.normalizer is None else [json.loads(encoder.normalizer.__getstate__())]
     while steps:
         step = steps.pop()
@@ -321,12 +324,12 @@ def _composes(encoder: Encoder) -> bool:
 
 
 def read_encoder(written: str) -> Encoder:
-    """A vocabulary that was written as text."""
+    """A tokenizer serialised by `Tokenizer.written`."""
     return Encoder.from_str(written)
 
 
 def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer that belongs to a model."""
+    """The tokenizer of a model."""
     with reading(checkpoint.path):
         return _of(checkpoint)
 
@@ -382,7 +385,7 @@ _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_
 
 
 def _token_text(fields: Fields, role: str) -> str | None:
-    """A special token's text: written plainly, or as an object with its content."""
+    """A special token's text: plain, or the content of an object."""
     value = fields.raw(role)
     if isinstance(value, dict):
         value = value.get("content")
@@ -390,7 +393,7 @@ def _token_text(fields: Fields, role: str) -> str | None:
 
 
 def _template_of(path: Path, fields: Fields) -> str | None:
-    """The chat template: a file of its own, or a key of the configuration (one, or several with names)."""
+    """The chat template: a file, or a configuration key (one, or several by name)."""
     if path.exists():
         require_size(path, TEMPLATE_CHARACTERS_MAX * 4)
         return path.read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """Attention over pages by the C kernels, for float32 tensors on the CPU.
 
-`attend_pages` answers None where the kernels are not there or the tensors are not of a form that they take;
-the torch kernels, which call it, go on by themselves then.
+`attend_pages` returns None where the kernels are unavailable or do not support the tensors; its caller, the
+torch attention, then computes the result itself.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from holdfast.kernels.cpu.library import library
 from holdfast.kernels.cpu.structures import AttentionStructure, PagesStructure
 
 HEAD_DIM_MAX = 256
-QUERIES_OF_A_TOKEN_MAX = 16384  # numbers of one token's queries that read one key head
+QUERIES_OF_A_TOKEN_MAX = 16384  # elements of one token's queries that share a key head
 
 
 def head_fits(heads: int, kv_heads: int, head_dim: int) -> bool:
-    """Whether the kernel takes heads of this shape."""
+    """Whether the kernel supports heads of this shape."""
     shared = heads // kv_heads
     fits = shared <= HEAD_DIM_MAX and shared * head_dim <= QUERIES_OF_A_TOKEN_MAX
     return fits and head_dim <= HEAD_DIM_MAX and head_dim % 16 == 0
@@ -29,7 +29,7 @@ def head_fits(heads: int, kv_heads: int, head_dim: int) -> bool:
 def pages_structure(
     batch: Batch, pages: Pages, key: Tensor, value: Tensor, layer_stride: int
 ) -> PagesStructure:
-    """Where a batch's keys and values lie; `key` and `value` are the first layer's views."""
+    """The addresses of a batch's keys and values; `key` and `value` are the first layer's views."""
     table = pages.table if pages.table.stride(-1) == 1 else pages.table.contiguous()
     pages.table = table
     assert table.dtype == torch.int32 and batch.row_start.dtype == batch.context.dtype == torch.int32

@@ -1,7 +1,7 @@
 """A decoder's whole forward pass as one call of the C kernels.
 
-`DecoderPass` keeps the structures that the call reads and the tensors that they point into. Which models it
-fits is for `models.fused` to say.
+`DecoderPass` owns the structures that the call reads and the tensors that they point into. `models.fused`
+decides which models it supports.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSizes:
-    """What the layers share. `window` is None for full attention."""
+    """What all layers share. `window` is None for full attention."""
 
     width: int
     inner: int
@@ -61,7 +61,7 @@ class DecoderSizes:
 
 
 class DecoderPass:
-    """All layers of a model, then its last norm."""
+    """All layers of a model, then its final norm."""
 
     __slots__ = ("_keep", "_layers", "_library", "_structure")
 
@@ -93,7 +93,7 @@ class DecoderPass:
         )
 
     def __call__(self, x: Tensor, batch: Batch, pages: Pages, storage: Tensor) -> Tensor:
-        """The normed hidden states of x [tokens, width], which is used up.
+        """The normed hidden states of x [tokens, width], which is overwritten.
 
         `storage` [units, layers, 2, page_size, kv_heads, head_dim] is a component of the memory.
         """

@@ -1,9 +1,9 @@
-"""The C kernels of `source/`: compiled for this processor when first needed, kept in the user's cache.
+"""The C kernels of `source/`: compiled for this processor on first use and cached on disk.
 
-`library()` answers the loaded library, or None where there is no compiler, the processor lacks the vector
-instructions, or `HOLDFAST_CPU_KERNELS=off`; the torch kernels serve then. A compiled file is named by all
-that went into it (sources, flags, compiler, processor), so a cache that machines share holds one for each.
-Called by the rest of this package, and by who sets torch's threads.
+`library()` returns the loaded library, or None without a compiler, on a processor without the vector
+instructions, or where the settings switch C kernels off; callers then fall back to torch. A compiled file is
+named by a hash of its inputs (sources, flags, compiler, processor), so machines can share a cache. Called by
+the rest of this package; `match_threads` by the engine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
-import os
 import platform
 import shutil
 import subprocess
@@ -21,7 +20,8 @@ from pathlib import Path
 
 import torch
 
-from holdfast.kernels.compiled import keep, kept, kernel_directory
+from holdfast.kernels import settings
+from holdfast.kernels.compiled import keep, kept
 from holdfast.kernels.cpu.structures import MatrixStructure
 
 log = logging.getLogger("holdfast.kernels")
@@ -29,7 +29,7 @@ log = logging.getLogger("holdfast.kernels")
 SOURCES = Path(__file__).parent / "source"
 COMPILE_SECONDS_MAX = 300.0
 
-# No -ffast-math: NaN must stay NaN, and sums keep their order, whatever else is in a batch.
+# No -ffast-math: NaN stays NaN, and a row's sums do not depend on the rest of the batch.
 FLAGS = (
     "-std=gnu11", "-O3", "-fPIC", "-shared", "-pthread", "-w", "-fno-math-errno", "-fno-trapping-math",
     "-ffp-contract=fast",
@@ -40,34 +40,34 @@ NATIVE = {"x86_64": "-march=native", "aarch64": "-mcpu=native", "arm64": "-mcpu=
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The kernels, or None where they cannot be had; the reason is logged once."""
-    if os.environ.get("HOLDFAST_CPU_KERNELS", "on") == "off":
+    """The loaded kernels, or None where they are unavailable; the reason is logged once."""
+    if not settings.chosen().cpu:
         return None
     machine = platform.machine()
     features = processor_features()
     if machine not in NATIVE or (machine == "x86_64" and not features >= NEEDED_FEATURES):
-        log.info("no CPU kernels for this processor; the torch ones serve")
+        log.info("no C kernels for this processor; falling back to torch")
         return None
     try:
         loaded = load(compiled((NATIVE[machine],)))
     except (OSError, subprocess.SubprocessError) as error:
-        log.warning("the CPU kernels could not be compiled; the torch ones serve: %s", error)
+        log.warning("C kernels do not compile; falling back to torch: %s", error)
         return None
     if not calculates(loaded):
-        log.warning("the CPU kernels were compiled but calculate wrongly; the torch ones serve")
+        log.warning("compiled C kernels failed their self-test; falling back to torch")
         return None
     loaded.hf_threads(torch.get_num_threads())
     return loaded
 
 
 def match_threads() -> int:
-    """Let the kernels, if they are loaded, run on as many threads as torch does now; answers how many."""
+    """Give the kernels, if loaded, as many threads as torch has now; returns the number."""
     loaded = library() if library.cache_info().currsize else None
     return 0 if loaded is None else int(loaded.hf_threads(torch.get_num_threads()))
 
 
 def calculates(loaded: ctypes.CDLL) -> bool:
-    """Whether a small product comes out right: a compiler or a processor may be one that nobody has tried."""
+    """Self-test: whether small 4-bit and 8-bit products are right with this compiler and processor."""
     outputs, inputs, group = 16, 64, 32
     x = torch.linspace(-1.0, 1.0, inputs)
     factors = torch.linspace(0.25, 0.5, outputs * inputs // group).view(outputs, -1)
@@ -88,7 +88,7 @@ def calculates(loaded: ctypes.CDLL) -> bool:
 
 
 def processor_features() -> frozenset[str]:
-    """The features that the system says this processor has; empty where it does not say."""
+    """The processor features in /proc/cpuinfo; empty where there are none."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -101,10 +101,11 @@ def processor_features() -> frozenset[str]:
 
 
 def compiled(flags: tuple[str, ...]) -> Path:
-    """The compiled file for these flags, made if the cache lacks it."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
+    """The compiled file for these flags, compiled on a cache miss."""
+    chosen = settings.chosen()
+    compiler = shutil.which(chosen.c_compiler)
     if compiler is None:
-        raise OSError("there is no C compiler")
+        raise OSError(f"no C compiler ({chosen.c_compiler})")
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, text=True, timeout=60, check=True
     ).stdout
@@ -112,7 +113,7 @@ def compiled(flags: tuple[str, ...]) -> Path:
     digest = hashlib.sha256(repr((FLAGS, flags, version, sorted(processor_features()))).encode())
     for file in files:
         digest.update(file.read_bytes())
-    folder = kernel_directory()
+    folder = chosen.kernel_directory
     target = folder / f"cpu-{digest.hexdigest()[:24]}.so"
     if kept(target) is not None:
         return target
@@ -131,7 +132,7 @@ def compiled(flags: tuple[str, ...]) -> Path:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """A compiled file with its functions declared. Calls leave the interpreter free for other threads."""
+    """Load a compiled file and declare its functions. Calls release the interpreter lock."""
     loaded = ctypes.CDLL(str(path))
     pointer, whole, long, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
     for name, answer, arguments in (

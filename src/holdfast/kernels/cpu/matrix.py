@@ -1,7 +1,7 @@
-"""Quantised matrices for the C kernels: packing, products, rows.
+"""Quantised matrices for the C kernels: packing, products, row lookup.
 
-`PackedMatrix` owns its bytes and multiplies float32 activations, which the kernel rounds to 8 bits in groups
-of 32. Built by `models.linear` where `available()` says that the kernels are there.
+`PackedMatrix` owns its bytes and multiplies float32 activations, which the kernel quantises to 8 bits in
+groups of 32. Built by `models.linear` where `available()`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PANEL = 16
 
 
 def available() -> bool:
-    """Whether this machine has the C kernels."""
+    """Whether the C kernels are available on this machine."""
     return library() is not None
 
 
@@ -29,7 +29,7 @@ class PackedMatrix:
     __slots__ = ("_bias", "_blocks", "_library", "bits", "inputs", "outputs", "structure")
 
     def __init__(self, codes: Tensor, scale: Tensor, minimum: Tensor, bias: Tensor | None, bits: int) -> None:
-        """`codes` uint8 [outputs, inputs], below 16 where `bits` is 4; the rest [outputs, inputs / 32]."""
+        """`codes` uint8 [outputs, inputs], below 2^`bits`; scale and minimum [outputs, inputs / 32]."""
         loaded = library()
         assert loaded is not None, "the C kernels are not available"
         assert codes.dtype == torch.uint8 and bits in (4, 8)
@@ -80,7 +80,7 @@ class PackedMatrix:
         return out.to(x.dtype)
 
     def rows(self, indices: Tensor, multiplier: float = 1.0) -> Tensor:
-        """Some rows in float32, times a factor; `indices` int64 [n], each a row of the matrix."""
+        """Rows of the matrix in float32, times a factor; `indices` int64 [n]."""
         indices = indices.contiguous()
         out = torch.empty((indices.shape[0], self.inputs), dtype=torch.float32)
         outside = self._library.hf_rows(
@@ -92,7 +92,7 @@ class PackedMatrix:
 
 
 def pack_eight_bit(weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
-    """A weight rounded to 8 bits in groups of 32; exact for one that was in such groups before."""
+    """A weight quantised to 8 bits in groups of 32; exact for weights that came in such groups."""
     grouped = weight.float().unflatten(1, (-1, GROUP))
     scale = (grouped.abs().amax(dim=-1) / 127.0).to(torch.float16).float()
     inverse = torch.where(scale > 0, scale, 1.0).reciprocal()
@@ -103,12 +103,12 @@ def pack_eight_bit(weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
 
 
 def pack_four_bit(codes: Tensor, scale: Tensor, zero: Tensor, bias: Tensor | None = None) -> PackedMatrix:
-    """A weight `(code - 8) * scale + zero` as it is."""
+    """A weight `(code - 8) * scale + zero`, exact."""
     return PackedMatrix(codes.to(torch.uint8), scale, zero - 8.0 * scale, bias, 4)
 
 
 def _aligned(size: int) -> Tensor:
-    """Bytes that begin at a multiple of 64, so that a block's codes never straddle cache lines."""
+    """Uninitialised bytes aligned to 64, so that a block's codes never straddle cache lines."""
     whole = torch.empty(size + 64, dtype=torch.uint8)
     shift = -whole.data_ptr() % 64
     return whole[shift : shift + size]

@@ -1,7 +1,7 @@
 """The next token of each row by the C kernels, for float32 logits on the CPU.
 
-`argmax` and `sample` answer None where the kernels are not there or the tensors are not of a form that they
-take; the torch kernels, which call them, go on by themselves then.
+`argmax` and `sample` return None where the kernels are unavailable or do not support the tensors; their
+caller, the torch sampler, then computes the result itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.kernels.cpu.structures import ChoiceStructure
 
 
 def argmax(values: Tensor) -> tuple[Tensor, Tensor] | None:
-    """(greatest value, its first place) of each row of float32 values; NaN where a row has one."""
+    """(maximum, its first index) of each row of float32 values; NaN where a row has one."""
     loaded = library()
     if loaded is None or not _fits(values):
         return None
@@ -36,7 +36,7 @@ def sample(
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor | None:
-    """`kernels.sample_tokens`: the token of each row, -1 where it has no finite maximum or a NaN."""
+    """`kernels.sample_tokens`: the token of each row, -1 for a NaN or no finite maximum."""
     loaded = library()
     if loaded is None or not _fits(values):
         return None

@@ -1,4 +1,4 @@
-"""The structures of `source/holdfast_cpu.h` as ctypes sees them; field for field the same."""
+"""The structures of `source/holdfast_cpu.h` for ctypes, field for field."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class DecoderStructure(ctypes.Structure):
 
 
 class PagesStructure(ctypes.Structure):
-    """The rows of a step and where their keys and values lie."""
+    """The rows of a step and the addresses of their keys and values."""
 
     _fields_ = (
         ("positions", _POINTER),
@@ -80,7 +80,7 @@ class PagesStructure(ctypes.Structure):
 
 
 class AttentionStructure(ctypes.Structure):
-    """The rules of one attention call."""
+    """The parameters of one attention call."""
 
     _fields_ = (
         ("sinks", _POINTER),
@@ -94,7 +94,7 @@ class AttentionStructure(ctypes.Structure):
 
 
 class ChoiceStructure(ctypes.Structure):
-    """How each row's token is chosen."""
+    """The sampling parameters of all rows."""
 
     _fields_ = (
         ("temperature", _POINTER),

@@ -1,5 +1,5 @@
-"""Kernels in CUDA C++ for what Triton cannot say: hints to the second cache, clusters that add up together.
+"""CUDA C++ kernels for Hopper, for what Triton cannot express: L2 cache hints, cluster reductions, TMA.
 
-Compiled when first needed and kept in the user's cache. Called by the Triton package, which serves wherever
-these do not; the engine asks through `holdfast.kernels` whether there is one for its attention.
+Compiled with NVRTC on first use and cached on disk. Called by the Triton package, which is the fallback; the
+engine asks through `holdfast.kernels` whether there is one for its attention.
 """

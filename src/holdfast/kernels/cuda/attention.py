@@ -1,9 +1,8 @@
-"""Attention of short rows over paged keys and values in bfloat16, on Hopper GPUs: `source/attention.cu`.
+"""Split-K attention of short rows over paged bfloat16 KV on Hopper: `source/attention.cu`.
 
-Programs take pieces of the keys that a step's rows see one after another (`PieceQueue`), so that the keys of
-one-token rows and of short inputs beside them are read once, in one launch. `takes_queue` says for which
-shapes there is a kernel; everything else is left to Triton. `attend_queue` is called by
-`kernels/triton/attention.py`, the rest through `holdfast.kernels`.
+Persistent programs take pieces from a `PieceQueue`, so that the keys of decode rows and of short inputs
+beside them are read once, in one launch. `takes_queue` says which shapes have a kernel; all others fall back
+to Triton. `attend_queue` is called by `kernels/triton/attention.py`, the rest through `holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from holdfast.kernels.cuda.driver import (
     Machine,
     Map,
     compile_source,
-    had_or_said,
+    falling_back_to,
     index_of,
     machine_of,
     map_of,
@@ -32,26 +31,26 @@ SOURCE = HOPPER.with_name("attention.cu")
 DIMS = (64, 128)
 GROUP_MOST = 16
 ROWS = 64
-"""Rows of the matrix that a group of warps multiplies: tokens times query heads that share a key head."""
+"""Rows of the matrix of a warp group: tokens times query heads that share a key head."""
 
 GROUPS = 2
 THREADS = 128 * GROUPS + 128
 FETCHED = 16
-"""Keys that are fetched at a time where a block of them is not full."""
+"""Keys per fetch where a block is not full."""
 
 STAGES_MOST = 12
 STAGES_LEAST = 3
 ALIGNMENT = 1024
 BARRIER_BYTES = 16
 LINE_BYTES = 2 * 4 * QUEUE_FIELDS
-"""Beside each stage the lines of two pieces are kept."""
+"""Bytes of the lines of two pieces, kept beside each stage."""
 
 LAST_BYTES = 16
-"""Which groups were the last to finish a tile."""
+"""Flags: which groups were the last to finish a tile."""
 
 
 class Shape(NamedTuple):
-    """What a kernel is compiled for."""
+    """The compile-time constants of a kernel."""
 
     dim: int
     group: int
@@ -59,42 +58,42 @@ class Shape(NamedTuple):
     page_size: int
 
     @property
-    def place(self) -> int:
+    def stage_bytes(self) -> int:
         """Bytes of a block's keys and values."""
         return 2 * KEY_BLOCK * self.dim * 2
 
     def stages(self, machine: Machine) -> int:
-        """Blocks that a program's shared memory has room for."""
+        """Stages (blocks) that fit a program's shared memory."""
         room = machine.shared_memory - ALIGNMENT - LAST_BYTES
-        return min(STAGES_MOST, room // (self.place + BARRIER_BYTES + LINE_BYTES))
+        return min(STAGES_MOST, room // (self.stage_bytes + BARRIER_BYTES + LINE_BYTES))
 
     def shared(self, stages: int) -> int:
-        """Bytes that a launch asks for; lines and `last` are the kernel's own."""
-        return ALIGNMENT + stages * (self.place + BARRIER_BYTES)
+        """Dynamic shared memory of a launch; lines and flags are static."""
+        return ALIGNMENT + stages * (self.stage_bytes + BARRIER_BYTES)
 
 
 def tile_tokens(heads: int, kv_heads: int) -> int:
-    """Tokens of a row that a tile has at most."""
+    """Most tokens of a tile."""
     return GROUPS * max(1, ROWS // max(1, heads // kv_heads))
 
 
 def takes_queue(
     heads: int, kv_heads: int, dim: int, page_size: int, dtype: torch.dtype, device: torch.device
 ) -> bool:
-    """Whether there is a kernel for these shapes on the device; it is compiled for that."""
+    """Whether a kernel for these shapes is available on the device; compiles it."""
     if dtype != torch.bfloat16 or dim not in DIMS or page_size % FETCHED:
         return False
     if heads % kv_heads or heads // kv_heads > GROUP_MOST:
         return False
-    return _kernel(Shape(dim, heads // kv_heads, kv_heads, page_size), index_of(device)) is not None
+    return queue_kernel(Shape(dim, heads // kv_heads, kv_heads, page_size), index_of(device)) is not None
 
 
 def build_queue(
     tokens: int, rows: int, heads: int, kv_heads: int, dim: int, device: torch.device
 ) -> PieceQueue:
-    """A queue for steps of at most so many tokens and rows, of shapes that `takes_queue` takes."""
+    """A queue for steps of at most this many tokens and rows, of shapes that `takes_queue` supports."""
     machine = machine_of(index_of(device))
-    assert machine is not None, "a device that `takes_queue` takes"
+    assert machine is not None, "takes_queue supports this device"
     queries, programs = tile_tokens(heads, kv_heads), machine.processors
     lines = queue_lines(tokens, rows, queries, kv_heads, programs)
     room = queue_room(tokens, queries, kv_heads, programs)
@@ -114,7 +113,7 @@ def build_queue(
 
 
 def source_of(shape: Shape, stages: int) -> str:
-    """The kernel of a shape: what its file counts on, and the file."""
+    """The source of a shape: its constants, instructions and the file."""
     given = {
         "DIM": shape.dim,
         "GROUP": shape.group,
@@ -129,12 +128,13 @@ def source_of(shape: Shape, stages: int) -> str:
             _instruction("score", KEY_BLOCK, "add", 0),
             _instruction("gather", shape.dim, "1", 1),
             SOURCE.read_text(encoding="utf-8"),
+            f'static_assert(KEYS == {KEY_BLOCK} && GROUPS == {GROUPS} && FETCHED == {FETCHED}, "Python");',
         )
     )
 
 
 def _instruction(name: str, columns: int, add: str, transposed: int) -> str:
-    """sums[64 x columns] (+)= a[64 x 16] b, a in registers; of a transposed b the columns are adjacent."""
+    """sums[64 x columns] (+)= a[64 x 16] b, a in registers; a transposed b has adjacent columns."""
     sums = columns // 2
     listed = ", ".join(f"%{index}" for index in range(sums))
     bound = ", ".join(f'"+f"(sums[{index}])' for index in range(sums))
@@ -161,7 +161,7 @@ def attend_queue(
     scale: float,
     sinks: torch.Tensor | None,
 ) -> None:
-    """What the queries of all tiles see, into `out`; for shapes that `takes_queue` takes."""
+    """Attention of all tiles of the queue, into `out`; for shapes that `takes_queue` supports."""
     tokens, heads, dim = query.shape
     kv_heads = key_cache.shape[2]
     lines = queue.listed.shape[0]
@@ -172,8 +172,8 @@ def attend_queue(
     assert queue.arrived.numel() >= lines * kv_heads * GROUPS
     room = queue_room(tokens, queue.queries, kv_heads, queue.programs)
     assert queue.partial.numel() >= room * heads * (dim + 2)
-    kernel = _kernel(Shape(dim, heads // kv_heads, kv_heads, pages.page_size), query.device.index)
-    assert kernel is not None, "a shape that `takes_queue` takes"
+    kernel = queue_kernel(Shape(dim, heads // kv_heads, kv_heads, pages.page_size), query.device.index)
+    assert kernel is not None, "takes_queue supports this shape"
     kernel.launch(
         queue.programs,
         (
@@ -195,7 +195,7 @@ def attend_queue(
 
 
 def _blocks(cache: torch.Tensor, keys: int, halves: int) -> Map:
-    """Blocks of some keys of one head, in halves of 64 columns; a page is never left."""
+    """The tensor map of blocks of `keys` tokens of one head within a page, in halves of 64 columns."""
     units, page_size, kv_heads, dim = cache.shape
     unit, token, head, _ = cache.stride()
     return map_of(
@@ -207,15 +207,15 @@ def _blocks(cache: torch.Tensor, keys: int, halves: int) -> Map:
 
 
 @cache
-def _kernel(shape: Shape, index: int | None) -> Kernel | None:
-    """The kernel of a shape on a device, or None where there is none; the reason is logged."""
+def queue_kernel(shape: Shape, index: int | None) -> Kernel | None:
+    """The kernel of a shape on a device, or None where it is unavailable; the reason is logged."""
     machine = machine_of(index)
     if machine is None:
         return None
     stages = shape.stages(machine)
     if stages < STAGES_LEAST:
         return None
-    with had_or_said(instead="Triton"):
+    with falling_back_to("Triton"):
         image = compile_source(source_of(shape, stages))
         with torch.cuda.device(index):
             return Kernel(image, "attend", THREADS, shape.shared(stages), 1)

@@ -1,7 +1,8 @@
-"""The CUDA driver and its compiler, as far as kernels of our own need them: compile, load, describe, launch.
+"""The CUDA driver and NVRTC by ctypes: compile, load, describe tensors for the copy engine (TMA), launch.
 
-torch brings the compiler along (NVRTC); the driver is the machine's. Every failure is an OSError that says
-what was asked for. Used by `products`, `twelve` and `attention`.
+NVRTC is the one that torch ships; the driver is the machine's. Every failure is an OSError that names the
+call. Not cuda-bindings, whose tensor maps are misaligned (docs/decisions/0019). Used by `products`, `twelve`
+and `attention`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
@@ -18,7 +18,8 @@ from typing import NamedTuple, cast
 
 import torch
 
-from holdfast.kernels.compiled import keep, kept, kernel_directory
+from holdfast.kernels import settings
+from holdfast.kernels.compiled import keep, kept
 
 log = logging.getLogger("holdfast.kernels")
 
@@ -35,7 +36,7 @@ MAPS_KEPT = 8192
 
 
 HOPPER = Path(__file__).parent / "source" / "hopper.cu"
-"""What all sources for Hopper begin with."""
+"""The common prelude of all Hopper sources."""
 
 Number = ctypes.c_void_p | ctypes.c_int | ctypes.c_float
 
@@ -56,10 +57,10 @@ class _Launch(ctypes.Structure):
 
 
 class Map:
-    """How the copy engine finds blocks of a tensor in bfloat16, swizzled in lines of 128 bytes.
+    """A tensor map (CUtensorMap): blocks of a bfloat16 tensor for the copy engine, with a 128-byte swizzle.
 
-    Sizes and the block are in elements, the innermost dimension first; its elements are adjacent, and
-    `strides` has those of the others.
+    Sizes, strides and the block are in elements, innermost dimension first; the innermost stride is 1 and
+    left out of `strides`.
     """
 
     __slots__ = ("_storage", "address")
@@ -91,12 +92,12 @@ class Map:
 
 @lru_cache(maxsize=MAPS_KEPT)
 def map_of(data: int, sizes: tuple[int, ...], strides: tuple[int, ...], block: tuple[int, ...]) -> Map:
-    """The same map for the same place and shape: it says nothing about what lies there."""
+    """The tensor map of an address and shape, cached: a map does not depend on the contents."""
     return Map(data, sizes, strides, block)
 
 
 class Kernel:
-    """A kernel on the current device, and how all its launches look."""
+    """A loaded kernel on the current device with its launch attributes."""
 
     __slots__ = ("_attributes", "_function", "_module", "_shared", "_threads")
 
@@ -115,7 +116,7 @@ class Kernel:
         self._threads, self._shared = threads, shared
 
     def launch(self, programs: int, maps: tuple[Map, ...], *rest: Number) -> None:
-        """On the current stream; the arguments are maps, then pointers and numbers."""
+        """Launch on the current stream; kernel parameters are the maps, then pointers and numbers."""
         launch = _Launch(
             (programs, 1, 1),
             (self._threads, 1, 1),
@@ -131,12 +132,13 @@ class Kernel:
 
 
 def compile_source(source: str) -> bytes:
-    """The kernels of a source, from the cache if they are there, and whole."""
+    """The cubin of a source, from the cache or compiled."""
     compiler = _compiler()
     version = (ctypes.c_int(), ctypes.c_int())
     compiler.nvrtcVersion(ctypes.byref(version[0]), ctypes.byref(version[1]))
-    said = repr((source, COMPILER_OPTIONS, version[0].value, version[1].value))
-    target = kernel_directory() / f"cuda-{hashlib.sha256(said.encode()).hexdigest()[:24]}.cubin"
+    inputs = repr((source, COMPILER_OPTIONS, version[0].value, version[1].value))
+    name = f"cuda-{hashlib.sha256(inputs.encode()).hexdigest()[:24]}.cubin"
+    target = settings.chosen().kernel_directory / name
     image = kept(target)
     if image is not None:
         return image
@@ -144,7 +146,7 @@ def compile_source(source: str) -> bytes:
     try:
         keep(target, image)
     except OSError as error:
-        log.info("a compiled kernel is not kept for the next start: %s", error)
+        log.info("compiled kernel not cached: %s", error)
     return image
 
 
@@ -160,28 +162,28 @@ def _compiled(compiler: ctypes.CDLL, source: str) -> bytes:
     getattr(compiler, answer)(program, text)
     compiler.nvrtcDestroyProgram(ctypes.byref(program))
     if failed:
-        raise OSError(f"a CUDA kernel does not compile: {text.value.decode(errors='replace').strip()}")
+        raise OSError(f"CUDA kernel does not compile: {text.value.decode(errors='replace').strip()}")
     return text.raw
 
 
 class Machine(NamedTuple):
-    """What of a GPU decides how work is cut."""
+    """What tiling depends on: multiprocessors of a GPU, and bytes of shared memory a program may have."""
 
     processors: int
     shared_memory: int
 
 
 @contextmanager
-def had_or_said(instead: str) -> Iterator[None]:
-    """Where a kernel cannot be had the reason is logged, and what serves instead."""
+def falling_back_to(fallback: str) -> Iterator[None]:
+    """Log an OSError of the block, with the fallback that runs instead, and go on."""
     try:
         yield
     except OSError as error:
-        log.warning("a CUDA kernel cannot be had; %s serves: %s", instead, error)
+        log.warning("CUDA kernel unavailable; falling back to %s: %s", fallback, error)
 
 
 def index_of(device: torch.device) -> int | None:
-    """The number of a GPU: of the current one where the device does not say."""
+    """The index of a GPU (the current one for a device without an index); None for other devices."""
     if device.type != "cuda":
         return None
     index = cast("int | None", device.index)  # torch's annotation leaves out devices without a number
@@ -190,28 +192,28 @@ def index_of(device: torch.device) -> int | None:
 
 @cache
 def machine_of(index: int | None) -> Machine | None:
-    """What the device is; None where it is no Hopper, or kernels in CUDA are not wanted."""
-    if index is None or os.environ.get("HOLDFAST_CUDA_KERNELS", "on") == "off":
+    """The properties of a Hopper GPU; None for other devices, or where CUDA kernels are switched off."""
+    if index is None or not settings.chosen().cuda:
         return None
     if torch.cuda.get_device_capability(index) != (9, 0):
         return None
-    # The driver's calls want a context; torch makes one when it first allocates something.
+    # Driver calls need a context; torch creates one with its first allocation.
     torch.empty(1, device=torch.device("cuda", index))
     return Machine(torch.cuda.get_device_properties(index).multi_processor_count, _shared_memory(index))
 
 
 def _shared_memory(index: int) -> int:
-    """Bytes that a program on a device may have at most."""
+    """The largest dynamic shared memory of a program, in bytes."""
     driver, device, most = _driver(), ctypes.c_int(), ctypes.c_int()
     _check(driver.cuDeviceGet(ctypes.byref(device), index), f"find device {index}")
     told = driver.cuDeviceGetAttribute(ctypes.byref(most), SHARED_MEMORY_AT_MOST, device)
-    _check(told, "tell how much shared memory a program may have")
+    _check(told, "read the shared memory limit")
     return most.value
 
 
 @cache
 def _compiler() -> ctypes.CDLL:
-    """NVRTC: the one that torch has loaded or brings along."""
+    """NVRTC: already loaded by torch, or from the packages that torch installs."""
     major = (torch.version.cuda or "").partition(".")[0]
     name = f"libnvrtc.so.{major}"
     try:
@@ -220,7 +222,7 @@ def _compiler() -> ctypes.CDLL:
         beside = Path(torch.__file__).parent.parent / "nvidia"
         for found in sorted(beside.glob(f"*/lib/{name}")):
             return ctypes.CDLL(str(found))
-        raise OSError(f"there is no CUDA compiler ({name})") from None
+        raise OSError(f"no CUDA compiler ({name})") from None
 
 
 @cache
@@ -228,10 +230,10 @@ def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def _check(status: int, asked: str) -> None:
+def _check(status: int, call: str) -> None:
     if status == 0:
         return
     text = ctypes.c_char_p()
     _driver().cuGetErrorString(status, ctypes.byref(text))
     reason = (text.value or b"unknown error").decode()
-    raise OSError(f"the CUDA driver could not {asked}: {reason} ({status})")
+    raise OSError(f"the CUDA driver could not {call}: {reason} ({status})")

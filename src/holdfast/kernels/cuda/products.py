@@ -1,10 +1,9 @@
-"""Products of up to 192 tokens with weights in bfloat16, on Hopper GPUs: `source/product.cu`.
+"""Products of up to 192 tokens with bfloat16 weights on Hopper: `source/product.cu`.
 
-`product` answers None for all that the kernel does not take, or takes no faster than others: other GPUs and
-types, small or very tall weights, one token by a tall weight, a machine without a compiler
-(`HOLDFAST_CUDA_KERNELS=off` asks for that). `takes_products` says whether there is a kernel at all. Same
-promises as `kernels/torch/linear.py`. Called by `kernels/triton/linear.py`, `takes_products` through
-`holdfast.kernels`.
+`product` returns None where the kernel does not apply or is not faster: other GPUs and types, small or very
+tall weights, one token by a tall weight, a machine without NVRTC, or CUDA kernels switched off.
+`takes_products` says whether a device has the kernel at all. Same results as `kernels/torch/linear.py`.
+Called by `kernels/triton/linear.py`, `takes_products` through `holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from holdfast.kernels.cuda.driver import (
     Machine,
     Map,
     compile_source,
-    had_or_said,
+    falling_back_to,
     index_of,
     machine_of,
     map_of,
@@ -31,20 +30,20 @@ from holdfast.kernels.torch.activation import Activation
 SOURCE, PROJECTION = HOPPER.with_name("product.cu"), HOPPER.with_name("projection.cu")
 
 TOKENS_MOST = 192
-"""From here on the matrix units are what a product waits for, and the library uses them better."""
+"""With more tokens a product is bound by the tensor cores, and cuBLAS is faster."""
 
 ROWS_LEAST = 48
 ROWS_MOST = {1: 256, 2: 256, 3: 192}
-"""Rows of the weight that a program takes: fewer are not worth a ring, more sums do not fit the registers."""
+"""Weight rows per program: fewer do not pay for a ring of stages, more do not fit the registers."""
 
 SPLIT_BELOW = 64
-"""Rows below which two programs share a tile, each half of the depth: x is then fetched half as often."""
+"""Rows below which two programs share a tile (split-K): x is then fetched half as often."""
 
 LOW_BLOCKS, LOW_ROWS = 3, 96
-"""Blocks of 64 tokens that one group of warps takes where a tile of few rows is shared: three are slower."""
+"""Token blocks that one warp group takes where a tile of few rows is shared: three groups are slower."""
 
-TURNED_ROWS = 64
-"""Rows of a shared tile that are a matrix instruction's first operand, all tokens being the second."""
+TRANSPOSED_ROWS = 64
+"""Rows of a shared tile that are the first operand of the instruction (transposed), all tokens the second."""
 
 DEPTH = 64
 DEPTH_LEAST = 1024
@@ -64,32 +63,33 @@ PLAIN = (None, "relu_squared")
 
 
 class Cut(NamedTuple):
-    """How a product is cut: groups of warps, blocks of 64 tokens of each, rows of the weight a program, parts
-    of the depth, stages, and whether the weight and not x is the first operand."""
+    """The tiling of a product: warp groups, 64-token blocks per group, weight rows per program, splits of the
+    depth, stages, and whether the weight is the first operand (transposed).
+    """
 
     groups: int
     blocks: int
     rows: int
     splits: int
     stages: int
-    turned: bool = False
+    transposed: bool = False
 
     @property
     def tokens(self) -> int:
         return 64 * self.groups * self.blocks
 
     @property
-    def place(self) -> int:
+    def stage_bytes(self) -> int:
         """Bytes of one stage: 64 columns of the tokens and of the rows."""
         return (self.tokens + self.rows) * DEPTH * 2
 
     @property
     def shared(self) -> int:
-        return ALIGNMENT + self.stages * (self.place + BARRIER_BYTES)
+        return ALIGNMENT + self.stages * (self.stage_bytes + BARRIER_BYTES)
 
 
 def cut_of(tokens: int, outputs: int, depth: int, gated: bool, machine: Machine) -> Cut | None:
-    """One wave of programs over all outputs; None where the library is the faster one."""
+    """One wave of programs over all outputs; None where cuBLAS is faster."""
     if not 0 < tokens <= TOKENS_MOST or depth < DEPTH_LEAST or depth % DEPTH or outputs % 8:
         return None
     groups, blocks = -(-tokens // 64), 1
@@ -98,22 +98,22 @@ def cut_of(tokens: int, outputs: int, depth: int, gated: bool, machine: Machine)
         splits, rows = 2, _rows(outputs, machine.processors // 2, gated)
     if not ROWS_LEAST <= rows <= ROWS_MOST[groups] or (tokens == 1 and splits == 1):
         return None
-    turned = splits > 1 and rows == TURNED_ROWS and groups > 1
-    if turned or (splits > 1 and groups == LOW_BLOCKS and rows <= LOW_ROWS):
+    transposed = splits > 1 and rows == TRANSPOSED_ROWS and groups > 1
+    if transposed or (splits > 1 and groups == LOW_BLOCKS and rows <= LOW_ROWS):
         groups, blocks = 1, groups
-    cut = Cut(groups, blocks, rows, splits, 0, turned)
-    stages = min(STAGES_MOST, (machine.shared_memory - ALIGNMENT) // (cut.place + BARRIER_BYTES))
+    cut = Cut(groups, blocks, rows, splits, 0, transposed)
+    stages = min(STAGES_MOST, (machine.shared_memory - ALIGNMENT) // (cut.stage_bytes + BARRIER_BYTES))
     return cut._replace(stages=stages) if stages >= STAGES_LEAST else None
 
 
 def _rows(outputs: int, programs: int, gated: bool) -> int:
-    """Rows of the weight that each program takes: whole eights, of each half of a gated one."""
+    """Weight rows per program: a multiple of eight, of each half of a gated weight."""
     return (16 if gated else 8) * -(-outputs // (8 * programs))
 
 
 def source_of(cut: Cut, activation: Activation | None) -> str:
-    """The kernel of a cut: what its file counts on, and the file."""
-    columns = cut.tokens if cut.turned else cut.rows
+    """The source of a tiling: its constants, its instruction and the files."""
+    columns = cut.tokens if cut.transposed else cut.rows
     sums = columns // 2
     listed = ", ".join(f"%{index}" for index in range(sums))
     bound = ", ".join(f'"+f"(d[{index}])' for index in range(sums))
@@ -122,7 +122,7 @@ def source_of(cut: Cut, activation: Activation | None) -> str:
         "BLOCKS": cut.blocks,
         "ROWS": cut.rows,
         "SPLITS": cut.splits,
-        "TURNED": int(cut.turned),
+        "TURNED": int(cut.transposed),
         "STAGES": cut.stages,
         "ACTIVATION": ACTIVATIONS[activation],
     }
@@ -142,14 +142,14 @@ def source_of(cut: Cut, activation: Activation | None) -> str:
 
 
 def takes_products(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether products of few tokens are for this kernel, as long as their shapes are."""
+    """Whether the device has this kernel for products of few tokens."""
     return dtype == torch.bfloat16 and machine_of(index_of(device)) is not None
 
 
 def product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation | None
 ) -> torch.Tensor | None:
-    """The product and its activation, or None where another kernel serves."""
+    """The product and its activation, or None where another kernel runs."""
     if x.dtype != torch.bfloat16 or not (readable(x) and readable(weight)):
         return None
     machine = machine_of(x.device.index)
@@ -176,7 +176,7 @@ def launch_product(
     maps: tuple[Map, ...] = (),
     tensors: tuple[torch.Tensor, ...] = (),
 ) -> torch.Tensor:
-    """What a kernel makes of x, and of the weight that is behind `maps` or in `tensors`."""
+    """Launch a product kernel on x; the weight is behind `maps` or in `tensors`."""
     tokens, depth = x.shape
     out = torch.empty(tokens, outputs, dtype=x.dtype, device=x.device)
     seen = 8 * -(-tokens // 8)
@@ -195,7 +195,7 @@ def launch_product(
 
 
 def readable(x: torch.Tensor) -> bool:
-    """Whether the copy engine can read it: rows in one piece, on boundaries of 16 bytes."""
+    """Whether the copy engine can read it: unit stride along the rows, aligned to 16 bytes."""
     return (
         x.dim() == 2
         and x.dtype == torch.bfloat16
@@ -207,8 +207,8 @@ def readable(x: torch.Tensor) -> bool:
 
 @cache
 def _kernel(cut: Cut, activation: Activation | None, index: int) -> Kernel | None:
-    """The kernel of a cut on a device, or None where it cannot be had; the reason is logged."""
-    with had_or_said(instead="the library"):
+    """The kernel of a tiling on a device, or None where it is unavailable; the reason is logged."""
+    with falling_back_to("Triton or cuBLAS"):
         image = compile_source(source_of(cut, activation))
         with torch.cuda.device(index):
             return Kernel(image, "product", 128 * cut.groups + 32, cut.shared, cut.splits)

@@ -1,14 +1,14 @@
-"""Products of few tokens with tall weights in twelve bits, on Hopper GPUs: `source/twelve.cu`.
+"""Products of few tokens with tall weights packed to 12 bits, on Hopper: `source/twelve.cu`.
 
-Few tokens wait for the weights to be read. Of the sixteen bits of a weight in bfloat16 eight are its
-exponent, and nearly all weights of a row lie within sixteen exponents of its largest: `pack_weight` keeps
-sign, mantissa and the distance, and a power of two for each row. All those weights are kept as they are;
-smaller ones become the smallest that there is, 2^-15 of that power (a zero with a sign by its column, so that
-zeros together stay none). Where that is too much a weight is not packed.
+Products of few tokens are bound by reading weights. Eight of the sixteen bits of a bfloat16 weight are its
+exponent, and nearly all weights of a row lie within sixteen exponents of the row's maximum: `pack_weight`
+stores sign, mantissa and a 4-bit exponent offset, and a power of two per row. Such weights are exact; smaller
+ones are rounded to the smallest magnitude, 2^-15 of the row's power (zeros get alternating signs, so that
+runs of zeros sum to zero). A weight that this would change too much is not packed.
 
-The dense weight stays beside it: more tokens are for others. `product` answers None for what the kernel does
-not take. Same promises as `kernels/torch/linear.py`. Called by `kernels/triton/linear.py`, `pack_weight` and
-`packed_size` through `holdfast.kernels`.
+The dense weight stays for larger steps. `product` returns None where the kernel does not apply. Same results
+as `kernels/torch/linear.py`. Called by `kernels/triton/linear.py`, `pack_weight` and `packed_size` through
+`holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.kernels.cuda.driver import (
     Kernel,
     Machine,
     compile_source,
-    had_or_said,
+    falling_back_to,
     index_of,
     machine_of,
 )
@@ -44,35 +44,36 @@ from holdfast.kernels.torch.activation import Activation
 SOURCE = HOPPER.with_name("twelve.cu")
 
 COLUMNS = (8, 16, 32, 64, 96)
-"""Numbers of tokens that kernels are compiled for. With more, putting weights together costs what reading
-less saves: 128 tokens take as long and as much energy with the dense weight."""
+"""Token counts that kernels are compiled for. From 128 tokens on, unpacking costs as much time and energy as
+the smaller reads save.
+"""
 
 DEPTH = 64
 SLAB_ROWS = 16
 SLAB_BYTES = SLAB_ROWS * DEPTH * 3 // 2
 
 SLABS_LEAST = 8
-"""Of a tile: each program fetches all of x, which is too much beside the weights of a lower one."""
+"""Fewest slabs of a tile: each program fetches all of x, which is too much for a lower tile."""
 
 SLABS_MOST, SLABS_MOST_IN_TURNS = 16, 12
 GROUP_SLABS = 4
 GROUPS_LEAN, COLUMNS_LEAN = 4, 64
-"""Groups of warps whose sums fit the registers only up to so many tokens."""
+"""From GROUPS_LEAN warp groups on, sums fit the registers only up to COLUMNS_LEAN tokens."""
 
 STAGES_MOST = 16
 STAGES_LEAST = 3
 
 EXPONENTS = 15
-"""How far below a row's largest exponent one may lie."""
+"""Largest exponent distance to the row's maximum."""
 
 TINY = 2.0**-126
 PACKED_AT_ONCE = 1 << 25
 ERROR_MOST = 2.0**-13
-"""Of a row's length, what packing may change: a ninth of what rounding to bfloat16 did."""
+"""Largest error of packing relative to a row's norm: a ninth of the rounding error of bfloat16."""
 
 
 class Tiling(NamedTuple):
-    """How a weight is cut: slabs of 16 rows a tile; `looped`: a program takes one tile after another."""
+    """The tiling of a weight: slabs of 16 rows per tile; `looped`: a program takes several tiles in turn."""
 
     slabs: int
     looped: bool = False
@@ -82,7 +83,7 @@ class Tiling(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A kernel: groups of warps, slabs of a tile, tokens, stages; are tiles taken one after another?"""
+    """The tiling of a kernel: warp groups, slabs of a tile, tokens, stages, and whether tiles are looped."""
 
     groups: int
     slabs: int
@@ -91,29 +92,29 @@ class Cut(NamedTuple):
     looped: bool = False
 
     @property
-    def place(self) -> int:
+    def stage_bytes(self) -> int:
         """Bytes of one stage: 64 columns of the tokens and of the tile."""
         return self.columns * DEPTH * 2 + -(-self.slabs * SLAB_BYTES // 1024) * 1024
 
     @property
-    def apart(self) -> int:
-        """Bytes that are not the ring's: barriers, and the sums where the next tile is fetched meanwhile."""
+    def fixed_bytes(self) -> int:
+        """Shared memory beside the ring: barriers, and in a loop the sums of the previous tile."""
         sums = 1024 + self.columns * (SLAB_ROWS * self.slabs + 4) * 4
         return ALIGNMENT + STAGES_MOST * BARRIER_BYTES + (sums if self.looped else 0)
 
     @property
     def shared(self) -> int:
-        return self.apart + self.stages * self.place
+        return self.fixed_bytes + self.stages * self.stage_bytes
 
     @property
     def threads(self) -> int:
-        """Many groups take over registers, which whole groups give away."""
+        """From three groups on the producer is a whole warp group, which can give its registers away."""
         return 128 * self.groups + (128 if self.groups >= 3 else 32)
 
 
 @dataclass(frozen=True, slots=True)
 class TwelveBits:
-    """A weight [rows, depth] in twelve bits, tile by tile, and the power of two of each row."""
+    """A weight [rows, depth] packed to 12 bits, tile by tile, and the power of two of each row."""
 
     words: torch.Tensor
     scale: torch.Tensor
@@ -128,7 +129,7 @@ class TwelveBits:
 
 
 def tiling_of(rows: int, depth: int, gated: bool, machine: Machine) -> Tiling | None:
-    """One wave of programs over all rows, or several; None for what the kernel does not take."""
+    """One wave of programs over all rows, or several; None where the kernel does not apply."""
     if rows % (16 if gated else 8) or depth % DEPTH or depth < DEPTH_LEAST:
         return None
     slabs, looped = -(-rows // (SLAB_ROWS * machine.processors)), False
@@ -139,18 +140,18 @@ def tiling_of(rows: int, depth: int, gated: bool, machine: Machine) -> Tiling | 
 
 
 def cut_of(tokens: int, tiling: Tiling, machine: Machine) -> Cut | None:
-    """The kernel for so many tokens."""
+    """The kernel for this many tokens; None where there is none."""
     columns = next((each for each in COLUMNS if each >= tokens), None)
     groups = -(-tiling.slabs // GROUP_SLABS)
     if columns is None or not tokens or (groups >= GROUPS_LEAN and columns > COLUMNS_LEAN):
         return None
     cut = Cut(groups, tiling.slabs, columns, 0, tiling.looped)
-    stages = min(STAGES_MOST, (machine.shared_memory - cut.apart) // cut.place)
+    stages = min(STAGES_MOST, (machine.shared_memory - cut.fixed_bytes) // cut.stage_bytes)
     return cut._replace(stages=stages) if stages >= STAGES_LEAST else None
 
 
 def _tiling_on(weight: torch.Tensor, gated: bool) -> Tiling | None:
-    """How a weight is cut on its device; None where that has no kernel for it."""
+    """The tiling of a weight on its device; None where the device has no kernel for it."""
     machine = machine_of(index_of(weight.device))
     if machine is None or weight.dtype != torch.bfloat16:
         return None
@@ -159,7 +160,7 @@ def _tiling_on(weight: torch.Tensor, gated: bool) -> Tiling | None:
 
 
 def packed_size(weight: torch.Tensor, gated: bool) -> int:
-    """The bytes that a weight takes in twelve bits; 0 where its device has no kernel for it."""
+    """Bytes of a weight packed to 12 bits; 0 where its device has no kernel for it."""
     tiling = _tiling_on(weight, gated)
     if tiling is None:
         return 0
@@ -168,13 +169,13 @@ def packed_size(weight: torch.Tensor, gated: bool) -> int:
 
 
 def pack_weight(weight: torch.Tensor, gated: bool) -> TwelveBits | None:
-    """The weight in twelve bits; None where its device has no kernel for it, or it would change too much."""
+    """The packed weight; None where its device has no kernel for it, or packing would change it too much."""
     tiling = _tiling_on(weight, gated)
     return None if tiling is None else pack(weight, gated, tiling)
 
 
 def pack(weight: torch.Tensor, gated: bool, tiling: Tiling) -> TwelveBits | None:
-    """The weight in twelve bits, or None where that would change it too much."""
+    """The packed weight, or None where packing would change it too much."""
     rows, depth = weight.shape
     tiles, tall = tiling.tiles(rows), SLAB_ROWS * tiling.slabs
     words = torch.empty((tiles, depth // DEPTH, tiling.slabs, 4, 96), dtype=torch.int32, device=weight.device)
@@ -192,7 +193,7 @@ def pack(weight: torch.Tensor, gated: bool, tiling: Tiling) -> TwelveBits | None
 
 
 def _rows_of(tiles: range, rows: int, gated: bool, tall: int, device: torch.device) -> torch.Tensor:
-    """Which rows of the weight some tiles have, slab by slab; `rows` stands for none."""
+    """The weight rows of some tiles, slab by slab; `rows` marks padding."""
     at = torch.arange(tiles.start * tall, tiles.stop * tall, device=device)
     if not gated:
         return at.clamp(max=rows)
@@ -201,9 +202,9 @@ def _rows_of(tiles: range, rows: int, gated: bool, tall: int, device: torch.devi
 
 
 def _codes(part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """Twelve bits of each weight, each row's power of two, and whether not too much is lost.
+    """(12-bit codes, power of two per row, whether the error is small enough).
 
-    Of sixteen bits the four between sign and distance are left zero: they are the same for all.
+    Codes are 16-bit: the four bits between sign and offset are the same for all weights and left zero.
     """
     bits = part.view(torch.int16).to(torch.int32) & 0xFFFF
     exponent = bits >> 7 & 0xFF
@@ -213,7 +214,7 @@ def _codes(part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:
     signs = torch.arange(bits.shape[1], dtype=bits.dtype, device=bits.device) % 2 << 15
     signs = torch.where(bits & 0x7FFF == 0, signs, bits & 0x8000)
     codes = torch.where(small, signs, bits & 0x807F | distance << 7)
-    # A row of nothing else has no power, so that nothing comes of it.
+    # A row of zeros has power 0, so its products are 0.
     powers = torch.where(largest > 0, torch.exp2(largest.float() - 127), 0.0)
     lost = torch.where(small, part.float().abs() - powers * 2.0**-EXPONENTS, 0.0) / powers.clamp(min=TINY)
     length = (part.float() / powers.clamp(min=TINY)).norm(dim=1)
@@ -221,9 +222,10 @@ def _codes(part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:
 
 
 def _words(codes: torch.Tensor, slabs: int) -> torch.Tensor:
-    """[tiles, blocks of 64 columns, slabs, 4, 96]: of 16 columns 64 words of low bytes, 32 of the rest.
+    """Words [tiles, blocks of 64 columns, slabs, 4, 96]: per 16 columns 64 words of low bytes, 32 of high
+    bits.
 
-    A lane has two rows eight apart, and of each eight columns two neighbours.
+    A lane has two rows eight apart, and two adjacent columns of every eight.
     """
     parts = codes.view(-1, slabs, 2, 8, codes.shape[1] // DEPTH, 4, 2, 4, 2)
     # [tile, block, slab, step of 16, row of eight, pair of columns, eight columns, half, neighbour]
@@ -232,19 +234,19 @@ def _words(codes: torch.Tensor, slabs: int) -> torch.Tensor:
     pairs = lanes[..., 0] & 0xFF00 | (lanes[..., 1] & 0xFF00) << 16
     highs = torch.zeros_like(pairs[..., 0])
     for pair in range(4):
-        highs |= _turned(pairs[..., pair], -4 * pair % 32)
+        highs |= _rotated(pairs[..., pair], -4 * pair % 32)
     return torch.cat(((lows[..., 0::2] | lows[..., 1::2] << 16).flatten(-2), highs), dim=-1)
 
 
-def _turned(word: torch.Tensor, by: int) -> torch.Tensor:
-    """The bits of a word of 32 moved to the left, round its end."""
+def _rotated(word: torch.Tensor, by: int) -> torch.Tensor:
+    """A 32-bit word rotated left."""
     wide = word.to(torch.int64) & 0xFFFFFFFF
     wide = (wide << by | wide >> (32 - by)) & 0xFFFFFFFF
     return torch.where(wide >= 1 << 31, wide - (1 << 32), wide).to(torch.int32)
 
 
 def unpack(packed: TwelveBits) -> torch.Tensor:
-    """The weight as the kernel sees it, step by step as there; for checks."""
+    """The weight as the kernel unpacks it, step by step; the reference for tests."""
     tiles, blocks, slabs = packed.words.shape[:3]
     lows = packed.words[..., :64].unflatten(-1, (32, 2)).to(torch.int64) & 0xFFFFFFFF
     highs = packed.words[..., 64:]
@@ -252,7 +254,7 @@ def unpack(packed: TwelveBits) -> torch.Tensor:
     for pair in range(4):
         word = lows[..., pair // 2] >> 16 * (pair % 2)
         spread = word & 0xFF | (word & 0xFF00) << 8 | 0x38003800
-        value = (_turned(highs, 4 * pair).to(torch.int64) & 0x87008700) | spread
+        value = (_rotated(highs, 4 * pair).to(torch.int64) & 0x87008700) | spread
         made.append(torch.stack((value & 0xFFFF, value >> 16 & 0xFFFF), dim=-1))
     lanes = torch.stack(made, dim=-2).unflatten(4, (8, 4)).unflatten(-2, (2, 2))
     # [tile, block, slab, step, row, pair of columns, eight columns, half, neighbour]
@@ -267,7 +269,7 @@ def unpack(packed: TwelveBits) -> torch.Tensor:
 
 
 def source_of(cut: Cut, activation: Activation | None) -> str:
-    """The kernel of a cut: what its file counts on, and the file."""
+    """The source of a tiling: its constants, its instruction and the files."""
     sums = cut.columns // 2
     listed = ", ".join(f"%{index}" for index in range(sums))
     given_pairs = ", ".join(f"%{sums + index}" for index in range(4))
@@ -299,7 +301,7 @@ def source_of(cut: Cut, activation: Activation | None) -> str:
 def product(
     x: torch.Tensor, weight: TwelveBits, bias: torch.Tensor | None, activation: Activation | None
 ) -> torch.Tensor | None:
-    """The product and its activation, or None where another kernel serves."""
+    """The product and its activation, or None where another kernel runs."""
     machine = machine_of(x.device.index)
     gated = activation not in PLAIN
     if machine is None or gated != weight.gated or not readable(x):
@@ -315,10 +317,10 @@ def product(
 
 @cache
 def _kernel(cut: Cut, activation: Activation | None, index: int) -> Kernel | None:
-    """The kernel of a cut on a device, or None where it cannot be had; the reason is logged."""
+    """The kernel of a tiling on a device, or None where it is unavailable; the reason is logged."""
     machine = machine_of(index)
     assert machine is not None
-    with had_or_said(instead="the dense weight"):
+    with falling_back_to("the dense weight"):
         image = _images(Tiling(cut.slabs, cut.looped), activation, machine)[cut.columns]
         with torch.cuda.device(index):
             return Kernel(image, "product", cut.threads, cut.shared, 1)
@@ -327,7 +329,7 @@ def _kernel(cut: Cut, activation: Activation | None, index: int) -> Kernel | Non
 
 @cache
 def _images(tiling: Tiling, activation: Activation | None, machine: Machine) -> dict[int, bytes]:
-    """The kernels for all numbers of tokens, compiled side by side: who needs one soon needs the others."""
+    """The kernels for all token counts, compiled in parallel: decoding soon needs them all."""
     cuts = [cut for cut in (cut_of(columns, tiling, machine) for columns in COLUMNS) if cut is not None]
     with ThreadPoolExecutor(len(cuts)) as pool:
         images = pool.map(lambda cut: compile_source(source_of(cut, activation)), cuts)

@@ -1,4 +1,4 @@
-"""The kernels of `holdfast.kernels` in plain torch: the reference, and what runs on the CPU."""
+"""The kernels of `holdfast.kernels` in plain torch: the reference, and the implementation for CPUs."""
 
 from holdfast.kernels.torch.activation import geglu, relu_squared, swiglu, swiglu_clamped
 from holdfast.kernels.torch.attention import attend

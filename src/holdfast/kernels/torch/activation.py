@@ -1,19 +1,26 @@
 """Gated and plain activations of MLPs, in torch. The gate is the first half of the last dimension.
 
-Called through `holdfast.kernels`; `activate` is also what the experts apply between their two products.
+Called through `holdfast.kernels`; experts call `activate` between their two products.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch.nn import functional
 
 Activation = Literal["swiglu", "geglu", "swiglu_clamped", "relu_squared"]
 
-CLAMP_ALPHA = 1.702
-CLAMP_LIMIT = 7.0
+
+class Clamp(NamedTuple):
+    """The parameters of `swiglu_clamped`."""
+
+    alpha: float = 1.702
+    limit: float = 7.0
+
+
+DEFAULT_CLAMP = Clamp()
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
@@ -27,7 +34,7 @@ def geglu(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def swiglu_clamped(
-    gate_up: torch.Tensor, *, alpha: float = CLAMP_ALPHA, limit: float = CLAMP_LIMIT
+    gate_up: torch.Tensor, *, alpha: float = DEFAULT_CLAMP.alpha, limit: float = DEFAULT_CLAMP.limit
 ) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     gate = gate.float().clamp(max=limit)
@@ -39,16 +46,14 @@ def relu_squared(x: torch.Tensor) -> torch.Tensor:
     return functional.relu(x.float()).square().to(x.dtype)
 
 
-def activate(
-    x: torch.Tensor, activation: Activation, clamp: tuple[float, float] = (CLAMP_ALPHA, CLAMP_LIMIT)
-) -> torch.Tensor:
-    """Any of them by name; `clamp` is the (alpha, limit) of `swiglu_clamped`."""
+def activate(x: torch.Tensor, activation: Activation, clamp: Clamp = DEFAULT_CLAMP) -> torch.Tensor:
+    """An activation by name; `clamp` is for `swiglu_clamped` alone."""
     match activation:
         case "swiglu":
             return swiglu(x)
         case "geglu":
             return geglu(x)
         case "swiglu_clamped":
-            return swiglu_clamped(x, alpha=clamp[0], limit=clamp[1])
+            return swiglu_clamped(x, alpha=clamp.alpha, limit=clamp.limit)
         case "relu_squared":
             return relu_squared(x)

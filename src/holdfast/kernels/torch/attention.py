@@ -1,10 +1,9 @@
 """Causal attention over paged KV for ragged, mixed batches, in torch.
 
-Float32 tensors on a CPU go to the C kernel where there is one. What follows is for all others.
-One-token rows are computed together: their pages are gathered into one padded tensor and everything outside
-a row's view is zeroed (a page may hold garbage past its last token) and masked. Rows of several tokens are
-computed one by one over exactly the keys that they can see. Scores and sums are float32. Called through
-`holdfast.kernels`.
+Float32 tensors on a CPU go to the C kernel where it is available. Otherwise one-token rows are computed
+together: their pages are gathered into one padded tensor, and keys outside a row's view are zeroed (a page
+may hold garbage past its last token) and masked. Rows of several tokens are computed one by one over exactly
+the keys that they see. Scores and sums are float32. Called through `holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ QUERY_BLOCK = 256  # queries of a long row that the explicit path scores at once
 
 
 class _Rule(NamedTuple):
-    """How scores are made and turned into weights."""
+    """How scores are scaled, masked and normalised."""
 
     scale: float
     window: int | None
@@ -32,7 +31,7 @@ class _Rule(NamedTuple):
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
     def softmax(self, scores: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-        """Over the last dimension; a sink takes its share of the weight and gives nothing back."""
+        """Over the last dimension; a sink takes part in the softmax and contributes no value."""
         if self.sinks is None:
             return torch.softmax(scores, dim=-1)
         sink = self.sinks.float().view(*shape, 1).expand(*scores.shape[:-1], 1)
@@ -167,7 +166,7 @@ def _attend_single(
     hidden = (~seen).flatten().nonzero().squeeze(1)
 
     def gather(cache: torch.Tensor) -> torch.Tensor:
-        """The pages of each row as [rows, kv_heads, tokens, dim], zero where the row does not look."""
+        """The pages of each row as [rows, kv_heads, tokens, dim], zero outside the row's view."""
         picked = cache.index_select(0, units).view(-1, kv_heads * cache.shape[-1])
         picked.index_fill_(0, hidden, 0.0)
         return picked.view(query.shape[0], -1, kv_heads, cache.shape[-1]).transpose(1, 2)
@@ -175,7 +174,7 @@ def _attend_single(
     key, value = gather(key_cache), gather(value_cache)
     grouped = query.reshape(query.shape[0], kv_heads, groups, query.shape[-1])
     if rule.sinks is None and rule.softcap is None:
-        # The query heads of one key head stand as if they were queries of one sequence.
+        # The query heads of one key head become queries of one sequence.
         mask = seen[:, None, None]
         out = functional.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=rule.scale)
         return out.flatten(1, 2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from holdfast.kernels.torch.activation import CLAMP_ALPHA, CLAMP_LIMIT, Activation, activate
+from holdfast.kernels.torch.activation import DEFAULT_CLAMP, Activation, Clamp, activate
 
 
 def experts(
@@ -19,7 +19,7 @@ def experts(
     w2: torch.Tensor,
     *,
     activation: Activation = "swiglu",
-    clamp: tuple[float, float] = (CLAMP_ALPHA, CLAMP_LIMIT),
+    clamp: Clamp = DEFAULT_CLAMP,
     bias13: torch.Tensor | None = None,
     bias2: torch.Tensor | None = None,
 ) -> torch.Tensor:

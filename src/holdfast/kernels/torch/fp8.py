@@ -1,6 +1,6 @@
-"""Projections whose weight is kept in 8-bit floating point, in torch.
+"""Projections with an fp8 weight, in torch.
 
-Called through `holdfast.kernels`; `dequantise` is for those who load weights too.
+Called through `holdfast.kernels`; weight loading calls `dequantise` too.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def _scan(
     state: torch.Tensor,
     chunk: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One row of many tokens; answers y [tokens, heads, value_dim] and the final state."""
+    """One row of many tokens; returns y [tokens, heads, value_dim] and the final state."""
     count = query.shape[0]
     chunks = -(-count // chunk)
     padding = chunks * chunk - count
@@ -96,16 +96,16 @@ def _scan(
         padded = functional.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, padding))
         return padded.reshape(chunks, chunk, *tensor.shape[1:]).transpose(1, 2)
 
-    # Padded tokens have decay 0, rate 0 and key 0: they change nothing.
+    # Padding tokens have decay 0, rate 0 and key 0: they change nothing.
     reads, keys, values = split(query), split(key), split(value)  # [chunks, heads, chunk, dim]
-    # Decays add up to hundreds, and their differences are exponents: float32 would lose digits of both.
+    # Cumulative decays reach hundreds and their differences are exponents: float32 would lose digits.
     total = split(decay).double().cumsum(dim=-1)  # [chunks, heads, chunk]
     passed = total.float()
     rates = split(rate).unsqueeze(-1)
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=query.device).triu(1)
     gaps = (total.unsqueeze(-1) - total.unsqueeze(-2)).float().masked_fill_(later, -torch.inf).exp_()
     system = torch.matmul(keys * rates, keys.transpose(-1, -2)) * gaps
-    # The diagonal of the system is taken as one, whatever it holds.
+    # The solver takes the diagonal as one, whatever it holds.
     right = torch.cat((values * rates, keys * rates * passed.exp().unsqueeze(-1)), dim=-1)
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
     wanted, told = solved.split((value.shape[-1], key.shape[-1]), dim=-1)

@@ -1,6 +1,6 @@
 """Linear projections with a dense weight, in torch.
 
-Called through `holdfast.kernels`. The copy of a weight in twelve bits is for GPUs alone.
+Called through `holdfast.kernels`. Packed 12-bit weights are for GPUs only and ignored here.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def _scan(
     state: torch.Tensor,
     chunk: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One row of many tokens; answers y [tokens, heads, dim] and the final state."""
+    """One row of many tokens; returns y [tokens, heads, dim] and the final state."""
     count, heads, _ = x.shape
     groups = B.shape[1]
     chunks = -(-count // chunk)
@@ -87,9 +87,9 @@ def _scan(
         padded = functional.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, padding))
         return padded.reshape(chunks, chunk, *tensor.shape[1:]).transpose(1, 2)
 
-    # Padded tokens have step and decay 0: they add nothing and decay nothing.
+    # Padding tokens have step and decay 0: they change nothing.
     inputs = split(x * step.unsqueeze(-1))  # [chunks, heads, chunk, dim]
-    # Decays add up to hundreds, and their differences are exponents: float32 would lose digits of both.
+    # Cumulative decays reach hundreds and their differences are exponents: float32 would lose digits.
     total = split(decay).double().cumsum(dim=-1)  # [chunks, heads, chunk]
     passed = total.float()
     keys = split(B)  # [chunks, groups, chunk, state]
@@ -99,7 +99,7 @@ def _scan(
     scores = torch.matmul(reads, keys.transpose(-1, -2))
     repeat = heads // groups
     out = torch.matmul(scores.repeat_interleave(repeat, dim=1) * gaps.exp_(), inputs)
-    # What each chunk adds to the state, then the state that each chunk begins with.
+    # What each chunk adds to the state, then the initial state of each chunk.
     remaining = (total[..., -1:] - total).float().exp()
     weighted = (inputs * remaining.unsqueeze(-1)).transpose(-1, -2)
     added = torch.matmul(weighted, keys.repeat_interleave(repeat, dim=1))

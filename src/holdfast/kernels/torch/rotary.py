@@ -1,7 +1,4 @@
-"""Query/key norms, rotary embedding and the KV write, in torch.
-
-`Rotation` says how heads are normed and turned. Called through `holdfast.kernels`.
-"""
+"""Query/key norms, rotary embedding and the KV write, in torch. Called through `holdfast.kernels`."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ def write_kv(
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [tokens, heads, dim] turned by float32 cos and sin [tokens, 1, rotary_dim / 2]."""
+    """x [tokens, heads, dim] rotated by float32 cos and sin [tokens, 1, rotary_dim / 2]."""
     half = cos.shape[-1]
     first = x[..., :half].float()
     second = x[..., half : 2 * half].float()

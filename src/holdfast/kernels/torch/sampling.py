@@ -1,11 +1,11 @@
-"""Sampling of one token a row, in torch.
+"""Sampling of one token per row, in torch.
 
 A token is kept when fewer than `top_k` tokens are more likely, those more likely hold less than `top_p` of
-the probability, and its own probability is at least `min_p` of the greatest; all three look at the
-distribution after the temperature. The kept ones run a race: each waits an exponential time over its weight,
-and the first to arrive wins, which happens with its share of the probability. The times are a pure function
-of (seed, position, token): a row's token depends on nothing else in the batch, and all devices draw the same.
-Where the C kernels are there they do the same in one pass. Called through `holdfast.kernels`.
+the probability, and its own probability is at least `min_p` of the maximum; all three apply after the
+temperature. Kept tokens run a race of exponential waiting times (the Gumbel-max trick): the first to arrive
+wins, with its share of the probability. The times are a pure function of (seed, position, token), so a row's
+token does not depend on the rest of the batch, and all devices draw the same. The C kernels, where available,
+do the same in one pass. Called through `holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from holdfast.kernels.cpu import sampling as compiled
 
-CANDIDATES = (128, 2048)  # how many of the most likely tokens are looked at before a full sort is needed
+CANDIDATES = (128, 2048)  # most likely tokens to look at before a full sort is needed
 NO_TOKEN = -1
 
 
@@ -24,7 +24,7 @@ def _signed(value: int) -> int:
 
 
 def _mix(value: torch.Tensor) -> torch.Tensor:
-    """In place, a bijection of int32 values in which every input bit reaches every output bit."""
+    """A bijective hash of int32 values, in place: every input bit reaches every output bit."""
     value ^= (value >> 16) & 0xFFFF
     value *= 0x7FEB352D
     value ^= (value >> 15) & 0x1FFFF
@@ -34,9 +34,9 @@ def _mix(value: torch.Tensor) -> torch.Tensor:
 
 
 def waiting_times(seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Exponential times, float32 [rows, n], of the tokens [rows or 1, n] for (seed, position) of each row.
+    """Exponential waiting times, float32 [rows, n], of tokens [rows or 1, n] by each row's seed and position.
 
-    23 bits make a uniform number that is neither 0 nor 1, so that every time is positive and finite.
+    23 bits make a uniform number strictly between 0 and 1, so every time is positive and finite.
     """
     halves = seeds.contiguous().view(torch.int32).view(-1, 2)  # low bits, high bits
     stream = _mix(halves[:, 0] ^ _signed(0x9E3779B9))
@@ -74,7 +74,7 @@ def sample_tokens(
                 values[rows] * temperature[rows].float().reciprocal().unsqueeze(1),
                 top_k[rows], top_p[rows], min_p[rows], seeds[rows], positions[rows],
             )  # fmt: skip
-    # The maximum is not finite exactly where a row holds NaN or plus infinity, or only minus infinity.
+    # The maximum is not finite exactly where a row has NaN or +inf, or only -inf.
     return torch.where(peak.isfinite(), best, NO_TOKEN)
 
 
@@ -86,7 +86,7 @@ def _draw(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """The tokens of rows with a temperature; `scaled` are logits over temperature."""
+    """The tokens of rows with a temperature; `scaled` is logits / temperature."""
     width = scaled.shape[1]
     peak = scaled.amax(dim=-1, keepdim=True)
     floor = peak + torch.log(min_p.float()).unsqueeze(1)

@@ -1,6 +1,6 @@
-"""A step's inputs from block tables and what was sampled before, worked out on the host.
+"""A step's inputs from block tables and the last sampled tokens, on the host.
 
-Steps are small and these are indices, so NumPy does it, in the memory of the tensors. Called through
+Steps are small and these are indices, so NumPy computes them in the tensors' memory. Called through
 `holdfast.kernels`.
 """
 
@@ -21,7 +21,7 @@ def prepare_step(tokens: torch.Tensor, row_table: torch.Tensor, tables: StepTabl
     rows = row_table.numpy()
     counts = starts[1:] - starts[:-1]
     total = int(starts[-1])
-    # Rows that only fill up have a table of nobody's; what is read there is replaced below.
+    # Padding rows use table row 0 here; the result is replaced below.
     owner = np.repeat(np.maximum(rows, 0), counts)
     position = np.arange(total) + np.repeat(contexts - starts[1:], counts)
     given = tokens.numpy()[:total].astype(np.int64)
@@ -51,7 +51,7 @@ def _place(
     tokens: tuple[_Places, _Places, NDArray[np.bool_] | None],
     reserved: int,
 ) -> None:
-    """The tables of a step's rows, and where its tokens are written."""
+    """The tables of a step's rows, and the slots that its tokens are written to."""
     owner, position, idle = tokens
     size = pages.page_size
     width = min(pages.table.shape[1], table.shape[1])
@@ -67,7 +67,7 @@ def _place(
 
 
 def list_pieces(batch: Batch) -> None:
-    assert not batch.pieces and batch.queue is None, "attention on the host does without pieces"
+    assert not batch.pieces and batch.queue is None, "attention on the host has no split-K"
 
 
 def change_tables(changes: torch.Tensor, table: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Copies of whole units (all layers of a page or of a state slot at once), and of a step's words, in torch.
+"""Copies of whole units (all layers of a page or state slot at once) and of a step's words, in torch.
 
 Called through `holdfast.kernels`.
 """

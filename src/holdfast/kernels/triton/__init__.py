@@ -1,4 +1,4 @@
-"""The kernels of `holdfast.kernels` as Triton kernels: what runs on CUDA devices."""
+"""The kernels of `holdfast.kernels` in Triton, for CUDA devices."""
 
 from holdfast.kernels.triton.activation import geglu, relu_squared, swiglu, swiglu_clamped
 from holdfast.kernels.triton.attention import attend

@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Gated and plain activations of MLPs as one Triton kernel; `activation_value` also serves the experts.
+"""Gated and plain activations of MLPs as one Triton kernel; experts use `activation_value` too.
 
-Same functions and promises as `kernels/torch/activation.py`. Called through `holdfast.kernels`.
+Same functions and results as `kernels/torch/activation.py`. Called through `holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from holdfast.kernels.torch.activation import CLAMP_ALPHA, CLAMP_LIMIT, Activation
+from holdfast.kernels.torch.activation import DEFAULT_CLAMP, Activation, Clamp
 from holdfast.kernels.triton.launch import (
     as_rows,
     ceiling,
@@ -58,9 +58,7 @@ def _activate(
     tl.store(out + row * width + columns, result.to(out.dtype.element_ty), mask=inside)
 
 
-def activate(
-    x: torch.Tensor, activation: Activation, alpha: float = CLAMP_ALPHA, limit: float = CLAMP_LIMIT
-) -> torch.Tensor:
+def activate(x: torch.Tensor, activation: Activation, clamp: Clamp = DEFAULT_CLAMP) -> torch.Tensor:
     flat = as_rows(x)
     gated = activation != "relu_squared"
     width = flat.shape[1] // 2 if gated else flat.shape[1]
@@ -68,7 +66,7 @@ def activate(
     if flat.shape[0]:
         block = min(2048, power_of_two(width))
         _activate[(flat.shape[0], ceiling(width, block))](
-            flat, out, flat.stride(0), width, alpha, limit, ACTIVATION=activation, GATED=gated, BLOCK=block,
+            flat, out, flat.stride(0), width, *clamp, ACTIVATION=activation, GATED=gated, BLOCK=block,
             num_warps=max(1, min(8, block // 256)), **overlap(x),
         )  # fmt: skip
     return out
@@ -83,9 +81,9 @@ def geglu(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def swiglu_clamped(
-    gate_up: torch.Tensor, *, alpha: float = CLAMP_ALPHA, limit: float = CLAMP_LIMIT
+    gate_up: torch.Tensor, *, alpha: float = DEFAULT_CLAMP.alpha, limit: float = DEFAULT_CLAMP.limit
 ) -> torch.Tensor:
-    return activate(gate_up, "swiglu_clamped", alpha, limit)
+    return activate(gate_up, "swiglu_clamped", Clamp(alpha, limit))
 
 
 def relu_squared(x: torch.Tensor) -> torch.Tensor:

@@ -2,17 +2,17 @@
 """Causal attention over paged KV for ragged, mixed batches as Triton kernels.
 
 A tile is a run of queries of one row, with all query heads that share a key head packed into the rows of one
-matrix (row m is token `m // group`, head `m % group`), so that keys and values are read once a tile and the
-tensor cores are fed even by a single token. The keys of a tile may be split over several programs; their
-partial results are then merged by a second kernel, which also adds the sinks. How many splits there are
-follows from host-side counts; what each split covers follows from the row's context, on the device.
+matrix (row m is token `m // group`, head `m % group`), so that keys and values are read once per tile and
+even a single token uses the tensor cores. The keys of a tile may be split over several programs (split-K); a
+second kernel merges the partial results and adds the sinks. The number of splits follows from host-side
+counts; the keys of each split follow from the row's context, on the device.
 
-One-token rows and longer rows of a mixed batch are two launches, each of which passes over the other's rows,
-so that a long-lived session's decode row is split however many prefill tokens stand beside it. Where the
-device has listed pieces of their keys (`Batch.pieces`), `pieces` has the kernel, and
-`kernels/cuda/attention.py` where they are a queue (`Batch.queue`).
+One-token rows and longer rows of a mixed batch are two launches, each of which skips the other's rows, so
+that the decode row of a long session is split regardless of the prefill tokens beside it. Where the device
+has listed pieces (`Batch.pieces`) the kernel is in `pieces`, and for a queue (`Batch.queue`) in
+`kernels/cuda/attention.py`.
 
-Same function and promises as `kernels/torch/attention.py`. Called through `holdfast.kernels`.
+Same function and results as `kernels/torch/attention.py`. Called through `holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from holdfast.kernels.triton.launch import (
 )
 from holdfast.kernels.triton.pieces import SMALL_BLOCKS, WIDE, attend_pieces
 
-SPLIT_LEAST = 256  # keys below which a split is not worth its merge
+SPLIT_LEAST = 256  # fewest keys of a split
 SPLITS_MOST = 128
 
-# Keys a block, warps and stages of loads, by the bytes of one head of one token (at most 512), as measured on
-# an H200: for single tokens, for tiles, for tiles over a short window, for split tiles.
+# Keys per block, warps and pipeline stages, by the bytes of one head of one token (at most 512), as
+# measured on an H200: for single tokens, for tiles, for tiles over a short window, for split tiles.
 _Blocks = dict[int, tuple[int, int, int]]
 SINGLE_BLOCKS: _Blocks = {32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3), 256: (64, 2, 3), 512: (64, 4, 3)}
 TILE_BLOCKS: _Blocks = {32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3), 256: (64, 4, 3), 512: (64, 8, 3)}
 WINDOW_BLOCKS: _Blocks = {32: (32, 4, 2), 64: (32, 4, 2), 128: (32, 4, 2), 256: (64, 4, 3), 512: (64, 8, 3)}
 SPLIT_BLOCKS: _Blocks = {32: (64, 8, 3), 64: (64, 8, 3), 128: (128, 8, 3), 256: (64, 4, 3), 512: (64, 8, 2)}
 SHORT = 4096  # keys below which split tiles are kept small, so that there are more of them
-FLOAT32_BLOCKS = (32, 4, 2)  # float32 products do without tensor cores: large blocks would only spill
+FLOAT32_BLOCKS = (32, 4, 2)  # float32 products do not use tensor cores: large blocks would only spill
 
 
 class Shape(NamedTuple):
-    """The blocks of a launch."""
+    """The block sizes of a launch."""
 
     block_m: int
     block_n: int
@@ -68,9 +68,9 @@ class Shape(NamedTuple):
 def _tile_of(
     row_start, context, rows, tile, SINGLES: tl.constexpr, SKIP: tl.constexpr, QUERIES: tl.constexpr
 ):
-    """Row, first token, tokens in the tile, and position of the first one; no tokens: nothing to do."""
+    """(row, first token, tokens in the tile, position of the first one); zero tokens: padding."""
     if SINGLES and not SKIP:
-        # Every row has one token, so that tile, row and token are the same.
+        # Every row has one token, so tile, row and token are the same.
         return tile, tile, 1, tl.load(context + tile) - 1
     if SINGLES:
         row = tile
@@ -82,7 +82,7 @@ def _tile_of(
     count = tl.load(row_start + row + 1) - start
     wanted = count - local * QUERIES
     if SKIP:
-        # The other launch has the rows of the other kind.
+        # Rows of the other kind belong to the other launch.
         wanted = tl.where((count == 1) == SINGLES, wanted, 0)
     first = tl.load(context + row) - count + local * QUERIES
     return row, start + local * QUERIES, tl.minimum(wanted, QUERIES), first
@@ -100,15 +100,15 @@ def _attend(
 ):  # fmt: skip
     """One tile of one key head over one split of its keys."""
     launch_next(OVERLAP)
-    # Late tiles see the most keys: they start first.
+    # Late tiles see the most keys, so they start first.
     tile = tile_count - 1 - tl.program_id(0)
-    # One token's block of keys within one page needs one look at the table. For tiles it measures slower.
+    # For one token, a key block within one page needs one table lookup. For tiles this measured slower.
     WHOLE: tl.constexpr = SINGLES and PAGE % BLOCK_N == 0
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     QUERIES: tl.constexpr = BLOCK_M // GROUP
     row, token, wanted, first = _tile_of(row_start, context, rows, tile, SINGLES, SKIP, QUERIES)
-    # Rows and contexts were there before the model began; queries and keys come from the kernel before.
+    # Rows and contexts are older than the model's first kernel; queries and keys need the preceding kernel.
     wait_for_inputs(OVERLAP)
     if wanted <= 0:
         return
@@ -134,7 +134,7 @@ def _attend(
         at = ((tile.to(tl.int64) * KV_HEADS + kv_head) * splits + split) * BLOCK_M + packed
         tl.store(logs + at, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=real)
         return
-    # Blocks that every query of the tile sees whole need no mask.
+    # Blocks that every query of the tile sees in full need no mask.
     clear = begin
     if not WINDOWED:
         clear = tl.maximum(begin, tl.minimum(finish, first + 1) // BLOCK_N * BLOCK_N)
@@ -161,7 +161,7 @@ def _attend(
         if SUNK:
             sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634
             weight_sum += tl.exp2(sink - peak)
-        # Rows of the matrix that are no query have seen nothing.
+        # Padding rows of the matrix have seen nothing.
         result = accumulator / tl.where(real, weight_sum, 1.0)[:, None]
         places_out = out + ((token + local).to(tl.int64) * KV_HEADS * GROUP + head) * DIM
         tl.store(places_out[:, None] + columns[None, :], result.to(out.dtype.element_ty), mask=stored)
@@ -180,7 +180,7 @@ def _merge(
     SINGLES: tl.constexpr, SKIP: tl.constexpr, SUNK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SPLITS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The weighted mean of one query head's splits."""
+    """Merge: the weighted mean of one query head's splits."""
     launch_next(OVERLAP)
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -212,13 +212,13 @@ def _merge(
 
 
 def _splits(programs: int, keys: int, device: torch.device, waves: int) -> int:
-    """Enough splits to fill the device `waves` times, none shorter than is worth it."""
+    """Enough splits to fill the device `waves` times, none below the minimum length."""
     wanted = ceiling(processors(device.index) * waves, max(programs, 1))
     return max(1, min(wanted, ceiling(keys, SPLIT_LEAST), SPLITS_MOST))
 
 
 def shape_for(batch: Batch, query: torch.Tensor, kv_heads: int, window: int | None, singles: bool) -> Shape:
-    """The blocks of one launch, from host-side counts alone."""
+    """The block sizes of one launch, from host-side counts alone."""
     group = query.shape[1] // kv_heads
     least = power_of_two(group, 16)
     row_bytes = min(512, power_of_two(query.shape[-1], 16) * query.element_size())
@@ -230,9 +230,9 @@ def shape_for(batch: Batch, query: torch.Tensor, kv_heads: int, window: int | No
 
     def plan(tallest: int) -> tuple[int, int]:
         block_m = max(least, min(tallest, power_of_two(batch.count_max * group, 16)))
-        if batch.least[0]:
-            # Few of the tiles that a captured batch has room for need hold anything.
-            filled = max(batch.least[1], ceiling(batch.least[0], block_m // group))
+        if batch.least.tokens:
+            # Most tiles of a captured batch may be padding.
+            filled = max(batch.least.rows, ceiling(batch.least.tokens, block_m // group))
         else:
             filled = tiles(query.shape[0], batch.rows, block_m // group)
         return block_m, _splits(filled * kv_heads, keys, query.device, 2)
@@ -271,7 +271,7 @@ def attend(
     assert value_cache.shape[-1] == dim, "keys and values have the same width"
     out = torch.empty(tokens, heads, dim, dtype=query.dtype, device=query.device)
     if batch.queue is not None and window is None:
-        assert softcap is None, "the kernel of a queue caps nothing"
+        assert softcap is None, "the CUDA kernel has no softcap"
         attend_queue(query, key_cache, value_cache, out, pages, batch.queue, scale, sinks)
         return out
     if batch.pieces and window is None:
@@ -304,7 +304,7 @@ def _launch(
     singles: bool,
     mixed: bool,
 ) -> None:
-    """The one-token rows, or the others."""
+    """Attention of the one-token rows, or of the others."""
     tokens, heads, dim = query.shape
     kv_heads = key_cache.shape[2]
     group = heads // kv_heads

@@ -40,7 +40,7 @@ def attend_block(
     WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One block of keys and values, folded into the running softmax."""
+    """Fold one block of keys and values into the running softmax."""
     steps = begin + tl.arange(0, BLOCK_N)
     columns = tl.arange(0, BLOCK_D)
     inside = (steps >= lowest) & (steps < end)
@@ -63,7 +63,7 @@ def attend_block(
     else:
         keys = tl.load(key_rows[:, None] + columns[None, :])
     scores = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision=PRECISION)
-    # Scores times `unit` are in units of log 2; the product is left to the exponent, where it costs nothing.
+    # Scores times `unit` are in log2 units; the multiplication is folded into the exponent for free.
     unit = scale * 1.4426950408889634
     if CAPPED:
         # softcap * tanh(s / softcap)
@@ -75,7 +75,7 @@ def attend_block(
             seen = seen & (steps[None, :] > places[:, None] - window)
         scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(peak, tl.max(scores, axis=1) * unit)
-    # A query may have seen nothing yet; any finite peak will do for it.
+    # A query may have seen nothing yet; any finite maximum will do for it.
     anchor = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
     weights = tl.exp2(scores * unit - anchor[:, None])
     shrink = tl.exp2(peak - anchor)

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
 """Causal depthwise convolution with a carried state as Triton kernels.
 
-One-token rows: output and new state in one launch. Ragged rows: one launch computes all outputs and only
-reads states, a second one writes the new states, so that a row whose source is its destination is read
-whole before it changes. Same function and promises as `kernels/torch/conv.py`. Called through
+One-token rows: output and new state in one launch. Ragged rows: the first launch computes all outputs and
+only reads states, the second writes the new states, so that a state whose source is its destination is read
+completely before it changes. Same function and results as `kernels/torch/conv.py`. Called through
 `holdfast.kernels`.
 """
 
@@ -26,7 +26,7 @@ from holdfast.kernels.triton.launch import (
     wait_for_inputs,
 )
 
-# Tokens and channels of a tile, as measured on an H200 for short and for long rows.
+# Tokens and channels per tile, as measured on an H200 for short and for long rows.
 SHORT_TILE = (8, 256)
 LONG_TILE = (32, 128)
 LONG = 256
@@ -47,7 +47,7 @@ def _conv_step(
     TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr, BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One token of one row; the state moves one place."""
+    """One token of one row; the state shifts by one."""
     launch_next(OVERLAP)
     wait_for_inputs(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
@@ -62,7 +62,7 @@ def _conv_step(
         place = channels * state_channel + tap
         held = tl.load(state + origin * state_slot + place, mask=known, other=0.0)
         total += held.to(tl.float32) * tl.load(weight + channels * TAPS + tap, mask=inside, other=0.0)
-        # The element that was just read becomes the one before it, which all threads have read by now.
+        # The element just read moves one place down; all threads have read it by now.
         tl.debug_barrier()
         if tap > 0:
             tl.store(state + target * state_slot + place - 1, held, mask=inside)
@@ -123,7 +123,7 @@ def _conv_states(
     x, state, source, destination, row_start, x_stride, state_slot, state_channel, channel_count,
     TAPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The last inputs of one row, old ones where the row was shorter than the state."""
+    """The last inputs of one row, from the old state where the row is shorter than the state."""
     row = tl.program_id(0)
     start = tl.load(row_start + row)
     count = tl.load(row_start + row + 1) - start

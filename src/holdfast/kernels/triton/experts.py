@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
 """Mixture of experts as Triton kernels: sort the picks by expert, two grouped products, one sum.
 
-The grid is an upper bound from host-side counts: each expert's picks are padded to whole blocks, and a block
-that no expert fills ends at once. Nothing is added atomically, so results do not depend on timing. Same
-function and promises as `kernels/torch/experts.py`. Called through `holdfast.kernels`.
+The grid is an upper bound from host-side counts: each expert's picks are padded to whole blocks, and unused
+blocks exit at once. There are no atomic additions, so results are deterministic. Same function and results as
+`kernels/torch/experts.py`. Called through `holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
-from holdfast.kernels.torch.activation import CLAMP_ALPHA, CLAMP_LIMIT, Activation
+from holdfast.kernels.torch.activation import DEFAULT_CLAMP, Activation, Clamp
 from holdfast.kernels.triton.activation import activation_value
 from holdfast.kernels.triton.launch import ceiling, power_of_two, precision
 
-SCAN = 1024  # picks that a program looks at in one go
+SCAN = 1024  # picks per iteration of a program
 
 
 @triton.jit(do_not_specialize=["picks", "block_count"])
@@ -24,7 +24,7 @@ def _sort_picks(
     ids, order, block_expert, picks, block_count,
     EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, SCAN: tl.constexpr,
 ):  # fmt: skip
-    """One expert's picks, in order, at the place that its blocks begin; the rest of its last block is -1."""
+    """The picks of one expert, in order, from its first block on; the rest of its last block is -1."""
     expert = tl.program_id(0)
     names = tl.arange(0, BLOCK_EXPERTS)
     counts = tl.zeros([BLOCK_EXPERTS], tl.int32)
@@ -125,7 +125,7 @@ def experts(
     w2: torch.Tensor,
     *,
     activation: Activation = "swiglu",
-    clamp: tuple[float, float] = (CLAMP_ALPHA, CLAMP_LIMIT),
+    clamp: Clamp = DEFAULT_CLAMP,
     bias13: torch.Tensor | None = None,
     bias2: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -137,7 +137,7 @@ def experts(
     ids, weights = ids.contiguous(), weights.contiguous()
     for tensor in (x, w13, w2):
         assert tensor.stride(-1) == 1
-    # Blocks as tall as an expert's fair share of the picks, within what the tensor cores like.
+    # Blocks as tall as an expert's average share of the picks, within the tensor core sizes.
     block_m = min(128, power_of_two(ceiling(picks, count), 16))
     block_count = picks // block_m + min(count, picks)
     order = torch.empty(block_count * block_m, dtype=torch.int32, device=x.device)

@@ -1,15 +1,15 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Projections whose weight is kept in 8-bit floating point.
+"""Projections with an fp8 weight.
 
-A step of a few tokens is bound by the bytes of its weights, of which there are half as many. One token: a
-program walks along some rows of the weight, as in `linear`. A few tokens: the weight is the left factor of a
-product; where there are too few rows to fill the device, their depth is shared out, and the last of a tile's
-programs to arrive adds up the parts in their order. Many tokens: the library multiplies.
+A step of a few tokens is bound by reading weights, which fp8 halves. One token: a program walks along some
+rows of the weight, as in `linear`. A few tokens: the weight is the left operand; where its rows do not fill
+the device the depth is split (split-K), and the last program of a tile to arrive adds up the parts in order.
+Many tokens: cuBLAS.
 
-Where the device multiplies numbers of 8 bits, the activations of more than one token are rounded to them,
-with a scale for each group of a token (or for each token, where the weight has no blocks): checkpoints in 8
-bits are made for it. Elsewhere the weight becomes the activations' type, on its way into the product or, for
-many tokens, as a whole. Same function as in `kernels/torch/fp8.py`. Called through `holdfast.kernels`.
+Where the device multiplies fp8, activations of more than one token are quantised to it, with a scale per
+group of a token (or per token, where the weight has no blocks), as fp8 checkpoints expect. Elsewhere the
+weight is converted to the activations' dtype, inside the product or, for many tokens, as a whole. Same
+function as in `kernels/torch/fp8.py`. Called through `holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,7 @@ from holdfast.kernels.triton.launch import (
 
 
 class Blocks(NamedTuple):
-    """Rows of the weight a program, elements along them at a time, warps, stages of loads, programs to have.
-
-    `filling` is for each multiprocessor.
-    """
+    """Weight rows per program, elements per iteration, warps, stages, programs per multiprocessor."""
 
     rows: int
     depth: int
@@ -47,12 +44,12 @@ class Blocks(NamedTuple):
 
 
 GROUP = 128
-"""Elements of a row that have one scale, in weights and in activations."""
+"""Elements of a row that share a scale, in weights and in activations."""
 LARGEST = 448.0
-"""The largest number in 8 bits."""
+"""The largest fp8 number."""
 FEW_TOKENS = 64
 
-# As measured on an H200; for a few tokens by the power of two that they fit.
+# As measured on an H200; for a few tokens by the next power of two.
 ONE = Blocks(8, 1024, 4, 4)
 FEW = {
     16: Blocks(64, GROUP, 4, 5, 4),
@@ -62,7 +59,7 @@ FEW = {
 FLOAT32 = Blocks(32, GROUP, 4, 2)
 SPLITS_MOST = 16
 COUNTERS = 16_384
-"""Tiles whose depth may be shared out."""
+"""Most tiles whose depth may be split."""
 
 
 @triton.jit
@@ -70,7 +67,7 @@ def _scaled(
     x, scales, begin, depth, block_depth,
     WHOLE: tl.constexpr, EVEN: tl.constexpr, GROUP: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Some activations of one token, times the scales of the weights that they meet."""
+    """Activations of one token, times the scales of their weights."""
     place = begin + tl.arange(0, DEPTH)
     if EVEN:
         value = tl.load(x + place).to(tl.float32)
@@ -89,7 +86,7 @@ def _one_product(
     HAS_BIAS: tl.constexpr, WHOLE: tl.constexpr, EVEN: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Some outputs of one token, whose rows lie in one block; `WHOLE`: a row has one scale."""
+    """Some outputs of one token, whose rows lie in one block; `WHOLE`: one scale per row."""
     launch_next(OVERLAP)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < rows_out
@@ -99,7 +96,7 @@ def _one_product(
     taken = inside[:, None]
     if not EVEN:
         taken = taken & (steps < depth)[None, :]
-    # Weights do not depend on the kernel before.
+    # Weights do not depend on the preceding kernel.
     part = tl.load(lines, mask=taken, other=0.0)
     wait_for_inputs(OVERLAP)
     total = part.to(tl.float32) * _scaled(x, block_scales, 0, depth, block_depth, WHOLE, EVEN, GROUP, DEPTH)
@@ -124,7 +121,7 @@ def _few_product(
     HAS_BIAS: tl.constexpr, ROUNDED: tl.constexpr, SPLIT: tl.constexpr, TOKENS: tl.constexpr,
     ROWS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Some outputs of a few tokens, or a split's part of their sums."""
+    """Some outputs of a few tokens, or one split's partial sums."""
     launch_next(OVERLAP)
     tile = tl.program_id(0)
     split = tl.program_id(1)
@@ -155,14 +152,14 @@ def _few_product(
         within = tl.arange(0, ROWS)[:, None] * TOKENS + token[None, :]
         parts = partial + tile.to(tl.int64) * splits * (ROWS * TOKENS) + within
         tl.store(parts + split * (ROWS * TOKENS), total)
-        # All threads have stored before one of them says so.
+        # All threads have stored before one of them signals it.
         tl.debug_barrier()
         last = tl.atomic_add(arrived + tile, 1) == splits - 1
         if last:
             tl.store(arrived + tile, 0)
             total = tl.zeros([ROWS, TOKENS], tl.float32)
             for other in tl.range(0, splits):
-                # Written by other programs in this launch: not to be found in a cache of one's own.
+                # Written by other programs of this launch: bypass the L1 cache.
                 total += tl.load(parts + other * (ROWS * TOKENS), cache_modifier=".cg")
     if last:
         if HAS_BIAS:
@@ -186,7 +183,7 @@ def _round(
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Some groups of one token in 8 bits, with their scales."""
+    """Quantise some groups of one token, with their scales."""
     launch_next(OVERLAP)
     wait_for_inputs(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
@@ -194,7 +191,7 @@ def _round(
     column = group[:, None] * GROUP + tl.arange(0, BLOCK)[None, :]
     inside = (tl.arange(0, BLOCK) < GROUP)[None, :] & (column < depth)
     value = tl.load(x + token * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    # A group of zeros has any scale.
+    # The scale of a group of zeros is arbitrary.
     scale = tl.maximum(tl.max(tl.abs(value), axis=1), 1e-10) / largest
     tl.store(codes + token * depth + column, (value / scale[:, None]).to(codes.dtype.element_ty), mask=inside)
     tl.store(scales + token * scale_token + group * scale_group, scale, mask=group * GROUP < depth)
@@ -212,7 +209,7 @@ def _convert(codes, scales, out, depth, scale_row, block_rows, block_depth, BLOC
 
 @cache
 def _counters(device: torch.device) -> torch.Tensor:
-    """How many programs of a tile have arrived; zero between launches, which never run side by side."""
+    """The arrival counters of split tiles; zero between launches, which never run concurrently."""
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
@@ -223,7 +220,7 @@ class _Weight(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether a row has one scale."""
+        """Whether there is one scale per row."""
         return self.block[1] >= self.codes.shape[1]
 
 
@@ -238,7 +235,7 @@ def _one(x: torch.Tensor, weight: _Weight, bias: torch.Tensor | None, out: torch
 
 
 class _Rounded(NamedTuple):
-    """Activations in 8 bits: codes [tokens, depth], scales [groups, tokens] of `group` elements each."""
+    """Quantised activations: codes [tokens, depth], scales [groups, tokens] of `group` elements each."""
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -268,7 +265,7 @@ def _few(
 
 
 def _converted(x: torch.Tensor, weight: _Weight, bias: torch.Tensor | None) -> torch.Tensor:
-    """The product with the whole weight in the activations' type."""
+    """The product with the whole weight in the activations' dtype."""
     rows_out, depth = weight.codes.shape
     dense = torch.empty(rows_out, depth, dtype=x.dtype, device=x.device)
     _convert[(rows_out, ceiling(depth, 2048))](
@@ -279,10 +276,10 @@ def _converted(x: torch.Tensor, weight: _Weight, bias: torch.Tensor | None) -> t
 
 
 def _in_eight_bits(x: torch.Tensor, weight: _Weight) -> _Rounded:
-    """Activations with scales as the weight has them: for each group of a token, or for each token."""
+    """Activations quantised like the weight: per group of a token, or per token."""
     tokens, depth = x.shape
     group, groups = (depth, 1) if weight.whole else (GROUP, 8)
-    # The library wants whole rows of scales.
+    # cuBLAS needs contiguous rows of scales.
     padded = ceiling(tokens, 16) * 16
     codes = torch.empty(padded, depth, dtype=weight.codes.dtype, device=x.device)
     scales = torch.empty(depth // group, padded, dtype=torch.float32, device=x.device)
@@ -294,7 +291,7 @@ def _in_eight_bits(x: torch.Tensor, weight: _Weight) -> _Rounded:
 
 
 def _many(x: torch.Tensor, rounded: _Rounded, weight: _Weight, bias: torch.Tensor | None) -> torch.Tensor:
-    """The library's product of 8-bit factors."""
+    """cuBLAS's product of fp8 operands."""
     scales, recipe, weight_recipe = weight.scales, ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
     if weight.whole:
         scales = scales.expand(weight.codes.shape[0], 1).contiguous()
@@ -313,7 +310,7 @@ def _many(x: torch.Tensor, rounded: _Rounded, weight: _Weight, bias: torch.Tenso
 
 
 def rounds(x: torch.Tensor, codes: torch.Tensor) -> bool:
-    """Whether activations are rounded to 8 bits before they meet a weight."""
+    """Whether activations are quantised to fp8."""
     if x.shape[0] <= 1 or x.dtype != torch.bfloat16:
         return False
     return codes.shape[0] % GROUP == codes.shape[1] % GROUP == 0 and _multiplies(x.device.index)
@@ -321,7 +318,7 @@ def rounds(x: torch.Tensor, codes: torch.Tensor) -> bool:
 
 @cache
 def _multiplies(index: int | None) -> bool:
-    """Whether the device multiplies numbers of 8 bits, and the library has scales for groups of them."""
+    """Whether the device multiplies fp8, and cuBLAS supports group scales."""
     return index is not None and torch.cuda.get_device_capability(index) == (9, 0)
 
 

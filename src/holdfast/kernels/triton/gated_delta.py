@@ -1,12 +1,12 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
 """The gated delta rule as Triton kernels.
 
-One-token rows: one program a row, head and part of the head. Longer rows take two launches. The first solves
-the unit-triangular system of every chunk, all chunks at once: the inverse is built from blocks of one, two,
-four ... tokens, two matrix products a doubling, which is as stable as substitution and never waits for a
-single row. The second walks the chunks of a row with the state in registers. A row whose source is its
-destination is safe, since each program reads its part of the state before it writes it.
-Same function and promises as `kernels/torch/gated_delta.py`. Called through `holdfast.kernels`.
+One-token rows: one program per row, head and part of the head. Longer rows take two launches. The first
+inverts the unit-triangular system of every chunk, all chunks at once: the inverse is built from blocks of
+one, two, four ... tokens, two matrix products per doubling, which is as stable as substitution and has no
+sequential loop over rows. The second walks the chunks of a row with the state in registers. A source slot may
+also be the destination: each program reads its part of the state before it writes it. Same function and
+results as `kernels/torch/gated_delta.py`. Called through `holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SCAN = Blocks(chunk=32, elements=8192, warps=4, stages=3)
 
 @triton.jit
 def _unit(rows, eps, NORMALISE: tl.constexpr):
-    """Rows [n, dim] as float32, brought to unit length where asked."""
+    """Rows [n, dim] as float32, scaled to unit length where asked."""
     rows = rows.to(tl.float32)
     if NORMALISE:
         rows = rows * tl.rsqrt(tl.sum(rows * rows, axis=1) + eps)[:, None]
@@ -122,7 +122,7 @@ def _delta_systems(
     size: tl.constexpr = CHUNK
     block = 1
     while block < size:
-        # Blocks on the diagonal are inverted; join each even one with the odd one after it.
+        # Blocks on the diagonal are inverted; merge each even one with the odd one after it.
         joint = (ahead // (2 * block) == behind // (2 * block)) & (ahead // block % 2 == 1)
         joint = joint & (behind // block % 2 == 0)
         link = tl.where(joint, system, 0.0)
@@ -174,7 +174,7 @@ def _delta_chunks(
         reads = (_unit(reads, eps, NORMALISE) * scale).to(raw.dtype)
         decay = tl.load(g + lines * g_token + head, mask=real, other=0.0).to(tl.float32)
         passed = tl.cumsum(decay, axis=0)
-        # Not a sum of its own: the last tokens matter most, and their distance to the end must be exact.
+        # Summed separately: the last tokens matter most, and their distance to the end must be exact.
         whole = tl.sum(tl.where(within == CHUNK - 1, passed, 0.0), axis=0)
         rate = tl.load(beta + lines * beta_token + head, mask=real, other=0.0).to(tl.float32)
         value_places = lines[:, None] * value_token + head * value_head + dims[None, :]

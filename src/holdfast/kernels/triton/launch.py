@@ -1,10 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""What all Triton kernels share: block sizes, strides, the device's width, and tiles of ragged rows.
+"""Helpers of all Triton kernels: block sizes, strides, the device's width, tiles of ragged rows.
 
-A ragged batch is cut into tiles of B tokens that never cross a row: row r owns the tiles from
-`row_start[r] // B + r` on, which is monotone and leaves enough room for each row, so that the grid
-(`tiles`) follows from host-side counts and each program finds its row by bisection. Only the modules of this
-package use it.
+A ragged batch is cut into tiles of B tokens that never cross a row: row r owns the tiles from `row_start[r]
+// B + r` on, which is monotone and leaves enough room for each row, so that the grid (`tiles`) follows from
+host-side counts and each program finds its row by bisection. Private to this package.
 """
 
 from __future__ import annotations
@@ -16,11 +15,13 @@ import torch
 import triton
 import triton.language as tl
 
-INTERPRETED_PROCESSORS = 4  # the width that is assumed where there is no device, so that splits are tested
+INTERPRETED_PROCESSORS = (
+    4  # the assumed number of multiprocessors without a device, so that splits are tested
+)
 
 
 class Blocks(NamedTuple):
-    """How a recurrence is cut: tokens a chunk, elements of the state a program, warps, stages of loads."""
+    """The tiling of a recurrence: tokens per chunk, state elements per program, warps, pipeline stages."""
 
     chunk: int
     elements: int
@@ -30,19 +31,19 @@ class Blocks(NamedTuple):
 
 @cache
 def processors(index: int | None) -> int:
-    """How many multiprocessors the device has."""
+    """The number of multiprocessors of the device."""
     if index is None:
         return INTERPRETED_PROCESSORS
     return int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
 SHARED_MEMORY = 160 << 10
-"""What a program's blocks may take, as measured on an H200; other GPUs have as little as 99 KiB."""
+"""Shared memory of the largest blocks, as measured on an H200; other GPUs have as little as 99 KiB."""
 
 
 @cache
 def roomy(index: int | None) -> bool:
-    """Whether a program has as much shared memory as the largest blocks take."""
+    """Whether a program has enough shared memory for the largest blocks."""
     if index is None:
         return True
     properties = triton.runtime.driver.active.utils.get_device_properties(index)
@@ -59,7 +60,7 @@ def ceiling(value: int, divisor: int) -> int:
 
 
 def tiles(tokens: int, rows: int, block: int) -> int:
-    """How many tiles a grid needs for a ragged batch."""
+    """The grid size (number of tiles) for a ragged batch."""
     return tokens // block + rows
 
 
@@ -70,16 +71,16 @@ def as_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """The precision of matrix products: float32 inputs are multiplied as float32."""
+    """The precision of matrix products: IEEE float32 for float32 inputs."""
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
 def overlap(x: torch.Tensor) -> dict[str, bool]:
-    """Launch flags of a kernel that may begin before the one before it has ended (Hopper and later).
+    """Launch flags for programmatic dependent launch: the kernel may start before the preceding one ends.
 
-    Such a kernel calls `launch_next`, and `wait_for_inputs` before it reads anything that a kernel wrote, or
-    writes anything at all. At least one of its programs must wait, whatever its inputs: the kernel after it
-    waits for this one alone.
+    For Hopper and later. Such a kernel calls `launch_next`, and `wait_for_inputs` before it reads anything
+    that a kernel wrote, or writes anything at all. At least one of its programs must wait in any case: the
+    kernel after it waits for this one alone.
     """
     if x.is_cuda and _overlaps(x.device.index):
         return {"OVERLAP": True, "launch_pdl": True}
@@ -93,21 +94,21 @@ def _overlaps(index: int | None) -> bool:
 
 @triton.jit
 def launch_next(OVERLAP: tl.constexpr):
-    """The next kernel may begin, as far as it does not need this one."""
+    """Allow the next kernel to start its independent part."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
 def wait_for_inputs(OVERLAP: tl.constexpr):
-    """Wait for all that the kernels before have written."""
+    """Wait for all writes of the preceding kernels."""
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
 def find_row(row_start, rows, tile, BLOCK: tl.constexpr):
-    """The row that owns a tile; for a tile that no row owns, any row in which it lies past the end."""
+    """The row that owns a tile; for an unused tile, any row whose end lies before it."""
     low = 0
     high = rows
     while low + 1 < high:

@@ -1,13 +1,12 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Linear projections of few tokens as Triton kernels: bound by the reading of the weights, as it should be.
+"""Linear projections of few tokens as Triton kernels, bound by reading the weights.
 
-On Hopper kernels in CUDA come first: one that reads weights in twelve bits where they are there
-(`kernels/cuda/twelve.py`), then one for bfloat16 (`kernels/cuda/products.py`). Otherwise, of one token: a
-program takes some rows of the weight and walks along them; the library's kernels reach less of the memory's
-bandwidth there. Of a few tokens: one program multiplies them by both halves of a gated feed-forward's first
-product, so that the activation is applied before anything is stored. All else goes to the library.
-Weights do not depend on the kernel before, so their first block is fetched while that still runs. Same
-functions and promises as `kernels/torch/linear.py`. Called through `holdfast.kernels`.
+On Hopper the CUDA kernels come first: for packed 12-bit weights (`kernels/cuda/twelve.py`), then for bfloat16
+(`kernels/cuda/products.py`). Otherwise, for one token, a program walks along some rows of the weight, which
+reaches more of the memory bandwidth than cuBLAS. For a few tokens, one program multiplies by both halves of a
+gated up-projection, so that the activation is fused as an epilogue. All else goes to cuBLAS. Weights do not
+depend on the preceding kernel, so their first block is prefetched while that runs. Same functions and results
+as `kernels/torch/linear.py`. Called through `holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ import triton.language as tl
 from holdfast.kernels.cuda.products import product
 from holdfast.kernels.cuda.twelve import TwelveBits
 from holdfast.kernels.cuda.twelve import product as product_of_twelve
-from holdfast.kernels.torch.activation import CLAMP_ALPHA, CLAMP_LIMIT, Activation
+from holdfast.kernels.torch.activation import DEFAULT_CLAMP, Activation
 from holdfast.kernels.triton.activation import activate, activation_value
 from holdfast.kernels.triton.launch import ceiling, launch_next, overlap, power_of_two, wait_for_inputs
 
-ROWS_MOST = 65_536  # outputs from which the library's kernel is the faster one
-FEW_TOKENS = 16  # tokens up to which the kernel of a few is used
+ROWS_MOST = 65_536  # outputs from which cuBLAS is faster
+FEW_TOKENS = 16  # most tokens of the few-token kernel
 
 
 class Blocks(NamedTuple):
-    """Rows of the weight and elements along them that a program takes at a time, warps, stages of loads."""
+    """Weight rows and elements along them per iteration of a program, warps, pipeline stages."""
 
     rows: int
     depth: int
@@ -52,7 +51,7 @@ def _vector_product(
     GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN: tl.constexpr,
     ROWS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Some outputs of one token; gated: some outputs of the activation of both halves."""
+    """Some outputs of one token; gated: of the activation of both halves."""
     launch_next(OVERLAP)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < rows_out
@@ -135,7 +134,7 @@ def _gated_product(
 
 
 def _fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the kernels here take these tensors."""
+    """Whether the kernels here support these tensors."""
     return (
         x.dim() == 2
         and x.dtype == weight.dtype
@@ -155,7 +154,7 @@ def _one(
     out = torch.empty(1, rows_out, dtype=x.dtype, device=x.device)
     _vector_product[(ceiling(rows_out, blocks.rows),)](
         x, weight, x if bias is None else bias, out, rows_out, depth, weight.stride(0),
-        CLAMP_ALPHA, CLAMP_LIMIT, GATED=gated, ACTIVATION=activation or "", HAS_BIAS=bias is not None,
+        *DEFAULT_CLAMP, GATED=gated, ACTIVATION=activation or "", HAS_BIAS=bias is not None,
         EVEN=depth % blocks.depth == 0, ROWS=blocks.rows, DEPTH=blocks.depth, STAGES=blocks.stages,
         num_warps=blocks.warps, **overlap(x),
     )  # fmt: skip
@@ -170,7 +169,7 @@ def _few(
     out = torch.empty(tokens, rows_out, dtype=x.dtype, device=x.device)
     _gated_product[(ceiling(rows_out, blocks.rows),)](
         x, weight, x if bias is None else bias, out, tokens, rows_out, weight.shape[1], x.stride(0),
-        weight.stride(0), CLAMP_ALPHA, CLAMP_LIMIT, ACTIVATION=activation,
+        weight.stride(0), *DEFAULT_CLAMP, ACTIVATION=activation,
         HAS_BIAS=bias is not None, TOKENS=power_of_two(tokens, 16), ROWS=blocks.rows, DEPTH=blocks.depth,
         STAGES=blocks.stages, num_warps=blocks.warps, **overlap(x),
     )  # fmt: skip
@@ -184,7 +183,7 @@ def _product(
     activation: Activation | None,
     twelve: TwelveBits | None,
 ) -> torch.Tensor | None:
-    """The product and its activation by a kernel of our own; None where the library is the faster."""
+    """The product and its activation by one of our kernels; None where cuBLAS is faster."""
     tokens = x.shape[0]
     out = None if twelve is None else product_of_twelve(x, twelve, bias, activation)
     if out is None:
@@ -195,7 +194,7 @@ def _product(
         return None
     if tokens == 1:
         return _one(x, weight, bias, activation)
-    # Where nothing is fused the library is the faster one.
+    # Without an epilogue to fuse cuBLAS is faster.
     return None if activation in (None, "relu_squared") else _few(x, weight, bias, activation)
 
 

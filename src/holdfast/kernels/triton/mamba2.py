@@ -1,11 +1,11 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
 """The Mamba2 recurrence as Triton kernels.
 
-One-token rows: one program a row, head and part of the head, bound by the reading and writing of the state.
-Longer rows: one program a row, head and part of the head walks the chunks of the row with the state in
-registers; inside a chunk all is matrix products. No partial state ever goes through memory, and a row whose
-source is its destination is safe, since each program reads its part of the state before it writes it.
-Same function and promises as `kernels/torch/mamba2.py`. Called through `holdfast.kernels`.
+One-token rows: one program per row, head and part of the head, bound by reading and writing the state. Longer
+rows: one program per row, head and part of the head walks the chunks of the row with the state in registers;
+inside a chunk all is matrix products. No partial state goes through memory, and a source slot may also be the
+destination: each program reads its part of the state before it writes it. Same function and results as
+`kernels/torch/mamba2.py`. Called through `holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ SCAN = Blocks(chunk=32, elements=8192, warps=4, stages=3)
 
 @triton.jit
 def _softplus(value):
-    """log(1 + exp(value)), exact to float32 for small and for large values too."""
+    """log(1 + exp(value)), exact to float32 for small and for large values."""
     power = tl.exp(tl.minimum(value, 20.0))
-    # log(1 + p) is twice the inverse hyperbolic tangent of p / (2 + p); the sum 1 + p would lose a small p.
+    # log(1 + p) = 2 atanh(p / (2 + p)); the sum 1 + p would lose a small p.
     ratio = power / (2.0 + power)
     square = ratio * ratio
     series = 0.33333333 + square * (0.2 + square * (0.14285714 + square * 0.11111111))
@@ -132,10 +132,10 @@ def _scan_chunks(
         real = steps < count
         lines = steps.to(tl.int64)
         step = tl.load(dt + lines * dt_token, mask=real, other=0.0).to(tl.float32) + bias
-        # Tokens past the end have step 0: they add nothing and decay nothing.
+        # Tokens past the end have step 0: they change nothing.
         step = tl.where(real, tl.minimum(tl.maximum(_softplus(step), least), most), 0.0)
         passed = tl.cumsum(step * rate, axis=0)
-        # Not a sum of its own: the last tokens matter most, and their distance to the end must be exact.
+        # Summed separately: the last tokens matter most, and their distance to the end must be exact.
         whole = tl.sum(tl.where(within == CHUNK - 1, passed, 0.0), axis=0)
         loaded = real[:, None] & in_sizes[None, :]
         keys = tl.load(B + lines[:, None] * B_token + sizes[None, :], mask=loaded, other=0.0)

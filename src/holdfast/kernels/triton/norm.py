@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Root-mean-square norms as Triton kernels: one program a row (or a group of a row).
+"""Root-mean-square norms as Triton kernels: one program per row (or group of a row).
 
-Same functions and promises as `kernels/torch/norm.py`. Called through `holdfast.kernels`.
+Same functions and results as `kernels/torch/norm.py`. Called through `holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _rms_norm(
     value = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         before = tl.load(residual + row * residual_stride + columns, mask=inside, other=0.0).to(tl.float32)
-        # What is normed is the sum as it is stored, so that both results agree.
+        # The norm is of the sum as it is stored, so that both results agree.
         rounded = (before + multiplier * value).to(total.dtype.element_ty)
         tl.store(total + row * width + columns, rounded, mask=inside)
         value = rounded.to(tl.float32)

@@ -1,11 +1,11 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, disable-error-code="possibly-undefined"
-"""Attention over pieces of keys that the device has listed: one launch, whatever the contexts.
+"""Split-K attention over pieces that the device has listed: one launch for any mix of contexts.
 
-A program takes one piece of one tile's keys (`Pieces`) for one key head. The grid follows from what the host
-knows, so that one CUDA graph serves every mix of contexts, and a long context among short ones is still
-spread over the device. A tile of one piece is written at once. Of a tile's programs the last to arrive merges
-their results, in the order of the pieces: the sum does not depend on who that is. Called by `attention`;
-`step` has the kernel that makes the list.
+A program takes one piece of one tile's keys (`Pieces`) for one key head. The grid follows from host-side
+counts, so that one CUDA graph serves every mix of contexts, and a long context among short ones is still
+spread over the device. The only piece of a tile is written directly. Otherwise the last program of a tile to
+arrive merges the partial results in the order of the pieces, so the result is deterministic. Called by
+`attention`; the kernel that makes the list is in `step`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from holdfast.kernels.triton.launch import (
     wait_for_inputs,
 )
 
-PIECE_LEAST = 256  # keys below which a piece is not worth its merge
-PIECE_STEP = 64  # pieces are whole blocks, whatever the block
-MERGED = 32  # pieces that are merged in one go
-# Keys a block, warps and stages of loads, by the bytes of one head of one token (at most 512): for low tiles,
-# which wait for keys, and for high ones, which multiply.
+PIECE_LEAST = 256  # fewest keys of a piece
+PIECE_STEP = 64  # pieces are multiples of this, whatever the block size
+MERGED = 32  # pieces merged per iteration
+# Keys per block, warps and pipeline stages, by the bytes of one head of one token (at most 512): for low
+# tiles, which are bound by reading keys, and for high ones, which are bound by products.
 _Blocks = dict[int, tuple[int, int, int]]
 LOW_BLOCKS: _Blocks = {32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3), 256: (64, 4, 2), 512: (64, 4, 3)}
 HIGH_BLOCKS: _Blocks = {32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3), 256: (64, 4, 2), 512: (64, 8, 2)}
 FLOAT32_BLOCKS = (32, 4, 2)
-WIDE, SMALL_BLOCKS = 512, (32, 2)  # heads whose blocks do not fit everywhere; keys a block and stages there
+WIDE, SMALL_BLOCKS = 512, (32, 2)  # heads whose blocks do not fit every GPU; keys per block and stages there
 LOW_ROWS = 16
-"""Rows of the lowest tile that the tensor cores take."""
+"""Rows of the lowest tile that the tensor cores support."""
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def _merge_members(
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, SUNK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, MERGED: tl.constexpr,
 ):  # fmt: skip
-    """The weighted mean of a low tile's pieces, one row of it after another."""
+    """Merge the pieces of a low tile, row by row."""
     columns = tl.arange(0, BLOCK_D)
     for member in tl.range(0, members):
         head = kv_head * GROUP + member % GROUP
@@ -57,7 +57,7 @@ def _merge_members(
         for begin in tl.range(0, pieces, MERGED):
             piece = begin + tl.arange(0, MERGED)
             at = ((first + piece).to(tl.int64) * KV_HEADS + kv_head) * BLOCK_M + member
-            # Written by other programs in this launch: not to be found in a cache of one's own.
+            # Written by other programs of this launch: bypass the L1 cache.
             log = tl.load(logs + at, mask=piece < pieces, other=float("-inf"), cache_modifier=".cg")
             loaded = (piece < pieces)[:, None] & (columns < DIM)[None, :]
             parts = tl.load(
@@ -79,7 +79,7 @@ def _merge_tile(
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, SUNK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The weighted mean of a high tile's pieces, one piece after another."""
+    """Merge the pieces of a high tile, piece by piece."""
     packed = tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_D)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -91,12 +91,12 @@ def _merge_tile(
     loaded = real[:, None] & (columns < DIM)[None, :]
     for piece in tl.range(0, pieces):
         at = ((first + piece).to(tl.int64) * KV_HEADS + kv_head) * BLOCK_M + packed
-        # Written by other programs in this launch: not to be found in a cache of one's own.
+        # Written by other programs of this launch: bypass the L1 cache.
         log = tl.load(logs + at, mask=real, other=0.0, cache_modifier=".cg")
         parts = tl.load(
             partial + at[:, None] * DIM + columns[None, :], mask=loaded, other=0.0, cache_modifier=".cg"
         )
-        # Of the first piece every query sees something; of one that lies past it, nothing.
+        # Every query sees keys of the first piece, and none of a piece past its position.
         higher = tl.maximum(peak, log)
         shrink = tl.exp2(peak - higher)
         share = tl.exp2(log - higher)
@@ -122,7 +122,7 @@ def _attend_pieces(
     kv_head = tl.program_id(1)
     item = listed + work * FIELDS
     pieces = tl.load(item)
-    # A program without a piece need not wait, as long as the first one does.
+    # A program without a piece need not wait, as long as the first program does.
     if (pieces == 0) & (work > 0):
         return
     row = tl.load(item + 1)
@@ -139,7 +139,7 @@ def _attend_pieces(
     places = first + local
     columns = tl.arange(0, BLOCK_D)
     stored = real[:, None] & (columns < DIM)[None, :]
-    # The list was there before the model began; queries and keys come from the kernel before.
+    # The list is older than the model's first kernel; queries and keys need the preceding kernel.
     wait_for_inputs(OVERLAP)
     if pieces == 0:
         return
@@ -152,7 +152,7 @@ def _attend_pieces(
     key += kv_head * key_head
     value += kv_head * value_head
     WHOLE: tl.constexpr = PAGE % BLOCK_N == 0
-    # Blocks that every query of the tile sees whole need no mask.
+    # Blocks that every query of the tile sees in full need no mask.
     clear = tl.maximum(begin, tl.minimum(finish, first + 1) // BLOCK_N * BLOCK_N)
     for start in tl.range(begin, clear, BLOCK_N):
         accumulator, weight_sum, peak = attend_block(
@@ -180,7 +180,7 @@ def _attend_pieces(
         result = accumulator / tl.where(nothing, 1.0, weight_sum)[:, None]
         tl.store(logs + at, tl.where(nothing, float("-inf"), peak + tl.log2(weight_sum)), mask=real)
         tl.store(partial + at[:, None] * DIM + columns[None, :], result, mask=stored)
-        # All threads have stored before one of them says so.
+        # All threads have stored before one of them signals it.
         tl.debug_barrier()
         counter = arrived + earliest * KV_HEADS + kv_head
         if tl.atomic_add(counter, 1) == pieces - 1:
@@ -209,7 +209,7 @@ def attend_pieces(
     sinks: torch.Tensor | None,
     softcap: float | None,
 ) -> None:
-    """Attention of the rows whose pieces are listed, into `out`; other rows are left alone."""
+    """Attention of the rows whose pieces are listed, into `out`; other rows are unchanged."""
     _, heads, dim = query.shape
     kv_heads = key_cache.shape[2]
     group = heads // kv_heads

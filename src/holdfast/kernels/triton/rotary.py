@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, disable-error-code="possibly-undefined"
 """Query/key norms, rotary embedding and the KV write in one launch.
 
-A program takes one token and a block of heads. A head lies in three parts: the two halves that turn with
-each other, and the rest that passes through. Same functions and promises as `kernels/torch/rotary.py`. Called
-through `holdfast.kernels`.
+A program takes one token and a block of heads. A head has three parts: the two halves that are rotated
+against each other, and the rest, which passes through. Same functions and results as
+`kernels/torch/rotary.py`. Called through `holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.kernels.triton.launch import ceiling, launch_next, overlap, power_
 
 @triton.jit
 def _head_offsets(source, heads, stride, begin, width, columns, head_inside):
-    """Loads `[heads, columns]` of a part of each head, zero outside."""
+    """Load `[heads, columns]` of a part of each head, zero outside."""
     inside = head_inside[:, None] & (columns < width)[None, :]
     offsets = heads[:, None] * stride + (begin + columns)[None, :]
     return tl.load(source + offsets, mask=inside, other=0.0), inside
@@ -42,7 +42,7 @@ def _turn_heads(
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """Norms and turns a block of heads of one token from `source` to `target`."""
+    """Norm and rotate a block of heads of one token from `source` to `target`."""
     turning = tl.arange(0, BLOCK_HALF)
     resting = tl.arange(0, BLOCK_REST)
     square = tl.zeros([heads.shape[0]], tl.float32)
@@ -203,5 +203,5 @@ def write_kv(
     value_cache: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """The write alone: a rotation of nothing over no query heads."""
+    """The write alone: no query heads and no rotation."""
     rotate_and_write(key[:, :0], key, value, key_cache, value_cache, slots, slots, Rotation())

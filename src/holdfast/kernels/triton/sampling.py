@@ -1,13 +1,13 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Sampling of one token a row as Triton kernels, without a sort.
+"""Sampling of one token per row as Triton kernels, without a sort.
 
-The winner of `weight / waiting time` over all tokens is drawn; if fewer than top_k tokens and less than
-top_p of the probability lie above it, it is kept. Otherwise it becomes a bar: the draw is repeated with the
-same noise among the tokens above it. What is left out this way is never a token that may be kept, so the
-result is the winner among the kept ones, exactly as in `kernels/torch/sampling.py`.
+Draw the winner of `weight / waiting time` over all tokens; if fewer than top_k tokens and less than top_p of
+the probability lie above it, it is kept. Otherwise it becomes a lower bound: the draw is repeated with the
+same noise among the tokens above it. This never excludes a token that may be kept, so the result is the
+winner among the kept ones, exactly as in `kernels/torch/sampling.py`.
 
-The peaks, the first draw and the weight above its winner are computed in sections of a row, so that a few
-rows fill the device; further draws, which peaked rows rarely need, run in one program a row. Called through
+The maxima, the first draw and the weight above its winner are computed in sections of a row, so that a few
+rows fill the device; further draws, which peaked rows rarely need, run in one program per row. Called through
 `holdfast.kernels`.
 """
 
@@ -23,12 +23,12 @@ SECTION = 8192
 NOWHERE = tl.constexpr(2147483647)  # above every token
 
 PARAMETERS = ["temperature", "top_k", "top_p", "min_p", "seeds", "positions"]
-"""Where these lie within a step's words depends on its size; kernels are not compiled anew for that."""
+"""Arguments whose alignment within a step's words varies; Triton must not specialise on it."""
 
 
 @triton.jit
 def _mix(value):
-    """A bijection of 32-bit values, as in the reference."""
+    """A bijective hash of 32-bit values, as in the reference."""
     value = value ^ (value >> 16)
     value = value * 0x7FEB352D
     value = value ^ (value >> 15)
@@ -47,7 +47,7 @@ def _waits(stream, tokens):
 
 @triton.jit
 def _stream(seed, position):
-    """What distinguishes this (seed, position) from all others."""
+    """The hash of (seed, position)."""
     low = (seed & 0xFFFFFFFF).to(tl.uint32)
     high = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
     value = _mix(_mix(low ^ 0x9E3779B9) ^ high)
@@ -56,7 +56,7 @@ def _stream(seed, position):
 
 @triton.jit
 def _row_peak(peaks, sections, BLOCK_SECTIONS: tl.constexpr):
-    """The greatest logit of a row, and whether the row can be sampled: no NaN, and a finite peak."""
+    """The maximum of a row, and whether the row can be sampled: no NaN, and a finite maximum."""
     parts = tl.arange(0, BLOCK_SECTIONS)
     peak = tl.load(peaks + parts, mask=parts < sections, other=float("-inf"))
     broken = peak != peak  # noqa: PLR0124 - true for NaN alone
@@ -70,14 +70,14 @@ def _best_part(scores, tokens, sections, BLOCK_SECTIONS: tl.constexpr):
     """The section with the greatest score (the first of equals) and its token."""
     parts = tl.arange(0, BLOCK_SECTIONS)
     score = tl.load(scores + parts, mask=parts < sections, other=float("-inf"))
-    # Where scores are not numbers no part is the greatest; any will do, since such a row is not sampled.
+    # With NaN scores no section is the greatest; any will do, since such a row is not sampled.
     first = tl.min(tl.where(score == tl.max(score, axis=0), parts, sections - 1), axis=0)
     return first, tl.load(tokens + first)
 
 
 @triton.jit
 def _find_peaks(logits, peaks, tokens, stride, width, sections, SECTION: tl.constexpr):
-    """The greatest logit of a section and its first token; NaN where the section holds one."""
+    """The maximum of a section and its first token; NaN where the section has one."""
     row = tl.program_id(0).to(tl.int64)
     section = tl.program_id(1)
     columns = section * SECTION + tl.arange(0, SECTION)
@@ -145,7 +145,7 @@ def _weigh_sections(
 
 @triton.jit
 def _draw_again(logits, width, cold, top, bar, floor, stream, SECTION: tl.constexpr):
-    """The winner above the bar and its scaled logit, over a whole row."""
+    """The winner above the bound and its scaled logit, over a whole row."""
     columns = tl.arange(0, SECTION)
     best = tl.full([SECTION], -1.0, tl.float32)
     token = tl.zeros([SECTION], tl.int32)
@@ -165,7 +165,7 @@ def _draw_again(logits, width, cold, top, bar, floor, stream, SECTION: tl.conste
 
 @triton.jit
 def _weigh_again(logits, width, cold, top, bar, SECTION: tl.constexpr):
-    """How many tokens of a whole row are more likely than the bar, and their weight."""
+    """How many tokens of a whole row are more likely than the bound, and their weight."""
     columns = tl.arange(0, SECTION)
     count = tl.zeros([SECTION], tl.float32)
     mass = tl.zeros([SECTION], tl.float32)
@@ -209,8 +209,8 @@ def _choose(
                 allowed = share * tl.sum(tl.load(totals + at + parts, mask=present, other=0.0), axis=0)
                 count = tl.sum(tl.load(counts + at + parts, mask=present, other=0.0), axis=0)
                 mass = tl.sum(tl.load(masses + at + parts, mask=present, other=0.0), axis=0)
-                # The most likely token has nothing above it: the search ends there at the latest. Where
-                # logits over the temperature are not finite nobody wins, and no bar is found: it ends, too.
+                # The most likely token has nothing above it: the search ends there at the latest. If logits
+                # over the temperature are not finite there is no winner, which ends the search too.
                 rejected = (count > 0.0) & ((count >= limit) | ((share < 1.0) & (mass >= allowed)))
                 while rejected & (bar > float("-inf")):
                     winner, bar = _draw_again(logits, width, cold, top, bar, floor, stream, SECTION)

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, disable-error-code="possibly-undefined"
-"""A step's inputs: tokens, positions, places to write and tables in one launch; the pieces of its contexts.
+"""A step's inputs (tokens, positions, slots, tables) in one launch; the split-K pieces of its contexts.
 
 The first launch has two kinds of programs: blocks of tokens and blocks of a row's table. Only pages below a
-row's context are copied. Same functions and promises as `kernels/torch/step.py`. Called through
+row's context are copied. Same functions and results as `kernels/torch/step.py`. Called through
 `holdfast.kernels`.
 """
 
@@ -31,19 +31,19 @@ from holdfast.kernels.triton.pieces import PIECE_LEAST, PIECE_STEP
 TOKENS = 128
 ENTRIES = 1024
 STRIDES = ["full_stride", "window_stride", "full_out_stride", "window_out_stride"]
-"""Tables are as wide as contexts are long; kernels are not compiled anew for that."""
+"""Table widths vary with the context; Triton must not specialise on them."""
 
 
 @triton.jit
 def _slot(table, owner, position, real, stride, reserved, PAGE: tl.constexpr):
-    """Where a token is written: its page's unit, or the reserved one."""
+    """The slot of a token: in its page's unit, or in the reserved one."""
     unit = tl.load(table + owner * stride + position // PAGE, mask=real, other=0)
     return tl.where(real, unit, reserved).to(tl.int64) * PAGE + position % PAGE
 
 
 @triton.jit
 def _copy_entries(table, out, owner, pages, reserved, stride, out_stride, row, ENTRIES: tl.constexpr):
-    """One block of one row's table, as far as its context goes."""
+    """One block of one row's table, up to its context."""
     columns = tl.program_id(1) * ENTRIES + tl.arange(0, ENTRIES)
     inside = columns < pages
     known = inside & (owner >= 0)
@@ -53,7 +53,7 @@ def _copy_entries(table, out, owner, pages, reserved, stride, out_stride, row, E
 
 @triton.jit
 def _last_at(start, place, rows, BLOCK: tl.constexpr, ROUNDS: tl.constexpr, SIZE: tl.constexpr):
-    """For each place the last row whose tokens, or tiles of BLOCK tokens, begin at or before it."""
+    """For each place, the last row whose tokens (or tiles of BLOCK tokens) begin at or before it."""
     low = tl.zeros([SIZE], tl.int32)
     high = tl.zeros([SIZE], tl.int32) + rows
     for _ in tl.static_range(ROUNDS):
@@ -71,7 +71,7 @@ def _last_at(start, place, rows, BLOCK: tl.constexpr, ROUNDS: tl.constexpr, SIZE
 def _tiles_of(
     row_start, context, rows, QUERIES: tl.constexpr, ROUNDS: tl.constexpr, BLOCK_TILES: tl.constexpr
 ):
-    """Of each tile: row, tokens of the row and its older keys, first token, its position, how many tokens."""
+    """Per tile: row, the row's tokens and older keys, first token, its position, number of tokens."""
     tile = tl.arange(0, BLOCK_TILES)
     row = _last_at(row_start, tile, rows, QUERIES, ROUNDS, BLOCK_TILES)
     begins = tl.load(row_start + row)
@@ -88,14 +88,14 @@ def _list_pieces(
     QUERIES: tl.constexpr, FIELDS: tl.constexpr, LEAST: tl.constexpr, STEP: tl.constexpr,
     ROUNDS: tl.constexpr, BLOCK_TILES: tl.constexpr, BLOCK_LINES: tl.constexpr,
 ):  # fmt: skip
-    """The list of `Pieces`, by one program that has all tiles."""
+    """List `Pieces`: one program over all tiles."""
     row, count, _history, token, first, queries = _tiles_of(
         row_start, context, rows, QUERIES, ROUNDS, BLOCK_TILES
     )
     mine = (tl.arange(0, BLOCK_TILES) < tiles) & (queries > 0) & (count > above) & (count <= most)
     keys = tl.where(mine, first + queries, 0)
     size = tl.maximum(LEAST, tl.cdiv(tl.sum(keys, axis=0), wanted))
-    # To the nearest number, so that rows of about one length are not all cut for the sake of a few keys.
+    # Rounded to nearest, so that rows of about equal length are not all split for a few keys.
     pieces = tl.where(mine, tl.maximum(1, (keys + size // 2) // size), 1)
     length = tl.maximum(1, tl.cdiv(tl.cdiv(keys, pieces), STEP)) * STEP
     pieces = tl.cdiv(keys, length)
@@ -123,15 +123,15 @@ def _list_queue(
     SMALL: tl.constexpr, EARLY: tl.constexpr, ROUNDS: tl.constexpr, BLOCK_TILES: tl.constexpr,
     BLOCK_LINES: tl.constexpr,
 ):  # fmt: skip
-    """The list of `PieceQueue`, by one program that has all tiles."""
+    """List a `PieceQueue`: one program over all tiles."""
     row, count, history, token, first, queries = _tiles_of(
         row_start, context, rows, QUERIES, ROUNDS, BLOCK_TILES
     )
     real = (tl.arange(0, BLOCK_TILES) < tiles) & (queries > 0)
     keys = tl.where(real, first + queries, 0)
     blocks = tl.cdiv(keys, STEP)
-    # Rows of several tokens come first: their blocks take longest. All tiles of such a row see about the same
-    # keys, which are read from memory once where programs take them at one time.
+    # Rows of several tokens come first: their blocks take longest. All tiles of such a row see about the
+    # same keys, which are read from memory once if programs take them at the same time.
     several = count > 1
     ones = tl.where(several, 0, blocks)
     total = tl.sum(blocks, axis=0)
@@ -185,7 +185,7 @@ def _prepare(
         if tl.program_id(1) == 0:
             place = program * TOKENS + tl.arange(0, TOKENS)
             inside = place < token_count
-            # Rows of no tokens lie before the row of a token.
+            # Empty rows lie before the row of a token.
             low = _last_at(row_start, place, rows, 0, ROUNDS, TOKENS)
             owner = tl.load(row_table + low)
             real = inside & (owner >= 0) & (place < tl.load(row_start + rows))
@@ -244,7 +244,7 @@ def prepare_step(tokens: torch.Tensor, row_table: torch.Tensor, tables: StepTabl
 
 
 def list_pieces(batch: Batch) -> None:
-    assert batch.queue is None or not batch.pieces, "one or the other has the keys of all rows"
+    assert batch.queue is None or not batch.pieces, "a batch has pieces or a queue, not both"
     if batch.queue is not None:
         _fill_queue(batch, batch.queue)
     for pieces in batch.pieces:

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Copies of whole units in one launch, as words without a type; and of a step's few words.
+"""Copies of whole units in one launch, as untyped words; and of a step's few words.
 
-A unit's bytes for all layers are contiguous, so a copy is a flat run of words. Pinned host memory is
-addressed directly, so that a tier copy is one launch too; it has few programs, which fill the bus and leave
-the device to the steps beside them. Same functions and promises as `kernels/torch/units.py`. Called through
+A unit's bytes for all layers are contiguous, so a copy is a flat run of words. Kernels address pinned host
+memory directly, so a tier copy is one launch too; it has few programs, which saturate the bus and leave the
+device to concurrent steps. Same functions and results as `kernels/torch/units.py`. Called through
 `holdfast.kernels`.
 """
 
@@ -17,7 +17,7 @@ from holdfast.kernels.triton.launch import ceiling
 
 BLOCK = 2048
 MOVERS = 8
-"""Programs of a copy between the device and the host: enough for the bus, as measured on an H200."""
+"""Programs of a copy between device and host: enough to saturate the bus, as measured on an H200."""
 
 
 @triton.jit(do_not_specialize=["units"])
@@ -45,7 +45,7 @@ def _copy(
 
 def _words(storage: torch.Tensor) -> torch.Tensor:
     """Storage as [units, words] of the widest integers that fit."""
-    assert storage.is_contiguous(), "units are copied as runs of words"
+    assert storage.is_contiguous(), "units are contiguous runs of words"
     flat = storage.reshape(storage.shape[0], -1).view(torch.uint8)
     size = flat.shape[1]
     for dtype in (torch.int64, torch.int32, torch.int16):

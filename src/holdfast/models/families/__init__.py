@@ -1,7 +1,7 @@
-"""The model families, by the architecture names that checkpoints carry.
+"""The model families, by the architecture names in checkpoints.
 
-One short file a family. `family_of` finds the one for an architecture, or says by name that it is not
-supported and what is.
+One short file per family. `family_of` finds the family of an architecture; an unsupported one is an error
+that lists the supported ones.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _BY_ARCHITECTURE: dict[str, Family] = {
 
 
 class UnsupportedArchitecture(ConfigurationError):
-    """No family has the architecture that a checkpoint names."""
+    """No family supports the checkpoint's architecture."""
 
 
 def supported_architectures() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Bamba: Mamba2 layers with full attention in a few of them, a gated feed-forward part after each."""
+"""Bamba: Mamba2 layers with full attention in a few of them, and a gated MLP in each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.models.families import decoder
 from holdfast.models.fields import Fields
 
 _ROTATED_SHARE = 0.5
-"""Bamba rotates half of each head where its configuration does not say."""
+"""Bamba's default share of rotated dimensions."""
 
 
 def mamba2(fields: Fields, *, width: int | None = None) -> Mamba2Config:

@@ -1,7 +1,7 @@
-"""What most families share: a decoder layer of attention, then a feed-forward part, each after a norm.
+"""What most families share: a decoder layer of attention, then an MLP, each after a norm.
 
-The keys of such a configuration and the names of such a checkpoint are nearly the same everywhere; a
-family's file says where it differs. Not a family itself.
+Configuration keys and checkpoint names are nearly the same everywhere; a family's file has its differences.
+Not a family itself.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from holdfast.models.linear import DenseLinear
 
 
 def head_dim(fields: Fields) -> int:
-    """The size of a head: as stated, or the width over the heads."""
+    """The size of a head: stated, or the width over the heads."""
     return fields.integer("head_dim", fields.integer("hidden_size") // fields.integer("num_attention_heads"))
 
 
 def attention(fields: Fields, **changes: object) -> AttentionConfig:
-    """Attention as most configurations spell it, with a family's changes."""
+    """Attention with the common configuration keys, and a family's changes."""
     size = head_dim(fields)
     heads = fields.integer("num_attention_heads")
     values: dict[str, object] = {
@@ -45,13 +45,13 @@ def attention(fields: Fields, **changes: object) -> AttentionConfig:
 
 
 def gated_mlp(fields: Fields, width: int | None = None) -> MlpConfig:
-    """The gated feed-forward part that `intermediate_size` and `hidden_act` describe."""
+    """The gated MLP of `intermediate_size` and `hidden_act`."""
     size = fields.integer("intermediate_size") if width is None else width
     return MlpConfig(size, activation(fields.text("hidden_act", "silu")), bias=fields.flag("mlp_bias"))
 
 
 def layer_types(fields: Fields, default: tuple[str, ...]) -> tuple[str, ...]:
-    """What each layer is: `layer_types`, or a default of the same length."""
+    """The layer types: `layer_types`, or a default of the same length."""
     kinds = fields.texts("layer_types") if fields.has("layer_types") else default
     if len(kinds) != len(default):
         raise ConfigurationError(f"{fields.where}: 'layer_types' names {len(kinds)} layers of {len(default)}")
@@ -59,17 +59,17 @@ def layer_types(fields: Fields, default: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def windows(fields: Fields, default: tuple[str, ...]) -> tuple[int | None, ...]:
-    """The sliding window of each layer, None for full attention, from `layer_types` or a default of it."""
+    """The sliding window of each layer, None for full attention, from `layer_types` or a default."""
     found: list[int | None] = []
     for kind in layer_types(fields, default):
         if kind not in ("full_attention", "sliding_attention"):
-            raise ConfigurationError(f"{fields.where}: layer type {kind!r} is not known to this family")
+            raise ConfigurationError(f"{fields.where}: layer type {kind!r} is unknown to this family")
         found.append(fields.integer("sliding_window") if kind == "sliding_attention" else None)
     return tuple(found)
 
 
 def rope_of_window(fields: Fields, window: int | None, *, full_theta: float, window_theta: float) -> Rope:
-    """Rotary settings where sliding and full layers have their own; scaling is for full ones alone."""
+    """Rotary settings that differ between sliding and full layers; scaling applies to full ones alone."""
     size = head_dim(fields)
     kind = "full_attention" if window is None else "sliding_attention"
     if fields.inner("rope_parameters").has(kind):
@@ -80,7 +80,7 @@ def rope_of_window(fields: Fields, window: int | None, *, full_theta: float, win
 
 
 def sparse_layers(fields: Fields) -> tuple[bool, ...]:
-    """Which layers have experts, where `mlp_only_layers` and `decoder_sparse_step` say so."""
+    """The layers with experts, from `mlp_only_layers` and `decoder_sparse_step`."""
     dense = set(fields.integers("mlp_only_layers"))
     step = fields.integer("decoder_sparse_step", 1)
     count = fields.integer("num_hidden_layers")
@@ -88,7 +88,7 @@ def sparse_layers(fields: Fields) -> tuple[bool, ...]:
 
 
 def blocks(builder: Builder) -> Iterator[Block]:
-    """Attention and a feed-forward part, dense or of experts, in every layer, each after a norm."""
+    """Attention and an MLP, dense or of experts, in every layer, each after a norm."""
     for index, layer in enumerate(builder.config.layers):
         at = f"model.layers.{index}."
         (mixer,) = layer.mixers
@@ -101,7 +101,7 @@ def blocks(builder: Builder) -> Iterator[Block]:
 
 
 def feed_forward(builder: Builder, prefix: str, config: MlpConfig | ExpertsConfig | None) -> Part:
-    """A dense part, or experts with their router under the names that Qwen's mixtures use."""
+    """A dense MLP, or experts with their router under the names of Qwen's mixtures."""
     if isinstance(config, MlpConfig):
         return builder.mlp(prefix, config)
     assert config is not None

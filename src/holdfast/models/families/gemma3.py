@@ -1,7 +1,7 @@
-"""Gemma 3 (text): sliding windows with full attention in every sixth layer, norms on both sides of a part.
+"""Gemma 3 (text): sliding windows with full attention in every sixth layer, norms before and after each part.
 
 Norm weights are stored as their difference from one, embeddings are scaled by the root of the width, and the
-two kinds of layers turn at different speeds.
+two layer types have different rotary bases.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DEFAULTS = Fields(
     },
     "Gemma 3",
 )
-"""What checkpoints of the family leave out of their configuration."""
+"""Defaults that checkpoints of the family omit."""
 
 
 def _attention(fields: Fields, window: int | None) -> AttentionConfig:

@@ -1,4 +1,4 @@
-"""gpt-oss: windows in every other layer, sinks that take a share of the attention, clamped experts."""
+"""gpt-oss: windows in every other layer, attention sinks, clamped experts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import torch
 
+from holdfast.kernels import Clamp
 from holdfast.models.blocks import Block, Builder, Family
 from holdfast.models.config import AttentionConfig, ExpertsConfig, LayerConfig, ModelConfig, base_config
-from holdfast.models.experts import Experts, read_router
+from holdfast.models.experts import Experts, ExpertWeights, read_router
 from holdfast.models.families import decoder
 from holdfast.models.fields import Fields
 
@@ -25,7 +26,7 @@ def configure(fields: Fields, architecture: str) -> ModelConfig:
         width=fields.integer("intermediate_size"),
         router="top_then_softmax",
         bias=True,
-        clamp=(fields.number("swiglu_alpha", 1.702), fields.number("swiglu_limit", 7.0)),
+        clamp=Clamp(fields.number("swiglu_alpha", 1.702), fields.number("swiglu_limit", 7.0)),
     )
     layers = tuple(
         LayerConfig(
@@ -38,7 +39,7 @@ def configure(fields: Fields, architecture: str) -> ModelConfig:
 
 
 def _experts(builder: Builder, prefix: str, config: ExpertsConfig) -> Experts:
-    """Stored as [experts, in, out] with gate and up columns taking turns; both are put right here."""
+    """Stored as [experts, in, out] with gate and up columns interleaved; converted here."""
     reader, width, count, inner = builder.reader, builder.config.width, config.experts, config.width
     gate_up = reader.tensor(f"{prefix}experts.gate_up_proj", (count, width, 2 * inner))
     down = reader.tensor(f"{prefix}experts.down_proj", (count, inner, width))
@@ -47,8 +48,9 @@ def _experts(builder: Builder, prefix: str, config: ExpertsConfig) -> Experts:
     return Experts(
         config,
         read_router(config, reader, f"{prefix}router", width, f"{prefix}router.bias"),
-        (gate_up.transpose(1, 2)[:, halves].contiguous(), down.transpose(1, 2).contiguous()),
-        biases=(
+        ExpertWeights(
+            gate_up.transpose(1, 2)[:, halves].contiguous(),
+            down.transpose(1, 2).contiguous(),
             bias[:, halves].contiguous(),
             reader.tensor(f"{prefix}experts.down_proj_bias", (count, width)),
         ),

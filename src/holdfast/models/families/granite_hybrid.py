@@ -1,7 +1,7 @@
-"""Granite 4 hybrid: Mamba2 layers and a few of attention, each followed by experts beside a shared part.
+"""Granite 4 hybrid: Mamba2 layers and a few of attention, each followed by experts and a shared MLP.
 
-Residuals, embeddings, attention scores and logits each have a multiplier of their own; most models of the
-family do without rotary positions.
+Residuals, embeddings, attention scores and logits have multipliers; most models of the family have no rotary
+positions.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from holdfast.models.config import (
     base_config,
     rope_from,
 )
-from holdfast.models.experts import Experts, read_router
+from holdfast.models.experts import Experts, ExpertWeights, read_router
 from holdfast.models.families import bamba, decoder
 from holdfast.models.fields import ConfigurationError, Fields
 from holdfast.models.layers import Mlp, Part, Together
 
 
 def _mixers(fields: Fields) -> dict[str, MixerConfig]:
-    """What each type of layer mixes with, under its new and its old name."""
+    """The mixer of each layer type, under its new and its old name."""
     bias = fields.flag("attention_bias")
     rotated = fields.has("position_embedding_type") and fields.text("position_embedding_type") == "rope"
     attention = decoder.attention(
@@ -61,9 +61,7 @@ def configure(fields: Fields, architecture: str) -> ModelConfig:
     kinds = decoder.layer_types(fields, ("linear_attention",) * fields.integer("num_hidden_layers"))
     unknown = set(kinds) - set(mixers)
     if unknown:
-        raise ConfigurationError(
-            f"{fields.where}: layer types {sorted(unknown)} are not known to this family"
-        )
+        raise ConfigurationError(f"{fields.where}: layer types {sorted(unknown)} are unknown to this family")
     layers = tuple(LayerConfig((mixers[kind],), feed_forward) for kind in kinds)
     config = base_config(fields, architecture, layers, norm_epsilon=fields.number("rms_norm_eps", 1e-6))
     return replace(
@@ -89,7 +87,7 @@ def _feed_forward(builder: Builder, at: str, config: MlpConfig | ExpertsConfig) 
     inner = reader.tensor(f"{prefix}input_linear.weight", (config.experts, 2 * config.width, width))
     outer = reader.tensor(f"{prefix}output_linear.weight", (config.experts, width, config.width))
     router = read_router(config, reader, f"{prefix}router.layer", width, None)
-    return Together(Experts(config, router, (inner, outer)), dense)
+    return Together(Experts(config, router, ExpertWeights(inner, outer)), dense)
 
 
 def blocks(builder: Builder) -> Iterator[Block]:

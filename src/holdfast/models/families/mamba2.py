@@ -1,4 +1,4 @@
-"""Mamba2: a state in every layer and no attention at all, so that a session costs the same at any length."""
+"""Mamba2: a state in every layer and no attention, so a session has the same size at any length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nemotron-H: one part a layer: Mamba2, attention without positions, a plain feed-forward, or experts."""
+"""Nemotron-H: one part per layer: Mamba2, attention without positions, a plain MLP, or experts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.models.config import (
     activation,
     base_config,
 )
-from holdfast.models.experts import Experts, read_experts, read_router
+from holdfast.models.experts import Experts, Latent, read_experts, read_router
 from holdfast.models.families import decoder
 from holdfast.models.fields import ConfigurationError, Fields
 from holdfast.models.layers import Part, Together
@@ -25,16 +25,14 @@ _OLD_NAMES = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 def _layer_kinds(fields: Fields) -> tuple[str, ...]:
-    """The part of each layer, from a list of names or from a pattern of letters."""
+    """The part of each layer, from a list of names or a pattern of letters."""
     if fields.has("layers_block_type"):
         kinds = tuple(_OLD_NAMES.get(kind, kind) for kind in fields.texts("layers_block_type"))
     else:
         kinds = tuple(_PATTERN.get(letter, letter) for letter in fields.text("hybrid_override_pattern"))
     unknown = set(kinds) - set(_PATTERN.values())
     if unknown:
-        raise ConfigurationError(
-            f"{fields.where}: layer types {sorted(unknown)} are not known to this family"
-        )
+        raise ConfigurationError(f"{fields.where}: layer types {sorted(unknown)} are unknown to this family")
     return kinds
 
 
@@ -95,7 +93,7 @@ def _mixture(builder: Builder, prefix: str, config: ExpertsConfig) -> Part:
     latent = None
     if config.latent is not None:
         bias = config.shared.bias
-        latent = (
+        latent = Latent(
             reader.linear([f"{prefix}fc1_latent_proj"], width, [inner], bias=bias),
             reader.linear([f"{prefix}fc2_latent_proj"], inner, [width], bias=bias),
         )

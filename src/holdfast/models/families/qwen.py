@@ -11,11 +11,11 @@ from holdfast.models.families import decoder
 from holdfast.models.fields import Fields
 
 _DEFAULTS = Fields({"sliding_window": 4096, "max_window_layers": 28}, "Qwen")
-"""What a configuration that has windows may leave out."""
+"""Default of a configuration with windows."""
 
 
 def window_of(fields: Fields) -> int | None:
-    """The size of windows; None where there are none: switched off, or of a size that is null."""
+    """The window size; None where windows are switched off or null."""
     null = "sliding_window" in fields.names() and not fields.has("sliding_window")
     if null or not fields.flag("use_sliding_window"):
         return None
@@ -23,7 +23,7 @@ def window_of(fields: Fields) -> int | None:
 
 
 def _layer_windows(fields: Fields) -> tuple[int | None, ...]:
-    """Full attention everywhere, or a window from layer `max_window_layers` on."""
+    """Full attention in all layers, or a window from layer `max_window_layers` on."""
     count = fields.integer("num_hidden_layers")
     if window_of(fields) is None:
         return (None,) * count

@@ -1,4 +1,4 @@
-"""Qwen3-MoE: Qwen3 attention, and experts in place of most feed-forward parts.
+"""Qwen3-MoE: Qwen3 attention, and experts in place of most MLPs.
 
 With `use_sliding_window` every layer has a window, whatever `max_window_layers` says.
 """
@@ -12,7 +12,7 @@ from holdfast.models.fields import Fields
 
 
 def experts(fields: Fields) -> ExpertsConfig:
-    """Experts as Qwen's configurations spell them; `num_experts` under either of its names."""
+    """Experts with Qwen's configuration keys; `num_experts` under either of its names."""
     return ExpertsConfig(
         experts=fields.integer("num_experts", fields.optional_integer("num_local_experts")),
         experts_per_token=fields.integer("num_experts_per_tok"),

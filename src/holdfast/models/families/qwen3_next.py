@@ -1,7 +1,7 @@
 """Qwen3-Next and Qwen3.5 (text): gated delta rule in most layers, gated full attention in every fourth.
 
-They differ in how the delta rule's input projections are stored, and in what follows: Qwen3-Next has experts
-with a gated shared one, Qwen3.5 a dense part. Norm weights are stored as their difference from one.
+They differ in the layout of the delta rule's input projections and in the MLP: Qwen3-Next has experts with a
+gated shared one, Qwen3.5 a dense MLP. Norm weights are stored as their difference from one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.models.fields import ConfigurationError, Fields
 from holdfast.models.recurrent import GatedDelta
 
 _ROTATED_SHARE = 0.25
-"""What of each head is rotated where the configuration does not say."""
+"""Default share of rotated dimensions."""
 
 DeltaReader = Callable[[Builder, str, DeltaConfig], GatedDelta]
 
@@ -60,9 +60,7 @@ def _mixers(fields: Fields) -> tuple[MixerConfig, ...]:
     known: dict[str, MixerConfig] = {"linear_attention": delta, "full_attention": attention}
     unknown = set(kinds) - set(known)
     if unknown:
-        raise ConfigurationError(
-            f"{fields.where}: layer types {sorted(unknown)} are not known to this family"
-        )
+        raise ConfigurationError(f"{fields.where}: layer types {sorted(unknown)} are unknown to this family")
     return tuple(known[kind] for kind in kinds)
 
 
@@ -94,7 +92,7 @@ def configure_dense(fields: Fields, architecture: str) -> ModelConfig:
 
 
 def _delta_by_head(builder: Builder, prefix: str, config: DeltaConfig) -> GatedDelta:
-    """Qwen3-Next keeps query, key, value and gate of each key head together, and so rate and decay."""
+    """Qwen3-Next stores query, key, value and gate interleaved by key head, and likewise rate and decay."""
     repeat = config.value_heads // config.key_heads
     values = repeat * config.value_dim
 
@@ -109,7 +107,7 @@ def _delta_by_head(builder: Builder, prefix: str, config: DeltaConfig) -> GatedD
 
 
 def _delta_by_part(builder: Builder, prefix: str, config: DeltaConfig) -> GatedDelta:
-    """Qwen3.5 keeps its projections apart, in the order that the mixer wants."""
+    """Qwen3.5 stores its projections separately, in the mixer's order."""
     projections = {
         "in_proj_qkv": config.convolution_channels,
         "in_proj_z": config.value_heads * config.value_dim,

@@ -1,8 +1,8 @@
-/* Causal attention over paged keys and values, read where they lie.
+/* Causal attention over paged keys and values, read in place.
  *
- * A piece of work is one key head and up to 16 query tokens of one row, with all query heads that read that
- * key head. Keys are taken in tiles of 64; each query keeps its running maximum, sum and mix. What a query
- * may not see is never read, or weighs exactly nothing. */
+ * A work item is one key head and up to 16 query tokens of one row, with all query heads that share that key
+ * head. Keys are processed in tiles of 64 with a running softmax per query. Masked keys are not read, or have
+ * a weight of exactly zero. */
 
 #include "holdfast_cpu.h"
 
@@ -11,7 +11,7 @@
 
 enum { TILE = 64, QUERY_TOKENS = 16, HEAD_DIM_MAX = 256, QUERIES_MAX = 256, LANE = 16 };
 
-/* 16 floats at any address; the compiler maps them to what the processor has. */
+/* A vector of 16 unaligned floats; the compiler maps it to the processor's vectors. */
 typedef float Vector __attribute__((vector_size(64), aligned(4), may_alias));
 
 typedef struct {
@@ -126,7 +126,7 @@ INLINE void add_all_values(float *const *mixes, const float *keep, int count, fl
 }
 
 /* Turns the scores of keys [low, high) of a tile into weights, all others into zero, and takes them into a
- * query's softmax. Answers what the mix so far is to be multiplied with. */
+ * query's softmax. Returns the factor that rescales the accumulated mix. */
 static float take_scores(const Attention *rules, Running *running, float *scores, int low, int high) {
     float peaks[LANE], sums[LANE] = {0}, peak = running->peak, sum = 0.0f;
     for (int key = 0; key < low; key++) scores[key] = -__builtin_inff();

@@ -1,7 +1,7 @@
-/* A whole forward pass of a decoder of attention and gated feed-forward layers, in one call.
+/* A whole forward pass of a decoder of attention and gated MLP layers, in one call.
  *
- * The residual stream stays in floats; every projection reads it rounded to 8 bits. Work that belongs to one
- * token (norms, rotation, rounding) is shared out by tokens, products by outputs, attention by heads. */
+ * The residual stream stays in floats; every projection quantises it to 8 bits. Per-token work (norms, rotary
+ * embedding, quantisation) is parallel over tokens, products over outputs, attention over heads. */
 
 #include "holdfast_cpu.h"
 
@@ -137,7 +137,7 @@ static Activations take_activations(char **memory, int rows, int inputs) {
 }
 
 /* Runs all layers over x [tokens, width], which is changed; writes the normed result to `hidden`.
- * Answers 0, or -1 when there is no memory. */
+ * Returns 0, or -1 if out of memory. */
 int hf_decode(const Decoder *decoder, const Pages *pages, float *x, float *hidden) {
     int tokens = pages->tokens, queries = decoder->heads * decoder->head_dim;
     int fused = queries + 2 * decoder->kv_heads * decoder->head_dim;

@@ -1,7 +1,7 @@
-/* What the CPU kernels share: types, the thread pool, and the functions that Python calls.
+/* Declarations of the CPU kernels: types, the thread pool, and the functions that Python calls.
  *
  * Plain C on raw pointers: no torch, no Python. `library.py` compiles these files with the system's
- * compiler for the processor at hand and calls them with ctypes; the structures here are mirrored there.
+ * compiler for this processor and calls them with ctypes; the structures here are mirrored there.
  * All floats are float32. Nothing here allocates for the caller or keeps a pointer after it returns. */
 
 #ifndef HOLDFAST_CPU_H
@@ -109,7 +109,7 @@ int hf_sample(const float *values, int64_t stride, int rows, int columns, const 
 /* --- decoder.c --- */
 int hf_decode(const Decoder *decoder, const Pages *pages, float *x, float *hidden);
 
-/* Answers e^x to within two units in the last place; 0 far below, and infinity far above. Loops over it
+/* Returns e^x to within two units in the last place; 0 on underflow, infinity on overflow. Loops over it
  * become vector code. */
 static inline float exponential(float x) {
     float clamped = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;

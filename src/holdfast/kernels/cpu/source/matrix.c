@@ -1,7 +1,7 @@
 /* Products of 8-bit activations with 4-bit and 8-bit matrices.
  *
- * Inside a group of 32 the products are whole numbers, and groups are added in order: a row's result does not
- * depend on the rows beside it, nor on the number of threads. The inner loop takes 16 or 8 outputs at a time
+ * Products within a group of 32 are integers, and groups are added in order: a row's result does not depend on
+ * the rest of the batch, nor on the number of threads. The inner loop takes 16 or 8 outputs at a time
  * on x86, four on ARM, and is plain C elsewhere. */
 
 #include "holdfast_cpu.h"
@@ -23,7 +23,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* Loops over the rows of a piece are written out, so that their sums stay in registers. */
+/* Loops over the rows of a work item are unrolled, so that their sums stay in registers. */
 #define UNROLL _Pragma("GCC unroll 8")
 
 static size_t block_bytes(int bits) { return (size_t)PANEL * GROUP * bits / 8 + 2 * PANEL * 2; }
@@ -81,7 +81,7 @@ void hf_pack(uint8_t *blocks, const uint8_t *codes, const float *scales, const f
     }
 }
 
-/* Unpacks some rows of a matrix: a token table. Answers 0, or -1 for a row that is out of range. */
+/* Unpacks some rows of a matrix (token embedding). Returns 0, or -1 for a row out of range. */
 int hf_rows(const Matrix *matrix, const int64_t *rows, int count, float multiplier, float *out) {
     for (int index = 0; index < count; index++) {
         if (rows[index] < 0 || rows[index] >= matrix->outputs) return -1;
@@ -408,7 +408,7 @@ static void rounding_piece(void *context, int piece) {
     }
 }
 
-/* One product on its own: x [rows, inputs] in floats. Answers 0, or -1 when there is no memory. */
+/* One product on its own: x [rows, inputs] in floats. Returns 0, or -1 if out of memory. */
 int hf_linear(const Matrix *matrix, const float *x, int64_t x_stride, int rows, float *out,
               int64_t out_stride) {
     void *memory = aligned_alloc(64, rounded_up(activation_bytes(rows, matrix->inputs)));

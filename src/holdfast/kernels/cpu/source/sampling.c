@@ -1,9 +1,9 @@
-/* The next token of each row: the most likely one, or one that is drawn.
+/* The next token of each row: greedy, or sampled.
  *
- * The rules are those of `kernels/torch/sampling.py`: tokens that top-k, top-p and min-p leave run a race in
- * which each waits an exponential time, a function of (seed, position, token), over its weight. What is left is
- * found without a sort of everything: weights are counted in buckets, and only the bucket in which the limit
- * falls is sorted. A piece of work is a row. */
+ * The rules are those of `kernels/torch/sampling.py`: the tokens that top-k, top-p and min-p keep run a race of
+ * exponential waiting times, a function of (seed, position, token), over their weights. The kept set is found
+ * without a full sort: weights are counted in buckets (radix select), and only the bucket with the limit is
+ * sorted. A work item is a row. */
 
 #include "holdfast_cpu.h"
 
@@ -195,7 +195,7 @@ static void draw_piece(void *context, int row) {
     draws->tokens[row] = place;
 }
 
-/* The tokens of all rows, -1 where a row holds NaN or no finite maximum. Answers 0, or -1 when there is no
+/* The tokens of all rows, -1 where a row holds NaN or no finite maximum. Returns 0, or -1 when there is no
  * memory. */
 int hf_sample(const float *values, int64_t stride, int rows, int columns, const Choice *choice,
               int64_t *tokens) {

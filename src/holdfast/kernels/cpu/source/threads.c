@@ -1,8 +1,8 @@
-/* A small pool of threads that share out numbered pieces of work.
+/* A small thread pool over numbered work items.
  *
- * The caller always works too and waits only for pieces that a helper has begun: a helper that is asleep, or
- * that the system runs elsewhere, holds nobody up, and after a fork the caller simply works alone. One
- * caller uses the pool at a time; another meanwhile does its work by itself. */
+ * The caller works too and waits only for items that a helper has begun: a helper that is asleep or descheduled
+ * delays nothing, and after a fork the caller works alone. One caller uses the pool at a time; a second caller
+ * meanwhile works without it. */
 
 #define _GNU_SOURCE
 #include "holdfast_cpu.h"
@@ -20,8 +20,8 @@
 
 enum { THREADS_MAX = 64, SPINS = 1500, SPINS_OF_CALLER = 4000, COUNT_BITS = 20 };
 
-/* What is to be done: generation, number of pieces, next piece. One atomic word, so that whoever takes a
- * piece knows that it belongs to the work that is described now. */
+/* The current work: generation, number of items, next item. One atomic word, so that a thread that takes an
+ * item knows that it belongs to the current generation. */
 static _Atomic uint64_t ticket;
 static _Atomic int finished;
 static void (*current_work)(void *, int);
@@ -37,7 +37,7 @@ static _Atomic int helpers_allowed;
 #define NEXT(word) ((int)((word) & ((1u << COUNT_BITS) - 1)))
 #define COUNT(word) ((int)(((word) >> COUNT_BITS) & ((1u << COUNT_BITS) - 1)))
 
-/* Takes and does pieces until none is left. */
+/* Take and run items until none is left. */
 static void take_pieces(void) {
     for (;;) {
         uint64_t seen = atomic_load_explicit(&ticket, memory_order_acquire);
@@ -72,7 +72,7 @@ static void *helper(void *argument) {
     return NULL;
 }
 
-/* Sets how many threads work, the caller included; answers how many there are now. */
+/* Sets the number of threads, the caller included; returns the actual number. */
 int hf_threads(int wanted) {
     pthread_mutex_lock(&callers);
     if (wanted > THREADS_MAX) wanted = THREADS_MAX;

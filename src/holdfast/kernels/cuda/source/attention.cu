@@ -1,19 +1,20 @@
-// Attention of short rows over paged keys and values, on Hopper: as long as it takes to read them.
+// Split-K attention of short rows over paged keys and values, on Hopper, bound by reading them.
 //
-// `PieceQueue` lists pieces of work: some keys that a run of up to 2 * QUERIES tokens of a row sees, in blocks of 64.
-// Each stands for one piece a key head. Programs take them one after another, whoever is free, since some
-// multiprocessors get less of the memory's bandwidth than others. One thread takes pieces and has the copy engine bring
-// their keys and values into a ring of STAGES places. Two groups of four warps multiply: they share the tokens of a
-// piece, or take turns with pieces of up to QUERIES tokens.
+// `PieceQueue` lists work items: some keys, in blocks of 64, of a tile of up to 2 * QUERIES tokens of a row. Each line
+// is one item per key head. Persistent programs take items from the queue dynamically, since some multiprocessors get
+// less memory bandwidth than others. One producer thread takes items and has the copy engine (TMA) load their keys and
+// values into a ring of STAGES stages. Two warp groups multiply: they share the tokens of an item, or alternate between
+// items of up to QUERIES tokens.
 //
-// Query heads that share a key head are rows of one matrix: row r is token r / GROUP, head r % GROUP. Of the pieces of
-// one tile the last to be finished puts them together, in their order: the sum does not depend on who that is.
+// Query heads that share a key head are rows of one matrix: row r is token r / GROUP, head r % GROUP. The program that
+// finishes the last item of a tile merges the partial results in order, so the result is deterministic.
 //
-// One token's heads would leave most of 64 rows empty, and a device that is short of power pays for empty rows. Up to
-// NARROW rows are columns instead, and keys the rows: each warp has 16 keys of a block, and the four add up at the end.
+// One token's heads would leave most of 64 rows empty, and a power-limited GPU pays for empty rows. So up to NARROW
+// rows become columns and keys the rows (transposed): each warp has 16 keys of a block; all four are reduced at last.
 //
-// Keys of earlier steps depend on no kernel before this one, so the ring is full of them before that one has ended. The
-// list and the table are older than the model's first kernel. All else is read, and anything written, after the wait.
+// Keys of earlier steps do not depend on preceding kernels, so the ring is full of them before those have ended. The
+// list and the table are older than the model's first kernel. Everything else is read, and anything written, after the
+// wait.
 //
 // `attention.py` compiles this file with DIM, GROUP, KV_HEADS, PAGE and STAGES defined, and with `hopper.cu`, `score`
 // and `gather` before it: instructions of the matrix units, scores[64 x 64] (+)= queries[64 x 16] keys[64 x 16]^T and
@@ -21,17 +22,17 @@
 
 constexpr int KEYS = 64, HALVES = DIM / 64, QUERIES = 64 / GROUP, HEADS = KV_HEADS * GROUP;
 constexpr int GROUPS = 2, THREADS = 128 * GROUPS, FETCHERS = 128;
-constexpr int FETCHED = 16;                // keys that are fetched at a time where a block is not full, or pages small
+constexpr int FETCHED = 16;                // keys per load where a block is not full, or pages are small
 constexpr bool WHOLE = PAGE % KEYS == 0;   // a full block lies in one page
 constexpr int SUMS = DIM / 2;              // of a tile's results, those of a thread
 constexpr int PARTIAL = DIM + 2;           // floats of a row's part: results, peak, weight
-constexpr int NARROW = 8, OWN = KEYS / 4;  // rows of a narrow piece at most, and keys of a block that a warp then has
+constexpr int NARROW = 8, OWN = KEYS / 4;  // most rows of a narrow piece, and keys per warp of a block
 constexpr int SOME = DIM / 32;             // columns of a row's results that each thread of a warp has
-constexpr int PITCH = DIM + 4;             // floats from row to row where its warps add up; 4 keeps banks apart
-constexpr int KNOWN = 2 * STAGES;          // pieces whose lines are kept: all in the ring, and those being finished
+constexpr int PITCH = DIM + 4;             // floats per row in the reduction; 4 against bank conflicts
+constexpr int KNOWN = 2 * STAGES;          // pieces whose lines are kept: those in the ring and those being finished
 // Bytes of a line of 64 columns, of all keys' lines of one half, of a block's keys or values, and of both.
 constexpr u32 LINE = 128, HALF = KEYS * LINE, BLOCK = HALVES * HALF, PLACE = 2 * BLOCK;
-#define NOTHING __uint_as_float(0xFF800000u)  // minus infinity, the score of what is not seen
+#define NOTHING __uint_as_float(0xFF800000u)  // minus infinity, the score of masked keys
 #define LOG2_E 1.4426950408889634f
 
 static_assert(GROUP <= 64, "the heads of one token are rows of one matrix");
@@ -58,7 +59,7 @@ __device__ __forceinline__ void meet(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// One more, and what was counted before. Whoever finds all others counted sees what they did before they counted.
+// Atomic increment with acquire-release order; returns the old value.
 __device__ __forceinline__ int count_up(int* counter) {
     int before;
     asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");

@@ -1,4 +1,4 @@
-// What the kernels for Hopper share: barriers of the copy engine, descriptors of the matrix units, numbers in bfloat16.
+// Helpers of all Hopper kernels: mbarriers of the copy engine (TMA), wgmma descriptors, bfloat16 conversion.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -8,7 +8,7 @@ struct __align__(64) TensorMap {
     char opaque[128];
 };
 
-// Barriers: one that fills as a place does, and one that fills as its readers leave it.
+// mbarriers: a stage has a "full" barrier and an "empty" barrier.
 
 __device__ __forceinline__ void set_up(u32 barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
@@ -30,25 +30,25 @@ __device__ __forceinline__ void wait(u32 barrier, u32 parity) {
         : "memory");
 }
 
-// The mark of what is read once: it leaves the second cache first.
+// The L2 policy of data that is read once: evict first.
 __device__ __forceinline__ u64 read_once() {
     u64 mark;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(mark));
     return mark;
 }
 
-// Have a tensor's map at hand before the first copy needs it.
+// Prefetch a tensor map before the first copy needs it.
 __device__ __forceinline__ void look_up(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// The kernel after this one may begin; and all that the kernels before it have written is there.
+// Programmatic dependent launch: allow the next kernel to start; wait for the writes of the preceding ones.
 
 __device__ __forceinline__ void launch_next() { asm volatile("griddepcontrol.launch_dependents;"); }
 
 __device__ __forceinline__ void wait_for_inputs() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// How the matrix units find rows of 128 bytes, swizzled in eights; `aside` is from one block of 64 columns to the next.
+// The wgmma descriptor of rows of 128 bytes with the 128-byte swizzle; `aside` is the stride of 64-column blocks.
 __device__ __forceinline__ u64 block_at(u32 address, u32 aside = 16) {
     return (u64)((address & 0x3FFFF) >> 4) | (u64)(aside >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }

@@ -1,31 +1,30 @@
-// out = activation(x w^T + bias) for up to 192 tokens, on Hopper: as long as it takes to read the weight.
+// out = activation(x w^T + bias) for up to 192 tokens, on Hopper, bound by reading the weight.
 //
-// A program takes ROWS rows of the weight (of a gated activation half of them from each half) and one of SPLITS parts
-// of their depth. One thread has the copy engine bring 64 columns of them and of x at a time into a ring of STAGES
-// places; GROUPS groups of four warps, each with BLOCKS blocks of 64 tokens, multiply what has come and give the place
-// back. Programs that share a tile form a cluster and add up through each other's shared memory.
+// A program takes ROWS rows of the weight (for a gated activation half of them from each half) and one of SPLITS parts
+// of their depth (split-K). One producer thread has the copy engine (TMA) load 64 columns of them and of x at a time
+// into a ring of STAGES stages; GROUPS warp groups, each with BLOCKS blocks of 64 tokens, multiply a full stage and
+// release it. Programs that share a tile form a cluster and reduce through distributed shared memory.
 //
-// A matrix instruction reads both its operands from shared memory, 64 rows of the first and up to 256 of the second. So
-// where a tile has 64 rows of the weight and there are more tokens, the weight is the first and all tokens are the
-// second, TURNED: less is read, which saves power, and a device under load is short of that.
+// wgmma reads both operands from shared memory, 64 rows of the first and up to 256 of the second. So for a tile of 64
+// weight rows and more tokens, the operands are swapped (TURNED): the weight is the first operand and all tokens are
+// the second. This reads less shared memory, which saves power, and a GPU under load is power-limited.
 //
-// Weights depend on no kernel before this one, so the ring is full of them before that one has ended. They are read
-// once, and marked to leave the second cache first, where x is to stay: without the mark a layer of an 8B model takes
-// a tenth longer.
+// Weights do not depend on preceding kernels, so the ring is full of them before those have ended. They are read once,
+// with the L2 policy evict-first, so that x stays in the L2 cache: without it a layer of an 8B model takes 10% longer.
 //
 // `products.py` compiles this file with GROUPS, BLOCKS, ROWS, SPLITS, TURNED, STAGES and ACTIVATION defined, and with
-// `hopper.cu`, `projection.cu` and `multiply` before it: one instruction of the matrix units, d[64 x N] (+)= a[64 x 16]
-// b[N x 16]^T, N being ROWS, or all tokens.
+// `hopper.cu`, `projection.cu` and `multiply` before it: one wgmma, d[64 x N] (+)= a[64 x 16] b[N x 16]^T, N being
+// ROWS, or all tokens.
 
 constexpr int TOKENS = 64 * BLOCKS * GROUPS, DEPTH = 64, WARPS = 4 * GROUPS;
 constexpr int OUTPUTS = GATED ? ROWS / 2 : ROWS;  // columns of `out` that a tile makes
-constexpr u32 LINE = DEPTH * 2;                   // bytes of a row in a place; the swizzle of 128 bytes counts on it
+constexpr u32 LINE = DEPTH * 2;                   // bytes of a row in a stage; the 128-byte swizzle relies on it
 constexpr u32 INPUT_BYTES = TOKENS * LINE, WEIGHT_BYTES = ROWS * LINE, PLACE = INPUT_BYTES + WEIGHT_BYTES;
-constexpr int PITCH = ROWS + (TURNED ? 4 : 8);  // floats from token to token where parts are added up; banks stay apart
+constexpr int PITCH = ROWS + (TURNED ? 4 : 8);  // floats per token in the reduction; padded against bank conflicts
 constexpr int PRODUCTS = TURNED ? 1 : BLOCKS;   // of a group at a time, each with SUMS results of a thread
 constexpr int SUMS = (TURNED ? TOKENS : ROWS) / 2;
 
-// Where programs share a tile, each finishes a share of its tokens: a thread has four columns of one at a time.
+// Programs that share a tile each finish a part of its tokens: a thread has four columns of one token at a time.
 constexpr int SHARE = TOKENS / SPLITS, QUADS = OUTPUTS / 4, WORK = SHARE * QUADS;
 constexpr int TURNS = (WORK + 128 * GROUPS - 1) / (128 * GROUPS);
 
@@ -33,7 +32,7 @@ static_assert(ROWS % 16 == 0 || (!GATED && ROWS % 8 == 0), "outputs come in eigh
 static_assert(!TURNED || (ROWS == 64 && GROUPS == 1 && SPLITS > 1), "one group has all rows of a shared tile");
 static_assert(SPLITS == 1 || TOKENS * PITCH * 4 <= STAGES * PLACE, "parts are added up where the ring was");
 
-// The cluster's barrier; `release` where what was written is to be read by the others.
+// The cluster barrier; `release` publishes this program's writes to the others.
 
 __device__ __forceinline__ void meet(bool release) {
     if (release)
@@ -61,7 +60,7 @@ __device__ __forceinline__ void fetch_once(u32 to, const TensorMap* map, int col
 }
 
 // `width` is that of `out`; a gated weight has twice as many rows. `input_bytes` is what a fetch of x brings: its rows
-// beyond the tokens are never stored, so nothing need be there.
+// past the tokens are never stored, so their contents do not matter.
 extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
     product(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight, const u16* bias, u16* out,
             int tokens, int width, int depth, int input_bytes) {
@@ -125,14 +124,14 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
                 multiply(sums[block], left + 2 * k + block * (64 * LINE >> 4), right + 2 * k, (step | k) != 0);
         commit_products();
         pin_all();
-        // All but the last product are done, so the place before this one is free.
+        // All but the last product are done, so the previous stage is free.
         wait_for_products<1>();
         if (step > 0 && lane == 0) arrive(barriers + 16 * ((step - 1) % STAGES) + 8);
     }
     wait_for_products<0>();
     pin_all();
 
-    // Of every eight columns a thread has two neighbours, of two tokens of each block.
+    // A thread has two adjacent columns of every eight, of two tokens of each block.
     const int within = lane % 4 * 2;
     auto token_of = [&](int half) {
         return (warp / 4 * BLOCKS + half / 2) * 64 + warp % 4 * 16 + lane / 4 + half % 2 * 8;
@@ -155,11 +154,11 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
         }
         return;
     }
-    // Nobody reads the ring any more once all groups are here: each program leaves its sums in it, and finishes
-    // its share of the tokens.
+    // Once all groups have arrived the ring is unused: each program stores its sums there, and finishes its part of
+    // the tokens.
     asm volatile("bar.sync 1, %0;" ::"n"(128 * GROUPS) : "memory");
     if (TURNED) {
-        // A thread has two neighbouring tokens of every eight, of two rows.
+        // A thread has two adjacent tokens of every eight, of two rows.
 #pragma unroll
         for (int i = 0; i < SUMS; i++) {
             const int token = i / 4 * 8 + within + i % 2, of = warp * 16 + lane / 4 + i / 2 % 2 * 8;
@@ -178,8 +177,8 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
         }
     }
     meet(true);
-    // All that lies with the other programs is asked for before any of it is used. What nobody uses is not asked for:
-    // nothing would wait for the answer, and a program that has ended gives none.
+    // All remote loads are issued before any result is used. Unused values are not loaded: nothing would wait for
+    // them, and the memory of a program that has ended is not readable.
     float4 gates[TURNS][SPLITS], ups[TURNS][SPLITS];
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {

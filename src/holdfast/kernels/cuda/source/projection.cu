@@ -1,10 +1,10 @@
-// What the kernels of products share: the barriers of a ring, how inputs are fetched, and how a product ends, with bias
-// and activation in the precision of its sums. Compiled with ACTIVATION defined, and with `hopper.cu` before it.
+// Helpers of the product kernels: the barriers of a ring, loads of the inputs, and the epilogue with bias and
+// activation in float32. Compiled with ACTIVATION defined, and with `hopper.cu` before it.
 
 constexpr bool GATED = ACTIVATION == 1 || ACTIVATION == 2 || ACTIVATION == 3;
 constexpr float CLAMP_ALPHA = 1.702f, CLAMP_LIMIT = 7.0f;
 
-// Of each place one barrier that fills as it does, and behind it one that fills as its readers leave it.
+// The "full" barrier of each stage, followed by its "empty" barrier.
 __device__ __forceinline__ void set_up_ring(u32 barriers, int places, u32 readers) {
     for (int i = 0; i < places; i++) {
         set_up(barriers + 16 * i, 1);
@@ -49,7 +49,7 @@ __device__ __forceinline__ float finished(float sum, float up_sum, const u16* bi
     return low * sigmoid(CLAMP_ALPHA * low) * (high + 1.0f);
 }
 
-// Four neighbouring outputs from their sums, and of a gated one from those of the other half.
+// Four adjacent outputs from their sums; for a gated activation also from those of the other half.
 __device__ __forceinline__ uint2 four_of(float4 sum, float4 up, const u16* bias, int column, int width) {
     uint2 four;
     four.x = pair_of(finished(sum.x, up.x, bias, column, width), finished(sum.y, up.y, bias, column + 1, width));

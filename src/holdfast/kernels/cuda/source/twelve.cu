@@ -1,27 +1,26 @@
-// out = activation(x w^T + bias) for few tokens with weights in twelve bits, on Hopper: a quarter less to read.
+// out = activation(x w^T + bias) for few tokens with weights packed to 12 bits, on Hopper: a quarter less to read.
 //
-// A weight in bfloat16 has eight bits of exponent, of which a row of a model uses four: sign, mantissa and the
-// distance to the row's largest exponent are twelve. `twelve.py` lays them out so that a thread finds what the matrix
-// instruction wants of it in three words for each 16 columns, and puts it together with three operations for two
-// weights.
+// A bfloat16 weight has an 8-bit exponent, of which the rows of a model use 4 bits: sign, mantissa and the offset to
+// the row's largest exponent take 12 bits. `twelve.py` arranges them so that a thread finds its wgmma operands of 16
+// columns in three words, and unpacks two weights with three instructions.
 //
-// A program takes a tile of SLABS times 16 rows (of a gated activation eight of each half in a slab). One thread has
-// the copy engine bring 64 columns of them and of x at a time into a ring of STAGES places; GROUPS groups of four
-// warps, each with a slab for a warp, put weights together in registers while the product before runs, and multiply
-// them by all tokens. Of a weight with more tiles than there are programs (LOOPED) each takes one after another.
+// A program takes a tile of SLABS times 16 rows (for a gated activation eight of each half in a slab). One producer
+// thread has the copy engine (TMA) load 64 columns of them and of x at a time into a ring of STAGES stages; GROUPS warp
+// groups, a slab per warp, unpack weights in registers while the previous product runs, and multiply them by all
+// tokens. If a weight has more tiles than there are programs (LOOPED), each program takes several in turn.
 //
 // `twelve.py` compiles this file with GROUPS, SLABS, COLUMNS (tokens, in eights), STAGES, LOOPED and ACTIVATION
 // defined, and with `hopper.cu`, `projection.cu` and `multiply` before it: d[64 x COLUMNS] (+)= a[64 x 16]
 // b[COLUMNS x 16]^T, with a in registers.
 
 constexpr int DEPTH = 64, WARPS = 4 * GROUPS, THREADS = 128 * GROUPS, ROWS = 16 * SLABS;
-constexpr int OF_GROUP = (SLABS + GROUPS - 1) / GROUPS;  // slabs of a group: the same number but for the last one
+constexpr int OF_GROUP = (SLABS + GROUPS - 1) / GROUPS;  // slabs of a group; the last group may have fewer
 constexpr int OUTPUTS = GATED ? ROWS / 2 : ROWS, QUADS = OUTPUTS / 4;
 constexpr u32 SLAB = 16 * DEPTH * 3 / 2, WEIGHT_BYTES = SLABS * SLAB;
 constexpr u32 INPUT_BYTES = COLUMNS * DEPTH * 2, PLACE = INPUT_BYTES + (WEIGHT_BYTES + 1023) / 1024 * 1024;
 constexpr int SUMS = COLUMNS / 2, PITCH = ROWS + 4;
 
-// With many groups the one thread that fetches needs few registers, and leaves them to the groups.
+// With many groups the producer gives its registers to the consumers (setmaxnreg).
 constexpr bool LENT = GROUPS >= 3;
 constexpr int REGISTERS = GROUPS == 3 ? 160 : 112;
 
@@ -44,9 +43,9 @@ __device__ __forceinline__ float4 read(u32 address) {
     return four;
 }
 
-// Sixteen columns of a slab, as the matrix instruction wants them: two rows eight apart, two columns, then the same
-// eight columns on. `lows` are the lowest bits of the exponents and the mantissas, byte by byte; `highs` the signs and
-// the other bits of the exponents, those of the pairs four bits apart.
+// Unpack 16 columns of a slab in wgmma's register layout: two rows eight apart, two columns, then the same eight
+// columns on. `lows` has the lowest exponent bits and the mantissas, byte by byte; `highs` the signs and the other
+// exponent bits, those of the pairs four bits apart.
 __device__ __forceinline__ void put_together(u32 (&pairs)[4], u32 address, int lane) {
     u32 lows[2], highs;
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
@@ -102,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + (LENT ? 128 : 32), 1)
     }
     if (LENT) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 
-    // A thread's two rows are those of one output where it is gated.
+    // With a gated activation, a thread's two rows belong to one output.
     const int slab = warp / 4 * OF_GROUP + warp % 4;
     const bool mine = warp % 4 < OF_GROUP && slab < SLABS;
     const int first = (GATED ? slab * 8 : slab * 16) + lane / 4, second = first + (GATED ? OUTPUTS : 8);
@@ -126,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + (LENT ? 128 : 32), 1)
         for (int k = 0; k < DEPTH / 16; k++) multiply(sums, pairs[k], inputs + 2 * k, (step | k) != 0);
         commit_products();
         pin(sums);
-        // All but the last product are done, so the place before this one is free, and so are its registers.
+        // All but the last product are done, so the previous stage and its registers are free.
         wait_for_products<1>();
         if (step > 0 && lane == 0) arrive(barriers + 16 * ((done + step - 1) % STAGES) + 8);
     };
@@ -149,8 +148,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + (LENT ? 128 : 32), 1)
             if (lane == 0) arrive(barriers + 16 * ((done - 1) % STAGES) + 8);
         }
 
-        // Once all groups are here nobody reads what was there before, the ring or the tile before this one: sums are
-        // left there, token by token, and a thread finishes four outputs of one at a time.
+        // Once all groups have arrived the ring (or the previous tile's sums) is unused: sums are stored there,
+        // token by token, and a thread finishes four outputs of one token at a time.
         asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
         if (mine) {
 #pragma unroll
