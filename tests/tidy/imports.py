@@ -66,10 +66,7 @@ MAY_IMPORT_EXTRAS: dict[str, set[str]] = {"server": {"otel"}, "bench": {"bench",
 
 # Modules outside `cli` that read environment variables.
 ENVIRONMENT_READERS = {
-    "holdfast.engine.pull",  # HOLDFAST_CACHE, XDG_CACHE_HOME; the environment of pip
-    "holdfast.kernels.compiled",  # HOLDFAST_CACHE, XDG_CACHE_HOME
-    "holdfast.kernels.cpu.library",  # HOLDFAST_CPU_KERNELS, CC
-    "holdfast.kernels.cuda.driver",  # HOLDFAST_CUDA_KERNELS
+    "holdfast.engine.pull",  # XDG_CACHE_HOME; the environment of pip
     "holdfast.server.http.keys",  # HOLDFAST_API_KEYS
     "holdfast.server.telemetry.tracing",  # OpenTelemetry's variables
 }

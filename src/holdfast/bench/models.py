@@ -64,13 +64,16 @@ class BenchModel:
 
 
 @contextmanager
-def find_model(name: str) -> Iterator[BenchModel]:
-    """The model of a path or a name, downloaded if need be; `random-bamba` exists inside the context only."""
+def find_model(name: str, cache: str | None = None) -> Iterator[BenchModel]:
+    """The model of a path or a name, downloaded into `cache` if need be.
+
+    `random-bamba` exists inside the context only.
+    """
     if name == RANDOM_BAMBA:
         with tempfile.TemporaryDirectory() as folder:
             yield BenchModel(write_random_bamba(Path(folder) / name), "dummy")
     else:
-        yield BenchModel(Path(name) if Path(name).exists() else pull(name))
+        yield BenchModel(Path(name) if Path(name).exists() else pull(name, cache=cache))
 
 
 def write_random_bamba(directory: Path) -> Path:

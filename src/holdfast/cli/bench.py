@@ -23,10 +23,11 @@ from holdfast.bench.beside.run import Limits, Others, compare
 from holdfast.bench.beside.systems import CONTEXT
 from holdfast.bench.core.registry import MEASUREMENTS
 from holdfast.bench.core.report import Figure, Settings
-from holdfast.bench.models import RANDOM_BAMBA
+from holdfast.bench.models import RANDOM_BAMBA, find_model
 from holdfast.bench.tables import comparison_table, core_table
 from holdfast.cli import bench_sessions
 from holdfast.cli.progress import status_line
+from holdfast.cli.pull import CACHE
 from holdfast.cli.refusals import refusal
 from holdfast.core.layout import PAGE_SIZE_MAX
 from holdfast.engine.pull import PullError
@@ -182,8 +183,8 @@ def _compare(
     os.environ["OMP_NUM_THREADS"] = str(limits.threads)
     os.environ.setdefault("TQDM_DISABLE", "1")
     try:
-        with status_line(f"bench {title}") as progress:
-            compared = compare(cases, model, others, limits, progress)
+        with find_model(model, os.environ.get(CACHE)) as found, status_line(f"bench {title}") as progress:
+            compared = compare(cases, found, others, limits, progress)
     except (BenchError, PullError) as error:
         raise refusal(f"bench {title}", str(error)) from error
     measured = compared.measured

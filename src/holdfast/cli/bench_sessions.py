@@ -9,6 +9,7 @@ table, or with `--json` one object a line. The exit status is 0 if no turn faile
 from __future__ import annotations
 
 import json
+import os
 from importlib import import_module
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,7 @@ from holdfast.bench.tables import crowd_table, sessions_table
 from holdfast.bench.url.load import Load, Sample
 from holdfast.bench.url.summary import apis_of, measure_api
 from holdfast.cli.progress import status_line
+from holdfast.cli.pull import CACHE
 from holdfast.cli.refusals import refusal
 from holdfast.cli.remote import server_refusal
 from holdfast.client import Client, HoldfastError, Retries
@@ -138,7 +140,7 @@ def sessions(
 def _measure_here(model: str, sizes: dict[str, int], rounds: int, threads: int, as_json: bool) -> None:
     """More sessions than fit on the device, in this process."""
     try:
-        with find_model(model) as found, status_line(TITLE) as progress:
+        with find_model(model, os.environ.get(CACHE)) as found, status_line(TITLE) as progress:
             crowd = import_module("holdfast.bench.cpu.crowd")  # Imports torch, which nothing else here needs.
             figures = crowd.measure(found, crowd.Sizes(**sizes), rounds, threads, progress)
     except OptionError as error:

