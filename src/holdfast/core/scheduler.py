@@ -106,7 +106,7 @@ class Scheduler:
         return session
 
     def adopt(self, session_id: str, length: int) -> bool:
-        """The first `length` tokens of a recovered session lie in a file; False if there is no room."""
+        """The first `length` tokens of a revived session lie in a file; False if there is no room for it."""
         registry = self.registry
         session = registry.find(session_id)
         if not registry.ledger.has(Tier.DISK):
