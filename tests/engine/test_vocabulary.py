@@ -116,7 +116,7 @@ def test_a_journal_of_version_2_with_unknown_tokens_is_left_to_the_model_that_wr
         assert [session.id for session in journal.load()] == ["alien"]
         journal.adopt_vocabulary()
     with pytest.raises(
-        OptionError, match=r"another vocabulary: .*start with the model that it was written with"
+        OptionError, match=r"another vocabulary; start with the model that it was written with"
     ):
         make(journal=str(path))
 
