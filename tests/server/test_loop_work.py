@@ -220,7 +220,7 @@ class Ticking:
 
 
 def test_a_flood_of_commands_is_taken_in_rounds_and_delays_no_interruption() -> None:
-    engine = echo_commands(overlap=False, max_sessions=5000)
+    engine = echo_commands(overlap=False, max_sessions=5000, kv_tokens=1 << 16)
     flood = [wire.encode(wire.OpenSession(10 + number, f"bob/{number}", "bob")) for number in range(1000)]
     flood.insert(500, wire.encode(wire.EndTurn(2, None, "the client went away")))
     tokens = engine.loop.setup.tokenizer.encode("on and on")
