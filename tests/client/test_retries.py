@@ -142,7 +142,7 @@ def test_an_address_of_another_service_is_said_to_be_one() -> None:
     other = answer({"object": "something else"})
     with Scripted(page, page, other, other) as server, Client(server.url, retries=AT_ONCE) as client:
         for act in (client.session, client.models, client.models, client.sessions):
-            with pytest.raises(ProtocolError, match="is the address that of a Holdfast server"):
+            with pytest.raises(ProtocolError, match="is this the URL of a Holdfast server"):
                 act()
         assert len(server.asked) == 4, "nothing is tried again"
 

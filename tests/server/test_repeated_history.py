@@ -63,7 +63,7 @@ def test_a_conversation_that_the_session_has_is_refused_and_changes_nothing(echo
         status, answer = ask(echo, path, session, messages)
         error = answer["error"]
         assert (status, error["code"], error["param"]) == (400, "history_repeated", PATHS[path]), case
-        assert "send only what is new" in error["message"]
+        assert "send only new messages" in error["message"]
     state = echo.state(session)
     assert (state["tokens"]["known"], state["turns"]) == (known, 1)
 
