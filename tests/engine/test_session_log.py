@@ -171,7 +171,7 @@ def test_the_name_of_a_session_that_could_not_come_back_is_not_given_to_another(
     engine = make(**options, max_sessions=1)
     assert engine.sessions() == ["a"]
     engine.resume("a").close()
-    for name, reason in (("b", "1 sessions are open"), ("c", "its tenant is damaged")):
+    for name, reason in (("b", "1 open sessions"), ("c", "its tenant is damaged")):
         with pytest.raises(errors.SessionExists, match=f"in the journal and could not.*{reason}"):
             engine.session(id=name)
     first = engine.session(id="d")
