@@ -184,3 +184,13 @@ def test_dropping_memory_keeps_the_tokens_and_ends_a_seal() -> None:
     driver.scheduler.flush()
     driver.run()
     assert driver.all_free()
+
+
+def test_a_fork_is_incomplete_until_its_copies_have_settled() -> None:
+    driver = Driver("dense", page_size=16)
+    driver.open("a")
+    driver.turn("a", 20, 3)
+    child = driver.scheduler.fork("a", "b", driver.now)
+    assert driver.registry.copying(child) and not driver.registry.copying(driver.session("a"))
+    driver.run()
+    assert not driver.registry.copying(child)

@@ -247,6 +247,22 @@ def test_a_fork_of_a_session_that_has_said_nothing() -> None:
     follows(driver, "b")
 
 
+def test_memory_that_finds_no_room_while_others_run_stays_away() -> None:
+    driver = chat(host=100)
+    driver.scheduler.spill("a", driver.now)
+    driver.run()
+    driver.open("b")
+    driver.submit("b", prompt(5, seed=3), 20)
+    driver.step()
+    with driver.starved("restore") as struck:
+        assert not driver.scheduler.restore("a", driver.now)
+    assert struck and driver.session("a").place is Place.AWAY, "there may be room later"
+    assert driver.scheduler.restore("a", driver.now)
+    driver.run()
+    assert driver.session("a").place is Place.HOME
+    follows(driver, "a")
+
+
 @pytest.mark.parametrize("place", ["LEAVING", "AWAY", "RETURNING"])
 def test_a_fork_of_a_session_whose_memory_is_away_starts_with_its_tokens(place: str) -> None:
     driver = chat(host=100)

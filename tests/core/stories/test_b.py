@@ -114,7 +114,9 @@ def test_B5_an_over_long_turn_leaves_the_history_alone(layout: str, page_size: i
     driver.turn("a", 900, 20)
     with driver.unchanged(errors.ContextExceeded):
         driver.submit("a", prompt(70, 1), 11)
-    with pytest.raises(errors.ContextExceeded, match="context length of 1001 tokens; the maximum is 1000") as caught:
+    with pytest.raises(
+        errors.ContextExceeded, match="context length of 1001 tokens; the maximum is 1000"
+    ) as caught:
         driver.submit("a", prompt(70, 1), 11)
     assert (caught.value.needed, caught.value.limit) == (1001, 1000)
     turn = driver.turn("a", 70, 10, 1)
