@@ -17,6 +17,9 @@ LINK = re.compile(r"\]\((?!https?:)([^)]+)\)")
 CODE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md"), ROOT / "tests" / "README.md"])
+SOURCE = re.compile(r"(?<![\w/.])((?:[a-z_]+/)+[a-z_0-9]+\.py)\b")
+MODULE = re.compile(r"\bpython3? -m ((?:holdfast|tests)[\w.]*)")
+SOURCE_ROOTS = ("", "src", "src/holdfast", "src/holdfast/models", "tests")
 TURN_LINES_MAX = 50
 
 
@@ -77,3 +80,31 @@ def test_broken_links_are_found() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_have_a_target(page: Path) -> None:
     assert broken_links(page, page.read_text()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_source_files_and_modules_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text()
+    files = [
+        name
+        for name in SOURCE.findall(text)
+        if not any((ROOT / root / name).is_file() for root in SOURCE_ROOTS)
+    ]
+    assert not files, f"{page.name} names files that do not exist: {files}"
+    modules = [name for name in MODULE.findall(text) if not is_runnable(name)]
+    assert not modules, f"{page.name} runs modules that do not exist: {modules}"
+
+
+def is_runnable(module: str) -> bool:
+    """Whether `python -m` finds a module of the package or of the tests."""
+    place = ROOT / ("src" if module.startswith("holdfast") else "") / module.replace(".", "/")
+    return place.with_suffix(".py").is_file() or (place / "__main__.py").is_file()
+
+
+def test_missing_files_and_modules_are_noticed() -> None:
+    assert SOURCE.findall("see `core/nowhere.py` and core/hold.py.") == ["core/nowhere.py", "core/hold.py"]
+    assert MODULE.findall("run `python -m holdfast.bench.gpu --x`, python3 -m tests.gpu") == [
+        "holdfast.bench.gpu",
+        "tests.gpu",
+    ]
+    assert is_runnable("holdfast.bench.gpu") and not is_runnable("holdfast.bench.nowhere")

@@ -1,8 +1,8 @@
 """Prompts: chat messages and text to token ids.
 
 A conversation's first turn is rendered whole by the model's chat template; later turns render only the new
-messages. Rendering and tokenising run in text processes (`text/lanes.py`), since they would block the event
-loop.
+messages. Rendering and tokenising run in text processes (`server/text/lanes.py`), since they would block the
+event loop.
 """
 
 from __future__ import annotations
