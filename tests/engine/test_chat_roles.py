@@ -61,10 +61,10 @@ def test_a_developer_stays_one_where_the_template_shows_the_role() -> None:
         (FIRST, said("system:a", "developer:b", "user:c"), 1),
     ],
 )
-def test_a_message_that_the_template_leaves_out_is_refused_with_its_place(
+def test_a_message_that_the_template_skips_is_refused_with_its_place(
     source: str, messages: list[Message], lost: int
 ) -> None:
-    with pytest.raises(ChatTemplateError, match=rf"^messages\[{lost}\]: .* leaves out") as refused:
+    with pytest.raises(ChatTemplateError, match=rf"^messages\[{lost}\]: .* skips a message") as refused:
         template(source).render(messages)
     assert str(messages[lost]["role"]) in str(refused.value)
 

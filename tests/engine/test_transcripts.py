@@ -288,10 +288,10 @@ class Play:
     def bury(self) -> Path:
         """Keep the files as they are now; some may be half written, or go while they are copied.
 
-        Verbs that nobody waits to be durable are written with the next step: death comes after it.
+        With durability `off` answers do not wait for their records: death comes when those are written.
         """
         if self.durability == "off":
-            self.engine.loop.session_log.flush()
+            self.engine.loop.session_log.sync()
         grave = self.folder.with_name(f"life-{self.lives}")
         (grave / "disk").mkdir(parents=True)
         for place in (".", "disk"):
