@@ -1,0 +1,66 @@
+"""A byte-level tokenizer with the markers of the formats, and llguidance's matcher on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+llguidance = pytest.importorskip("llguidance")
+
+END = "<|end_of_turn|>"
+
+
+@lru_cache
+def byte_tokenizer(markers: tuple[str, ...]) -> Tokenizer:
+    """One token a byte, and one for each marker."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={each: index for index, each in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(END, special=True)])
+    # As checkpoints have them: Qwen's <tool_call> is not "special", and llguidance knows it by its brackets.
+    tokenizer.add_tokens(
+        [AddedToken(marker, special=marker[0] != "<", normalized=False) for marker in markers]
+    )
+    return tokenizer
+
+
+@lru_cache
+def _library_tokenizer(markers: tuple[str, ...]) -> object:
+    tokenizer = byte_tokenizer(markers)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "tokenizer.json"
+        tokenizer.save(str(path))
+        return llguidance.LLTokenizer(str(path), eos_token=tokenizer.token_to_id(END))
+
+
+class Checker:
+    """Says whether a grammar accepts texts; `markers` are tokens."""
+
+    def __init__(self, grammar: str, markers: Sequence[str]) -> None:
+        self._tokenizer = byte_tokenizer(tuple(markers))
+        library = _library_tokenizer(tuple(markers))
+        source = llguidance.LLMatcher.grammar_from_lark(grammar)
+        problem = llguidance.LLMatcher.validate_grammar(source, library)
+        assert not problem, f"{problem}\n{grammar}"
+        self._matcher = llguidance.LLMatcher(library, source)
+        assert not self._matcher.is_error(), self._matcher.get_error()
+
+    def _read(self, text: str) -> tuple[bool, bool]:
+        matcher = self._matcher.deep_copy()
+        tokens = self._tokenizer.encode(text).ids
+        whole = matcher.try_consume_tokens(tokens) == len(tokens)
+        return whole, whole and matcher.is_accepting()
+
+    def accepts(self, text: str) -> bool:
+        """Whether the answer may be this text."""
+        return self._read(text)[1]
+
+    def begins(self, text: str) -> bool:
+        """Whether an answer may begin with this text."""
+        return self._read(text)[0]
