@@ -1,4 +1,5 @@
 """Answers in each format, with what they mean; and how tests feed them to a parser."""
+# ruff: noqa: E501 (each answer on one line)
 
 from __future__ import annotations
 
@@ -44,13 +45,21 @@ class Answer:
     @property
     def expected(self) -> tuple[str, str, list[tuple[str, str, Outcome]]]:
         """What a transcript must say."""
-        return self.text, self.reasoning, [(each[0], each[1], each[2] if len(each) > 2 else Outcome.COMPLETE) for each in self.calls]  # type: ignore[misc]
+        return (
+            self.text,
+            self.reasoning,
+            [(each[0], each[1], each[2] if len(each) > 2 else Outcome.COMPLETE) for each in self.calls],
+        )  # type: ignore[misc]
 
     @property
     def markers(self) -> tuple[str, ...]:
         """The markers of its formats."""
-        markers = call_format(self.format).markers if self.format else ()
-        return markers + (reasoning_format(self.thinks).markers if self.thinks else ())
+        calls = call_format(self.format) if self.format else None
+        if calls is not None and calls.reasons:
+            return calls.markers
+        return (calls.markers if calls is not None else ()) + (
+            reasoning_format(self.thinks).markers if self.thinks else ()
+        )
 
     def parser(self, tokens: dict[int, str] | None = None) -> AnswerParser:
         """A parser for it."""

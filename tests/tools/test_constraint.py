@@ -1,4 +1,5 @@
 """Grammars of calls: llguidance accepts what the formats write, and nothing else."""
+# ruff: noqa: E501 (each answer on one line)
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ import pytest
 from holdfast.engine.tools.constraint import Reasons, tool_grammar
 from holdfast.engine.tools.formats import CALL_FORMATS, REASONING_FORMATS
 from holdfast.engine.tools.request import Mode, Tool, Tools
-from tests.tools.matching import Checker, byte_tokenizer
+from tests.tools.matching import Checker
+from tests.tools.tokens import byte_tokenizer
 
 WEATHER = Tool(
     "weather",
@@ -24,7 +26,10 @@ WEATHER = Tool(
         "$defs": {
             "place": {
                 "type": "object",
-                "properties": {"tags": {"type": "array", "items": {"type": "string"}}, "near": {"type": "boolean"}},
+                "properties": {
+                    "tags": {"type": "array", "items": {"type": "string"}},
+                    "near": {"type": "boolean"},
+                },
                 "required": ["tags"],
                 "additionalProperties": False,
             }

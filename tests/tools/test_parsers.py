@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 from hypothesis import given, settings
@@ -72,7 +73,8 @@ def test_every_cut_between_tokens_means_the_same(answer: Answer) -> None:
 def joined_texts(pieces: list[str | int]) -> list[str | int]:
     joined: list[str | int] = []
     for is_text, group in itertools.groupby(pieces, key=lambda piece: isinstance(piece, str)):
-        joined += ["".join(map(str, group))] if is_text else list(group)
+        parts = list(group)
+        joined += ["".join(map(str, parts))] if is_text else parts
     return joined
 
 
@@ -84,17 +86,19 @@ DIFFERENT_AS_TOKENS = {
 
 
 @pytest.mark.parametrize(
-    "answer", [each for each in ANSWERS if each.format not in ("qwen3-coder",) and each.wire not in DIFFERENT_AS_TOKENS]
-)  # fmt: skip
+    "answer",
+    [each for each in ANSWERS if each.format != "qwen3-coder" and each.wire not in DIFFERENT_AS_TOKENS],
+)
 def test_tokens_mean_what_the_text_means(answer: Answer) -> None:
     tokens = tokens_of(answer)
     assert meaning(parsed(answer.parser(tokens), answer.pieces(tokens))) == answer.expected
 
 
-@pytest.mark.parametrize("answer", NUMBERED)
+@pytest.mark.parametrize(
+    "answer",
+    [each for each in ANSWERS if not each.is_open and each.format not in ("llama3-json", "pythonic")],
+)
 def test_text_that_looks_like_a_marker_stays_text_where_markers_are_tokens(answer: Answer) -> None:
-    if answer.is_open or answer.format in ("llama3-json", "pythonic"):
-        pytest.skip("needs no marker")
     tokens = tokens_of(answer)
     text, reasoning, calls = meaning(parsed(answer.parser(tokens), list(answer.wire)))
     assert (text, reasoning, calls) == (answer.wire, "", [])
@@ -142,7 +146,7 @@ def test_ids_come_from_the_caller_or_the_answer() -> None:
 
 @pytest.mark.parametrize("answer", NUMBERED)
 def test_an_interrupted_answer_never_has_half_a_call(answer: Answer) -> None:
-    """Cut at any character: what is kept up to `settled` is text and whole calls, and reads the same again."""
+    """Cut at any character: what is kept up to `settled` is text and whole calls."""
     whole = Transcript(parsed(answer.parser(), [answer.wire]))
     for size in range(len(answer.wire)):
         heard = Transcript(parsed(answer.parser(), [answer.wire[:size]]))
@@ -155,8 +159,30 @@ def test_an_interrupted_answer_never_has_half_a_call(answer: Answer) -> None:
 
 PIECES = sorted({marker for each in CALL_FORMATS.values() for marker in each.markers})
 PIECES += sorted({marker for each in REASONING_FORMATS.values() for marker in each.markers})
-PIECES += ['{"name": "f", "arguments": {"a": 1}}', '{"name": "', '"arguments": {', "}", "]", "[", "f(", "a=1", ")"]
-PIECES += ["call:f{", "functions.", "analysis", "commentary to=functions.f", "a>", "\n", " ", '"', "\\", "😀", "x"]
+PIECES += [
+    '{"name": "f", "arguments": {"a": 1}}',
+    '{"name": "',
+    '"arguments": {',
+    "}",
+    "]",
+    "[",
+    "f(",
+    "a=1",
+    ")",
+]
+PIECES += [
+    "call:f{",
+    "functions.",
+    "analysis",
+    "commentary to=functions.f",
+    "a>",
+    "\n",
+    " ",
+    '"',
+    "\\",
+    "😀",
+    "x",
+]
 MIXTURE = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=6)), max_size=24)
 
 
@@ -187,7 +213,7 @@ def test_random_mixtures(
 
 
 def assert_well_formed(events: list[Event]) -> None:
-    """Calls begin and end in turn, and those that are complete have valid arguments or come from plain JSON."""
+    """Calls begin and end in turn, and text stands between them."""
     calls, is_open = 0, False
     for event in events:
         match event:
@@ -204,18 +230,19 @@ def assert_well_formed(events: list[Event]) -> None:
     assert not is_open
 
 
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     value=st.recursive(
-        st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        st.none() | st.booleans() | st.integers(-(10**20), 10**20) | FLOATS | st.text(),
         lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
         max_leaves=12,
     ),
     name=st.sampled_from(["hermes", "mistral", "nemotron", "llama3-json", "harmony", "pythonic"]),
-)  # fmt: skip
+)
 def test_complete_arguments_are_the_values_that_were_written(value: object, name: str) -> None:
-    import json
-
     written = json.dumps({"v": value}, ensure_ascii=False)
     wire = {
         "hermes": f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call>',
@@ -242,7 +269,13 @@ def test_long_input_is_held_within_bounds(name: str, size: int) -> None:
     """Endless white space, names, keys and nesting: all of it arrives, in order, whatever the pieces."""
     call = CALL_FORMATS[name]
     opens = call.markers[0]
-    bodies = [" " * (SPACE_HELD_MAX * 3), "\n" * (HELD_MAX + 9), "n" * (NAME_MAX * 3), "[" * 400, '{"name":' * 99]
+    bodies = [
+        " " * (SPACE_HELD_MAX * 3),
+        "\n" * (HELD_MAX + 9),
+        "n" * (NAME_MAX * 3),
+        "[" * 400,
+        '{"name":' * 99,
+    ]
     for body in bodies if size > 1 else bodies[:1]:
         wire = f"text{opens}{body}{opens}f"
         pieces = [wire[place : place + size] for place in range(0, len(wire), size)]

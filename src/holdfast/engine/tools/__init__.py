@@ -1,1 +1,1 @@
-"""Tool calls and reasoning: parse what a model generates, constrain it, and prepare messages for its template."""
+"""Tool calls and reasoning: parsers of answers, grammars that constrain them, messages for templates."""

@@ -1,7 +1,7 @@
 """One call written as a JSON object: {"name": "f", "arguments": {...}}, keys in any order.
 
-The call begins when its name is known and its arguments begin, so that they can be streamed. Arguments that come
-before the name are held, up to a limit. Other keys ("id", "type") are skipped.
+The call begins when its name is known and its arguments begin, so that they can be streamed. Arguments that
+come before the name are held, up to a limit. Other keys ("id", "type") are skipped.
 """
 
 from __future__ import annotations

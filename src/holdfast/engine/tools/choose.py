@@ -1,8 +1,8 @@
 """Which formats a checkpoint uses, read from its chat template, its tokens and its configuration.
 
-A template shows how earlier calls were written, which is how the model writes them: the first row of the table
-whose texts the template has, and none of the others, names the format. A checkpoint whose template says nothing
-about calls is known by its `model_type`.
+A template shows how earlier calls were written, which is how the model writes them: the first row of the
+table whose texts the template has, and none of the others, names the format. A checkpoint whose template says
+nothing about calls is known by its `model_type`.
 """
 
 from __future__ import annotations

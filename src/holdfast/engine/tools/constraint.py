@@ -1,10 +1,10 @@
 """From the tools of a request to a grammar in the family's format.
 
 `tool_grammar` gives the text of a Lark grammar for llguidance. With `auto` the answer is free until a trigger
-(the format's marker), then a call must follow the grammar; `required` and a named tool constrain from the first
-token, behind the reasoning where the model reasons first. The arguments of strict tools follow their schema
-always; those of others follow it when a call is required, and are any JSON object when the model decides. The end
-of the turn is not part of a grammar: it is allowed where the grammar accepts.
+(the format's marker), then a call must follow the grammar; `required` and a named tool constrain from the
+first token, behind the reasoning where the model reasons first. The arguments of strict tools follow their
+schema always; those of others follow it when a call is required, and are any JSON object when the model
+decides. The end of the turn is not part of a grammar: it is allowed where the grammar accepts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from holdfast.engine.tools.lark import Grammar, in_order, json_of, literal, requ
 from holdfast.engine.tools.reasoning import ReasoningFormat
 from holdfast.engine.tools.request import Mode, Tool, Tools, parameter_types
 from holdfast.engine.tools.values import Notation
-
 
 _OPEN_KEYWORDS = ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf")
 QUOTE = '<|"|>'
@@ -48,7 +47,10 @@ class _Calls:
 def tool_grammar(
     format_name: str, tools: Tools, tokens: Mapping[str, int], reasons: Reasons | None = None
 ) -> str | None:
-    """The grammar of an answer, None where it is free. `tokens` maps marker texts that are tokens to their ids."""
+    """The grammar of an answer, None where it is free.
+
+    `tokens` maps marker texts that are tokens to their ids.
+    """
     if not tools.callable_tools:
         return None
     grammar = Grammar(tokens)

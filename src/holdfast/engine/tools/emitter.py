@@ -1,8 +1,8 @@
 """Collects the events of one answer and keeps their wire form whole.
 
-A machine says what it read: text, reasoning, parts of a call, or markup, which becomes the wire form of the next
-event. White space between text and a call, around reasoning and between calls is markup too: it is held back
-until the next character tells.
+A machine says what it read: text, reasoning, parts of a call, or markup, which becomes the wire form of the
+next event. White space between text and a call, around reasoning and between calls is markup too: it is held
+back until the next character tells.
 """
 
 from __future__ import annotations

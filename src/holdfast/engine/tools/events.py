@@ -1,8 +1,8 @@
 """What a parser makes of a model's answer: text, reasoning, and tool calls that begin, grow and end.
 
-Every event carries `wire`, the exact text of the answer that it accounts for. Joined in order, the wire form is
-the answer: markers, separators and trimmed white space belong to the event that follows them. Dialects render
-`text`, `name`, `id` and the arguments; they never look at `wire`. `Transcript` collects events.
+Every event carries `wire`, the exact text of the answer that it accounts for. Joined in order, the wire form
+is the answer: markers, separators and trimmed white space belong to the event that follows them. Dialects
+render `text`, `name`, `id` and the arguments; they never look at `wire`. `Transcript` collects events.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ def wire_form(events: Iterable[Event]) -> str:
 
 
 def call_ids(seed: str) -> Callable[[int], str]:
-    """Ids of the calls of one answer by index. The same seed gives the same ids, so a replayed answer keeps its."""
+    """Ids of the calls of one answer by index.
+
+    The same seed gives the same ids, so a replayed answer keeps its.
+    """
 
     def call_id(index: int) -> str:
         return "call_" + hashlib.sha256(f"{seed}:{index}".encode()).hexdigest()[:24]

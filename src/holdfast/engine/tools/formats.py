@@ -26,12 +26,16 @@ BuildMachine = Callable[[Emitter, MarkerLexer, OfferedTools | None], Machine]
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """How a family writes tool calls. `reasons`: its machine separates reasoning too."""
+    """How a family writes tool calls. `reasons`: its machine separates reasoning too.
+
+    `reads_special_tokens`: special tokens must be given to `feed` as text, like all others.
+    """
 
     name: str
     markers: tuple[str, ...]
     build: BuildMachine
     reasons: bool = False
+    reads_special_tokens: bool = False
 
 
 def _json(name: str, call_format: JsonCallFormat) -> CallFormat:
@@ -69,7 +73,7 @@ CALL_FORMATS: Mapping[str, CallFormat] = {
         CallFormat("harmony", harmony.MARKERS, HarmonyCalls, reasons=True),
     )
 }
-"""`mistral` and `mistral-json` read both generations; they differ in what a constraint makes the model write."""
+"""`mistral` and `mistral-json` read both generations; they differ in the grammar that constrains answers."""
 
 CALL_FORMAT_ALIASES: Mapping[str, str] = {
     "qwen": "hermes",

@@ -1,6 +1,7 @@
 """Calls whose arguments are one object: Hermes, Qwen, Granite, Nemotron, Llama 3 JSON, Mistral, Gemma.
 
-A call is a JSON object with a name and arguments, alone or in an array, or a name with the arguments behind it:
+A call is a JSON object with a name and arguments, alone or in an array, or a name with the arguments behind
+it:
 
     <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>         Hermes, Qwen 2.5 and 3, Granite 4
     <TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>         Nemotron Nano 2

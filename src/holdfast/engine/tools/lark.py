@@ -1,9 +1,9 @@
 """Pieces of grammar text in llguidance's dialect of Lark.
 
 `Grammar` collects rules under fresh names. A marker is written by its token where it is one, and as a string
-otherwise. JSON arguments are left to llguidance (`%json`); for the notations of Python and Gemma, which it does not
-know, values are written as rules: types, enumerations, items, properties and alternatives of a schema are
-followed, other keywords are not.
+otherwise. JSON arguments are left to llguidance (`%json`); for the notations of Python and Gemma, which it
+does not know, values are written as rules: types, enumerations, items, properties and alternatives of a
+schema are followed, other keywords are not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEPTH_MAX = 8
 
 _NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/"
 _INTEGER = r"/-?(0|[1-9][0-9]*)/"
-_PYTHON_STRING = r'''/"([^"\\\x00-\x1f]|\\["\\nt'])*"|'([^'\\\x00-\x1f]|\\['\\nt"])*'/'''
+_PYTHON_STRING = r"""/"([^"\\\x00-\x1f]|\\["\\nt'])*"|'([^'\\\x00-\x1f]|\\['\\nt"])*'/"""
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$/#&~-]")
 _FREE_TEXT = r"/(.|\n)*/"
 
@@ -174,7 +174,9 @@ class _Values:
         if isinstance(value, str):
             if self._python:
                 return f"{literal(json.dumps(value, ensure_ascii=False))} | {literal(repr(value))}"
-            return f"{self._quote} {literal(value)} {self._quote}" if value else f"{self._quote} {self._quote}"
+            return (
+                f"{self._quote} {literal(value)} {self._quote}" if value else f"{self._quote} {self._quote}"
+            )
         return literal(repr(value) if self._python else json.dumps(value))
 
     def _anything(self) -> str:
@@ -189,12 +191,14 @@ class _Values:
 def required_names(schema: Mapping[str, Any]) -> frozenset[str]:
     """The names that an object must have."""
     names = schema.get("required")
-    return frozenset(map(str, names)) if isinstance(names, Sequence) and not isinstance(names, str) else frozenset()
+    return (
+        frozenset(map(str, names))
+        if isinstance(names, Sequence) and not isinstance(names, str)
+        else frozenset()
+    )
 
 
-def in_order(
-    grammar: Grammar, pairs: Sequence[tuple[str, str]], required: frozenset[str], comma: str
-) -> str:
+def in_order(grammar: Grammar, pairs: Sequence[tuple[str, str]], required: frozenset[str], comma: str) -> str:
     """Pairs in the order of the schema, those that are not required left out or not, with commas between.
 
     One rule for each place and whether something stands before it: linear in the number of pairs.

@@ -1,9 +1,10 @@
 """What the machines of all call formats share.
 
 A machine reads text with marks (see `markers`), one character or run at a time, and tells the emitter what it
-read. Each of its states has one step, which reads on from a place and returns the next; a step either advances
-or changes the state. Text from a trigger on is held until it is certain to be a call, that is until the name is
-complete; if it is not a call, it is text, and reading goes on behind it. So no character is read twice.
+read. Each of its states has one step, which reads on from a place and returns the next; a step either
+advances or changes the state. Text from a trigger on is held until it is certain to be a call, that is until
+the name is complete; if it is not a call, it is text, and reading goes on behind it. So no character is read
+twice.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ SPACE = re.compile(r"[ \t\r\n]*")
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """What a parser may know about the tools of a request: their names, and the JSON types of their parameters.
+    """What a parser may know about the tools of a request: their names, and the JSON types of their
+    parameters.
 
     `types` maps a tool's name to its parameters' names to types in the order in which the schema lists them.
     """

@@ -2,8 +2,8 @@
 
 The machines of this package read text in which each marker is one character, a lone surrogate: decoded UTF-8
 has none, so no text of the model can be mistaken for one. A marker that is a token of the vocabulary is
-recognised by the token alone, and the same characters in ordinary text stay text. Other markers are found in the
-text; the end of a piece that may begin one is held back.
+recognised by the token alone, and the same characters in ordinary text stay text. Other markers are found in
+the text; the end of a piece that may begin one is held back.
 """
 
 from __future__ import annotations

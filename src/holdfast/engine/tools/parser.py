@@ -4,8 +4,8 @@
     for each token: events = parser.mark(token) if parser.is_marker(token) else parser.feed(text)
     events = parser.finish()
 
-Joining `wire` of all events gives back the input, however it was cut into pieces. Time is linear in the input and
-memory is bounded, whatever the input: at most `machine.HELD_MAX` characters are held.
+Joining `wire` of all events gives back the input, however it was cut into pieces. Time is linear in the input
+and memory is bounded, whatever the input: at most `machine.HELD_MAX` characters are held.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ from holdfast.engine.tools.machine import Machine, OfferedTools, PlainText
 from holdfast.engine.tools.markers import MarkerLexer
 from holdfast.engine.tools.reasoning import ReasoningFormat, ReasoningSplitter
 
+SLICE = 4096
+"""Machines read long texts in slices: some steps copy the rest of theirs."""
+
 
 class AnswerParser:
     """Parses one answer.
 
-    `calls` is None where the request offers no tools, `reasoning` where the model does not reason. `tokens` maps
-    the ids of tokens of the vocabulary to their text; those that are markers of the formats must be given to
-    `mark`. `reasoning_is_open`: the prompt ends inside the reasoning. `offered` describes the request's tools.
+    `calls` is None where the request offers no tools, `reasoning` where the model does not reason. `tokens`
+    maps the ids of tokens of the vocabulary to their text; those that are markers of the formats must be
+    given to `mark`. `reasoning_is_open`: the prompt ends inside the reasoning. `offered` describes the
+    request's tools.
     """
 
     __slots__ = ("_emitter", "_lexer", "_reader")
@@ -80,8 +84,8 @@ class AnswerParser:
         return self._emitter.take()
 
     def _read_chunk(self, chunk: str) -> None:
-        if chunk:
-            self._reader.feed(chunk)
+        for place in range(0, len(chunk), SLICE):
+            self._reader.feed(chunk[place : place + SLICE])
 
     @property
     def in_call(self) -> bool:

@@ -1,7 +1,7 @@
 """Calls written as Python: Llama 3.2 and 4 ([f(a=1), g(b="x")]), LFM2 between markers of its own.
 
-Without a marker a call may stand only where the answer begins, and must name an offered tool, so that a list or a
-link in Markdown is not taken for one. Arguments are keywords with literal values, written as JSON.
+Without a marker a call may stand only where the answer begins, and must name an offered tool, so that a list
+or a link in Markdown is not taken for one. Arguments are keywords with literal values, written as JSON.
 """
 
 from __future__ import annotations

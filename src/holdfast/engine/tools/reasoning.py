@@ -4,8 +4,8 @@
     [THINK]…[/THINK]                          Mistral
     <|channel>thought…<channel|>              Gemma 4
 
-A marker that is a token opens reasoning anywhere in the answer; one that is text only where the answer begins.
-What follows the reasoning goes on to the machine of the calls.
+A marker that is a token opens reasoning anywhere in the answer; one that is text only where the answer
+begins. What follows the reasoning goes on to the machine of the calls.
 """
 
 from __future__ import annotations

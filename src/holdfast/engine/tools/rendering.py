@@ -1,9 +1,10 @@
 """Messages with tool calls and results, as a checkpoint's template wants them.
 
-Clients send OpenAI's form: arguments as a string of JSON, `content: null`, ids of any length. Templates differ:
-most take arguments as an object, some as a string; Mistral's refuse ids that are not nine letters or digits; Gemma's
-and Llama's want the tool's name with its result. `TemplateForm` says what one template wants, found out by rendering
-a small conversation; `template_messages` brings messages into that form, and its errors name the field.
+Clients send OpenAI's form: arguments as a string of JSON, `content: null`, ids of any length. Templates
+differ: most take arguments as an object, some as a string; Mistral's refuse ids that are not nine letters or
+digits; Gemma's and Llama's want the tool's name with its result. `TemplateForm` says what one template wants,
+found out by rendering a small conversation; `template_messages` brings messages into that form, and its
+errors name the field.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from holdfast.engine.tools.events import Call
 from holdfast.engine.tools.request import ToolsRefused
 
 Message = Mapping[str, Any]
@@ -24,6 +26,22 @@ _PROBE = "probed"
 _SHOWN = (f'"{_PROBE}"', f"{_PROBE}:", f"={_PROBE}>", f"({_PROBE}=")
 """How families write the name of an argument: as JSON, as Gemma does, as XML, as Python."""
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+
+
+_MARK = "\ue002last\ue002"
+_CLOSINGS = {
+    "hermes": r'"\}\}\s*</tool_call>',
+    "qwen3-coder": r"\s*</parameter>\s*</function>\s*</tool_call>",
+    "llama3-json": r'"\}\}',
+    "pythonic": r"[\"']\)\](<\|python_end\|>)?",
+    "lfm2": r"[\"']\)\]<\|tool_call_end\|>",
+    "mistral": r'"\}',
+    "mistral-json": r'"\}(, ?"id": ?"[^"]*")?\}\]',
+    "nemotron": r'"\}\}\]\s*</TOOLCALL>',
+    "gemma4": r'<\|"\|>\}<tool_call\|>',
+    "harmony": r'"\}',
+}
+"""What closes the last call of an answer, behind the last argument's text."""
 
 
 class ArgumentForm(Enum):
@@ -35,45 +53,121 @@ class ArgumentForm(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TemplateForm:
-    """What a template wants. `shows_calls`: whether it renders calls and results at all."""
+    """What a template wants.
+
+    `shows_calls`: whether it renders calls and results at all. `several_calls`: whether a message may have
+    more than one call; where not, `parallel_tool_calls` is not available either.
+    """
 
     arguments: ArgumentForm = ArgumentForm.OBJECT
     short_ids: bool = False
     shows_calls: bool = True
+    several_calls: bool = True
 
 
 def probe(render: Callable[[Sequence[Message]], str], refused: type[Exception]) -> TemplateForm:
-    """The form of a template; `render` renders messages and raises `refused` for those that it does not take."""
+    """The form of a template; `render` renders messages and raises `refused` for those it does not take."""
     for short_ids in (False, True):
         for form in ArgumentForm:
-            try:
-                text = render(_probe_messages(form, short_ids=short_ids))
-            except refused:
-                continue
-            if any(shown in text for shown in _SHOWN):
-                return TemplateForm(form, short_ids)
+            for count in (2, 1):
+                try:
+                    text = render(_probe_messages(form, count, short_ids=short_ids))
+                except refused:
+                    continue
+                if any(text.count(shown) == count for shown in _SHOWN):
+                    return TemplateForm(form, short_ids, several_calls=count > 1)
     return TemplateForm(shows_calls=False)
 
 
-def _probe_messages(form: ArgumentForm, *, short_ids: bool) -> list[Message]:
+def _probe_messages(form: ArgumentForm, count: int, *, short_ids: bool) -> list[Message]:
     arguments: object = {_PROBE: "1"}
     if form is ArgumentForm.STRING:
         arguments = json.dumps(arguments)
-    call_id = "abcdefghi" if short_ids else "call_of_another_length"
-    call = {"id": call_id, "type": "function", "function": {"name": "f", "arguments": arguments}}
+    ids = [
+        f"abcdefgh{number}" if short_ids else f"call_of_another_length_{number}" for number in range(count)
+    ]
+    function = {"name": "f", "arguments": arguments}
+    calls = [{"id": each, "type": "function", "function": function} for each in ids]
     return [
         {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": "b", "tool_call_id": call_id, "name": "f"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        *({"role": "tool", "content": "b", "tool_call_id": each, "name": "f"} for each in ids),
     ]
+
+
+def tail_after_calls(
+    render: Callable[[Sequence[Message]], str],
+    format_name: str,
+    calls: Sequence[Call],
+    results: Sequence[Message],
+    form: TemplateForm,
+) -> str:
+    """What a template writes behind an answer that ended in calls, when the conversation goes on.
+
+    For append-only sessions: the calls themselves are in the history already and are not rendered again. The
+    text begins behind the last call; where the model has generated the end of its turn, the caller removes
+    it.
+    """
+    shown = calls if form.several_calls else calls[-1:]
+    written = [_history_call(call, call is calls[-1], form) for call in shown]
+    before: list[Message] = [
+        {"role": "user", "content": "..."},
+        {"role": "assistant", "content": "", "tool_calls": written},
+    ]
+    names = {call.id: call.name for call in calls}
+    after = [
+        _template_message(message, f"messages[{place}]", form, names) for place, message in enumerate(results)
+    ]
+    _, mark, tail = render([*before, *after]).partition(_MARK)
+    closing = re.compile(_CLOSINGS[format_name]).match(tail) if mark else None
+    if closing is None:
+        raise ToolsRefused(
+            "messages", "the model's chat template does not render calls in the model's format"
+        )
+    return tail[closing.end() :]
+
+
+def _history_call(call: Call, is_last: bool, form: TemplateForm) -> dict[str, Any]:
+    """A call of the history; the last one's arguments are a mark."""
+    arguments: object = {"a": _MARK} if is_last else {}
+    if form.arguments is ArgumentForm.STRING:
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": _id(call.id, form), "type": "function", "function": function}
 
 
 def template_messages(messages: Sequence[Message], form: TemplateForm) -> list[dict[str, Any]]:
     """Messages of a client in the form of a template; raises `ToolsRefused` with the field's name."""
     names: dict[str, str] = {}
-    return [
-        _template_message(message, f"messages[{place}]", form, names) for place, message in enumerate(messages)
+    made = [
+        _template_message(message, f"messages[{place}]", form, names)
+        for place, message in enumerate(messages)
     ]
+    return made if form.several_calls else _one_call_a_message(made)
+
+
+def _one_call_a_message(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages in which each call has a message of its own, followed by its result."""
+    made: list[dict[str, Any]] = []
+    place = 0
+    while place < len(messages):
+        message = messages[place]
+        place += 1
+        calls = message.get("tool_calls", [])
+        if len(calls) < 2:
+            made.append(message)
+            continue
+        results: list[dict[str, Any]] = []
+        while place < len(messages) and messages[place].get("role") == "tool":
+            results.append(messages[place])
+            place += 1
+        for call in calls:
+            made.append({**message, "tool_calls": [call]})
+            made += [result for result in results if result["tool_call_id"] == call["id"]]
+            message = {"role": "assistant", "content": ""}
+        known = {call["id"] for call in calls}
+        made += [result for result in results if result["tool_call_id"] not in known]
+    return made
 
 
 def _template_message(

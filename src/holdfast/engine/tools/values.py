@@ -80,7 +80,10 @@ def quoted(text: str) -> str:
 
 
 class ValueReader:
-    """Reads one value. `quote` is Gemma's mark for quotes, `literal` the marks that strings may contain as text."""
+    """Reads one value.
+
+    `quote` is Gemma's mark for quotes, `literal` the marks that strings may contain as text.
+    """
 
     __slots__ = (
         "_digits",

@@ -8,8 +8,8 @@
     </function>
     </tool_call>
 
-Values are plain text, so the tool's schema says what they are: strings are streamed, other values are held until
-they are complete and written as JSON. A value that does not have its type is passed on as a string.
+Values are plain text, so the tool's schema says what they are: strings are streamed, other values are held
+until they are complete and written as JSON. A value that does not have its type is passed on as a string.
 """
 
 from __future__ import annotations
