@@ -251,10 +251,13 @@ HARMONY = [
     Answer("harmony", "<|channel|>commentary<|message|>I will look.<|end|><|start|>assistant<|channel|>commentary to=functions.g<|message|>{}<|call|>", text="I will look.", calls=[("g", "{}")]),
     Answer("harmony", '<|channel|>commentary to=functions.f<|message|>{"a": 1<|call|>', calls=[("f", '{"a": 1', BROKEN)]),
     Answer("harmony", '<|channel|>commentary to=functions.f<|message|>{"a": 1', calls=[("f", '{"a": 1', CUT)]),
+    Answer("harmony", '<|channel|>commentary to=functions.f<|message|>{"a": 1}', calls=[F1]),
+    Answer("harmony", "<|channel|>commentary to=python code<|message|>print(1)<|call|>", calls=[("python", "print(1)", BROKEN)]),
+    Answer("harmony", "<|channel|>commentary to=functions.g<|message|>null<|call|>", calls=[("g", "null", BROKEN)]),
     Answer("harmony", "the plain answer", text="the plain answer"),
     Answer("harmony", "to be or not", text="to be or not"),
     Answer("harmony", "<|channel|>commentary to=fun", text="<|channel|>commentary to=fun"),
-    Answer("harmony", '<|channel|>commentary to=functions.f<|message|>{"b": "<|x|>"} x<|call|>', calls=[("f", '{"b": "<|x|>"} x', BROKEN)]),
+    Answer("harmony", '<|channel|>commentary to=functions.f<|message|>{"b": "<|x|>"} x<|call|>', text=" x", calls=[("f", '{"b": "<|x|>"}')]),
 ]  # fmt: skip
 
 REASONING = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 
 import llguidance
@@ -46,3 +47,27 @@ class Checker:
     def begins(self, text: str) -> bool:
         """Whether an answer may begin with this text."""
         return self._read(text)[0]
+
+    def sample(self, random: Random, most: int) -> str | None:
+        """A random answer of at most so many tokens; None if it did not come to an end.
+
+        It ends as soon as it may, and so do strings, half of the time: most are short.
+        """
+        matcher = self._matcher.deep_copy()
+        end = self._tokenizer.token_to_id(END)
+        quotes = [self._tokenizer.token_to_id(each) for each in ('"', "'", "\u010a")]
+        tokens: list[int] = []
+        while len(tokens) < most:
+            if matcher.is_accepting() and (matcher.is_stopped() or random.random() < 0.5):
+                return self._tokenizer.decode(tokens, skip_special_tokens=False)
+            bits = matcher.compute_bitmask()
+            allowed = [
+                token
+                for token in range(self._tokenizer.get_vocab_size())
+                if bits[token // 8] >> (token % 8) & 1 and token != end
+            ]
+            preferred = [token for token in allowed if token in quotes] if random.random() < 0.5 else []
+            token = random.choice(preferred or allowed)
+            assert matcher.consume_token(token), matcher.get_error()
+            tokens.append(token)
+        return None

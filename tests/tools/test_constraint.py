@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+import json
+from random import Random
+
 import pytest
 
 from holdfast.engine.tools.constraint import Reasons, tool_grammar
+from holdfast.engine.tools.events import Outcome, Transcript
 from holdfast.engine.tools.formats import CALL_FORMATS, REASONING_FORMATS
+from holdfast.engine.tools.parser import AnswerParser
 from holdfast.engine.tools.request import Mode, Tool, Tools
 from tests.tools.matching import Checker
 from tests.tools.tokens import byte_tokenizer
@@ -182,3 +187,43 @@ def test_strings_follow_the_enumeration_in_xml() -> None:
     end = "\n</parameter>\n</function>\n</tool_call>"
     assert check.accepts(begin + "C" + end)
     assert not check.begins(begin + "K")
+
+
+@pytest.mark.parametrize("as_text", [False, True], ids=["tokens", "text"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_whatever_a_required_grammar_allows_is_read_as_calls(name: str, as_text: bool) -> None:
+    """Random answers under the grammar: each is whole calls of offered tools, with valid arguments."""
+    check = checker(name, Tools((WEATHER, TIME), Mode.REQUIRED), as_text=as_text)
+    offered = Tools((WEATHER, TIME)).for_parser()
+    ended = 0
+    for seed in range(12):
+        answer = check.sample(Random(seed), most=1500)
+        if answer is None:
+            continue
+        ended += 1
+        parser = AnswerParser(CALL_FORMATS[name], None, {}, call_id=str, offered=offered)
+        transcript = Transcript(parser.feed(answer) + parser.finish())
+        assert transcript.calls, answer
+        for call in transcript.calls:
+            assert call.outcome is Outcome.COMPLETE, answer
+            assert_fits(call.name, json.loads(call.arguments))
+        if name != "harmony":
+            assert transcript.text == "", answer
+    assert ended >= 3
+
+
+def assert_fits(name: str, arguments: dict[str, object]) -> None:
+    """The arguments follow the schema of the tool."""
+    if name == "time":
+        assert arguments == {}
+        return
+    assert name == "weather"
+    assert isinstance(arguments.pop("city"), str)
+    assert isinstance(arguments.pop("days", 1), int)
+    assert arguments.pop("unit", "C") in ("C", "F")
+    where = arguments.pop("where", {"tags": []})
+    assert isinstance(where, dict)
+    assert all(isinstance(tag, str) for tag in where.pop("tags"))
+    assert isinstance(where.pop("near", True), bool)
+    assert not where
+    assert not arguments

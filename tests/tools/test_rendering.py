@@ -13,6 +13,7 @@ from holdfast.engine.tools.choose import Chosen, choose
 from holdfast.engine.tools.events import Call, Outcome
 from holdfast.engine.tools.formats import call_format
 from holdfast.engine.tools.parser import AnswerParser
+from holdfast.engine.tools.plain_rendering import PLAIN_FORMAT, plain_messages
 from holdfast.engine.tools.rendering import (
     ArgumentForm,
     TemplateForm,
@@ -289,3 +290,24 @@ def test_types_of_parameters() -> None:
         "g": (),
     }
     assert parameter_types({}) == {}
+
+
+def test_tools_are_text_where_a_template_knows_none() -> None:
+    """As for the embedded SmolLM2, whose template writes role and content of each message."""
+    tools = read_tools([TOOL]).offered
+    second = {"role": "tool", "tool_call_id": CALL_ID, "content": "MORE"}
+    messages = template_messages(
+        [{"role": "system", "content": "Be brief."}, *HISTORY, second], TemplateForm()
+    )
+    plain = plain_messages(messages, tools)
+    assert [each["role"] for each in plain] == ["system", "user", "assistant", "user"]
+    assert plain[0]["content"].startswith("Be brief.\n\n# Tools")
+    assert '{"name": "f", "description": "Does f."' in plain[0]["content"]
+    assert plain[3]["content"].count("<tool_response>") == 2
+    assert "RESULT" in plain[3]["content"]
+    parser = AnswerParser(call_format(PLAIN_FORMAT), None, {}, call_id=str)
+    _, _, calls = meaning(parser.feed(plain[2]["content"]) + parser.finish())
+    assert calls == [("f", WRITTEN, Outcome.COMPLETE)]
+    assert rendered(templates.NO_TOOLS, plain).count("<tool_call>") == 2
+    assert plain_messages(HISTORY[:1], tools)[0]["role"] == "system"
+    assert plain_messages(HISTORY[:1], ()) == HISTORY[:1]

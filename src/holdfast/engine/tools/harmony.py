@@ -124,20 +124,22 @@ class HarmonyCalls(StepMachine):
         return place + 1
 
     def _arguments(self, chunk: str, place: int) -> int:
+        """The call is complete with its arguments: <|call|> ends the turn and need not be part of the text."""
         if chunk[place] in self._stops:
-            self._values.finish()
-            whole = self._values.state is ValueState.DONE
-            self._emitter.end(Outcome.COMPLETE if whole else Outcome.BROKEN)
+            self._emitter.end(Outcome.BROKEN)
             return self._end_message(chunk, place)
+        if self._values.untouched and chunk[place] not in "{ \t\r\n":
+            self._values.state = ValueState.BROKEN  # Code for another kind of tool, say: passed on as it is.
         end = self._values.read(chunk, place)
+        self._values.take()
         if end == place:
             found = MARK.search(chunk, place)
             end = len(chunk) if found is None else max(found.start(), place + 1)
-            if self._values.state is ValueState.DONE and chunk[place:end].strip():
-                self._values.state = ValueState.BROKEN
-        self._values.take()
         wire = self._lexer.expand(chunk[place:end])
         self._emitter.arguments(wire, wire)
+        if self._values.state is ValueState.DONE:
+            self._emitter.end(Outcome.COMPLETE)
+            self._state = State.TEXT
         return end
 
     def _between(self, chunk: str, place: int) -> int:

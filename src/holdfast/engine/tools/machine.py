@@ -135,8 +135,10 @@ class StepMachine:
         found = MARK.search(chunk, place)
         end = len(chunk) if found is None else max(found.start(), place + 1)
         said = chunk[place:end]
-        self._at_start = self._at_start and not said.strip()
-        self._emitter.text(self._lexer.expand(said))
+        if found is not None and found.start() == place:
+            said = self._lexer.expand(said)
+        self._at_start = self._at_start and said.isspace()
+        self._emitter.text(said)
         return end
 
     def _hold(self, text: str) -> None:

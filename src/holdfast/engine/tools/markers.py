@@ -51,7 +51,7 @@ class MarkerLexer:
 
     def feed(self, text: str) -> str:
         """Ordinary text of the model."""
-        if self._pattern is None:
+        if self._pattern is None or not (self._held or self._first.search(text)):
             return text
         text = self._pattern.sub(lambda found: self.marks[found.group()], self._held + text)
         self._held = ""

@@ -80,10 +80,15 @@ class AnswerParser:
         return self._emitter.take()
 
     def _read(self, chunk: str) -> list[Event]:
+        if not chunk:
+            return []
         self._read_chunk(chunk)
         return self._emitter.take()
 
     def _read_chunk(self, chunk: str) -> None:
+        if len(chunk) <= SLICE:
+            self._reader.feed(chunk)
+            return
         for place in range(0, len(chunk), SLICE):
             self._reader.feed(chunk[place : place + SLICE])
 

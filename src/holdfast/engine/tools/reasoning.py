@@ -137,7 +137,8 @@ class ReasoningSplitter:
             return place + 1
         found = MARK.search(chunk, place)
         end = len(chunk) if found is None else max(found.start(), place + 1)
-        self._emitter.reasoning(self._lexer.expand(chunk[place:end]))
+        said = chunk[place:end]
+        self._emitter.reasoning(said if found is None else self._lexer.expand(said))
         return end
 
     def _answer(self, chunk: str, place: int) -> int:
@@ -149,5 +150,5 @@ class ReasoningSplitter:
             end += 1
         if end < 0:
             end = len(chunk)
-        self._machine.feed(chunk[place:end])
+        self._machine.feed(chunk[place:end] if end - place < len(chunk) else chunk)
         return end

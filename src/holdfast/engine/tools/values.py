@@ -160,9 +160,9 @@ class ValueReader:
 
     def take(self) -> str:
         """The JSON text since the last call."""
-        written = self._expand("".join(self._out))
+        written = self._out[0] if len(self._out) == 1 else "".join(self._out)
         self._out.clear()
-        return written
+        return written if written.isascii() else self._expand(written)
 
     def _write(self, text: str) -> None:
         if self._notation is not Notation.JSON:
@@ -247,7 +247,8 @@ class ValueReader:
         plain = _PLAIN.get(self._quote, _UNQUOTED).match(chunk, place)
         assert plain is not None, "matches at least the empty text"
         if plain.end() > place:
-            self._write(quoted(plain.group()))
+            if self._notation is not Notation.JSON:
+                self._out.append(quoted(plain.group()))
             return plain.end()
         character = chunk[place]
         if character == self._quote:
