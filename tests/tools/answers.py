@@ -239,6 +239,7 @@ GEMMA = [
     Answer("gemma4", "<|tool_call>call:g{}<tool_call|><|tool_call>call:f{a:1}<tool_call|>", calls=[("g", "{}"), ("f", '{"a": 1}')]),
     Answer("gemma4", f"<|channel>thought\nLook.\n<channel|>Hi<|tool_call>call:f{{b:{Q}{Q}}}<tool_call|>", text="Hi", reasoning="Look.", calls=[("f", '{"b": ""}')], thinks="gemma4"),
     Answer("gemma4", "<|channel>though", reasoning="though", thinks="gemma4"),
+    Answer("functiongemma", "<start_function_call>call:f{b:<escape>Bern<escape>,a:1}<end_function_call>", calls=[("f", '{"b": "Bern", "a": 1}')]),
     Answer("gemma4", "<|tool_call>f{}<tool_call|>", text="<|tool_call>f{}<tool_call|>"),
     Answer("gemma4", "<|tool_call>call:f{a:x}<tool_call|>", text="}<tool_call|>", calls=[("f", '{"a": ', BROKEN)]),
 ]  # fmt: skip

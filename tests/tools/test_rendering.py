@@ -195,6 +195,7 @@ CHOICES = [
     (templates.MISTRAL, Chosen("mistral", None)),
     ("[TOOL_CALLS][{{ calls }}][THINK][/THINK]", Chosen("mistral-json", "mistral")),
     (templates.GEMMA, Chosen("gemma4", "gemma4")),
+    ("<start_function_call>{{ call }}<end_function_call>", Chosen("functiongemma", None)),
     (templates.HARMONY, Chosen("harmony", None)),
     (templates.LLAMA, Chosen("llama3-json", None)),
     ("<TOOLCALL>[{{ calls }}]</TOOLCALL>", Chosen("nemotron", None)),

@@ -32,6 +32,7 @@ class _Sign:
 _CALL_SIGNS = (
     _Sign("harmony", ("<|channel|>", "<|message|>", "<|call|>")),
     _Sign("gemma4", ("<|tool_call>", "<tool_call|>", "call:")),
+    _Sign("functiongemma", ("<start_function_call>", "<end_function_call>")),
     _Sign("qwen3-coder", ("<tool_call>", "<function=", "<parameter=")),
     _Sign("mistral", ("[TOOL_CALLS]", "[ARGS]")),
     _Sign("mistral-json", ("[TOOL_CALLS]",)),

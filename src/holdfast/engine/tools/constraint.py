@@ -11,16 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from holdfast.engine.tools import harmony, xml_calls
+from holdfast.engine.tools.formats import FUNCTION_GEMMA, GEMMA
+from holdfast.engine.tools.json_calls import JsonCallFormat
 from holdfast.engine.tools.lark import Grammar, in_order, json_of, literal, required_names
 from holdfast.engine.tools.reasoning import ReasoningFormat
 from holdfast.engine.tools.request import Mode, Tool, Tools, parameter_types
 from holdfast.engine.tools.values import Notation
 
 _OPEN_KEYWORDS = ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf")
-QUOTE = '<|"|>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,16 +233,18 @@ def _lfm2(grammar: Grammar, tools: Tools) -> _Calls:
     return _Calls("<|tool_call_start|>", body, repeats=False)
 
 
-def _gemma(grammar: Grammar, tools: Tools) -> _Calls:
-    call = _either(
-        grammar,
+def _gemma(call_format: JsonCallFormat, grammar: Grammar, tools: Tools) -> _Calls:
+    assert call_format.opens is not None and call_format.closes is not None
+    bodies = [
         [
-            f"{literal(f'call:{tool.name}{{')} {_in_notation(grammar, tool, Notation.GEMMA, QUOTE)} "
-            + literal("}")
-            for tool in tools.callable_tools
-        ],
-    )
-    return _Calls("<|tool_call>", f"{call} {grammar.marker('<tool_call|>')}", repeats=True)
+            literal(f"call:{tool.name}{{"),
+            _in_notation(grammar, tool, Notation.GEMMA, call_format.quote),
+            '"}"',
+        ]
+        for tool in tools.callable_tools
+    ]
+    call = _either(grammar, [" ".join(body) for body in bodies])
+    return _Calls(call_format.opens, f"{call} {grammar.marker(call_format.closes)}", repeats=True)
 
 
 def _harmony(grammar: Grammar, tools: Tools) -> str:
@@ -270,5 +274,6 @@ _FORMATS: Mapping[str, Callable[[Grammar, Tools], _Calls]] = {
     "mistral": _mistral,
     "mistral-json": _mistral_json,
     "nemotron": _nemotron,
-    "gemma4": _gemma,
+    "gemma4": partial(_gemma, GEMMA),
+    "functiongemma": partial(_gemma, FUNCTION_GEMMA),
 }

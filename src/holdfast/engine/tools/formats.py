@@ -7,7 +7,7 @@ A format says which markers it has, how to build its machine, and which family o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from holdfast.engine.tools import harmony, xml_calls
@@ -48,6 +48,16 @@ def _pythonic(name: str, call_format: PythonicFormat) -> CallFormat:
 
 MISTRAL = JsonCallFormat(opens="[TOOL_CALLS]", named=True, call_id="[CALL_ID]", arguments="[ARGS]")
 
+GEMMA = JsonCallFormat(
+    opens="<|tool_call>",
+    closes="<tool_call|>",
+    named=True,
+    prefix="call:",
+    notation=Notation.GEMMA,
+    quote='<|"|>',
+)
+FUNCTION_GEMMA = replace(GEMMA, opens="<start_function_call>", closes="<end_function_call>", quote="<escape>")
+
 CALL_FORMATS: Mapping[str, CallFormat] = {
     each.name: each
     for each in (
@@ -59,17 +69,8 @@ CALL_FORMATS: Mapping[str, CallFormat] = {
         _json("mistral", MISTRAL),
         _json("mistral-json", MISTRAL),
         _json("nemotron", JsonCallFormat(opens="<TOOLCALL>", closes="</TOOLCALL>")),
-        _json(
-            "gemma4",
-            JsonCallFormat(
-                opens="<|tool_call>",
-                closes="<tool_call|>",
-                named=True,
-                prefix="call:",
-                notation=Notation.GEMMA,
-                quote='<|"|>',
-            ),
-        ),
+        _json("gemma4", GEMMA),
+        _json("functiongemma", FUNCTION_GEMMA),
         CallFormat("harmony", harmony.MARKERS, HarmonyCalls, reasons=True),
     )
 }

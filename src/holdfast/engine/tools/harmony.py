@@ -124,7 +124,7 @@ class HarmonyCalls(StepMachine):
         return place + 1
 
     def _arguments(self, chunk: str, place: int) -> int:
-        """The call is complete with its arguments: <|call|> ends the turn and need not be part of the text."""
+        """A call is complete with its arguments: <|call|> ends the turn and need not be part of the text."""
         if chunk[place] in self._stops:
             self._emitter.end(Outcome.BROKEN)
             return self._end_message(chunk, place)

@@ -8,7 +8,7 @@ it:
     {"name": "f", "parameters": {"a": 1}}                               Llama 3, perhaps after <|python_tag|>
     [TOOL_CALLS][{"name": "f", "arguments": {"a": 1}, "id": "…"}]       Mistral, first generation
     [TOOL_CALLS]f[CALL_ID]…[ARGS]{"a": 1}                               Mistral, second generation
-    <|tool_call>call:f{a:1,b:<|"|>text<|"|>}<tool_call|>                Gemma 4
+    <|tool_call>call:f{a:1,b:<|"|>text<|"|>}<tool_call|>                Gemma; FunctionGemma has other markers
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ _CLOSINGS = {
     "mistral-json": r'"\}(, ?"id": ?"[^"]*")?\}\]',
     "nemotron": r'"\}\}\]\s*</TOOLCALL>',
     "gemma4": r'<\|"\|>\}<tool_call\|>',
+    "functiongemma": r"<escape>\}<end_function_call>",
     "harmony": r'"\}',
 }
 """What closes the last call of an answer, behind the last argument's text."""
