@@ -146,15 +146,31 @@ def test_ids_come_from_the_caller_or_the_answer() -> None:
 
 @pytest.mark.parametrize("answer", NUMBERED)
 def test_an_interrupted_answer_never_has_half_a_call(answer: Answer) -> None:
-    """Cut at any character: what is kept up to `settled` is text and whole calls."""
+    """Cut at any character: nothing was heard that the whole answer does not say, and only whole calls."""
     whole = Transcript(parsed(answer.parser(), [answer.wire]))
     for size in range(len(answer.wire)):
-        heard = Transcript(parsed(answer.parser(), [answer.wire[:size]]))
+        parser = answer.parser()
+        events = parser.feed(answer.wire[:size]) + parser.interrupt()
+        assert answer.wire.startswith(wire_form(events))
+        heard = Transcript(events)
+        assert whole.text.startswith(heard.text)
+        assert whole.reasoning.startswith(heard.reasoning)
         assert heard.complete_calls == whole.complete_calls[: len(heard.complete_calls)]
         assert all(call.outcome is not Outcome.CUT for call in heard.calls[:-1])
-        again = Transcript(parsed(answer.parser(), [answer.wire[: heard.settled]]))
-        assert [call for call in again.calls if call.outcome is Outcome.CUT] == []
-        assert again.complete_calls == heard.complete_calls
+        kept = Transcript(parsed(answer.parser(), [answer.wire[: heard.settled]]))
+        assert kept.complete_calls == heard.complete_calls
+        assert [call for call in kept.calls if call.outcome is Outcome.CUT] == []
+        assert (kept.text.rstrip(), kept.reasoning) == (heard.text.rstrip(), heard.reasoning)
+
+
+def test_an_interrupted_call_leaves_no_trace() -> None:
+    wire = 'Ok.\n<tool_call>\n{"name": "f", "arguments": {"b": "half'
+    for size in range(4, len(wire) + 1):
+        parser = Answer("hermes", wire).parser()
+        heard = Transcript(parser.feed(wire[:size]) + parser.interrupt())
+        assert heard.text == "Ok."
+        assert heard.settled == len("Ok.")
+        assert heard.complete_calls == []
 
 
 PIECES = sorted({marker for each in CALL_FORMATS.values() for marker in each.markers})

@@ -2,7 +2,7 @@
 
 `tool_grammar` gives the text of a Lark grammar for llguidance. With `auto` the answer is free until a trigger
 (the format's marker), then a call must follow the grammar; `required` and a named tool constrain from the
-first token, behind the reasoning where the model reasons first. The arguments of strict tools follow their
+first token, after the reasoning where the model reasons first. The arguments of strict tools follow their
 schema always; those of others follow it when a call is required, and are any JSON object when the model
 decides. The end of the turn is not part of a grammar: it is allowed where the grammar accepts.
 """
@@ -19,7 +19,7 @@ from holdfast.engine.tools.formats import FUNCTION_GEMMA, GEMMA
 from holdfast.engine.tools.json_calls import JsonCallFormat
 from holdfast.engine.tools.lark import Grammar, in_order, json_of, literal, required_names
 from holdfast.engine.tools.reasoning import ReasoningFormat
-from holdfast.engine.tools.request import Mode, Tool, Tools, parameter_types
+from holdfast.engine.tools.request import Mode, Tool, Tools, parameter_types, resolved
 from holdfast.engine.tools.values import Notation
 
 _OPEN_KEYWORDS = ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf")
@@ -191,7 +191,8 @@ def _xml_function(grammar: Grammar, tools: Tools, tool: Tool) -> str:
 def _xml_value(grammar: Grammar, tool: Tool, schema: object, types: tuple[str, ...]) -> str:
     """A value and the end of its tag: text as it is, anything else as JSON."""
     end = f"\n{xml_calls.PARAMETER_END}\n"
-    choices = schema.get("enum") if isinstance(schema, Mapping) else None
+    meant = resolved(schema, tool.parameters)
+    choices = meant.get("enum") if isinstance(meant, Mapping) else None
     if isinstance(choices, list) and all(isinstance(each, str) for each in choices):
         return f"({' | '.join(map(literal, choices))}) {literal(end)}"
     if not types or "string" in types:

@@ -143,10 +143,14 @@ class Emitter:
         """Whether a call has begun and not ended."""
         return self._open
 
-    def finish(self) -> None:
-        """The answer is over."""
+    def interrupt(self) -> None:
+        """The answer was cut off: what is held stays unsaid."""
         if self._open:
             self.end(Outcome.CUT)
+
+    def finish(self) -> None:
+        """The answer is over."""
+        self.interrupt()
         if self._after_call:
             self._drop_space()
         self._settle_space()

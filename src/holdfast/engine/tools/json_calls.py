@@ -1,6 +1,6 @@
 """Calls whose arguments are one object: Hermes, Qwen, Granite, Nemotron, Llama 3 JSON, Mistral, Gemma.
 
-A call is a JSON object with a name and arguments, alone or in an array, or a name with the arguments behind
+A call is a JSON object with a name and arguments, alone or in an array, or a name with the arguments after
 it:
 
     <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>         Hermes, Qwen 2.5 and 3, Granite 4
@@ -248,7 +248,7 @@ class JsonCalls(StepMachine):
         return end
 
     def _between(self, chunk: str, place: int) -> int:
-        """Behind a call: separators, the closing marker, or the next call."""
+        """After a call: separators, the closing marker, or the next call."""
         character = chunk[place]
         if character in " \t\r\n,;]":
             self._emitter.markup(character)

@@ -83,7 +83,7 @@ class Grammar:
         return self.rule(_FREE_TEXT)
 
     def text_up_to(self, marker: str) -> str:
-        """Any text, and the first marker behind it."""
+        """Any text up to and with the first marker."""
         if self.is_token(marker):
             return f"{self.free_text()} {self.marker(marker)}"
         return self.rule(f"/(.|\\n)*{escaped(marker)}/", "[lazy]")

@@ -3,7 +3,7 @@
 A machine reads text with marks (see `markers`), one character or run at a time, and tells the emitter what it
 read. Each of its states has one step, which reads on from a place and returns the next; a step either
 advances or changes the state. Text from a trigger on is held until it is certain to be a call, that is until
-the name is complete; if it is not a call, it is text, and reading goes on behind it. So no character is read
+the name is complete; if it is not a call, it is text, and reading goes on after it. So no character is read
 twice.
 """
 
@@ -181,7 +181,7 @@ class StepMachine:
         return place
 
     def _hold_space(self, chunk: str, place: int) -> int:
-        """Hold white space, at most one character too much; returns the place behind it."""
+        """Hold white space, at most one character too much; returns the place after it."""
         found = SPACE.match(chunk, place, place + HELD_MAX + 1 - self._held_size)
         assert found is not None, "matches at least the empty text"
         self._hold(found.group())

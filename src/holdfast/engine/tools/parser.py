@@ -73,10 +73,18 @@ class AnswerParser:
         return self._read(self._lexer.mark(token))
 
     def finish(self) -> list[Event]:
-        """The answer is over."""
+        """The answer is over: all that was held goes out."""
         self._read_chunk(self._lexer.finish())
         self._reader.finish()
         self._emitter.finish()
+        return self._emitter.take()
+
+    def interrupt(self) -> list[Event]:
+        """The answer was cut off: an open call ends as CUT, and held text, which may begin a call, is dropped.
+
+        `Transcript.settled` of the events so far is what an interrupted turn may keep: no half a call.
+        """
+        self._emitter.interrupt()
         return self._emitter.take()
 
     def _read(self, chunk: str) -> list[Event]:

@@ -58,7 +58,7 @@ class Pattern:
         return search.found
 
     def matches_in(self, text: str) -> Iterator[Match]:
-        """All matches, one behind the other."""
+        """All matches, in order, without overlaps."""
         base = 0
         while True:
             search = Search(self)
@@ -142,7 +142,7 @@ class Pattern:
         return start, ends
 
     def _copy(self, begin: int, ends: list[int]) -> list[int]:
-        """Compile the item at `begin` once more, behind `ends`."""
+        """Compile the item at `begin` once more, after `ends`."""
         self._place = begin
         start, leads_out = self._item()
         self._join(ends, start)

@@ -115,14 +115,14 @@ class PythonicCalls(StepMachine):
         return place + 1
 
     def _grow(self, chunk: str, place: int) -> int:
-        """Read more of a name or a keyword; returns the place behind it."""
+        """Read more of a name or a keyword; returns the place after it."""
         found = _WORD.match(chunk, place, place + NAME_MAX + 1 - len(self._word))
         assert found is not None, "matches at least the empty text"
         self._word += found.group()
         return found.end()
 
     def _read_name(self, chunk: str, place: int) -> int:
-        """The name up to its parenthesis: text until then, also behind an earlier call."""
+        """The name up to its parenthesis: text until then, also after an earlier call."""
         if not self._word:
             place = self._hold_space(chunk, place)
         end = self._grow(chunk, place)

@@ -20,7 +20,7 @@ from holdfast.engine.tools.markers import MARK, MarkerLexer
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """The markers of one family; `label` is what stands behind the first one."""
+    """The markers of one family; `label` is what stands after the first one."""
 
     opens: str
     closes: str
@@ -119,7 +119,7 @@ class ReasoningSplitter:
         return held
 
     def _read_label(self, chunk: str, place: int) -> int:
-        """The label behind the marker; where another text stands, it is part of the reasoning."""
+        """The label after the marker; where another text stands, it is part of the reasoning."""
         if chunk[place] == self._label[len(self._held)]:
             self._held += chunk[place]
             if self._held == self._label:

@@ -42,7 +42,7 @@ _CLOSINGS = {
     "functiongemma": r"<escape>\}<end_function_call>",
     "harmony": r'"\}',
 }
-"""What closes the last call of an answer, behind the last argument's text."""
+"""What closes the last call of an answer, after the last argument's text."""
 
 
 class ArgumentForm(Enum):
@@ -103,10 +103,10 @@ def tail_after_calls(
     results: Sequence[Message],
     form: TemplateForm,
 ) -> str:
-    """What a template writes behind an answer that ended in calls, when the conversation goes on.
+    """What a template writes after an answer that ended in calls, when the conversation goes on.
 
     For append-only sessions: the calls themselves are in the history already and are not rendered again. The
-    text begins behind the last call; where the model has generated the end of its turn, the caller removes
+    text begins after the last call; where the model has generated the end of its turn, the caller removes
     it.
     """
     shown = calls if form.several_calls else calls[-1:]

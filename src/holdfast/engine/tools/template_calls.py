@@ -19,7 +19,7 @@ from holdfast.engine.tools.response_template import Field, Part, ResponseTemplat
 from holdfast.engine.tools.template_values import calls_of
 
 SLICE = 64
-"""Text is searched in slices, so that what lies behind a border is searched twice at most."""
+"""Text is searched in slices, so that what lies after a border is searched twice at most."""
 REGION_MAX = 1 << 20
 """Longest region of calls; a longer one is text."""
 
@@ -102,7 +102,7 @@ class TemplateCalls:
             rest = self._settle(at_end=False)
 
     def _settle(self, *, at_end: bool) -> str | None:
-        """Act on the first border, if one is certain; returns the text behind it, to be read again."""
+        """Act on the first border, if one is certain; returns the text after it, to be read again."""
         chosen: tuple[Field, Match] | None = None
         held = self._base + len(self._text)
         for field, search in self._searches:
@@ -124,7 +124,7 @@ class TemplateCalls:
         return rest
 
     def _pass(self, place: int) -> None:
-        """Text before `place` has no border; what is held behind it is bounded."""
+        """Text before `place` has no border; what is held after it is bounded."""
         size = place - self._base
         if len(self._text) - size > HELD_MAX:
             self._say(self._text)

@@ -192,7 +192,7 @@ class XmlCalls(StepMachine):
         return place + 1
 
     def _add(self, text: str, wire: str) -> None:
-        """More of the value; the line breaks behind the tag and before the next one are not part of it."""
+        """More of the value; the line breaks after the tag and before the next one are not part of it."""
         if self._begins_value:
             self._begins_value = False
             text = text.removeprefix("\n")
