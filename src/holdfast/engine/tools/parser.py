@@ -80,7 +80,7 @@ class AnswerParser:
         return self._emitter.take()
 
     def interrupt(self) -> list[Event]:
-        """The answer was cut off: an open call ends as CUT, and held text, which may begin a call, is dropped.
+        """The answer was cut off: an open call ends as CUT; held text, which may begin a call, is dropped.
 
         `Transcript.settled` of the events so far is what an interrupted turn may keep: no half a call.
         """
