@@ -24,6 +24,7 @@ from holdfast.engine.tools.events import (
 from holdfast.engine.tools.formats import CALL_FORMATS, REASONING_FORMATS, call_format, reasoning_format
 from holdfast.engine.tools.machine import HELD_MAX, NAME_MAX
 from holdfast.engine.tools.parser import AnswerParser
+from holdfast.engine.tools.values import DEPTH_MAX
 from tests.tools.answers import ANSWERS, OFFERED, Answer, meaning, parsed
 
 NUMBERED = [pytest.param(each, id=f"{index}-{each.format}") for index, each in enumerate(ANSWERS)]
@@ -299,6 +300,13 @@ def test_long_input_is_held_within_bounds(name: str, size: int) -> None:
         events = parsed(answer.parser(), pieces)
         assert wire_form(events) == wire
         assert meaning(events) == meaning(parsed(answer.parser(), [wire]))
+
+
+def test_nesting_is_bounded() -> None:
+    for depth, outcome in ((DEPTH_MAX - 1, Outcome.COMPLETE), (DEPTH_MAX, Outcome.BROKEN)):
+        wire = f'[TOOL_CALLS]f[ARGS]{{"v": {"[" * depth}{"]" * depth}}}'
+        _, _, calls = meaning(parsed(Answer("mistral", wire).parser(), [wire]))
+        assert [call[2] for call in calls] == [outcome]
 
 
 def test_what_a_parser_holds_is_bounded() -> None:

@@ -151,6 +151,19 @@ def test_every_cut_of_an_answer_means_the_same(case: tuple[object, ...]) -> None
         assert wire_form(events) == wire, pieces
 
 
+def test_a_border_waits_for_a_longer_one_that_begins_where_it_does() -> None:
+    fields = {
+        "note": {"open": "<x>", "close": "</x>"},
+        "tool_calls": {"open": "<x><y>", "close": "</y>", "content": "json"},
+        "content": {},
+    }
+    template = {"start_anchor": ">>", "fields": fields}
+    for wire, text, names in (('<x><y>{"name": "g"}</y>!', "!", ["g"]), ("<x>n</x>!", "n!", [])):
+        for pieces in ([wire], list(wire)):
+            heard = Transcript(parsed(parser_of(template, ""), pieces))
+            assert (heard.text, [call.name for call in heard.calls]) == (text, names)
+
+
 def test_an_id_of_the_answer_is_kept() -> None:
     wire = str(CASES[-1][2])
     assert [call.id for call in Transcript(parsed(parser_of(LISTED, ""), [wire])).calls] == ["7", "8"]

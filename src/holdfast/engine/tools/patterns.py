@@ -277,8 +277,6 @@ class Search:
                 break
         if not stopped and self._best is None:
             self._follow(_Thread(self._pattern.start, self._read, ()), waiting)
-        if self._best is not None:
-            waiting = {step: each for step, each in waiting.items() if each.start <= self._best.start}
         self._read += 1
         self._threads = [
             _Thread(target, thread.start, thread.captures)
