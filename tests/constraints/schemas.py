@@ -1,8 +1,8 @@
 """Random JSON schemas with instances that satisfy them, and a hundred fixed ones for measurements.
 
-`make_schema(random)` draws a schema in the manner of JSONSchemaBench: nested objects, arrays, enums, patterns,
-formats, bounds, references, unions and recursion. `Made.instance` draws a value that the schema allows, with its
-properties in the schema's order, which is the order that constrained output has.
+`make_schema(random)` draws a schema in the manner of JSONSchemaBench: nested objects, arrays, enums,
+patterns, formats, bounds, references, unions and recursion. `Made.instance` draws a value that the schema
+allows, with its properties in the schema's order, which is the order that constrained output has.
 """
 
 from __future__ import annotations

@@ -190,8 +190,8 @@ def test_many_rows_at_once_equal_one_by_one(builder: GuidanceBuilder, filler: Ma
         cut = random.randrange(len(tokens))
         drafts = tokens[cut : cut + random.choice([0, 0, 1, 4])]
         fills.append(Fill(compiled.matcher(tokens[:cut]), row, drafts))
-        for offset in range(len(drafts) + 1):
-            expected.append(allowed_by(compiled.matcher(tokens[: cut + offset])))
+        ends = range(cut, cut + len(drafts) + 1)
+        expected += [allowed_by(compiled.matcher(tokens[:end])) for end in ends]
         row += len(drafts) + 1
     filler.fill(fills, rows)
     assert [rows.allowed(each) for each in range(row)] == expected

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from random import Random
 
 from holdfast.engine.constraints.guidance import GuidanceMatcher
 from holdfast.engine.constraints.masks import MaskRows
+from holdfast.engine.constraints.vocabulary import Vocabulary
 
 CLOSERS = {b'"', b"]", b"}", b">"}
 
@@ -17,8 +19,21 @@ def allowed_by(matcher: GuidanceMatcher) -> list[int]:
     return rows.allowed(0)
 
 
+@cache
+def _table(vocabulary: Vocabulary) -> list[bytes]:
+    return [vocabulary.tokenizer.decode_bytes([token]) for token in range(vocabulary.size)]
+
+
+@cache
+def _closing(vocabulary: Vocabulary) -> frozenset[int]:
+    """Tokens that begin with the end of a string, a list or an object, and those that end the turn."""
+    return vocabulary.end_tokens | {
+        token for token, text in enumerate(_table(vocabulary)) if text[:1] in CLOSERS
+    }
+
+
 def bytes_of(matcher: GuidanceMatcher, token: int) -> bytes:
-    return matcher.vocabulary.tokenizer.decode_bytes([token])
+    return _table(matcher.vocabulary)[token]
 
 
 def require_sound(matcher: GuidanceMatcher, allowed: list[int], sample: list[int]) -> None:
@@ -58,7 +73,7 @@ def wander(matcher: GuidanceMatcher, random: Random, most: int = 400) -> bytes |
         allowed = allowed_by(matcher)
         assert allowed, f"nothing is allowed after {text!r}: {matcher.why}"
         require_sound(matcher, allowed, random.sample(allowed, min(5, len(allowed))))
-        closing = [token for token in allowed if token in ends or bytes_of(matcher, token)[:1] in CLOSERS]
+        closing = sorted(_closing(matcher.vocabulary).intersection(allowed))
         token = random.choice(closing if closing and count > 20 else allowed)
         assert matcher.accept([token]), matcher.why
         if token in ends:

@@ -113,16 +113,23 @@ def to_lark(source: str) -> str:
 
 def _terminals(rules: dict[str, _Rule]) -> set[str]:
     """Rules that can be one regular expression: they refer to such rules alone. The root is never one."""
+    missing = {rule.name: len(rule.references) for rule in rules.values()}
+    users: dict[str, list[str]] = {name: [] for name in rules}
+    for rule in rules.values():
+        for name in rule.references:
+            users[name].append(rule.name)
+    ready = [name for name, count in missing.items() if count == 0]
     found: set[str] = set()
-    while True:
-        new = {
-            rule.name
-            for rule in rules.values()
-            if rule.name not in found and rule.name != "root" and rule.references.keys() <= found
-        }
-        if not new:
-            return found
-        found |= new
+    while ready:
+        name = ready.pop()
+        if name == "root":
+            continue
+        found.add(name)
+        for user in users[name]:
+            missing[user] -= 1
+            if missing[user] == 0:
+                ready.append(user)
+    return found
 
 
 class _Parser:
@@ -287,7 +294,8 @@ def _lexed(source: str) -> list[_Piece]:
             raise GrammarError(
                 Fault.INVALID, f"unexpected {source[offset : offset + 10]!r}", _place(source, offset)
             )
-        sign = next(sign for sign in _Sign if sign is not _Sign.END and found[sign.name] is not None)
+        assert found.lastgroup is not None
+        sign = _Sign[found.lastgroup]
         if sign is not _Sign.SPACE:
             pieces.append(_Piece(sign, found[0], offset))
         offset = found.end()

@@ -22,12 +22,22 @@ from typing import Any
 from holdfast.engine.constraints import gbnf, lark, schema, structural_tags
 from holdfast.engine.constraints.errors import Fault, GrammarError
 
-__all__ = ["CHOICES_MAX", "SOURCE_BYTES_MAX", "TEXT_BYTES_MAX", "Grammar", "Kind", "Whitespace"]
+__all__ = [
+    "CHOICES_MAX",
+    "GBNF_BYTES_MAX",
+    "SOURCE_BYTES_MAX",
+    "TEXT_BYTES_MAX",
+    "Grammar",
+    "Kind",
+    "Whitespace",
+]
 
 SOURCE_BYTES_MAX = 256 << 10
 """Limit of a JSON schema or structural tag, and of every normalised grammar."""
 TEXT_BYTES_MAX = 64 << 10
 """Limit of a grammar or regular expression written as text."""
+GBNF_BYTES_MAX = 16 << 10
+"""GBNF is parsed in Python: this much takes about 50 ms."""
 CHOICES_MAX = 4096
 
 _NO_TOKENS: Mapping[str, int] = MappingProxyType({})
@@ -121,7 +131,7 @@ def _source_of(kind: Kind, value: Any, control_tokens: Mapping[str, int], whites
         case Kind.REGEX:
             return _text(value)
         case Kind.GBNF if isinstance(value, str) and "::=" in value:
-            return gbnf.to_lark(_text(value))
+            return gbnf.to_lark(_text(value, GBNF_BYTES_MAX))
         case Kind.LARK | Kind.GBNF:
             return lark.with_token_ids(_text(value), control_tokens)
         case Kind.CHOICE:
@@ -130,11 +140,11 @@ def _source_of(kind: Kind, value: Any, control_tokens: Mapping[str, int], whites
             return structural_tags.to_lark(_parsed(value), control_tokens, whitespace)
 
 
-def _text(value: object) -> str:
+def _text(value: object, bytes_max: int = TEXT_BYTES_MAX) -> str:
     """A grammar that is text."""
     if not isinstance(value, str):
         raise GrammarError(Fault.INVALID, "must be a string")
-    _require_bytes(value, TEXT_BYTES_MAX)
+    _require_bytes(value, bytes_max)
     if "\0" in value:
         raise GrammarError(Fault.INVALID, "must not contain NUL characters")
     return value
