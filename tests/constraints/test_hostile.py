@@ -120,5 +120,12 @@ def test_ends_within_limits(builder: GuidanceBuilder, kind: Kind, value: Any) ->
         allowed = [token for token in allowed_by(matcher) if token not in builder.vocabulary.end_tokens]
         if not allowed:
             break
-        assert matcher.accept(allowed[-1:]) or matcher.failed
+        assert matcher.accept(allowed[-1:]) or "too complex" in matcher.why
     assert matcher.failed == bool(matcher.why)
+
+
+def test_a_grammar_whose_first_token_exceeds_a_limit_is_refused(builder: GuidanceBuilder) -> None:
+    properties = {f"p{index}": {"type": "integer"} for index in range(1500)}
+    with pytest.raises(GrammarError, match="too complex") as caught:
+        builder.compile(Grammar.of(Kind.JSON_SCHEMA, {"type": "object", "properties": properties}))
+    assert caught.value.fault is Fault.TOO_LARGE

@@ -184,7 +184,7 @@ def test_many_rows_at_once_equal_one_by_one(builder: GuidanceBuilder, filler: Ma
     rows = MaskRows.allocated(200, builder.vocabulary.size)
     row = 0
     for seed in range(24):
-        made = make_schema(Random(seed), depth=1)
+        made = make_schema(Random(seed % 8), depth=1)
         compiled = builder.compile(Grammar.of(Kind.JSON_SCHEMA, made.schema))
         tokens = tokens_of(builder, made.text(random))
         cut = random.randrange(len(tokens))
@@ -227,7 +227,7 @@ def test_fuel_that_runs_out_fails_the_turn(builder: GuidanceBuilder) -> None:
             break
         allowed_by(matcher)
     assert matcher.failed
-    assert matcher.why
+    assert "too complex" in matcher.why
     assert allowed_by(matcher) == []
 
 

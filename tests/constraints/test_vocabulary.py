@@ -10,7 +10,9 @@ import pytest
 
 from holdfast.engine.constraints.errors import Fault, GrammarError
 from holdfast.engine.constraints.grammar import Grammar, Kind
-from holdfast.engine.constraints.guidance import GuidanceBuilder
+from holdfast.engine.constraints.guidance import GuidanceBuilder, MaskFiller
+from holdfast.engine.constraints.masks import MaskRows
+from holdfast.engine.constraints.matcher import Fill
 from holdfast.engine.constraints.vocabulary import Vocabulary, control_tokens
 from holdfast.engine.text.tokenizer import Tokenizer
 from tests.constraints.vocabularies import END, KINDS, PADDING, TEXTS, small_tokenizer
@@ -125,6 +127,11 @@ def test_an_end_token_that_is_text_ends_only_where_the_matcher_accepts(tokenizer
     assert matcher.accept(tokenizer.encode("aa"))
     assert end in allowed_by(matcher)
     assert matcher.accept([end])
+    drafted = GuidanceBuilder(vocabulary).compile(Grammar.of(Kind.REGEX, "[ab]{2}")).matcher()
+    rows = MaskRows.allocated(3, vocabulary.size)
+    a = tokenizer.encode("a")[0]
+    MaskFiller(threads=1).fill([Fill(drafted, 0, [a, a])], rows)
+    assert [end in rows.allowed(row) for row in range(3)] == [False, False, True]
 
 
 def test_a_model_without_an_end_token_is_refused(tokenizer: Tokenizer) -> None:

@@ -12,6 +12,7 @@ later fails its turn.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Protocol
@@ -27,16 +28,21 @@ __all__ = ["GuidanceBuilder", "GuidanceCompiled", "GuidanceMatcher", "MaskFiller
 
 GRAMMAR_SYMBOLS_MAX = 100_000
 LEXER_FUEL_MAX = 400_000
-MASK_LEXER_FUEL_MAX = 100_000
-MASK_ITEMS_MAX = 25_000
+MASK_LEXER_FUEL_MAX = 40_000
+MASK_ITEMS_MAX = 10_000
+LOCATE_SECONDS_MAX = 1.0
+PROBED_TOKENS = 4
 
-_BASE_BYTES = 48 << 10
-_BYTES_PER_SOURCE_BYTE = 40
-"""Memory of a compiled grammar as measured: about 80 KB for a schema of 1.7 KB."""
+_BASE_BYTES = 64 << 10
+_BYTES_PER_SOURCE_BYTE = 80
+"""Memory of a compiled grammar as measured: 130 KB for a schema of 0.9 KB, 1.3 MB for one of 16 KB."""
 
-_TOO_LARGE = re.compile(r"too (big|large|many|complex)|limit", re.IGNORECASE)
+_TOO_LARGE = re.compile(r"too (big|large|many|complex)|limit|max is", re.IGNORECASE)
 _UNSUPPORTED = re.compile(r"unimplemented|not supported|unknown format", re.IGNORECASE)
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
+_SOURCE = re.compile(r"^(?:parser|lexer) error: ", re.IGNORECASE)
+_ADVICE = re.compile(r"; (?:following|either|consider|try)|\. Enable")
+"""What the library suggests to its caller, who is not the client."""
 _CARET = re.compile(r"regex parse error:\n    [^\n]*\n    ( *)\^")
 """Where a regular expression of one line is wrong."""
 
@@ -104,7 +110,16 @@ class GuidanceBuilder:
         matcher.unsafe_compute_mask_ptr(scratch.address, scratch.row_bytes)
         if matcher.is_error():
             raise self._error(grammar, matcher.get_error())
+        for token in scratch.allowed(0)[:PROBED_TOKENS]:
+            self._probe(grammar, matcher.deep_copy(), token)
         return GuidanceCompiled(matcher, self.vocabulary, _size_of(grammar))
+
+    def _probe(self, grammar: Grammar, matcher: LibraryMatcher, token: int) -> None:
+        """Raise for a grammar that exceeds a limit with its first token, which its turn would fail by."""
+        if token not in self.vocabulary.end_tokens:
+            matcher.try_consume_tokens([token])
+            if matcher.is_error():
+                raise self._error(grammar, matcher.get_error())
 
     def _matcher(self, form: Form, source: str) -> LibraryMatcher:
         made: LibraryMatcher = self._library.LLMatcher(
@@ -128,7 +143,7 @@ class GuidanceBuilder:
         if _TOO_LARGE.search(problem):
             return GrammarError(Fault.TOO_LARGE, f"too complex: {problem}")
         if grammar.kind.form is Form.SCHEMA:
-            place = schema.locate(grammar.source, message, self._error_of_schema)
+            place = self._locate(grammar.source, message)
         elif grammar.kind.form is Form.LARK and (found := _PLACE.match(message)):
             place = f"line {found[1]}, column {found[2]}"
         elif found := _CARET.search(message):
@@ -136,17 +151,23 @@ class GuidanceBuilder:
         fault = Fault.UNSUPPORTED if _UNSUPPORTED.search(problem) else Fault.INVALID
         return GrammarError(fault, problem, place)
 
-    def _error_of_schema(self, source: str) -> str:
-        return self._matcher(Form.SCHEMA, source).get_error()
+    def _locate(self, source: str, message: str) -> str:
+        """Where in a schema an error is, as far as that is found in a short time."""
+        deadline = time.monotonic() + LOCATE_SECONDS_MAX
+
+        def error_of(part: str) -> str:
+            return "" if time.monotonic() > deadline else self._matcher(Form.SCHEMA, part).get_error()
+
+        return schema.locate(source, message, error_of)
 
 
 def _problem_of(message: str) -> str:
     """The sentence of a library's message, without its place, excerpt and lists."""
-    problem = _PLACE.sub("", message, count=1)
+    problem = _SOURCE.sub("", _PLACE.sub("", message, count=1), count=1)
     explained = re.search(r"^error: (.+)$", problem, re.MULTILINE)
     if problem.startswith(("regex parse error", "invalid regex")) and explained:
         return f"invalid regular expression: {explained[1]}"
-    return problem.partition("\n")[0].partition("; following")[0].strip() or "not a grammar"
+    return _ADVICE.split(problem.partition("\n")[0])[0].strip() or "not a grammar"
 
 
 def _size_of(grammar: Grammar) -> int:
@@ -201,7 +222,9 @@ class GuidanceMatcher:
 
     @property
     def why(self) -> str:
-        return self._refusal or (_problem_of(self.inner.get_error()) if self.inner.is_error() else "")
+        if self.inner.is_error():  # Of limits alone: tokens that are refused leave no error.
+            return f"the grammar is too complex: {_problem_of(self.inner.get_error())}"
+        return self._refusal
 
     def accept(self, tokens: Sequence[int]) -> bool:
         if self.failed:
@@ -285,6 +308,8 @@ class MaskFiller:
                 _fill_one_by_one(each, rows)
             elif matcher.ended or matcher.failed:
                 rows.clear(each.row)
+            elif each.drafts and matcher.vocabulary.text_ends:
+                _fill_one_by_one(each, rows)  # Each mask has to be corrected where the matcher stands.
             elif each.drafts:
                 drafted.append((matcher.inner, each.row, matcher.before_end(each.drafts)))
                 written.append(each)

@@ -59,11 +59,11 @@ def library() -> Any:
 
 def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     """Tokens that are marks rather than text, by name: special ones, and added ones written `<like this>`."""
-    return {
-        token["content"]: token["id"]
-        for token in json.loads(tokenizer.written())["added_tokens"]
-        if _is_control(token)
-    }
+    return _controls_of(json.loads(tokenizer.written()))
+
+
+def _controls_of(document: Mapping[str, Any]) -> dict[str, int]:
+    return {token["content"]: token["id"] for token in document["added_tokens"] if _is_control(token)}
 
 
 class Vocabulary:
@@ -80,32 +80,32 @@ class Vocabulary:
         self.size = size
         self.words = words_for(size)
         self.end_tokens = frozenset(end_tokens)
-        self.control_tokens: Mapping[str, int] = control_tokens(tokenizer)
+        document = json.loads(tokenizer.written())
+        self.control_tokens: Mapping[str, int] = _controls_of(document)
         controls = frozenset(self.control_tokens.values())
         self.text_ends = self.end_tokens - controls
         """End-of-turn tokens that are also text, which llguidance would allow as text."""
         facts = json.dumps([tokenizer.identity(), size, sorted(self.end_tokens)])
         self.identity = hashlib.sha256(facts.encode()).hexdigest()[:32]
-        self.tokenizer: LibraryTokenizer = _build(tokenizer.written(), size, sorted(self.end_tokens))
+        self.tokenizer: LibraryTokenizer = _build(document, size, sorted(self.end_tokens))
         if not all(self.tokenizer.is_special_token(token) for token in controls):
             raise GrammarError(
                 Fault.UNAVAILABLE, "llguidance takes control tokens of this tokenizer for text"
             )
 
 
-def _build(written: str, size: int, end_tokens: list[int]) -> LibraryTokenizer:
+def _build(document: dict[str, Any], size: int, end_tokens: list[int]) -> LibraryTokenizer:
     package = library()
     try:
-        made: LibraryTokenizer = package.LLTokenizer(_rewritten(written), n_vocab=size, eos_token=end_tokens)
+        made: LibraryTokenizer = package.LLTokenizer(_rewritten(document), n_vocab=size, eos_token=end_tokens)
     except (ValueError, RuntimeError) as error:
         problem = f"llguidance cannot read this tokenizer: {_first_line(error)}"
         raise GrammarError(Fault.UNAVAILABLE, problem) from error
     return made
 
 
-def _rewritten(written: str) -> str:
-    """The tokenizer with control tokens that no text can spell."""
-    document = json.loads(written)
+def _rewritten(document: dict[str, Any]) -> str:
+    """The tokenizer as JSON, with control tokens that no text can spell. Changes the document."""
     nonce = "".join(chr(_PRIVATE_FIRST + secrets.randbelow(_PRIVATE_COUNT)) for _ in range(_NONCE_CHARACTERS))
     renamed: dict[str, str] = {}
     for token in document["added_tokens"]:
@@ -117,12 +117,19 @@ def _rewritten(written: str) -> str:
         model["vocab"] = {renamed.get(text, text): number for text, number in model["vocab"].items()}
     else:
         model["vocab"] = [[renamed.get(text, text), score] for text, score in model["vocab"]]
+    if "merges" in model:
+        model["merges"] = [pair for pair in model["merges"] if _joined(pair) not in renamed]
     if model.get("unk_token") in renamed:
         model["unk_token"] = renamed[model["unk_token"]]
     document.update(post_processor=None, padding=None, truncation=None)
     if (document.get("decoder") or {}).get("type") == "Metaspace":
         document["decoder"] = _pieces_decoder(document["decoder"]["replacement"])
-    return json.dumps(document)
+    return json.dumps(document, ensure_ascii=False)
+
+
+def _joined(pair: str | list[str]) -> str:
+    """What a merge makes: older files write its two halves with a space between."""
+    return pair.replace(" ", "", 1) if isinstance(pair, str) else "".join(pair)
 
 
 def _pieces_decoder(mark: str) -> dict[str, Any]:
