@@ -28,6 +28,10 @@ class Sized(ToyCompiled):
         return self._size
 
 
+class Panic(BaseException):
+    """As a library in Rust raises: not an `Exception`."""
+
+
 class Scripted:
     """A builder that counts, waits for leave where told to, and fails for patterns that begin with `bad`."""
 
@@ -47,6 +51,8 @@ class Scripted:
             raise GrammarError(Fault.INVALID, "is bad", "/place")
         if grammar.source.startswith("crash"):
             raise RuntimeError("a fault of the builder")
+        if grammar.source.startswith("panic"):
+            raise Panic
         return Sized(int(grammar.source.partition(" ")[2] or 1))
 
 
@@ -193,6 +199,15 @@ def test_a_crash_is_an_error_of_the_server_and_not_remembered(
     assert "a fault of the builder" in caplog.text
     assert world.request("crash").state is State.WAITING
     world.finish()
+
+
+def test_a_panic_of_the_library_leaves_no_one_waiting(make: Make) -> None:
+    world = make()
+    work = world.request("panic")
+    assert world.finish() == [work]
+    assert work.error is not None
+    assert work.error.fault is Fault.UNAVAILABLE
+    assert world.compiler.running == 0
 
 
 def test_too_many_at_once_are_told_to_come_back(make: Make) -> None:

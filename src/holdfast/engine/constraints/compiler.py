@@ -176,20 +176,22 @@ class Compiler:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _work(self, key: str, work: Compilation) -> None:
-        """In a thread: compile, and report whatever comes of it."""
+        """In a thread: compile, and report whatever comes of it, a panic of the library included."""
         work.started = self._clock()
-        compiled, error = None, None
+        compiled: Compiled | None = None
+        error: GrammarError | None = GrammarError(
+            Fault.UNAVAILABLE, "internal error while compiling the grammar; see the server log"
+        )
         try:
             compiled = self._builder.compile(work.grammar)
+            error = None
         except GrammarError as found:
             error = found
         except Exception:
             log.exception("the compilation of a grammar failed")
-            error = GrammarError(
-                Fault.UNAVAILABLE, "internal error while compiling the grammar; see the server log"
-            )
-        self._outcomes.put(_Outcome(key, work, compiled, error))
-        self._wake()
+        finally:
+            self._outcomes.put(_Outcome(key, work, compiled, error))
+            self._wake()
 
     def _settle(self, outcome: _Outcome) -> None:
         if outcome.compiled is not None:
