@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -53,7 +54,7 @@ class Figures:
         }
         for name, values in measured.items():
             ordered = sorted(values)
-            high = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+            high = ordered[math.ceil(len(ordered) * 0.99) - 1]
             numbers = f"{median(ordered):.3f} | {high:.3f} | {ordered[-1]:.3f} | {len(values)}"
             print(f"| {self.name} | {name} | {numbers} |")
         print(f"\n{self.name} refused {self.refused_schemas} schemas, {self.refused_instances} instances\n")

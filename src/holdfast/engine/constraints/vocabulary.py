@@ -6,7 +6,7 @@ things are changed on the way. Control tokens get names that cannot be written: 
 constant `<|im_end|>` would be spelled with the token, which is not text and which the matcher then refuses.
 Metaspace decoders, which llguidance does not know, are written as the equivalent sequence.
 
-Building takes about 0.4 s of CPU time for 49,000 tokens and holds the interpreter lock: build it at startup,
+Building takes about 1 s of CPU time for 49,000 tokens and holds the interpreter lock: build it at startup,
 before turns run. Used by `guidance`; `control_tokens` alone by those who read requests.
 """
 
