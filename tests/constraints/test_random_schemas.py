@@ -54,6 +54,17 @@ def test_what_masks_allow_is_valid(builder: GuidanceBuilder, seed: int) -> None:
         require_valid(made.schema, text)
 
 
+def test_most_walks_end(builder: GuidanceBuilder) -> None:
+    """A walk that never ends would check nothing."""
+    ended = 0
+    for seed in range(40):
+        random = Random(seed)
+        made = make_schema(random, depth=2)
+        matcher = builder.compile(Grammar.of(Kind.JSON_SCHEMA, made.schema)).matcher()
+        ended += wander(matcher, random) is not None
+    assert ended >= 30
+
+
 @settings(max_examples=80)
 @given(SEEDS)
 def test_the_mask_is_exactly_what_is_validated(builder: GuidanceBuilder, seed: int) -> None:

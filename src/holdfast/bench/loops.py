@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from holdfast.core.registry import Event
+from holdfast.core.events import Event, EventKind
 from holdfast.core.turn import Turn
 from holdfast.engine.assembly import build_loop
 from holdfast.engine.listeners import Refusal, TurnListener
@@ -77,6 +77,7 @@ class Talk(TurnListener):
 
     def __init__(self, loop: EngineLoop, name: str, opened: bool = False) -> None:
         self.loop = loop
+        self.verbs = Verbs(loop)
         self.name = name
         self.turns = 0
         self.said: list[int] = []
@@ -91,7 +92,7 @@ class Talk(TurnListener):
         self.said, self.first, self.over = [], None, False
         sampling = Sampling(max_tokens=count, temperature=temperature, seed=11, ignore_eos=True)
         spec = TurnSpec(f"{self.name}.{self.turns}", "bench", tokens, sampling, self.name)
-        Verbs(self.loop).submit(self, spec)
+        self.verbs.submit(self, spec)
 
     def begun(self, turn: Turn, stream: TurnStream) -> None:  # noqa: ARG002
         """Keep the turn."""
@@ -103,7 +104,7 @@ class Talk(TurnListener):
 
     def hear(self, event: Event) -> None:
         """Listen to the events of the turn."""
-        if event.kind == "tokens":
+        if event.kind is EventKind.TOKENS:
             self.said += event.tokens
             self.first = self.first if self.first is not None else time.perf_counter()
         else:

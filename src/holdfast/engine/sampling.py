@@ -18,6 +18,7 @@ from holdfast.engine.fields import INTEGER_MAX, Bound, check_for, declarations, 
 from holdfast.models.generation import GenerationDefaults
 
 __all__ = [
+    "CHECKPOINT_FIELDS",
     "CHOICES_MAX",
     "LOGPROBS_MAX",
     "SEED_MAX",
@@ -167,4 +168,7 @@ _CHECKED = tuple(
     if each.bound is not None and (check := check_for(each.kind)) is not None
 )
 _PLAIN = tuple((name, each.plain) for name, each in _DECLARED.items() if each.plain is not None)
+
+CHECKPOINT_FIELDS = tuple(name for name, _ in _PLAIN)
+"""Fields that a checkpoint may have defaults for."""
 """Fields that a checkpoint may suggest, and their values where it does not."""

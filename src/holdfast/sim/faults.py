@@ -6,22 +6,14 @@ There is one registry of sites, so that a run can show that each was struck.
 from __future__ import annotations
 
 from random import Random
+from typing import get_args
 
-from holdfast.core.ledger import Ledger, Pool
+from holdfast.core.ledger import Ledger, Pool, Purpose
 
-ALLOCATIONS = (
-    "first chunk",
-    "chunk",
-    "decode page",
-    "draft reserve",
-    "seal",
-    "resume point",
-    "tail copy",
-    "fork copy",
-    "cut copy",
-    "spill",
-    "restore",
-)
+NOT_SIMULATED = ("", "sink", "adopt")
+"""The world keeps no copies on disk beside the host's, and files are adopted before faults begin."""
+ALLOCATIONS = tuple(purpose for purpose in get_args(Purpose) if purpose not in NOT_SIMULATED)
+"""What units are taken for: every such place can find none."""
 EXECUTOR = (
     "step raises before writing",
     "step raises after writing",

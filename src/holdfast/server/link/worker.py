@@ -24,6 +24,7 @@ import zmq
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pull import PullError
+from holdfast.engine.sampling import CHECKPOINT_FIELDS
 from holdfast.engine.startup import open_loop
 from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.models.fields import ConfigurationError
@@ -236,10 +237,7 @@ def model_facts(loop: EngineLoop, path: str) -> wire.ModelFacts:
         tokens_max=setup.memory_plan.tokens_max,
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
-        defaults={
-            name: getattr(defaults, name)
-            for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        },
+        defaults={name: getattr(defaults, name) for name in CHECKPOINT_FIELDS},
         eos_tokens=list(setup.end_tokens),
         plan=setup.memory_plan.lines(),
         fingerprint=f"hf-{zlib.crc32(f'{path} {model.dtype}'.encode()):08x}",
