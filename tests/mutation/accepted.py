@@ -1,11 +1,11 @@
 """Statements of the core whose removal nothing notices, each with the reason why it stays.
 
 The soak test fails when a statement survives that is not listed here, and when a listed one is noticed.
-Keys are those of `Statement.key`: file, function, text, and the how-manieth such text of the function.
+Keys are those of `Statement.key`: file, function, text, and the occurrence of that text in the function.
 """
 
 JUDGED = ("eviction.py", "forest.py", "lease_table.py", "prefix.py", "sharing.py")
-"""Files whose survivors are all treated: the soak test covers these. The others are still to be judged."""
+"""Files that the soak test judges: in these every statement must be missed. The others are still to be judged."""
 
 Key = tuple[str, str, str, int]
 
