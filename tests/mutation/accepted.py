@@ -5,7 +5,7 @@ Keys are those of `Statement.key`: file, function, text, and the occurrence of t
 """
 
 JUDGED = ("eviction.py", "forest.py", "lease_table.py", "prefix.py", "sharing.py")
-"""Files that the soak test judges: in these every statement must be missed. The others are still to be judged."""
+"""Files that the soak test judges: every statement must be missed. The others are still to be judged."""
 
 Key = tuple[str, str, str, int]
 
