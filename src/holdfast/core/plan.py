@@ -118,14 +118,20 @@ class StepPlan(Generic[T, Owner]):
 
 
 class RowResult:
-    """The result of one row: the accepted drafts and the sampled token; why the turn ends, or an error."""
+    """The result of one row: the accepted drafts and the sampled token; why the turn ends, or an error.
 
-    __slots__ = ("error", "finish", "tokens")
+    The last `forced` of the tokens were not sampled: the turn's constraint leaves no choice about them.
+    """
 
-    def __init__(self, tokens: list[int], finish: str | None = None, error: str | None = None) -> None:
+    __slots__ = ("error", "finish", "forced", "tokens")
+
+    def __init__(
+        self, tokens: list[int], finish: str | None = None, error: str | None = None, forced: int = 0
+    ) -> None:
         self.tokens = tokens
         self.finish = finish
         self.error = error
+        self.forced = forced
 
 
 class StepResult:

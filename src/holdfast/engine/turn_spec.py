@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 from holdfast.core.errors import Refused
 from holdfast.core.session import Session
+from holdfast.engine.constraints.grammar import Grammar
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.tools.answer import AnswerSpec
 
 __all__ = ["HistoryChanged", "HistoryRefused", "HistoryRepeated", "TurnSpec"]
 
@@ -40,7 +42,9 @@ class TurnSpec(NamedTuple):
     is refused, and so is one that `opens` a history where there is one. `fits` shortens `max_tokens` to what
     is left of the context instead of refusing the turn. A turn that `keeps` its output keeps it when it is
     aborted; `timeout` in seconds aborts it. A `fingerprint` of the request makes the turn's id an idempotency
-    key: a finished turn with both is replayed instead of being run.
+    key: a finished turn with both is replayed instead of being run. The turn's text must match its `grammar`.
+    `answer` says how reasoning and tool calls are found in it; without one, all of it is text.
+    `expect_return` is in how many seconds the client will be back with a tool's result.
     """
 
     turn_id: str
@@ -57,3 +61,6 @@ class TurnSpec(NamedTuple):
     timeout: float | None = None
     computes_from: int | None = None
     fingerprint: str | None = None
+    grammar: Grammar | None = None
+    answer: AnswerSpec | None = None
+    expect_return: float | None = None

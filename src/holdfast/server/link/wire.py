@@ -36,6 +36,26 @@ class OpenSession(msgspec.Struct, tag="open", frozen=True):
     ttl: float | None = None
     system: str | None = None
     metadata: dict[str, Any] = {}
+    tools: list[dict[str, Any]] = []
+    """The session's tools, in OpenAI's form, as they were checked."""
+
+
+class GrammarFields(msgspec.Struct, frozen=True):
+    """`engine.constraints.Grammar`, as it was checked and normalised."""
+
+    kind: str
+    source: str
+
+
+class AnswerFields(msgspec.Struct, omit_defaults=True, frozen=True):
+    """`engine.tools.answer.AnswerSpec`: how reasoning and tool calls are found in the answer."""
+
+    calls: str | None = None
+    reasoning: str | None = None
+    reasoning_is_open: bool = False
+    thinking_tokens: int | None = None
+    tools: dict[str, dict[str, list[str]]] = {}
+    seed: str = ""
 
 
 class StartTurn(msgspec.Struct, tag="start", frozen=True):
@@ -63,6 +83,10 @@ class StartTurn(msgspec.Struct, tag="start", frozen=True):
     computes_from: int | None = None
     fingerprint: str | None = None
     opens: bool = False
+    grammar: GrammarFields | None = None
+    answer: AnswerFields | None = None
+    expect_return: float | None = None
+    """Seconds until the client is expected back after this turn, with a tool's result."""
 
 
 class EndTurn(msgspec.Struct, tag="end", frozen=True):
@@ -169,6 +193,15 @@ Command = (
 )
 
 
+class CallFields(msgspec.Struct, array_like=True, frozen=True):
+    """A tool call; `outcome` is `complete`, `broken` or `cut`."""
+
+    id: str
+    name: str
+    arguments: str
+    outcome: str = "complete"
+
+
 class SessionView(msgspec.Struct, array_like=True, frozen=True):
     """What the API process needs to know to write a session's next turn."""
 
@@ -176,6 +209,8 @@ class SessionView(msgspec.Struct, array_like=True, frozen=True):
     known: int
     last_token: int | None
     turns: int
+    calls: list[CallFields] = []
+    """The tool calls that its last turn ended in, if they are known."""
 
 
 class Progress(msgspec.Struct, tag="progress", frozen=True):
@@ -200,6 +235,12 @@ class ModelFacts(msgspec.Struct, frozen=True):
     eos_tokens: list[int]
     plan: list[str]
     fingerprint: str
+    constrains: bool = False
+    """Whether turns may have grammars."""
+    calls: str | None = None
+    """How the model writes tool calls: a name in `engine.tools.formats`."""
+    reasoning: str | None = None
+    """How the model marks its reasoning, likewise."""
 
 
 class StoredSession(msgspec.Struct, frozen=True):
@@ -210,6 +251,7 @@ class StoredSession(msgspec.Struct, frozen=True):
     system: str | None
     metadata: dict[str, Any]
     created: float
+    tools: list[dict[str, Any]] = []
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
@@ -273,8 +315,41 @@ class Logprob(msgspec.Struct, array_like=True, frozen=True):
     top: list[TopLogprob] = []
 
 
+class Part(StrEnum):
+    """What an event of an answer is; see `engine.tools.events`."""
+
+    TEXT = "text"
+    REASONING = "reasoning"
+    CALL = "call"
+    ARGUMENTS = "arguments"
+    CALL_END = "call_end"
+
+
+class AnswerEvent(msgspec.Struct, array_like=True, frozen=True):
+    """An event of an answer: a piece of text, reasoning or arguments, a call's name, or how a call ended.
+
+    `index` is the call's; `id` comes with its name.
+    """
+
+    part: Part
+    text: str
+    index: int = 0
+    id: str = ""
+
+
+class AnswerParts(msgspec.Struct, frozen=True):
+    """The parts of an answer besides its text."""
+
+    reasoning: str = ""
+    calls: list[CallFields] = []
+    reasoning_tokens: int = 0
+
+
 class Delta(msgspec.Struct, array_like=True, frozen=True):
-    """The output of a turn since its last delta; `index` is the index of the first token."""
+    """The output of a turn since its last delta; `index` is the index of the first token.
+
+    Where the answer is read for reasoning and calls, `text` is the rest of it, and `events` has all in order.
+    """
 
     turn: int
     index: int
@@ -283,6 +358,7 @@ class Delta(msgspec.Struct, array_like=True, frozen=True):
     logprobs: list[Logprob] | None = None
     prompt: tuple[int, int] | None = None
     """With a turn's first delta: the tokens of its prompt, history included, and how many were cached."""
+    events: list[AnswerEvent] | None = None
 
 
 class End(msgspec.Struct, frozen=True):
@@ -303,6 +379,8 @@ class End(msgspec.Struct, frozen=True):
     logprobs: list[Logprob] | None = None
     prompt_logprobs: list[Logprob] | None = None
     view: SessionView | None = None
+    answer: AnswerParts | None = None
+    """With a turn whose answer is read for reasoning and calls; `text` is then the rest of it."""
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):

@@ -1,0 +1,79 @@
+"""The constraint of one turn: its matcher, fed with the turn's tokens, and tokens that are forced.
+
+Forced tokens come from the grammar, where it leaves no choice, or from outside (`force`: a thinking budget
+that is spent). Wherever a token is forced, the turn takes that token and no other that the mask would allow,
+so that its tokens are the same whether they are taken at once (`take_forced`) or sampled one at a time under
+a mask of one bit. The turn's stream owns the constraint; the executor asks it for masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.engine.constraints.matcher import Matcher
+
+__all__ = ["TurnConstraint"]
+
+
+class TurnConstraint:
+    """What may follow the tokens of one turn. `matcher` is None where only `force` constrains."""
+
+    __slots__ = ("_pending", "_refusal", "matcher", "takes_runs")
+
+    def __init__(self, matcher: Matcher | None, *, takes_runs: bool = True) -> None:
+        """Without `takes_runs` forced tokens are sampled one at a time: each needs its own logits."""
+        self.matcher = matcher
+        self.takes_runs = takes_runs
+        self._pending: list[int] = []
+        self._refusal = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether a token was refused, or a limit exceeded: nothing may follow."""
+        return bool(self._refusal) or (self.matcher is not None and self.matcher.failed)
+
+    @property
+    def why(self) -> str:
+        """Why it has failed."""
+        return self._refusal or ("" if self.matcher is None else self.matcher.why)
+
+    @property
+    def free(self) -> bool:
+        """Whether any token may follow: no mask is needed."""
+        return self.matcher is None and not self._pending and not self._refusal
+
+    def force(self, tokens: Sequence[int]) -> None:
+        """These tokens come next, instead of whatever was pending."""
+        self._pending = list(tokens)
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Take tokens of the turn, in order."""
+        for token in tokens:
+            if not self._pending:
+                break
+            if token != self._pending.pop(0):
+                self._pending.clear()
+        if self.matcher is not None:
+            self.matcher.accept(tokens)
+
+    def forced(self) -> list[int]:
+        """The tokens that come next; empty if there is a choice, or if nothing may follow."""
+        if self._pending or self.failed:
+            return [] if self.failed else list(self._pending)
+        return [] if self.matcher is None else self.matcher.forced()
+
+    def cut(self, drafts: Sequence[int]) -> list[int]:
+        """The drafts up to the first that cannot come, or after which a token is forced."""
+        if self.failed or self.forced():
+            return []
+        if self.matcher is None:
+            return list(drafts)
+        kept: list[int] = []
+        for draft in drafts[: self.matcher.validate(drafts)]:
+            self.matcher.accept([draft])
+            kept.append(draft)
+            if self.matcher.forced():
+                break
+        if not self.matcher.failed:
+            self.matcher.rollback(len(kept))
+        return kept

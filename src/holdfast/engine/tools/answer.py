@@ -1,0 +1,41 @@
+"""How a turn's answer is read, and what was read: plain values, for the wire, the journal and callers.
+
+`AnswerSpec` goes with a turn to the engine, which parses the answer as it is generated. `Answer` is the
+result: what the model thought, what it said, and what it calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from holdfast.engine.tools.events import Call
+
+__all__ = ["Answer", "AnswerSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSpec:
+    """The formats of an answer, by their names in `formats`; None where it has no calls, or no reasoning.
+
+    `tools` maps the offered tools to the JSON types of their parameters (`OfferedTools.types`).
+    `reasoning_is_open` if the prompt ends inside the reasoning. After `thinking_tokens` tokens of reasoning
+    its end marker is forced. Calls get ids from `seed`.
+    """
+
+    calls: str | None = None
+    reasoning: str | None = None
+    reasoning_is_open: bool = False
+    thinking_tokens: int | None = None
+    tools: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
+    seed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer in its parts. `reasoning_tokens` were generated while the model reasoned."""
+
+    text: str
+    reasoning: str = ""
+    calls: tuple[Call, ...] = ()
+    reasoning_tokens: int = 0
