@@ -88,7 +88,11 @@ class TurnRequest:
 
 
 class Turn:
-    """A request and how far it has come."""
+    """A request and how far it has come.
+
+    `awaiting` tokens are being sampled by rows in flight. When the turn finished, no row had been planned for
+    its last `unsealed` tokens: seals compute them.
+    """
 
     __slots__ = (
         "admitted",
@@ -108,6 +112,7 @@ class Turn:
         "retracts",
         "session_id",
         "state",
+        "unsealed",
     )
 
     def __init__(
@@ -130,6 +135,7 @@ class Turn:
         self.retracts = 0
         self.first_token: float | None = None
         self.ending: Ending | None = None
+        self.unsealed = 1
 
     def on(self, event: TurnEvent) -> None:
         """Follow the table; an event that cannot happen here is a fault."""
