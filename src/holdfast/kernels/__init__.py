@@ -164,10 +164,14 @@ def linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     twelve: TwelveBits | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`x @ weight.T + bias` for x [T, in] and weight [out, in]; `twelve` is that weight packed to 12 bits."""
-    out: torch.Tensor = implementation(x).linear(x, weight, bias, twelve)
-    return out
+    """`x @ weight.T + bias` for x [T, in] and weight [out, in]; `twelve` is that weight packed to 12 bits.
+
+    The result is written to `out` if given: contiguous, in x's dtype.
+    """
+    made: torch.Tensor = implementation(x).linear(x, weight, bias, twelve, out)
+    return made
 
 
 def linear_gated(
@@ -387,9 +391,9 @@ def sample_tokens(
     than top_p of the probability, and it has at least min_p of the maximum, all after the temperature.
     `greedy` tells the host that no row has a temperature.
 
-    `masks` are packed bits, int32 [n, words]: bit `t % 32` of word `t // 32` allows token t. `mask_rows`, int32,
-    is the mask of each row, -1 for none. A token that is not allowed counts as a logit of -inf, and so does
-    one past the mask's end; a row whose mask allows nothing gives -1.
+    `masks` are packed bits, int32 [n, words]: bit `t % 32` of word `t // 32` allows token t. `mask_rows`
+    int32 has the mask of each row, -1 for none. A token that is not allowed counts as a logit of -inf, and so
+    does one past the mask's end; a row whose mask allows nothing gives -1.
     """
     given = (temperature, top_k, top_p, min_p, seeds, positions)
     assert all(each.is_contiguous() and each.shape == logits.shape[:1] for each in given)
