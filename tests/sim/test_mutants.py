@@ -105,6 +105,13 @@ EXPECTED: dict[str, Report] = {
     # Tenants: whose quota it is.
     "account-is-not-lowered": report("counter", TENANT),
     "quota-is-ignored": report("quota", TENANT),
+    # Forced tokens: the turn whose row samples, or what it has said; the session whose seal is incomplete.
+    "forced-position-is-sampled-again": report("content", ROW),
+    "withdrawn-sample-is-awaited": report("registry", ROW),
+    "forced-token-is-lost": report("content, transcript", ROW, NAME),
+    "forced-tokens-are-not-counted": report("transcript, content", NAME, ROW),
+    "first-sealing-row-is-the-last": report("recomputation", NAME),
+    "matcher-takes-a-withdrawn-sample": report("content", ROW),
     # Coming back after a death: the session that is not as its client knows it.
     "revival-forgets-the-last-turn": report("transcript", NAME),
     "file-is-taken-for-longer-than-it-is": report("content, books, assertion", SESSION, TURN, ROW, PARCEL),

@@ -13,6 +13,7 @@ from holdfast.core import errors
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Session
 from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
+from holdfast.sim.constraint import MatcherOf
 from holdfast.sim.content import extend, next_token
 from holdfast.sim.faults import Faults
 from holdfast.sim.found import Check, Found
@@ -27,8 +28,10 @@ TENANTS = ("red", "blue")
 class Clients(Audience):
     """All clients of one scheduler."""
 
-    def __init__(self, workload: Workload, scheduler: Scheduler, rng: Random, faults: Faults) -> None:
-        super().__init__(scheduler, lambda: faults.total > 0)
+    def __init__(
+        self, workload: Workload, scheduler: Scheduler, rng: Random, faults: Faults, matcher_of: MatcherOf
+    ) -> None:
+        super().__init__(scheduler, lambda: faults.total > 0, matcher_of)
         self.workload = workload
         self.rng = rng
         self.faults = faults
@@ -284,11 +287,17 @@ class Clients(Audience):
 
     def propose(self, session: Session, _turn: Turn) -> list[int]:
         """Guesses of what a turn says next that are right more often than not."""
-        content = self.conversations[session.id].contents[-1]
+        conversation = self.conversations[session.id]
+        content = conversation.contents[-1]
+        matcher = conversation.matcher.copy() if conversation.matcher is not None else None
         guesses: list[int] = []
         for _ in range(self.rng.randrange(4)):
-            right = self.rng.random() < 0.7
-            token = next_token(content, VOCABULARY) if right else self.rng.randrange(VOCABULARY)
+            token = next_token(content, VOCABULARY)
+            if matcher is not None:
+                token = matcher.mask(token)
+                matcher.accept([token])
+            if self.rng.random() >= 0.7:
+                token = self.rng.randrange(VOCABULARY)
             guesses.append(token)
             content = extend(content, token)
         return guesses
