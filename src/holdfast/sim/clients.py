@@ -23,6 +23,8 @@ from holdfast.sim.workloads import Workload
 
 VOCABULARY = 50
 TENANTS = ("red", "blue")
+EXPECTED = (None, None, 0.5, 20.0)
+"""When turns in a row say that their client will be back."""
 
 
 class Clients(Audience):
@@ -97,8 +99,16 @@ class Clients(Audience):
         limit = min(rng.randint(*self.workload.output_tokens), max(1, room - len(tokens)))
         deadline = self.now + rng.random() * 3 if rng.random() < 0.05 else None
         keep = rng.choice((None, 0, 2))
+        name = self.name("t")
         return TurnRequest(
-            self.name("t"), tokens, limit, rng.randrange(3), goes_on, on_abort=keep, deadline=deadline
+            name,
+            tokens,
+            limit,
+            rng.randrange(3),
+            goes_on,
+            on_abort=keep,
+            deadline=deadline,
+            expect_return=EXPECTED[self.serial % len(EXPECTED)],
         )
 
     def _submit(self, session: Session, request: TurnRequest) -> None:
