@@ -24,6 +24,7 @@ from holdfast.core.tiers import finish_restore, finish_spill
 from holdfast.core.turn import KEEP_ALL, NEVER, Ending, Turn, TurnEvent, TurnState
 
 FAILURES_MAX = 2
+EXPECTED_SECONDS_MAX = 365 * 86400.0
 
 # Named here because looking up a member of an enum costs as much as the rest of a row's checks.
 RUNNING = TurnState.RUNNING
@@ -186,6 +187,8 @@ class Settler:
         turn.unsealed = sequence.known - sequence.planned
         session.durable = not registry.policy.durable_turns
         self._depart(session)
+        if turn.request.expect_return is not None:
+            session.expected = registry.now + min(EXPECTED_SECONDS_MAX, turn.request.expect_return)
         registry.emit(EventKind.FINISHED, session, turn, reason)
         if session.unsettled:
             session.on(LifeEvent.SEAL)

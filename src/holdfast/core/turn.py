@@ -75,6 +75,7 @@ class TurnRequest:
     `goes_on` allows an empty input: generation continues from the history. `on_abort` says what an abandoned
     turn keeps: None rolls it back, a number keeps that many tokens.
     From `computes_from` on the turn computes everything itself: nothing past it comes from the prefix tree.
+    `expect_return` is a hint: the next turn is expected so many seconds after this one has finished.
     """
 
     turn_id: str
@@ -85,6 +86,7 @@ class TurnRequest:
     on_abort: int | None = None
     deadline: float | None = None
     computes_from: int | None = None
+    expect_return: float | None = None
 
 
 class Turn:
