@@ -107,6 +107,7 @@ class Turn:
         "request",
         "retracts",
         "session_id",
+        "settled",
         "state",
     )
 
@@ -128,6 +129,8 @@ class Turn:
         self.computed = 0
         self.failures = 0
         self.retracts = 0
+        self.settled: int | None = None
+        """Most generated tokens that `KEEP_ALL` keeps, where more would end inside a tool call."""
         self.first_token: float | None = None
         self.ending: Ending | None = None
 

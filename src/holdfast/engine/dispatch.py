@@ -108,6 +108,8 @@ class Dispatcher:
             else:
                 live = turns.get(turn.number)
                 if live is not None:
+                    if live.stream.reader is not None and live.stream.reader.reads_calls:
+                        turn.settled = live.stream.settled_tokens
                     live.listener.hear(event)
 
     def keep_files(self) -> None:
@@ -190,6 +192,6 @@ class Dispatcher:
         self.note_opened(session)
         stream = None if live is None else live.stream
         if stream is not None:
-            stream.end()
+            stream.end(cut=event.kind is EventKind.ABORTED)
         self._session_log.ended(session.id, turn.request.tokens, finished_turn(event, session, turn, stream))
         self._session_log.when_durable(told)

@@ -189,7 +189,7 @@ class TurnReply(TurnListener):
         if event.kind is EventKind.TOKENS:
             self._report(turn, stream)
         elif event.kind in ENDS:
-            stream.end()
+            stream.end(cut=event.kind is EventKind.ABORTED)
             if event.kind is EventKind.FINISHED:
                 self._report(turn, stream)
             del self._turns[self._command.call]
