@@ -1,9 +1,9 @@
 """Reads the answer of one turn as its text comes, and knows which tokens its parts come from.
 
 `AnswerReader` feeds the parser of the turn's formats and collects its events. Every place of an answer is
-counted in characters of its wire form, which is the detokenised text with all markers; so a number of tokens,
-a number of characters of the content, and the end of a call can be compared. Used by `stream`, for turns whose
-`TurnSpec` has an `AnswerSpec`.
+counted in characters of its wire form, which is the detokenised text with all markers; so a number of
+tokens, a number of characters of the content, and the end of a call can be compared. Used by `stream`, for
+turns whose `TurnSpec` has an `AnswerSpec`.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class AnswerReader:
         "_budget",
         "_call_ends",
         "_closing",
+        "_cut",
         "_ended",
         "_parser",
         "_reasoned",
@@ -86,10 +87,12 @@ class AnswerReader:
         "events",
         "reads_calls",
         "reads_special_tokens",
+        "spec",
     )
 
     def __init__(self, spec: AnswerSpec, tokenizer: Tokenizer) -> None:
         calls, reasoning = _formats(spec)
+        self.spec = spec
         offered = OfferedTools(
             {
                 name: {parameter: tuple(types) for parameter, types in parameters.items()}
@@ -119,6 +122,7 @@ class AnswerReader:
         self._closing = 0
         """Tokens of the end marker that are still to come."""
         self._ended = False
+        self._cut = False
 
     def marker_of(self, token: int) -> str:
         """The text of a token that must be given to `mark`; empty for others."""
@@ -146,7 +150,7 @@ class AnswerReader:
         """The answer is over, or was `cut` off: a call that it was cut in the middle of is dropped."""
         if self._ended:
             return ""
-        self._ended = True
+        self._ended, self._cut = True, cut
         cut = cut and not self._parser.settled
         return self._note(self._parser.interrupt() if cut else self._parser.finish())
 
@@ -191,7 +195,7 @@ class AnswerReader:
         calls: list[Call] = []
         ends: list[int] = []
         for call, place in zip(self._transcript.calls, self._call_ends, strict=True):
-            if place <= end and (whole or call.outcome is Outcome.COMPLETE):
+            if place <= end and ((whole and not self._cut) or call.outcome is Outcome.COMPLETE):
                 calls.append(call)
                 ends.append(min(bisect_left(lengths, place) + 1, len(lengths)))
         return Answer(

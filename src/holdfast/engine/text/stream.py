@@ -12,12 +12,13 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from holdfast.engine.constraints.grammar import Grammar
 from holdfast.engine.constraints.turn import TurnConstraint
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.text.answer_reader import AnswerReader
 from holdfast.engine.text.stops import StopMatcher
 from holdfast.engine.text.tokenizer import Tokenizer
-from holdfast.engine.tools.answer import Answer
+from holdfast.engine.tools.answer import Answer, AnswerSpec
 from holdfast.engine.tools.events import Event
 
 log = logging.getLogger("holdfast.stream")
@@ -51,6 +52,7 @@ class TurnStream:
         "ends",
         "fingerprint",
         "finish",
+        "grammar",
         "input_first",
         "logprobs",
         "pieces",
@@ -70,11 +72,16 @@ class TurnStream:
         read_prompt: Callable[[], list[int]] = list,
         input_first: int = 0,
         fingerprint: str | None = None,
+        grammar: Grammar | None = None,
         constraint: TurnConstraint | None = None,
         reader: AnswerReader | None = None,
     ) -> None:
-        """A `reader` with a thinking budget needs a `constraint`, to force the end of the reasoning."""
+        """A `reader` with a thinking budget needs a `constraint`, to force the end of the reasoning.
+
+        `grammar` is kept for the journal; what enforces it is the `constraint`.
+        """
         self.sampling = sampling
+        self.grammar = grammar
         self.constraint = constraint
         self.reader = reader
         self.settled_tokens = 0
@@ -139,6 +146,11 @@ class TurnStream:
         while count and self._characters(count) == self._characters(count - 1):
             count -= 1
         return count
+
+    @property
+    def spec(self) -> AnswerSpec | None:
+        """How the answer is read, where it is."""
+        return None if self.reader is None else self.reader.spec
 
     @property
     def events(self) -> list[Event]:
