@@ -33,7 +33,15 @@ from holdfast.engine.text.stream import TurnStream
 from holdfast.engine.text.tokenizer import Tokenizer, open_tokenizer, read_encoder
 from holdfast.models.checkpoint import open_checkpoint
 
-__all__ = ["Constraints", "Rates", "measure", "read_tokenizer", "steps_of_fixed_keys", "widened"]
+__all__ = [
+    "ConstrainedTalk",
+    "Constraints",
+    "Rates",
+    "measure",
+    "read_tokenizer",
+    "steps_of_fixed_keys",
+    "widened",
+]
 
 INPUT_TOKENS = 32
 FORCED_MAX = 64
