@@ -59,8 +59,9 @@ def tools_of(asked: TurnAsked, record: SessionRecord | None) -> list[dict[str, A
         return record.tools
     if record.view.known and checked_tools(given) != checked_tools(record.tools):
         raise bad_field(
-            "tools", "differ from those that the session's history describes; leave tools out, or open another
-            session", "tools_changed",
+            "tools",
+            "differ from those in the session's history; leave them out, or open another session",
+            "tools_changed",
         )
     return given
 
