@@ -12,6 +12,7 @@ from holdfast.server.link import wire
 from holdfast.server.link.turn_feed import TurnFeed, join
 from holdfast.server.routes.openai_format import Chat, Completion
 from holdfast.server.routes.session_format import TurnEvent, TurnEvents, shown_turn
+from holdfast.server.telemetry.metrics import Metrics
 
 TEXT, REASONING, CALL, ARGUMENTS, CALL_END = wire.Part
 COMPLETE = wire.CallFields("call_a", "look", '{"at": 1}')
@@ -153,7 +154,8 @@ def test_content_beside_calls_and_without_any() -> None:
 )
 def test_why_a_turn_ended(ended: wire.End, reason: str) -> None:
     assert finish_reason(ended) == reason
-    assert chat().last(0, ended)["choices"][0]["finish_reason"] == reason
+    (chunk,) = chat().last(0, ended)
+    assert chunk["choices"][0]["finish_reason"] == reason
 
 
 def test_calls_that_are_broken_or_cut_are_listed_as_they_are() -> None:
@@ -184,6 +186,18 @@ def test_a_streamed_chat_answer(pieces: list[wire.Delta]) -> None:
         {"id": "call_a", "name": "look", "arguments": '{"at": 1}'},
         {"id": "call_b", "name": "sing", "arguments": "{}"},
     ]
+
+
+def test_reasoning_in_one_piece(pieces: list[wire.Delta]) -> None:
+    form = Chat("chatcmpl-1", "echo", "f", echo_tokenizer(), stream_reasoning=False)
+    said = [chunk["choices"][0]["delta"] for piece in pieces for chunk in form.chunks(0, piece)]
+    thoughts = [place for place, each in enumerate(said) if "reasoning" in each]
+    assert thoughts == [0] and said[0]["reasoning"] == "Hmm."
+    assert len(form.last(0, end("x"))) == 1
+    form.chunks(1, delta(0, [1], event(REASONING, "on and ")))
+    form.chunks(1, delta(1, [1], event(REASONING, "on")))
+    cut = [chunk["choices"][0] for chunk in form.last(1, end("", reason="length"))]
+    assert cut[0]["delta"]["reasoning_content"] == "on and on" and cut[1]["finish_reason"] == "length"
 
 
 def test_log_probabilities_come_once_with_their_tokens() -> None:
@@ -249,6 +263,16 @@ def test_the_events_of_a_turn(pieces: list[wire.Delta]) -> None:
         heard += len(body["token_ids"])
 
 
+def test_tokens_of_a_call_that_has_not_ended_are_not_settled() -> None:
+    events = TurnEvents("t1")
+    inside = wire.Delta(1, 4, "", [7], events=[event(ARGUMENTS, "{")], settled=3)
+    ((_, body),) = events.of(inside)
+    assert (body["token_ids"], body["settled_tokens"]) == ([7], 3)
+    after = wire.Delta(1, 5, "", [8], events=[event(ARGUMENTS, "}"), event(CALL_END, "complete")], settled=6)
+    assert all("settled_tokens" not in body for _, body in events.of(after))
+    assert join([inside, after]).settled == 6
+
+
 def test_plain_deltas_are_as_before() -> None:
     plain = wire.Delta(1, 4, "abc", [7], [wire.Logprob(7, -0.5)])
     assert list(TurnEvents("t1").of(plain)) == [
@@ -309,3 +333,13 @@ def test_a_feed_knows_whether_its_answer_is_read() -> None:
         return TurnFeed(plain, lambda _: None).reads, TurnFeed(read, lambda _: None).reads
 
     assert asyncio.run(made()) == (False, True)
+
+
+def test_reasoning_and_calls_are_counted() -> None:
+    metrics = Metrics()
+    feed: Any = Ended(end("", COMPLETE, BROKEN, COMPLETE, reasoning="Hmm."))
+    metrics.turn_ended(feed)
+    page = metrics.page().decode()
+    assert "holdfast_reasoning_tokens_total 4.0" in page
+    assert 'holdfast_tool_calls_total{outcome="complete"} 2.0' in page
+    assert 'holdfast_tool_calls_total{outcome="broken"} 1.0' in page

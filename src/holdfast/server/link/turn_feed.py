@@ -162,6 +162,7 @@ def join(deltas: list[wire.Delta]) -> wire.Delta:
         logprobs,
         first.prompt,
         joined_events(deltas),
+        deltas[-1].settled,
     )
 
 

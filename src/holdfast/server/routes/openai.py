@@ -261,7 +261,8 @@ async def _chunks(feeds: list[TurnFeed], form: Format, usage: bool, choices: int
             assert end is not None
             if end.outcome == "failed":
                 raise turn_failed(end.reason)
-            yield event(form.last(index, end))
+            for chunk in form.last(index, end):
+                yield event(chunk)
         else:
             for chunk in form.chunks(index, delta):
                 yield event(chunk)

@@ -38,7 +38,7 @@ class Format(Protocol):
         """The next pieces of a choice."""
         ...
 
-    def last(self, index: int, end: wire.End) -> dict[str, Any]:
+    def last(self, index: int, end: wire.End) -> list[dict[str, Any]]:
         """The end of a choice's stream."""
         ...
 
@@ -109,6 +109,20 @@ class Chat(_Frame):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        fingerprint: str,
+        tokenizer: Tokenizer,
+        *,
+        stream_reasoning: bool = True,
+    ) -> None:
+        """Without `stream_reasoning` a stream has it in one piece, before what follows it."""
+        super().__init__(name, model, fingerprint, tokenizer)
+        self._held: dict[int, list[wire.AnswerEvent]] | None = None if stream_reasoning else {}
+        """Reasoning that is held back, by choice."""
+
     def _logprobs(self, logprobs: list[wire.Logprob] | None) -> dict[str, Any] | None:
         if logprobs is None:
             return None
@@ -156,7 +170,8 @@ class Chat(_Frame):
         if delta.events is None:
             pieces = [{"content": delta.text}] if delta.text or delta.logprobs else []
         else:
-            pieces = [_piece(event) for event in delta.events if event.part is not wire.Part.CALL_END]
+            events = delta.events if self._held is None else self._collected(index, delta.events)
+            pieces = [_piece(event) for event in events if event.part is not wire.Part.CALL_END]
             if not pieces and delta.logprobs:
                 pieces = [{}]
         logprobs = self._logprobs(delta.logprobs)
@@ -165,9 +180,30 @@ class Chat(_Frame):
             for number, piece in enumerate(pieces)
         ]
 
-    def last(self, index: int, end: wire.End) -> dict[str, Any]:
-        """The finish reason."""
-        return self._chunk(index, {}, finish_reason=finish_reason(end))
+    def _collected(self, index: int, events: list[wire.AnswerEvent]) -> list[wire.AnswerEvent]:
+        """Events with the reasoning in one piece, once something follows it."""
+        assert self._held is not None, "reasoning is held back"
+        held = self._held.setdefault(index, [])
+        collected: list[wire.AnswerEvent] = []
+        for event in events:
+            if event.part is wire.Part.REASONING:
+                held.append(event)
+            else:
+                collected += [*_joined(held), event]
+                held.clear()
+        return collected
+
+    def last(self, index: int, end: wire.End) -> list[dict[str, Any]]:
+        """Reasoning that was held back, and the finish reason."""
+        held = [] if self._held is None else self._held.pop(index, [])
+        chunks = [self._chunk(index, _piece(event)) for event in _joined(held)]
+        return [*chunks, self._chunk(index, {}, finish_reason=finish_reason(end))]
+
+
+def _joined(held: list[wire.AnswerEvent]) -> list[wire.AnswerEvent]:
+    """Pieces of reasoning as one, if there are any."""
+    text = "".join(event.text for event in held)
+    return [wire.AnswerEvent(wire.Part.REASONING, text)] if text else []
 
 
 def _thought(text: str) -> dict[str, Any]:
@@ -258,6 +294,6 @@ class Completion(_Frame):
         choice = self._choice(index, delta.text, self._logprobs(index, delta.logprobs), None)
         return [self._framed(self.chunk_kind, [choice])]
 
-    def last(self, index: int, end: wire.End) -> dict[str, Any]:
+    def last(self, index: int, end: wire.End) -> list[dict[str, Any]]:
         """The finish reason."""
-        return self._framed(self.chunk_kind, [self._choice(index, "", None, finish_reason(end))])
+        return [self._framed(self.chunk_kind, [self._choice(index, "", None, finish_reason(end))])]

@@ -74,7 +74,7 @@ class Running:
         self.asked = asked
         self.feed: TurnFeed | None = None
         self.sent = 0
-        """Tokens sent to the client."""
+        """Tokens sent to the client, without those of a tool call that has not ended."""
         self.cut = False
         self.left = False
         self.begun = asyncio.Event()
@@ -272,7 +272,7 @@ class Channel:
             if running.cut:
                 late.append(delta)
                 continue
-            running.sent = delta.index + len(delta.tokens)
+            running.sent = delta.index + len(delta.tokens) if delta.settled is None else delta.settled
             self._emit_events(events, delta)
             if self.outbox is not None:
                 await self.outbox.room()

@@ -1,7 +1,8 @@
 """How `/v1/sessions` and `/v1/realtime` write a turn: events, the whole turn, log-probabilities, failures.
 
 A turn whose answer is read for reasoning and tool calls has events besides `delta`. The first of the events
-that come of one delta has its tokens and log-probabilities.
+that come of one delta has its tokens and log-probabilities; and `settled_tokens` if some of the turn's tokens
+belong to a tool call that has not ended, which an interrupt should not keep.
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ class TurnEvents:
         carried: dict[str, Any] = {"token_ids": delta.tokens}
         if delta.logprobs is not None:
             carried["logprobs"] = shown_logprobs(delta.logprobs)
+        heard = delta.index + len(delta.tokens)
+        if delta.settled is not None and delta.settled < heard:
+            carried["settled_tokens"] = delta.settled
         if not delta.events:
             # Without `events` all is text; an empty list has tokens whose text is still held.
             shown = {"turn_id": self._name, "index": delta.index, "text": delta.text}
@@ -72,7 +76,7 @@ class TurnEvents:
             if each.part in (wire.Part.TEXT, wire.Part.REASONING):
                 shown["index"] = index
             yield EVENT_OF_PART[each.part], shown | carried
-            index = delta.index + len(delta.tokens)
+            index = heard
             carried = {"token_ids": []}
 
     def _shown(self, said: wire.AnswerEvent) -> dict[str, Any]:
