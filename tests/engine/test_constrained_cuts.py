@@ -180,7 +180,9 @@ def test_a_thinking_budget_is_the_same_in_every_way(make: Make) -> None:
     for options in ({}, {"overlap": True}, {"speculate": "ngram"}):
         engine = make(reasoning_parser="think", **options)
         opened = [*PROMPT, *engine.loop.setup.tokenizer.encode("<think>", add_special_tokens=False)]
-        turn = engine.session().say(opened, Sampling(max_tokens=40, seed=5, ignore_eos=True), thinking_tokens=9)
+        turn = engine.session().say(
+            opened, Sampling(max_tokens=40, seed=5, ignore_eos=True), thinking_tokens=9
+        )
         drive(engine, turn, 5)
         retract(engine, turn)
         said.append(turn.token_ids)
