@@ -87,6 +87,8 @@ class StartTurn(msgspec.Struct, tag="start", frozen=True):
     answer: AnswerFields | None = None
     expect_return: float | None = None
     """Seconds until the client is expected back after this turn, with a tool's result."""
+    tools: list[dict[str, Any]] | None = None
+    """With a session's first turn: the session's tools from now on; None leaves them as they are."""
 
 
 class EndTurn(msgspec.Struct, tag="end", frozen=True):
@@ -359,6 +361,8 @@ class Delta(msgspec.Struct, array_like=True, frozen=True):
     prompt: tuple[int, int] | None = None
     """With a turn's first delta: the tokens of its prompt, history included, and how many were cached."""
     events: list[AnswerEvent] | None = None
+    settled: int | None = None
+    """Where tool calls are read: how many of the turn's tokens lie outside a call that has not ended."""
 
 
 class End(msgspec.Struct, frozen=True):

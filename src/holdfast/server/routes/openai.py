@@ -26,7 +26,7 @@ from holdfast.server.link import wire
 from holdfast.server.link.engine_client import TurnFeed, spoken
 from holdfast.server.prompts import CHAT_MESSAGE, ChatMessage, plain_messages
 from holdfast.server.routes.access import body_of, caller_of, request_id_of, service_of
-from holdfast.server.routes.openai_format import Chat, Completion, Format, ending
+from holdfast.server.routes.openai_format import Chat, Completion, Format
 from holdfast.server.routes.schema import documented
 from holdfast.server.service import Service
 from holdfast.server.sessions import new_name
@@ -76,6 +76,7 @@ CHAT_BODY = make_body(
     ChatBody,
     CHAT.sampling,
     CHAT.turn,
+    CHAT.answer,
     nested={"stream_options": _STREAM, "messages": CHAT_MESSAGE},
     add_special_tokens=(False,),
 )
@@ -83,6 +84,7 @@ COMPLETION_BODY = make_body(
     CompletionBody,
     COMPLETIONS.sampling,
     COMPLETIONS.turn,
+    COMPLETIONS.answer,
     nested={"stream_options": _STREAM},
     add_special_tokens=(True,),
 )
@@ -138,10 +140,17 @@ async def chat(request: Request) -> Response:
         sampling,
         new_name("chatcmpl"),
         CHAT.turn.read(body),
-        fields=CHAT.sampling.names(body),
+        CHAT.answer.read(body),
+        fields=CHAT.names(body, body),
     )
     feeds = await _start(service, caller, body, [asked])
-    form = Chat(asked.name, service.model_name, service.facts.fingerprint, service.prompts.tokenizer)
+    form = Chat(
+        asked.name,
+        service.model_name,
+        service.facts.fingerprint,
+        service.prompts.tokenizer,
+        stream_reasoning=asked.answer.stream_reasoning,
+    )
     return _answer(service, body, feeds, form, request_id_of(request), asked)
 
 
@@ -160,9 +169,17 @@ async def completions(request: Request) -> Response:
     if len(prompts) * sampling.n > PROMPTS_MAX or (body.session_id is not None and len(prompts) > 1):
         raise bad_field("prompt", f"may ask for at most {PROMPTS_MAX} choices, and for one on a session")
     name = new_name("cmpl")
-    options, names = COMPLETIONS.turn.read(body), COMPLETIONS.sampling.names(body)
+    options, answer = COMPLETIONS.turn.read(body), COMPLETIONS.answer.read(body)
     asked = [
-        TurnAsked(prompt, sampling, f"{name}-{number}" if len(prompts) > 1 else name, options, fields=names)
+        TurnAsked(
+            prompt,
+            sampling,
+            f"{name}-{number}" if len(prompts) > 1 else name,
+            options,
+            answer,
+            reads=False,
+            fields=COMPLETIONS.names(body, body),
+        )
         for number, prompt in enumerate(prompts)
     ]
     feeds = await _start(service, caller, body, asked)
@@ -252,8 +269,8 @@ async def _whole(feeds: list[TurnFeed], form: Format, choices: int, request_id: 
 
 async def _chunks(feeds: list[TurnFeed], form: Format, usage: bool, choices: int) -> AsyncIterator[bytes]:
     """All choices as one stream."""
-    for index in range(len(feeds)):
-        for opening in form.first(index):
+    for index, feed in enumerate(feeds):
+        for opening in form.first(index, feed.reads):
             yield event(opening)
     async for index, delta in spoken(feeds):
         if delta is None:
@@ -261,9 +278,11 @@ async def _chunks(feeds: list[TurnFeed], form: Format, usage: bool, choices: int
             assert end is not None
             if end.outcome == "failed":
                 raise turn_failed(end.reason)
-            yield event(form.last(index, ending(end)))
-        elif delta.text or delta.logprobs:
-            yield event(form.chunk(index, delta.text, delta.logprobs))
+            for chunk in form.last(index, end):
+                yield event(chunk)
+        else:
+            for chunk in form.chunks(index, delta):
+                yield event(chunk)
     if usage:
         ends = [feed.end for feed in feeds if feed.end is not None]
         yield event(form.totals(form.usage(ends, choices)))
