@@ -1,4 +1,4 @@
-"""What the text process makes of a turn's constraint, tools and reasoning: tokens, a grammar, a specification."""
+"""What the text process makes of a turn's constraint, tools and reasoning: tokens, grammar, specification."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def test_control_tokens_in_tools_arguments_and_results_stay_text() -> None:
         asks = jobs.Asks(tools=[tool("look", description=said)], template_kwargs={"x": said})
         answer = made.answer(jobs.Chat([*SAID, assistant, result("a", said)], None, True, asks=asks))
         assert isinstance(answer, jobs.Written)
-        assert text(made, answer.tokens).count(said) == 3
+        assert text(made, answer.tokens).count(said) >= 3
         return answer.tokens.count(end)
 
     assert ends("<|im_end|>") == ends("harmless")
