@@ -18,6 +18,7 @@ from holdfast.server.http.problems import Problem, bad_field
 from holdfast.server.limits import MESSAGES_MAX, Room, too_long, values_max
 from holdfast.server.link import wire
 from holdfast.server.text import jobs
+from holdfast.server.text.answer_writer import TAIL_TOKENS
 from holdfast.server.text.lanes import JOB_SECONDS, Lane, TextProcess
 from holdfast.server.text.process import tokenizer_of
 
@@ -58,6 +59,10 @@ class ChatMessage(msgspec.Struct):
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -76,7 +81,10 @@ class SessionMessage(msgspec.Struct, forbid_unknown_fields=True):
     role: str
     content: str | list[SessionPart] | None = None
     name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 def plain_messages(
@@ -94,23 +102,44 @@ def plain_messages(
             raise bad_field(f"{place}.role", f"must be one of {', '.join(ROLES)}")
         if isinstance(message, ChatMessage):
             refuse_unbuilt(message, f"{place}.")
-        elif message.reasoning_content:
-            raise bad_field(f"{place}.reasoning_content", "is not supported yet", "unsupported")
-        content = message.content
-        if content is None:
-            if message.role != "assistant":
-                raise bad_field(f"{place}.content", "this field is required")
-            content = ""
-        if not isinstance(content, str):
-            for part in content:
-                if part.type not in ("text", "input_text") or part.text is None:
-                    raise bad_field(f"{place}.content", "only parts of type text are supported yet")
-            content = "".join(part.text or "" for part in content)
-        entry = {"role": message.role, "content": content}
+        entry: dict[str, Any] = {"role": message.role, "content": _text_of(message, place)}
         if message.name is not None:
             entry["name"] = message.name
+        _add_calls(entry, message, place)
         plain.append(entry)
     return plain
+
+
+def _text_of(message: ChatMessage | SessionMessage, place: str) -> str:
+    """The text of a message; only the assistant's may have none."""
+    content = message.content
+    if content is None:
+        if message.role != "assistant":
+            raise bad_field(f"{place}.content", "this field is required")
+        return ""
+    if isinstance(content, str):
+        return content
+    for part in content:
+        if part.type not in ("text", "input_text") or part.text is None:
+            raise bad_field(f"{place}.content", "only parts of type text are supported yet")
+    return "".join(part.text or "" for part in content)
+
+
+def _add_calls(entry: dict[str, Any], message: ChatMessage | SessionMessage, place: str) -> None:
+    """The tool calls, the call that is answered and the reasoning, where the role has them."""
+    for name, role in (
+        ("tool_calls", "assistant"),
+        ("tool_call_id", "tool"),
+        ("reasoning_content", "assistant"),
+        ("reasoning", "assistant"),
+    ):
+        value = getattr(message, name)
+        if value:
+            if message.role != role:
+                raise bad_field(f"{place}.{name}", f"only messages of role {role} have this field")
+            entry[name] = value
+    if message.role == "tool" and not message.tool_call_id:
+        raise bad_field(f"{place}.tool_call_id", "this field is required")
 
 
 def opens_history(messages: Sequence[dict[str, Any]]) -> bool:
@@ -135,13 +164,29 @@ class Prompts:
     small inputs, one for large ones, so that small ones do not wait for large ones.
     """
 
-    def __init__(self, vocabulary: wire.Vocabulary, context_length: int) -> None:
+    def __init__(
+        self,
+        vocabulary: wire.Vocabulary,
+        context_length: int,
+        *,
+        calls: str | None = None,
+        reasoning: str | None = None,
+    ) -> None:
+        """`calls` and `reasoning` name the model's formats."""
         self.tokenizer = tokenizer_of(vocabulary)
         self.room = Room(context_length, context_length * self.tokenizer.bytes_per_token)
         bos = self.tokenizer.names.get("bos_token")
         self.bos = None if bos is None else self.tokenizer.token_of(bos)
         memory = MEMORY_BYTES + TOKEN_BYTES * context_length
-        small = jobs.Setup(vocabulary, context_length, memory, RENDER_SECONDS, JOB_SECONDS)
+        small = jobs.Setup(
+            vocabulary,
+            context_length,
+            memory,
+            RENDER_SECONDS,
+            JOB_SECONDS,
+            calls=calls,
+            reasoning=reasoning,
+        )
         large = msgspec.structs.replace(small, nice=LARGE_NICE)
         self._small = Lane(lambda: TextProcess.start(small))
         self._large = Lane(lambda: TextProcess.start(large))
@@ -160,18 +205,16 @@ class Prompts:
         self._require_length(len(text))
         return await self._tokens(jobs.Text(text, first), len(text), tenant)
 
-    async def chat(
-        self,
-        messages: Sequence[dict[str, Any]],
-        *,
-        last_token: int | None,
-        first: bool,
-        tenant: str = "",
-    ) -> list[int]:
-        """Render and tokenise a whole conversation, or messages after `last_token`."""
-        size = sum(_characters(message) for message in messages)
+    async def chat(self, job: jobs.Chat, tenant: str = "") -> jobs.Written:
+        """Render and tokenise a whole conversation, or the messages that follow one."""
+        size = _characters(job.messages) + len(job.system or "") + _characters(job.asks.tools)
         self._require_length(size)
-        return await self._tokens(jobs.Chat(list(messages), last_token, first), size, tenant)
+        return await self._written(job, size + _constraint_size(job.asks), tenant)
+
+    async def answer_to(self, tokens: list[int], asks: jobs.Asks, tenant: str = "") -> jobs.Written:
+        """What a turn asks of the answer to a prompt of tokens."""
+        job = jobs.AnswerTo(tokens[-TAIL_TOKENS:], asks)
+        return await self._written(job, _characters(asks.tools) + _constraint_size(asks), tenant)
 
     @property
     def chats(self) -> bool:
@@ -199,6 +242,11 @@ class Prompts:
         if characters > self.room.text_bytes:
             raise self.too_long()
 
+    async def _written(self, job: jobs.Job, size: int, tenant: str) -> jobs.Written:
+        answer = await self._ask(job, size, tenant)
+        assert isinstance(answer, jobs.Written)
+        return answer
+
     async def _tokens(self, job: jobs.Job, size: int, tenant: str) -> list[int]:
         answer = await self._ask(job, size, tenant)
         assert isinstance(answer, jobs.Tokens)
@@ -220,8 +268,12 @@ class Prompts:
         return answer
 
 
+def _constraint_size(asks: jobs.Asks) -> int:
+    return 0 if asks.constraint is None else _characters(asks.constraint.value)
+
+
 def _characters(value: Any) -> int:
-    """The characters of a message."""
+    """The characters of messages, tools or a schema."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
