@@ -175,6 +175,7 @@ class Scheduler:
         turn.known_before = session.sequence.known
         session.on(LifeEvent.SUBMIT)
         session.turn = turn
+        session.expected = 0.0
         registry.queues.seals.pop(session, None)
         registry.queues.wait(session, turn)
         registry.watch_turn(session, turn)
