@@ -110,6 +110,9 @@ class EchoExecutor:
         """Nothing to launch."""
         return Flight(plan, None, None, [])
 
+    def sample(self, flight: Flight) -> None:
+        """Nothing to sample."""
+
     def finish(self, flight: Flight) -> StepResult:
         """The next byte of every row."""
         return StepResult([self._row(row) for row in flight.plan.rows], [True] * len(flight.plan.moves))

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from holdfast.engine.constraints.turn import TurnConstraint
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.text.stops import StopMatcher
 from holdfast.engine.text.tokenizer import Tokenizer
@@ -40,6 +41,7 @@ class TurnStream:
         "_matcher",
         "_prompt",
         "_read_prompt",
+        "constraint",
         "ends",
         "fingerprint",
         "finish",
@@ -60,8 +62,10 @@ class TurnStream:
         read_prompt: Callable[[], list[int]] = list,
         input_first: int = 0,
         fingerprint: str | None = None,
+        constraint: TurnConstraint | None = None,
     ) -> None:
         self.sampling = sampling
+        self.constraint = constraint
         self.tokens: list[int] = []
         self.pieces: list[str] = []
         self.logprobs: list[TokenLogprob] = []
@@ -115,11 +119,14 @@ class TurnStream:
             if logprobs is not None:
                 self.logprobs.append(logprobs[index])
             self._say(token)
+        if self.constraint is not None:
+            self.constraint.accept(taken)
         return taken
 
     def _say(self, token: int) -> None:
         may_stop = len(self.tokens) > self.sampling.min_tokens
-        if token in self.ends and may_stop:
+        # Under a constraint an end token comes before `min_tokens` only where nothing else may come.
+        if token in self.ends and (may_stop or self.constraint is not None):
             self.finish = "stop"
             # An end token has no text unless the caller asked for special tokens.
             text = "" if self.sampling.skip_special_tokens else self._detokenizer.add([token])
