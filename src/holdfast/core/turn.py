@@ -113,6 +113,7 @@ class Turn:
         "request",
         "retracts",
         "session_id",
+        "settled",
         "state",
         "unsealed",
     )
@@ -135,6 +136,8 @@ class Turn:
         self.computed = 0
         self.failures = 0
         self.retracts = 0
+        self.settled: int | None = None
+        """Most generated tokens that `KEEP_ALL` keeps, where more would end inside a tool call."""
         self.first_token: float | None = None
         self.ending: Ending | None = None
         self.unsealed = 1

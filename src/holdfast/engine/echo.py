@@ -28,6 +28,7 @@ from holdfast.engine.step.executor import Flight
 from holdfast.engine.text.stream import TokenLogprob, TurnStream
 from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.engine.tiers.host import HostTier
+from holdfast.engine.tools.options import choose_formats
 from holdfast.models.config import ModelConfig
 from holdfast.models.families import family_of
 from holdfast.models.fields import Fields, Json
@@ -185,6 +186,9 @@ def open_echo(
         GenerationDefaults((end,)),
         options,
         make_executor=lambda stream_of: EchoExecutor(stream_of, end),
+        formats=choose_formats(
+            options.tool_parser, options.reasoning_parser, TEMPLATE, tokenizer.added_tokens.values(), {}
+        ),
         observer=observer,
         clock=clock,
     )

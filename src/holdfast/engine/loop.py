@@ -217,6 +217,7 @@ class EngineLoop:
             self.disk = None
             self.dispatcher.keep_files()
         self.session_log.close()
+        self.setup.grammars.close()
         self.executor.host_tier.drain()
 
 
