@@ -8,7 +8,8 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from tests.models.small import write_small_model
+from holdfast.client import Client
+from tests.models.small import END, write_small_model
 from tests.server.agents import TOOLS, assert_valid, called, user
 from tests.server.serving import Server
 
@@ -85,6 +86,9 @@ class Trip(BaseModel):
     cheap: bool
 
 
+SCHEMA = {**Trip.model_json_schema(), "additionalProperties": False}
+
+
 def test_structured_output_is_parsed(speaker: Callable[..., Any]) -> None:
     for seed in range(3):
         answer = speaker(method="parse", response_format=Trip, temperature=1, seed=seed).choices[0]
@@ -96,7 +100,7 @@ def test_structured_output_as_json(speaker: Callable[..., Any]) -> None:
     schema = {
         "name": "trip",
         "strict": True,
-        "schema": {**Trip.model_json_schema(), "additionalProperties": False},
+        "schema": SCHEMA,
     }
     form = {"type": "json_schema", "json_schema": schema}
     answer = speaker(response_format=form, temperature=1).choices[0]
@@ -127,3 +131,33 @@ def test_structured_output_after_reasoning(speaker: Callable[..., Any]) -> None:
         extra_body={"thinking": True, "thinking_tokens": 5},
     ).choices[0]
     assert isinstance(answer.message.parsed, Trip)
+
+
+def test_generate_and_completions(shared_speaker: Server) -> None:
+    sampling = {"json_schema": json.dumps(SCHEMA), "max_new_tokens": 400, "temperature": 1.0}
+    answer = shared_speaker.post("/generate", {"text": "bak del", "sampling_params": sampling}).json()
+    assert Trip.model_validate_json(answer["text"])
+    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": END}
+    form = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}
+    body = {"prompt": ["bak", "del"], "max_tokens": 400, "temperature": 1, "response_format": form}
+    several = shared_speaker.post("/v1/completions", body).json()["choices"]
+    assert all(Trip.model_validate_json(choice["text"]) for choice in several)
+    regex = {**sampling, "regex": "(yes|no)!"}
+    del regex["json_schema"]
+    answer = shared_speaker.post("/generate", {"text": "bak del", "sampling_params": regex}).json()
+    assert answer["text"] in ("yes!", "no!")
+
+
+def test_sessions_and_the_client_library(shared_speaker: Server) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}
+    with Client(shared_speaker.url) as client, client.session(tools=TOOLS) as session:
+        told = session.say("bak", max_tokens=400, thinking=False, response_format=form, tool_choice="none")
+        assert Trip.model_validate_json(told.text) and told.tool_calls == ()
+        turn = session.say("del", max_tokens=400, thinking=False, tool_choice="required", temperature=1.0)
+        assert turn.finish_reason == "tool_calls"
+        for call in turn.tool_calls:
+            assert_valid(call.name, call.parsed())
+        results = {call.id: "gor" for call in turn.tool_calls}
+        last = session.tool_results(results, max_tokens=30, thinking=True, thinking_tokens=4)
+        assert last.reasoning and last.usage.reasoning_tokens >= 4
+    shared_speaker.check_clean()
