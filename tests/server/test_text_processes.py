@@ -189,7 +189,7 @@ def test_nothing_is_tokenised_in_the_server_and_small_inputs_have_a_lane(
         async def ask(lane: Lane, job: jobs.Job, tenant: str) -> jobs.Answer:
             asked.append((lanes[id(lane)], len(jobs.frame(job)) // 1000))
             assert tenant == "ann"
-            return jobs.Tokens([1])
+            return jobs.Written([1]) if isinstance(job, jobs.Chat) else jobs.Tokens([1])
 
         monkeypatch.setattr(Lane, "ask", ask)
         monkeypatch.setattr(prompts.tokenizer, "encode", None)
@@ -197,10 +197,10 @@ def test_nothing_is_tokenised_in_the_server_and_small_inputs_have_a_lane(
         await prompts.text("x" * SMALL_CHARACTERS, first=True, tenant="ann")
         await prompts.text("x" * (SMALL_CHARACTERS + 1), first=True, tenant="ann")
         said = [{"role": "user", "content": "x" * 20_000}]
-        await prompts.chat(said, last_token=None, first=True, tenant="ann")
+        await prompts.chat(jobs.Chat(said, None, first=True), "ann")
         for attempt in (
             prompts.text("x" * (prompts.room.text_bytes + 1), first=True, tenant="ann"),
-            prompts.chat([said[0]] * 40, last_token=None, first=True, tenant="ann"),
+            prompts.chat(jobs.Chat([said[0]] * 40, None, first=True), "ann"),
         ):
             with pytest.raises(Problem) as caught:
                 await attempt
@@ -251,7 +251,7 @@ def test_templates_that_explode_are_refused_and_their_process_lives_on() -> None
                 if said in EXPLODING:
                     assert isinstance(answer, jobs.Refused) and answer.code == "chat_template", said
                 else:
-                    assert answer == jobs.Tokens(echo_tokenizer().encode("calm"))
+                    assert answer == jobs.Written(echo_tokenizer().encode("calm"))
         finally:
             process.kill()
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
-from holdfast.engine.text.chat_roles import ChatTemplateError, Message
+from holdfast.engine.text.chat_roles import Message, MessagesRefused
 from holdfast.engine.text.chat_template import ChatTemplate
 from holdfast.engine.tools.choose import choose
 from holdfast.engine.tools.events import Call
@@ -40,30 +40,47 @@ class ChatRenderer:
     ) -> None:
         """`tokens` are the texts of added tokens. Without a `call_format` the template shows the model's."""
         self._template = template
-        self._form = probe(template.render_unchecked, ChatTemplateError)
-        shown = call_format or choose(template.source, tokens, {}).calls
-        self.is_plain = shown is None or not self._form.shows_calls
+        self._shown_format = call_format or choose(template.source, tokens, {}).calls
+
+    @cached_property
+    def _form(self) -> TemplateForm:
+        """How the template takes calls and results: found out by rendering some, when first needed."""
+        return probe(self._template.render_unchecked, MessagesRefused)
+
+    @property
+    def is_plain(self) -> bool:
         """Whether tools, calls and results are text of ordinary messages."""
-        self.call_format = PLAIN_FORMAT if shown is None or self.is_plain else shown
+        return self._shown_format is None or not self._form.shows_calls
+
+    @property
+    def call_format(self) -> str:
         """How the model is told to write calls: a name in `engine.tools.formats`."""
+        return PLAIN_FORMAT if self._shown_format is None or self.is_plain else self._shown_format
 
     def prepare(
         self,
         messages: Sequence[Message],
         tools: Sequence[Tool] = (),
-        calls: Sequence[Call] = (),
         variables: Mapping[str, Any] | None = None,
+        *,
+        calls: Sequence[Call] = (),
+        continues: bool = False,
     ) -> Prepared:
-        """Messages after an answer with `calls`, if any; raises `ToolsRefused` with the field's name."""
+        """Messages of a conversation, or after an answer with `calls` where they continue one.
+
+        Raises `ToolsRefused` with the field's name.
+        """
         _require_answered(messages, calls)
-        names = {call.id: call.name for call in calls}
-        made = template_messages(messages, TemplateForm() if self.is_plain else self._form, names)
         given = dict(variables or {})
+        if not tools and not any(_has_calls(message) for message in messages):
+            return Prepared(template_messages(messages, TemplateForm()), given)
+        names = {call.id: call.name for call in calls}
         if self.is_plain:
-            return Prepared(plain_messages(made, tools), given)
+            made = template_messages(messages, TemplateForm(), names)
+            return Prepared(plain_messages(made, () if continues else tools), given)
         if tools:
             given["tools"] = [tool.in_openai_form() for tool in tools]
-        return Prepared(made, given)
+        return Prepared(template_messages(messages, self._form, names), given)
 
     def whole(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
         """The text of a whole conversation."""
@@ -84,6 +101,10 @@ class ChatRenderer:
         render = partial(self._template.render, known=2, **variables)
         tail = tail_after_calls(render, self.call_format, calls, messages, self._form)
         return tail.removeprefix(said_end)
+
+
+def _has_calls(message: Message) -> bool:
+    return message.get("role") == "tool" or bool(message.get("tool_calls"))
 
 
 def _require_answered(messages: Sequence[Message], calls: Sequence[Call]) -> None:

@@ -4,8 +4,8 @@ A message may contain the name of a control token, such as `<|im_end|>`. Before 
 `disguise` replaces such names with random placeholders of private-use characters; afterwards, `encode`
 restores the names as ordinary tokens. A conversation without such names is rendered and encoded directly.
 Control tokens are the tokenizer's special tokens, and the added tokens that the template writes
-(`<tool_response>`); the latter stay tokens in the assistant's messages, since models write them. Used by
-`tokenizer`.
+(`<tool_response>`); the latter stay tokens in the assistant's messages, since models write them, but not in
+the arguments of its calls. Used by `tokenizer`.
 """
 
 from __future__ import annotations
@@ -89,10 +89,15 @@ class ControlTokens:
                 return {replaced(key, pattern): replaced(inner, pattern) for key, inner in value.items()}
             return [replaced(inner, pattern) for inner in value] if isinstance(value, list | tuple) else value
 
-        shown = [
-            replaced(message, self._special if message.get("role") == "assistant" else self._all)
-            for message in messages
-        ]
+        def shown_message(message: Mapping[str, Any]) -> Any:
+            if message.get("role") != "assistant":
+                return replaced(message, self._all)
+            made = replaced(message, self._special)
+            if "tool_calls" in made:
+                made["tool_calls"] = replaced(made["tool_calls"], self._all)
+            return made
+
+        shown = [shown_message(message) for message in messages]
         given = {name: replaced(value, self._all) for name, value in (variables or {}).items()}
         names = {placed: name for name, placed in placeholders.items()}
         return Disguise(shown if names else messages, given, names)

@@ -230,7 +230,8 @@ class Tokenizer:
         Control tokens come from the template alone: their names in a message, a tool's description or a
         variable are ordinary text. Raises `ToolsRefused` for calls and results that do not fit together.
         """
-        prepared = self.chat.prepare(messages, tools or (), variables=template_kwargs)
+        with self._guard():
+            prepared = self.chat.prepare(messages, tools or (), template_kwargs)
         disguise = self._controls.disguise(prepared.messages, prepared.variables)
         with self._guard():
             rendered = self.chat.whole(disguise.messages, disguise.variables)
@@ -253,8 +254,8 @@ class Tokenizer:
         said_end = ""
         if last_token is not None and last_token in self.eos_tokens:
             said_end = self._encoder.id_to_token(last_token) or ""
-        shown = () if self.chat.is_plain else tools or ()
-        prepared = self.chat.prepare(messages, shown, calls, template_kwargs)
+        with self._guard():
+            prepared = self.chat.prepare(messages, tools or (), template_kwargs, calls=calls, continues=True)
         disguise = self._controls.disguise(prepared.messages, prepared.variables)
         with self._guard():
             text = self.chat.continuation(
@@ -264,12 +265,11 @@ class Tokenizer:
 
     @cached_property
     def chat(self) -> ChatRenderer:
-        """The chat template, with how it takes tools: found out by rendering a few messages."""
+        """The chat template, with how it takes tools."""
         if self.template is None:
             raise ChatTemplateError("this model has no chat template; send text or token ids instead")
         added = [token.content for token in self._encoder.get_added_tokens_decoder().values()]
-        with self._guard():
-            return ChatRenderer(self.template, added, self._call_format)
+        return ChatRenderer(self.template, added, self._call_format)
 
     def _encode_rendered(self, text: str, disguise: Disguise, most: int | None) -> list[int]:
         if disguise.empty:

@@ -123,7 +123,8 @@ class AnswerWriter:
         _require_strict_schemas(tools)
         field = "tools" if asks.constraint is None else asks.constraint.field
         final = "" if constraint is None or _must_call(tools) else _embedded(constraint)
-        source = tool_grammar(self._call_format, tools, self._controls, reasons, final)
+        calls = self._call_format if tools.callable_tools or self._channels else PLAIN_FORMAT
+        source = tool_grammar(calls, tools, self._controls, reasons, final)
         assert source is not None, "there are calls or a constraint"
         if len(source.encode("utf-8", "replace")) > SOURCE_BYTES_MAX:
             problem = f"the grammar of its calls has more than {SOURCE_BYTES_MAX} bytes"

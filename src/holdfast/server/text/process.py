@@ -63,8 +63,6 @@ class TextWorker:
         self._tokenizer = tokenizer_of(setup.vocabulary, lambda: _alarm(setup.render_seconds), setup.calls)
         self._tokens_max = setup.tokens_max
         self._answers = AnswerWriter(self._tokenizer, setup.calls, setup.reasoning)
-        if self._tokenizer.template is not None:
-            _ = self._tokenizer.chat  # How the template takes tools is found out once.
 
     def answer(self, job: jobs.Job) -> jobs.Answer:
         """Run a job; every failure is a refusal."""
