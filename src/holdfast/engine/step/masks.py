@@ -65,8 +65,9 @@ class StepMasks:
                 continue
             row, count = self._used, 1 + len(drafts)
             self._used += count
-            masked.update(range(first, first + count))
-            indices[first : first + count] = range(row, row + count)
+            for offset in range(count):
+                masked.add(first + offset)
+                indices[first + offset] = row + offset
             run = constraint.forced()
             matcher = constraint.matcher
             if run or matcher is None or constraint.failed:
