@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.engine.echo import echo_tokenizer
 from holdfast.server.answer_parts import finish_reason
+from holdfast.server.http.problems import turn_failed
 from holdfast.server.link import wire
 from holdfast.server.link.turn_feed import TurnFeed, join
 from holdfast.server.routes.openai_format import Chat, Completion
@@ -343,3 +344,10 @@ def test_reasoning_and_calls_are_counted() -> None:
     assert "holdfast_reasoning_tokens_total 4.0" in page
     assert 'holdfast_tool_calls_total{outcome="complete"} 2.0' in page
     assert 'holdfast_tool_calls_total{outcome="broken"} 1.0' in page
+
+
+def test_a_turn_whose_grammar_failed_is_the_request_s_fault() -> None:
+    problem = turn_failed("constraint: parser is too complex for 'secret'")
+    assert (problem.status, problem.code) == (400, "constraint_failed")
+    assert "secret" not in problem.message
+    assert turn_failed("the executor failed: OSError").status == 500

@@ -221,18 +221,18 @@ class TurnReply(TurnListener):
         sent = self._tokens
         text = "".join(stream.pieces[self._pieces :])
         tokens = stream.tokens[sent:]
-        if not text and not tokens:
-            return
-        logprobs = wire_logprobs(stream.logprobs[sent:]) if stream.sampling.logprobs is not None else None
-        prompt = None if sent else (turn.input_end, turn.cached)
-        if stream.reader is None:
-            delta = wire.Delta(self._command.call, sent, text, tokens, logprobs, prompt)
-        else:
+        events = settled = None
+        if stream.reader is not None:
             events = wire_events(stream.events[self._events :])
             self._events = len(stream.events)
             settled = stream.settled_tokens if stream.reader.reads_calls else None
-            delta = wire.Delta(self._command.call, sent, text, tokens, logprobs, prompt, events, settled)
-        self._outbox.add_delta(delta)
+        if not text and not tokens and not events:
+            return
+        logprobs = wire_logprobs(stream.logprobs[sent:]) if stream.sampling.logprobs is not None else None
+        prompt = None if sent else (turn.input_end, turn.cached)
+        self._outbox.add_delta(
+            wire.Delta(self._command.call, sent, text, tokens, logprobs, prompt, events, settled)
+        )
         self._pieces = len(stream.pieces)
         self._tokens = len(stream.tokens)
 
