@@ -47,6 +47,11 @@ def refusal(status: int, code: str, **headers: str) -> Answer:
     return answer({"error": error}, status, **headers)
 
 
+def spoken(event: str, /, **body: object) -> bytes:
+    """An event of a turn's stream."""
+    return f"event: {event}\ndata: {json.dumps({'turn_id': 't-1', **body}, ensure_ascii=False)}\n\n".encode()
+
+
 def delta(text: str, *tokens: int, index: int = 0) -> bytes:
     body = {"turn_id": "t-1", "index": index, "text": text, "token_ids": list(tokens)}
     return f"event: delta\ndata: {json.dumps(body, ensure_ascii=False)}\n\n".encode()

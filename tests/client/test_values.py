@@ -19,7 +19,10 @@ from holdfast.client import (
     Retries,
     ServerFault,
     SessionView,
+    ToolCall,
     TooManyRequests,
+    TurnEvent,
+    TurnEventKind,
     TurnFailed,
     Unauthorized,
     Unavailable,
@@ -31,7 +34,7 @@ from holdfast.client.errors import error_from_body, error_from_response
 from holdfast.client.retry import Attempts
 from holdfast.client.stream import Event, EventDecoder, TurnReader
 from holdfast.server.http.problems import TYPE_OF_STATUS
-from tests.client.scripted import delta, done, result
+from tests.client.scripted import delta, done, result, spoken
 
 AT_ONCE = Retries(attempts=4, first_seconds=0.0, longest_seconds=0.0)
 
@@ -61,7 +64,12 @@ def test_events_that_are_not_understood(data: bytes) -> None:
 
 
 def read(reader: TurnReader, *chunks: bytes) -> str:
-    return "".join(reader.hear(event) for event in events(*chunks))
+    """The new text."""
+    return "".join(each.text for each in told(reader, *chunks) if each.kind is TurnEventKind.TEXT)
+
+
+def told(reader: TurnReader, *chunks: bytes) -> list[TurnEvent]:
+    return [each for event in events(*chunks) for each in reader.hear(event)]
 
 
 def test_a_turn_is_its_pieces() -> None:
@@ -114,6 +122,153 @@ def test_a_turn_that_was_over_before_it_was_cut() -> None:
         read(late, delta("one ", 1), delta("two ", 2), whole)
         late.cut(kept)
         assert late.result == reader.result
+
+
+CALLING = [
+    spoken("reasoning.delta", text="Hm", index=0, token_ids=[1]),
+    spoken("reasoning.delta", text="m.", index=1, token_ids=[2]),
+    spoken("delta", text="Wait. ", index=2, token_ids=[3]),
+    spoken("delta", text="", index=3, token_ids=[4], settled_tokens=3),
+    spoken("tool_call", index=0, id="call_a", name="look", token_ids=[5], settled_tokens=3),
+    spoken("tool_call.delta", index=0, arguments='{"at"', token_ids=[6], settled_tokens=3),
+    spoken("tool_call.delta", index=0, arguments=": 1}", token_ids=[7]),
+    spoken(
+        "tool_call.done",
+        index=0,
+        id="call_a",
+        name="look",
+        arguments='{"at": 1}',
+        outcome="complete",
+        token_ids=[],
+    ),
+]
+LOOK = ToolCall("call_a", "look", '{"at": 1}')
+SHOWN_LOOK = {"id": "call_a", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+
+
+def calling_done() -> bytes:
+    body = {
+        **result("Wait. ", *range(1, 9), finish_reason="tool_calls"),
+        "reasoning": "Hmm.",
+        "tool_calls": [SHOWN_LOOK],
+    }
+    return spoken("done", **body)
+
+
+def parts(heard: list[TurnEvent]) -> dict[TurnEventKind, str]:
+    """The texts by kind, and the names of calls begun and done."""
+    kinds = {kind: "".join(each.text for each in heard if each.kind is kind) for kind in TurnEventKind}
+    for kind in (TurnEventKind.CALL, TurnEventKind.CALL_DONE):
+        kinds[kind] = " ".join(
+            each.call.name for each in heard if each.kind is kind and each.call is not None
+        )
+    return kinds
+
+
+WHOLE = {
+    TurnEventKind.TEXT: "Wait. ",
+    TurnEventKind.REASONING: "Hmm.",
+    TurnEventKind.CALL: "look",
+    TurnEventKind.ARGUMENTS: '{"at": 1}',
+    TurnEventKind.CALL_DONE: "look",
+}
+
+
+def test_reasoning_and_calls_are_events_of_their_own() -> None:
+    reader = TurnReader()
+    heard = told(reader, *CALLING)
+    assert parts(heard) == WHOLE
+    assert heard[-1].call == LOOK and heard[-1].outcome == "complete"
+    assert told(reader, calling_done()) == []
+    assert reader.result is not None
+    assert (reader.result.reasoning, reader.result.tool_calls) == ("Hmm.", (LOOK,))
+    assert LOOK.parsed() == {"at": 1}
+
+
+@pytest.mark.parametrize("broken_at", range(len(CALLING) + 1))
+def test_a_stream_with_calls_that_begins_again(broken_at: int) -> None:
+    """Also if it comes in fewer events, or only as a result: everything is told once."""
+    for again in (CALLING, []):
+        reader = TurnReader()
+        heard = told(reader, *CALLING[:broken_at])
+        reader.reopen()
+        heard += told(reader, *again, calling_done())
+        assert parts(heard) == WHOLE
+        assert reader.token_ids == list(range(1, 9))
+
+
+def test_another_call_is_another_answer() -> None:
+    reader = TurnReader()
+    told(reader, *CALLING)
+    reader.reopen()
+    with pytest.raises(AnswerChanged):
+        told(reader, *CALLING[:4], spoken("tool_call", index=0, id="call_b", name="sing", token_ids=[5]))
+
+
+def test_what_was_heard_has_no_half_a_call() -> None:
+    reader = TurnReader()
+    settled = []
+    for event in CALLING:
+        told(reader, event)
+        settled.append(reader.tokens_settled)
+    assert settled == [1, 2, 3, 3, 3, 3, 7, 7] and reader.tokens_shown == 7
+
+
+@pytest.mark.parametrize(
+    ("kept", "text", "reasoning", "called"),
+    [(1, "", "Hm", 0), (3, "Wait. ", "Hmm.", 0), (7, "Wait. ", "Hmm.", 1)],
+)
+def test_a_turn_with_calls_that_was_cut(kept: int, text: str, reasoning: str, called: int) -> None:
+    reader = TurnReader()
+    told(reader, *CALLING, calling_done())
+    reader.cut(kept)
+    assert reader.result is not None
+    assert (reader.result.text, reader.result.reasoning) == (text, reasoning)
+    assert len(reader.result.tool_calls) == called
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        spoken("tool_call", id="call_a", name="look"),
+        spoken("tool_call", index=0, name="look"),
+        spoken("tool_call.delta", index=0, arguments="{}"),
+        spoken("tool_call.done", index=3, outcome="complete"),
+    ],
+)
+def test_events_of_calls_that_make_no_sense(event: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        told(TurnReader(), event)
+
+
+@pytest.mark.parametrize("arguments", ["{", "[]"])
+def test_arguments_that_are_not_an_object(arguments: str) -> None:
+    with pytest.raises(ProtocolError, match="arguments of look"):
+        ToolCall("call_a", "look", arguments).parsed()
+
+
+def test_tool_results_are_messages() -> None:
+    assert calls.tool_messages({"a": "text", "b": {"degrees": 21.5}, "c": [1], "d": None}) == [
+        {"role": "tool", "tool_call_id": "a", "content": "text"},
+        {"role": "tool", "tool_call_id": "b", "content": '{"degrees": 21.5}'},
+        {"role": "tool", "tool_call_id": "c", "content": "[1]"},
+        {"role": "tool", "tool_call_id": "d", "content": "null"},
+    ]
+    with pytest.raises(BadArgument):
+        calls.tool_messages({})
+    with pytest.raises(BadArgument):
+        calls.tool_messages({"a": [float("nan")]})
+
+
+def test_fields_of_the_answer_are_not_sampling() -> None:
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    options, sampling = calls.turn_fields(
+        {"tools": tools, "tool_choice": "required", "max_tokens": 5, "timeout": 1.0}
+    )
+    assert options == {"tools": tools, "tool_choice": "required", "timeout": 1.0}
+    assert sampling == {"max_tokens": 5}
+    opened = calls.open_session("s", None, None, None, tools)
+    assert opened.body == {"id": "s", "tools": tools}
 
 
 def test_an_error_inside_a_stream() -> None:

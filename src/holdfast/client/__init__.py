@@ -27,7 +27,17 @@ from holdfast.client.realtime import AsyncRealtime, Realtime, RealtimeEvent
 from holdfast.client.retry import Retries
 from holdfast.client.sync import Client, Session
 from holdfast.client.turn import AsyncTurn, Turn
-from holdfast.client.values import Generated, Sampling, SessionView, Timing, TurnResult, Usage
+from holdfast.client.values import (
+    Generated,
+    Sampling,
+    SessionView,
+    Timing,
+    ToolCall,
+    TurnEvent,
+    TurnEventKind,
+    TurnResult,
+    Usage,
+)
 
 __all__ = [
     "AnswerChanged",
@@ -56,7 +66,10 @@ __all__ = [
     "SessionView",
     "Timing",
     "TooManyRequests",
+    "ToolCall",
     "Turn",
+    "TurnEvent",
+    "TurnEventKind",
     "TurnFailed",
     "TurnResult",
     "Unauthorized",

@@ -12,7 +12,7 @@ turns is in a session's `view`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, TypeVar, Unpack
@@ -25,7 +25,17 @@ from holdfast.client.realtime import AsyncRealtime
 from holdfast.client.retry import Retries
 from holdfast.client.transport import AsyncTransport
 from holdfast.client.turn import AsyncTurn
-from holdfast.client.values import Generated, Keep, Prompt, Said, Sampling, SessionView, TurnFields
+from holdfast.client.values import (
+    Generated,
+    Keep,
+    Prompt,
+    Said,
+    Sampling,
+    SessionView,
+    Tool,
+    ToolOutput,
+    TurnFields,
+)
 
 __all__ = ["AsyncClient", "AsyncSession"]
 
@@ -61,17 +71,30 @@ class AsyncSession:
         self._current = await AsyncTurn(self._transport, call).connect()
         return self._current
 
+    async def tool_results(
+        self,
+        results: Mapping[str, ToolOutput],
+        *,
+        turn_id: str | None = None,
+        **fields: Unpack[TurnFields],
+    ) -> AsyncTurn:
+        """Start a turn with the results of tool calls, by their ids.
+
+        A result that is not text is sent as JSON.
+        """
+        return await self.say(calls.tool_messages(results), turn_id=turn_id, **fields)
+
     async def interrupt(self, keep: Keep = "heard") -> None:
         """Interrupt the turn in flight, or the last one if no other has begun.
 
-        `keep` is the number of tokens to keep, or `"heard"` for those handed out so far, `"all"`, or `"none"`
-        (the turn is rolled back).
+        `keep` is the number of tokens to keep, or `"heard"` for those handed out so far without half a tool
+        call, `"all"`, or `"none"` (the turn is rolled back).
         """
         current = self._current
         if current is None:
             await self._transport.ask(calls.interrupt_session(self.id, None, calls.keep_fields(keep, None)))
             return
-        kept = calls.keep_fields(keep, current.tokens_shown)
+        kept = calls.keep_fields(keep, current.tokens_settled)
         await self._transport.ask(calls.interrupt_session(self.id, current.id, kept))
         current.cut(kept)
 
@@ -152,9 +175,10 @@ class AsyncClient:
         id: str | None = None,  # noqa: A002
         ttl: float | None = None,
         metadata: Mapping[str, str] | None = None,
+        tools: Sequence[Tool] | None = None,
     ) -> AsyncSession:
-        """Open a session; `ttl` is its idle time limit in seconds."""
-        session_id = await self.ask(calls.open_session(id, system, ttl, metadata))
+        """Open a session; `ttl` is its idle time limit in seconds, `tools` are in OpenAI's form."""
+        session_id = await self.ask(calls.open_session(id, system, ttl, metadata, tools))
         return AsyncSession(self._transport, session_id, system)
 
     async def resume(self, id: str) -> AsyncSession:  # noqa: A002

@@ -18,6 +18,7 @@ import httpx
 
 from holdfast.client.errors import BadArgument, ProtocolError
 from holdfast.client.values import (
+    AnswerOptions,
     Body,
     Generated,
     Keep,
@@ -26,6 +27,8 @@ from holdfast.client.values import (
     Said,
     Sampling,
     SessionView,
+    Tool,
+    ToolOutput,
     TurnFields,
     TurnOptions,
 )
@@ -52,6 +55,7 @@ __all__ = [
     "show_session",
     "spill_session",
     "start_turn",
+    "tool_messages",
     "turn_fields",
     "written",
 ]
@@ -125,11 +129,16 @@ def show_session(session_id: str) -> Call[SessionView]:
 
 
 def open_session(
-    session_id: str | None, system: str | None, ttl: float | None, metadata: Mapping[str, str] | None
+    session_id: str | None,
+    system: str | None,
+    ttl: float | None,
+    metadata: Mapping[str, str] | None,
+    tools: Sequence[Tool] | None = None,
 ) -> Call[str]:
     """Open a session under an id of the client's own, so that asking twice opens one; read as that id."""
     name = session_id or new_id("s")
-    body = _stated({"id": name, "ttl": ttl, "metadata": metadata, "system": system})
+    offered = None if tools is None else [dict(tool) for tool in tools]
+    body = _stated({"id": name, "ttl": ttl, "metadata": metadata, "system": system, "tools": offered})
     return Call("POST", "/v1/sessions", body, lambda answer: _acknowledged(answer, name), ("session_exists",))
 
 
@@ -193,8 +202,12 @@ def generate(model: str, prompt: Prompt, sampling: Sampling) -> Call[Generated]:
 
 def written(body: Body) -> str:
     """A body as JSON; raises `BadArgument` for values that JSON cannot hold."""
+    return _json(body, separators=(",", ":"))
+
+
+def _json(value: object, separators: tuple[str, str] = (", ", ": ")) -> str:
     try:
-        text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=separators)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise BadArgument(f"this cannot be sent as JSON: {error}") from error
@@ -217,9 +230,23 @@ def input_of(said: Said) -> str | list[int] | list[Message]:
     )
 
 
+def tool_messages(results: Mapping[str, ToolOutput]) -> list[Message]:
+    """The results of tool calls as messages; those that are not text as JSON."""
+    if not results:
+        raise BadArgument("give the result of at least one tool call, by its id")
+    return [
+        {
+            "role": "tool",
+            "tool_call_id": call_id,
+            "content": result if isinstance(result, str) else _json(result),
+        }
+        for call_id, result in results.items()
+    ]
+
+
 def turn_fields(given: TurnFields) -> tuple[Body, Body]:
-    """Turn options and sampling as JSON carries them; the server refuses unknown ones among the latter."""
-    names = TurnOptions.__annotations__
+    """Options and sampling as JSON carries them; the server refuses unknown ones among the latter."""
+    names = TurnOptions.__annotations__.keys() | AnswerOptions.__annotations__.keys()
     options = {name: value for name, value in given.items() if name in names and value is not None}
     sampling = cast(Sampling, {name: value for name, value in given.items() if name not in names})
     return options, sampling_fields(sampling)

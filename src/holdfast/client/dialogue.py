@@ -9,15 +9,27 @@ the same id. Made by the sessions of both clients; `realtime` moves it over a co
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from holdfast.client import calls
 from holdfast.client.errors import BadArgument, ProtocolError, RequestFailed, error_from_body
-from holdfast.client.values import Body, Keep, TurnFields, TurnResult
+from holdfast.client.values import (
+    Body,
+    Keep,
+    Said,
+    ToolCall,
+    ToolOutput,
+    TurnEventKind,
+    TurnFields,
+    TurnResult,
+)
 
 __all__ = ["Dialogue", "RealtimeEvent"]
+
+SPOKEN = frozenset(f"response.{kind}" for kind in TurnEventKind)
+"""The types of the events of a turn while it is generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +49,19 @@ class RealtimeEvent:
     @property
     def text(self) -> str:
         """The words of a `response.delta`, or of a whole turn that is done."""
-        return str(self.body.get("text", ""))
+        return str(self.body.get("text", "")) if self.type in ("response.delta", "response.done") else ""
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thinks: of `response.reasoning.delta`, or of a whole turn that is done."""
+        name = "text" if self.type == "response.reasoning.delta" else "reasoning"
+        return str(self.body.get(name) or "")
+
+    @property
+    def tool_call(self) -> ToolCall | None:
+        """The call of `response.tool_call` (its arguments are still empty) or `response.tool_call.done`."""
+        calls = ("response.tool_call", "response.tool_call.done")
+        return ToolCall.from_body(self.body) if self.type in calls else None
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -58,7 +82,7 @@ class RealtimeEvent:
 class Dialogue:
     """One side of a conversation over a connection that may be dropped and come back."""
 
-    __slots__ = ("_repeated", "heard", "last_seq", "pending", "session_id", "turn_id")
+    __slots__ = ("_repeated", "_tokens", "heard", "last_seq", "pending", "session_id", "turn_id")
 
     def __init__(self, session_id: str, last_seq: int | None = None) -> None:
         self.session_id = session_id
@@ -69,7 +93,9 @@ class Dialogue:
         self.turn_id: str | None = None
         """The turn that speaks, or spoke last."""
         self.heard = 0
-        """How many tokens of that turn have arrived."""
+        """How many tokens of that turn have arrived, without those of a tool call that is not done."""
+        self._tokens = 0
+        """How many have arrived in all."""
 
     def opening(self) -> Body:
         """The first message of a connection."""
@@ -87,12 +113,19 @@ class Dialogue:
         """Whether a new connection says this very message again by itself."""
         return any(message is waiting for waiting in self.pending)
 
-    def append(self, said: str | Sequence[int]) -> Body:
+    def append(self, said: Said) -> Body:
         """More input of the turn to come."""
-        words = {"text": said} if isinstance(said, str) else {"token_ids": calls.input_of(said)}
+        given = calls.input_of(said)
+        words: Body = {"text": given}
+        if not isinstance(given, str):
+            words = {"messages" if given and isinstance(given[0], dict) else "token_ids": given}
         message: Body = {"type": "input.append", **words}
         self._say(message)
         return message
+
+    def tool_results(self, results: Mapping[str, ToolOutput]) -> Body:
+        """The results of tool calls as input of the turn to come."""
+        return self.append(calls.tool_messages(results))
 
     def commit(
         self,
@@ -164,10 +197,11 @@ class Dialogue:
             if self.last_seq is None:
                 self.last_seq = event.seq
         elif event.type == "response.started":
-            self.turn_id, self.heard = event.turn_id, 0
+            self.turn_id, self.heard, self._tokens = event.turn_id, 0, 0
             self._answered(event.turn_id)
-        elif event.type == "response.delta" and event.turn_id == self.turn_id:
-            self.heard += len(event.token_ids)
+        elif event.type in SPOKEN and event.turn_id == self.turn_id and event.token_ids:
+            self._tokens += len(event.token_ids)
+            self.heard = int(event.body.get("settled_tokens", self._tokens))
         elif event.type in ("error", "response.done"):
             self._answered(event.turn_id)
         request_id = event.body.get("request_id")

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Unpack
 
@@ -29,7 +29,7 @@ from holdfast.client import calls
 from holdfast.client.dialogue import Dialogue, RealtimeEvent
 from holdfast.client.errors import HoldfastError, error_from_response, lost_connection
 from holdfast.client.retry import Attempts, Retries
-from holdfast.client.values import Body, Keep, TurnFields
+from holdfast.client.values import Body, Keep, Said, ToolOutput, TurnFields
 
 __all__ = ["AsyncRealtime", "Realtime", "RealtimeEvent"]
 
@@ -109,9 +109,13 @@ class Realtime(_Line):
     ) -> None:
         self.close()
 
-    def append(self, said: str | Sequence[int]) -> None:
-        """More input of the turn to come: text, or token ids."""
+    def append(self, said: Said) -> None:
+        """More input of the turn to come: text, token ids, or messages."""
         self._send(self.dialogue.append(said))
+
+    def tool_results(self, results: Mapping[str, ToolOutput]) -> None:
+        """The results of tool calls, by their ids, as input of the turn to come."""
+        self._send(self.dialogue.tool_results(results))
 
     def commit(
         self,
@@ -215,9 +219,13 @@ class AsyncRealtime(_Line):
     ) -> None:
         await self.close()
 
-    async def append(self, said: str | Sequence[int]) -> None:
-        """More input of the turn to come: text, or token ids."""
+    async def append(self, said: Said) -> None:
+        """More input of the turn to come: text, token ids, or messages."""
         await self._send(self.dialogue.append(said))
+
+    async def tool_results(self, results: Mapping[str, ToolOutput]) -> None:
+        """The results of tool calls, by their ids, as input of the turn to come."""
+        await self._send(self.dialogue.tool_results(results))
 
     async def commit(
         self,

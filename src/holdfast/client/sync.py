@@ -11,7 +11,7 @@ again by themselves when the connection fails or the server asks for patience (s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, TypeVar, Unpack
@@ -24,7 +24,17 @@ from holdfast.client.realtime import Realtime
 from holdfast.client.retry import Retries
 from holdfast.client.transport import Transport
 from holdfast.client.turn import Turn
-from holdfast.client.values import Generated, Keep, Prompt, Said, Sampling, SessionView, TurnFields
+from holdfast.client.values import (
+    Generated,
+    Keep,
+    Prompt,
+    Said,
+    Sampling,
+    SessionView,
+    Tool,
+    ToolOutput,
+    TurnFields,
+)
 
 __all__ = ["Client", "Session"]
 
@@ -60,17 +70,30 @@ class Session:
         self._current = Turn(self._transport, call)
         return self._current
 
+    def tool_results(
+        self,
+        results: Mapping[str, ToolOutput],
+        *,
+        turn_id: str | None = None,
+        **fields: Unpack[TurnFields],
+    ) -> Turn:
+        """Start a turn with the results of tool calls, by their ids.
+
+        A result that is not text is sent as JSON.
+        """
+        return self.say(calls.tool_messages(results), turn_id=turn_id, **fields)
+
     def interrupt(self, keep: Keep = "heard") -> None:
         """Interrupt the turn in flight, or the last one if no other has begun.
 
-        `keep` is the number of tokens to keep, or `"heard"` for those handed out so far, `"all"`, or `"none"`
-        (the turn is rolled back).
+        `keep` is the number of tokens to keep, or `"heard"` for those handed out so far without half a tool
+        call, `"all"`, or `"none"` (the turn is rolled back).
         """
         current = self._current
         if current is None:
             self._transport.ask(calls.interrupt_session(self.id, None, calls.keep_fields(keep, None)))
             return
-        kept = calls.keep_fields(keep, current.tokens_shown)
+        kept = calls.keep_fields(keep, current.tokens_settled)
         self._transport.ask(calls.interrupt_session(self.id, current.id, kept))
         current.cut(kept)
 
@@ -155,9 +178,10 @@ class Client:
         id: str | None = None,  # noqa: A002
         ttl: float | None = None,
         metadata: Mapping[str, str] | None = None,
+        tools: Sequence[Tool] | None = None,
     ) -> Session:
-        """Open a session; `ttl` is its idle time limit in seconds."""
-        session_id = self.ask(calls.open_session(id, system, ttl, metadata))
+        """Open a session; `ttl` is its idle time limit in seconds, `tools` are in OpenAI's form."""
+        session_id = self.ask(calls.open_session(id, system, ttl, metadata, tools))
         return Session(self._transport, session_id, system)
 
     def resume(self, id: str) -> Session:  # noqa: A002

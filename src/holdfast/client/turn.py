@@ -1,4 +1,4 @@
-"""A turn as its caller sees it, sync and async: streamed text, then the result.
+"""A turn as its caller sees it, sync and async: streamed text or events, then the result.
 
 Both kinds read their stream through a `TurnReader` and reconnect when it breaks. The result of a `Turn`
 (`text`, `usage` and the like) waits for its end; an `AsyncTurn` must be read first. Closing one early aborts
@@ -20,7 +20,7 @@ from holdfast.client.errors import ConnectionFailed, HoldfastError, Unavailable,
 from holdfast.client.retry import Attempts
 from holdfast.client.stream import EventDecoder, TurnReader
 from holdfast.client.transport import AsyncTransport, Transport
-from holdfast.client.values import Body, Timing, TurnResult, Usage
+from holdfast.client.values import Body, Timing, ToolCall, TurnEvent, TurnEventKind, TurnResult, Usage
 
 __all__ = ["AsyncTurn", "Turn"]
 
@@ -52,6 +52,11 @@ class _Heard:
         return self._reader.tokens_shown
 
     @property
+    def tokens_settled(self) -> int:
+        """How many of these lie outside a tool call that is not done: what an interruption keeps."""
+        return self._reader.tokens_settled
+
+    @property
     def result(self) -> TurnResult:
         """How the turn ended."""
         if self._reader.result is None:
@@ -71,8 +76,18 @@ class _Heard:
 
     @property
     def finish_reason(self) -> str:
-        """`stop`, `length` or `abort`."""
+        """`stop`, `length`, `tool_calls` or `abort`."""
         return self.result.finish_reason
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought before it answered."""
+        return self.result.reasoning
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls whose results the session waits for; see `tool_results`."""
+        return self.result.tool_calls
 
     @property
     def usage(self) -> Usage:
@@ -89,12 +104,12 @@ class _Heard:
         if keep.get("keep") != "all":
             self._reader.cut(keep.get("keep_tokens", 0))
 
-    def _hear(self, decoder: EventDecoder, chunk: bytes) -> Iterator[str]:
-        """The new text in a chunk of the stream."""
+    def _hear(self, decoder: EventDecoder, chunk: bytes) -> Iterator[TurnEvent]:
+        """What is new in a chunk of the stream."""
         for event in decoder.feed(chunk):
-            if text := self._reader.hear(event):
+            for told in self._reader.hear(event):
                 self._attempts.progress()
-                yield text
+                yield told
 
     def _require_end(self) -> None:
         """A stream is over: so must the turn be."""
@@ -108,7 +123,7 @@ class Turn(_Heard):
     def __init__(self, transport: Transport, call: Call[Any]) -> None:
         super().__init__(transport.url, call, Attempts(transport.retries))
         self._transport = transport
-        self._pieces = self._read()
+        self._events = self._read()
         self._connect()
 
     def __enter__(self) -> Turn:
@@ -123,7 +138,14 @@ class Turn(_Heard):
         return self
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        while True:
+            event = next(self._events)
+            if event.kind is TurnEventKind.TEXT:
+                return event.text
+
+    def events(self) -> Iterator[TurnEvent]:
+        """Text, reasoning and tool calls as they come, in the place of iterating over the text."""
+        return self._events
 
     @property
     def result(self) -> TurnResult:
@@ -132,7 +154,7 @@ class Turn(_Heard):
 
     def wait(self) -> TurnResult:
         """Read the turn to its end."""
-        for _ in self:
+        for _ in self._events:
             continue
         return super().result
 
@@ -150,8 +172,8 @@ class Turn(_Heard):
             except HoldfastError as error:
                 time.sleep(self._attempts.after(error))
 
-    def _read(self) -> Iterator[str]:
-        """The pieces, over as many connections as it takes."""
+    def _read(self) -> Iterator[TurnEvent]:
+        """The events, over as many connections as it takes."""
         while not self.done and not self._left:
             try:
                 yield from self._read_connection()
@@ -162,7 +184,7 @@ class Turn(_Heard):
                 self._reader.reopen()
                 self._connect()
 
-    def _read_connection(self) -> Iterator[str]:
+    def _read_connection(self) -> Iterator[TurnEvent]:
         assert self._response is not None, "the turn was never sent"
         decoder = EventDecoder()
         try:
@@ -181,7 +203,7 @@ class AsyncTurn(_Heard):
     def __init__(self, transport: AsyncTransport, call: Call[Any]) -> None:
         super().__init__(transport.url, call, Attempts(transport.retries))
         self._transport = transport
-        self._pieces = self._read()
+        self._events = self._read()
 
     async def __aenter__(self) -> AsyncTurn:
         return self
@@ -195,11 +217,18 @@ class AsyncTurn(_Heard):
         return self
 
     async def __anext__(self) -> str:
-        return await anext(self._pieces)
+        while True:
+            event = await anext(self._events)
+            if event.kind is TurnEventKind.TEXT:
+                return event.text
+
+    def events(self) -> AsyncIterator[TurnEvent]:
+        """Text, reasoning and tool calls as they come, in the place of iterating over the text."""
+        return self._events
 
     async def wait(self) -> TurnResult:
         """Read the turn to its end."""
-        async for _ in self:
+        async for _ in self._events:
             continue
         return self.result
 
@@ -218,12 +247,12 @@ class AsyncTurn(_Heard):
             except HoldfastError as error:
                 await asyncio.sleep(self._attempts.after(error))
 
-    async def _read(self) -> AsyncIterator[str]:
-        """The pieces, over as many connections as it takes."""
+    async def _read(self) -> AsyncIterator[TurnEvent]:
+        """The events, over as many connections as it takes."""
         while not self.done and not self._left:
             try:
-                async for piece in self._read_connection():
-                    yield piece
+                async for event in self._read_connection():
+                    yield event
             except BREAKS as error:
                 if self._left:
                     return
@@ -231,13 +260,13 @@ class AsyncTurn(_Heard):
                 self._reader.reopen()
                 await self.connect()
 
-    async def _read_connection(self) -> AsyncIterator[str]:
+    async def _read_connection(self) -> AsyncIterator[TurnEvent]:
         assert self._response is not None, "the turn was never sent"
         decoder = EventDecoder()
         try:
             async for chunk in self._response.aiter_bytes():
-                for piece in self._hear(decoder, chunk):
-                    yield piece
+                for event in self._hear(decoder, chunk):
+                    yield event
         except (httpx.TransportError, httpx.StreamError) as error:
             raise lost_connection(self._url, error) from error
         finally:

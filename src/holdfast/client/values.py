@@ -6,13 +6,16 @@ some. Used by both clients and their callers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Literal, TypedDict
 
 from holdfast.client.errors import ProtocolError
 
 __all__ = [
+    "AnswerOptions",
     "Body",
     "Generated",
     "Keep",
@@ -22,6 +25,11 @@ __all__ = [
     "Sampling",
     "SessionView",
     "Timing",
+    "Tool",
+    "ToolCall",
+    "ToolOutput",
+    "TurnEvent",
+    "TurnEventKind",
     "TurnFields",
     "TurnOptions",
     "TurnResult",
@@ -35,6 +43,12 @@ Said = str | Sequence[int] | Sequence[Message]
 
 Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 """Prompts of one-shot completions: one or more texts or lists of token ids."""
+
+Tool = Mapping[str, Any]
+"""A function that the model may call, in OpenAI's form."""
+
+ToolOutput = str | int | float | bool | Mapping[str, Any] | Sequence[Any] | None
+"""The result of a tool: text, or a value that JSON can hold."""
 
 Keep = int | Literal["heard", "all", "none"]
 """What an interrupt keeps: a number of tokens, those handed to the caller so far, all, or none."""
@@ -70,18 +84,36 @@ class TurnOptions(TypedDict, total=False):
     append_history: bool
 
 
-class TurnFields(Sampling, TurnOptions, total=False):
+class AnswerOptions(TypedDict, total=False):
+    """What the answer must match, what it may call, and how it reasons; as the server declares them."""
+
+    response_format: Mapping[str, Any]
+    grammar: Mapping[str, Any]
+    tools: Sequence[Tool]
+    tool_choice: str | Mapping[str, Any]
+    parallel_tool_calls: bool
+    thinking: bool
+    thinking_tokens: int
+    reasoning_effort: str
+    expect_return_seconds: float
+
+
+class TurnFields(Sampling, TurnOptions, AnswerOptions, total=False):
     """All fields of a turn besides its input and its id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a turn: the prompt with its history, its cached and its computed part, the completion."""
+    """Tokens of a turn: the prompt with its history, its cached and its computed part, the completion.
+
+    `reasoning_tokens` are part of the completion.
+    """
 
     prompt_tokens: int
     cached_tokens: int
     computed_tokens: int
     completion_tokens: int
+    reasoning_tokens: int = 0
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Usage:
@@ -90,7 +122,8 @@ class Usage:
         prompt = int(body["prompt_tokens"])
         completion = int(body["completion_tokens"])
         cached = int(body.get("cached_tokens", details.get("cached_tokens") or 0))
-        return cls(prompt, cached, int(body.get("computed_tokens", prompt - cached)), completion)
+        computed = int(body.get("computed_tokens", prompt - cached))
+        return cls(prompt, cached, computed, completion, int(body.get("reasoning_tokens") or 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +140,58 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call of the model; `arguments` is a JSON object as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+    def parsed(self) -> dict[str, Any]:
+        """The arguments as a dictionary."""
+        try:
+            arguments = json.loads(self.arguments)
+        except ValueError as error:
+            raise ProtocolError(f"the arguments of {self.name} are not JSON") from error
+        if not isinstance(arguments, dict):
+            raise ProtocolError(f"the arguments of {self.name} are not a JSON object")
+        return arguments
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> ToolCall:
+        """From OpenAI's form, or from the event of a stream."""
+        function = body.get("function", body)
+        return cls(str(body["id"]), str(function["name"]), str(function.get("arguments", "")))
+
+
+class TurnEventKind(StrEnum):
+    """What a stream tells of a turn."""
+
+    TEXT = "delta"
+    REASONING = "reasoning.delta"
+    CALL = "tool_call"
+    ARGUMENTS = "tool_call.delta"
+    CALL_DONE = "tool_call.done"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEvent:
+    """A piece of a turn: `text` of the answer, of the reasoning, or of a call's arguments.
+
+    `call` comes with CALL (its arguments are still empty) and with CALL_DONE. `index` counts the turn's calls
+    from zero. `outcome` of CALL_DONE is `complete`, `broken` or `cut`.
+    """
+
+    kind: TurnEventKind
+    text: str = ""
+    call: ToolCall | None = None
+    index: int = 0
+    outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TurnResult:
-    """The result of a turn."""
+    """The result of a turn. `tool_calls` are the complete ones; `reasoning` is what the model thought."""
 
     turn_id: str
     text: str
@@ -116,6 +199,8 @@ class TurnResult:
     finish_reason: str
     usage: Usage
     timing: Timing
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> TurnResult:
@@ -127,6 +212,8 @@ class TurnResult:
                 str(body["finish_reason"]),
                 Usage.from_body(body["usage"]),
                 Timing.from_body(body.get("timing") or {}),
+                str(body.get("reasoning") or ""),
+                _calls(body.get("tool_calls")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"cannot read the result of a turn: {error!r}") from error
@@ -134,7 +221,10 @@ class TurnResult:
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """A session as the server describes it; `memory` is by component."""
+    """A session as the server describes it; `memory` is by component.
+
+    `tool_calls` are the calls of its last turn, whose results it waits for.
+    """
 
     id: str
     state: str
@@ -147,6 +237,7 @@ class SessionView:
     created: float
     metadata: Mapping[str, Any]
     memory: Mapping[str, Any]
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> SessionView:
@@ -164,6 +255,7 @@ class SessionView:
                 float(body.get("created") or 0.0),
                 body.get("metadata") or {},
                 body.get("memory") or {},
+                _calls(body.get("tool_calls")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"cannot read the description of a session: {error!r}") from error
@@ -198,3 +290,8 @@ class Generated:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"cannot read the completion: {error!r}") from error
+
+
+def _calls(listed: Iterable[Mapping[str, Any]] | None) -> tuple[ToolCall, ...]:
+    """The tool calls that an object lists."""
+    return tuple(ToolCall.from_body(body) for body in listed or ())

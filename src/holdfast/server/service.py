@@ -15,6 +15,7 @@ from typing import Any
 
 from holdfast.core.turn import KEEP_ALL
 from holdfast.engine.sampling import Sampling, SamplingError
+from holdfast.server.answer_parts import complete_calls, shown_calls
 from holdfast.server.http.bodies import Reading
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import (
@@ -277,6 +278,7 @@ class Service:
             "id": record.name,
             "created": int(record.created),
             "metadata": record.metadata,
+            "tool_calls": shown_calls(complete_calls(record.view.calls)),
         }
 
     async def interrupt(

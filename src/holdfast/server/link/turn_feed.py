@@ -18,6 +18,9 @@ __all__ = ["TurnFeed", "join", "spoken", "traceparent"]
 traceparent: ContextVar[str | None] = ContextVar("traceparent", default=None)
 """The trace context of the current request, from its client; set by the gate."""
 
+PIECES = frozenset({wire.Part.TEXT, wire.Part.REASONING, wire.Part.ARGUMENTS})
+"""Parts of an answer that come in pieces."""
+
 
 class TurnFeed:
     """One turn as its reader receives it."""
@@ -32,6 +35,7 @@ class TurnFeed:
         "keeps",
         "lost",
         "name",
+        "reads",
         "replayed",
         "session",
         "traceparent",
@@ -42,6 +46,8 @@ class TurnFeed:
         self.name = command.name
         self.session = command.session
         self.keeps = command.keeps
+        self.reads = command.answer is not None
+        """Whether its answer is read for reasoning and tool calls."""
         self.traceparent = traceparent.get()
         self.end: wire.End | None = None
         self.lost: Problem | None = None
@@ -155,4 +161,32 @@ def join(deltas: list[wire.Delta]) -> wire.Delta:
         [token for delta in deltas for token in delta.tokens],
         logprobs,
         first.prompt,
+        joined_events(deltas),
+        deltas[-1].settled,
     )
+
+
+def joined_events(deltas: list[wire.Delta]) -> list[wire.AnswerEvent] | None:
+    """The events of several deltas; adjacent pieces of the same part and call become one.
+
+    None if none of the deltas was read for reasoning and calls.
+    """
+    if all(delta.events is None for delta in deltas):
+        return None
+    runs: list[list[wire.AnswerEvent]] = []
+    for delta in deltas:
+        for event in delta.events or ():
+            if runs and event.part in PIECES and (event.part, event.index) == _place(runs[-1][0]):
+                runs[-1].append(event)
+            else:
+                runs.append([event])
+    return [
+        run[0]
+        if len(run) == 1
+        else wire.AnswerEvent(run[0].part, "".join(event.text for event in run), run[0].index)
+        for run in runs
+    ]
+
+
+def _place(event: wire.AnswerEvent) -> tuple[wire.Part, int]:
+    return event.part, event.index

@@ -359,6 +359,8 @@ class Delta(msgspec.Struct, array_like=True, frozen=True):
     prompt: tuple[int, int] | None = None
     """With a turn's first delta: the tokens of its prompt, history included, and how many were cached."""
     events: list[AnswerEvent] | None = None
+    settled: int | None = None
+    """Where tool calls are read: how many of the turn's tokens lie outside a call that has not ended."""
 
 
 class End(msgspec.Struct, frozen=True):

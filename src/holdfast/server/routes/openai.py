@@ -26,7 +26,7 @@ from holdfast.server.link import wire
 from holdfast.server.link.engine_client import TurnFeed, spoken
 from holdfast.server.prompts import CHAT_MESSAGE, ChatMessage, plain_messages
 from holdfast.server.routes.access import body_of, caller_of, request_id_of, service_of
-from holdfast.server.routes.openai_format import Chat, Completion, Format, ending
+from holdfast.server.routes.openai_format import Chat, Completion, Format
 from holdfast.server.routes.schema import documented
 from holdfast.server.service import Service
 from holdfast.server.sessions import new_name
@@ -252,8 +252,8 @@ async def _whole(feeds: list[TurnFeed], form: Format, choices: int, request_id: 
 
 async def _chunks(feeds: list[TurnFeed], form: Format, usage: bool, choices: int) -> AsyncIterator[bytes]:
     """All choices as one stream."""
-    for index in range(len(feeds)):
-        for opening in form.first(index):
+    for index, feed in enumerate(feeds):
+        for opening in form.first(index, feed.reads):
             yield event(opening)
     async for index, delta in spoken(feeds):
         if delta is None:
@@ -261,9 +261,11 @@ async def _chunks(feeds: list[TurnFeed], form: Format, usage: bool, choices: int
             assert end is not None
             if end.outcome == "failed":
                 raise turn_failed(end.reason)
-            yield event(form.last(index, ending(end)))
-        elif delta.text or delta.logprobs:
-            yield event(form.chunk(index, delta.text, delta.logprobs))
+            for chunk in form.last(index, end):
+                yield event(chunk)
+        else:
+            for chunk in form.chunks(index, delta):
+                yield event(chunk)
     if usage:
         ends = [feed.end for feed in feeds if feed.end is not None]
         yield event(form.totals(form.usage(ends, choices)))

@@ -1,4 +1,10 @@
-"""OpenAI's response formats: chat completions and plain completions, whole or in chunks."""
+"""OpenAI's response formats: chat completions and plain completions, whole or in chunks.
+
+Reasoning is `reasoning_content`, and `reasoning` for clients that call it so. A tool call streams as OpenAI
+streams it: a chunk with its id and name, then pieces of its arguments. Calls that are broken or cut are
+listed too, with the arguments that arrived. Log-probabilities are those of all tokens of a choice, with
+reasoning, calls and markup; a chunk has those of the tokens since the chunk before.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +13,10 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from holdfast.engine.text.tokenizer import Detokenizer, Tokenizer
+from holdfast.server.answer_parts import calls_of, finish_reason, reasoning_tokens, shown_calls
 from holdfast.server.link import wire
 
-__all__ = ["Chat", "Completion", "Format", "ending"]
-
-
-def ending(end: wire.End) -> str:
-    """OpenAI's finish reason of a choice; `abort` if it was aborted."""
-    return end.reason if end.outcome == "finished" else "abort"
+__all__ = ["Chat", "Completion", "Format"]
 
 
 class Format(Protocol):
@@ -28,15 +30,15 @@ class Format(Protocol):
         """The whole answer."""
         ...
 
-    def first(self, index: int) -> list[dict[str, Any]]:
-        """The first chunks of a choice's stream, if it has any."""
+    def first(self, index: int, reads: bool) -> list[dict[str, Any]]:
+        """The first chunks of a choice's stream, if it has any; `reads` if its answer may have calls."""
         ...
 
-    def chunk(self, index: int, text: str, logprobs: list[wire.Logprob] | None) -> dict[str, Any]:
-        """The next piece of a choice."""
+    def chunks(self, index: int, delta: wire.Delta) -> list[dict[str, Any]]:
+        """The next pieces of a choice."""
         ...
 
-    def last(self, index: int, reason: str) -> dict[str, Any]:
+    def last(self, index: int, end: wire.End) -> list[dict[str, Any]]:
         """The end of a choice's stream."""
         ...
 
@@ -85,12 +87,15 @@ class _Frame:
         prompts = ends[::choices]
         prompt = sum(end.prompt_tokens for end in prompts)
         completion = sum(len(end.tokens) for end in ends)
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(end.cached_tokens for end in prompts)},
         }
+        if any(end.answer is not None for end in ends):
+            usage["completion_tokens_details"] = {"reasoning_tokens": sum(map(reasoning_tokens, ends))}
+        return usage
 
     def _spelled(self, token: int) -> tuple[str, list[int]]:
         """A token as text, and its bytes: a token may be part of a UTF-8 sequence."""
@@ -103,6 +108,20 @@ class Chat(_Frame):
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
+
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        fingerprint: str,
+        tokenizer: Tokenizer,
+        *,
+        stream_reasoning: bool = True,
+    ) -> None:
+        """Without `stream_reasoning` a stream has it in one piece, before what follows it."""
+        super().__init__(name, model, fingerprint, tokenizer)
+        self._held: dict[int, list[wire.AnswerEvent]] | None = None if stream_reasoning else {}
+        """Reasoning that is held back, by choice."""
 
     def _logprobs(self, logprobs: list[wire.Logprob] | None) -> dict[str, Any] | None:
         if logprobs is None:
@@ -121,26 +140,89 @@ class Chat(_Frame):
         """A whole choice."""
         return {
             "index": index,
-            "message": {"role": "assistant", "content": end.text, "refusal": None},
+            "message": self._message(end),
             "logprobs": self._logprobs(end.logprobs),
-            "finish_reason": ending(end),
+            "finish_reason": finish_reason(end),
         }
+
+    def _message(self, end: wire.End) -> dict[str, Any]:
+        """The content is null where there are calls and no text."""
+        message: dict[str, Any] = {"role": "assistant", "content": end.text, "refusal": None}
+        calls = calls_of(end)
+        if calls:
+            message["content"] = end.text or None
+            message["tool_calls"] = shown_calls(calls)
+        if end.answer is not None and end.answer.reasoning:
+            message |= _thought(end.answer.reasoning)
+        return message
 
     def _chunk(self, index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
         return self._framed(self.chunk_kind, [choice])
 
-    def first(self, index: int) -> list[dict[str, Any]]:
-        """The role."""
-        return [self._chunk(index, {"role": "assistant", "content": ""})]
+    def first(self, index: int, reads: bool) -> list[dict[str, Any]]:
+        """The role; no content yet if there may be none."""
+        return [self._chunk(index, {"role": "assistant", "content": None if reads else ""})]
 
-    def chunk(self, index: int, text: str, logprobs: list[wire.Logprob] | None) -> dict[str, Any]:
-        """A piece of the text."""
-        return self._chunk(index, {"content": text}, logprobs=self._logprobs(logprobs))
+    def chunks(self, index: int, delta: wire.Delta) -> list[dict[str, Any]]:
+        """Pieces of the answer; the first has the log-probabilities."""
+        pieces: list[dict[str, Any]]
+        if delta.events is None:
+            pieces = [{"content": delta.text}] if delta.text or delta.logprobs else []
+        else:
+            events = delta.events if self._held is None else self._collected(index, delta.events)
+            pieces = [_piece(event) for event in events if event.part is not wire.Part.CALL_END]
+            if not pieces and delta.logprobs:
+                pieces = [{}]
+        logprobs = self._logprobs(delta.logprobs)
+        return [
+            self._chunk(index, piece, logprobs=None if number else logprobs)
+            for number, piece in enumerate(pieces)
+        ]
 
-    def last(self, index: int, reason: str) -> dict[str, Any]:
-        """The finish reason."""
-        return self._chunk(index, {}, finish_reason=reason)
+    def _collected(self, index: int, events: list[wire.AnswerEvent]) -> list[wire.AnswerEvent]:
+        """Events with the reasoning in one piece, once something follows it."""
+        assert self._held is not None, "reasoning is held back"
+        held = self._held.setdefault(index, [])
+        collected: list[wire.AnswerEvent] = []
+        for event in events:
+            if event.part is wire.Part.REASONING:
+                held.append(event)
+            else:
+                collected += [*_joined(held), event]
+                held.clear()
+        return collected
+
+    def last(self, index: int, end: wire.End) -> list[dict[str, Any]]:
+        """Reasoning that was held back, and the finish reason."""
+        held = [] if self._held is None else self._held.pop(index, [])
+        chunks = [self._chunk(index, _piece(event)) for event in _joined(held)]
+        return [*chunks, self._chunk(index, {}, finish_reason=finish_reason(end))]
+
+
+def _joined(held: list[wire.AnswerEvent]) -> list[wire.AnswerEvent]:
+    """Pieces of reasoning as one, if there are any."""
+    text = "".join(event.text for event in held)
+    return [wire.AnswerEvent(wire.Part.REASONING, text)] if text else []
+
+
+def _thought(text: str) -> dict[str, Any]:
+    """Reasoning, under both of its names."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def _piece(event: wire.AnswerEvent) -> dict[str, Any]:
+    """An event of an answer as the delta of a chunk."""
+    if event.part is wire.Part.TEXT:
+        return {"content": event.text}
+    if event.part is wire.Part.REASONING:
+        return _thought(event.text)
+    call: dict[str, Any] = {"index": event.index}
+    if event.part is wire.Part.CALL:
+        call |= {"id": event.id, "type": "function", "function": {"name": event.text, "arguments": ""}}
+    else:
+        call["function"] = {"arguments": event.text}
+    return {"tool_calls": [call]}
 
 
 class _Places:
@@ -198,19 +280,20 @@ class Completion(_Frame):
 
     def choice(self, index: int, end: wire.End) -> dict[str, Any]:
         """A whole choice."""
-        return self._choice(index, end.text, self._logprobs(index, end.logprobs), ending(end))
+        return self._choice(index, end.text, self._logprobs(index, end.logprobs), finish_reason(end))
 
-    def first(self, index: int) -> list[dict[str, Any]]:
+    def first(self, index: int, reads: bool) -> list[dict[str, Any]]:
         """There is no first chunk."""
-        del index
+        del index, reads
         return []
 
-    def chunk(self, index: int, text: str, logprobs: list[wire.Logprob] | None) -> dict[str, Any]:
+    def chunks(self, index: int, delta: wire.Delta) -> list[dict[str, Any]]:
         """A piece of the text."""
-        return self._framed(
-            self.chunk_kind, [self._choice(index, text, self._logprobs(index, logprobs), None)]
-        )
+        if not delta.text and not delta.logprobs:
+            return []
+        choice = self._choice(index, delta.text, self._logprobs(index, delta.logprobs), None)
+        return [self._framed(self.chunk_kind, [choice])]
 
-    def last(self, index: int, reason: str) -> dict[str, Any]:
+    def last(self, index: int, end: wire.End) -> list[dict[str, Any]]:
         """The finish reason."""
-        return self._framed(self.chunk_kind, [self._choice(index, "", None, reason)])
+        return [self._framed(self.chunk_kind, [self._choice(index, "", None, finish_reason(end))])]

@@ -24,7 +24,7 @@ from holdfast.server.http.problems import Problem, internal_error, turn_failed
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import TurnFeed, join
 from holdfast.server.routes.realtime_outbox import Outbox
-from holdfast.server.routes.session_format import shown_delta, shown_turn
+from holdfast.server.routes.session_format import TurnEvents, shown_turn
 from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord, engine_name
 from holdfast.server.turn_request import TurnAsked
@@ -74,7 +74,7 @@ class Running:
         self.asked = asked
         self.feed: TurnFeed | None = None
         self.sent = 0
-        """Tokens sent to the client."""
+        """Tokens sent to the client, without those of a tool call that has not ended."""
         self.cut = False
         self.left = False
         self.begun = asyncio.Event()
@@ -265,18 +265,23 @@ class Channel:
             running.told.set()
 
     async def _speak(self, running: Running, feed: TurnFeed) -> None:
-        """Send the turn's deltas. Those after a cut are held back, and sent if the turn finished anyway."""
+        """Send the turn's events. Those after a cut are held back, and sent if the turn finished anyway."""
         late: list[wire.Delta] = []
+        events = TurnEvents(running.asked.name)
         async for delta in feed.deltas():
             if running.cut:
                 late.append(delta)
                 continue
-            running.sent = delta.index + len(delta.tokens)
-            self.emit("response.delta", shown_delta(running.asked.name, delta))
+            running.sent = delta.index + len(delta.tokens) if delta.settled is None else delta.settled
+            self._emit_events(events, delta)
             if self.outbox is not None:
                 await self.outbox.room()
         if late and feed.end is not None and feed.end.outcome == "finished":
-            self.emit("response.delta", shown_delta(running.asked.name, join(late)))
+            self._emit_events(events, join(late))
+
+    def _emit_events(self, events: TurnEvents, delta: wire.Delta) -> None:
+        for kind, shown in events.of(delta):
+            self.emit(f"response.{kind}", shown)
 
     def cut(self) -> None:
         """End the running turn for another one, keeping what was sent, and cancel queued turns."""

@@ -1,17 +1,44 @@
-"""How `/v1/sessions` and `/v1/realtime` write a turn: deltas, the whole turn, log-probabilities, failures."""
+"""How `/v1/sessions` and `/v1/realtime` write a turn: events, the whole turn, log-probabilities, failures.
+
+A turn whose answer is read for reasoning and tool calls has events besides `delta`. The first of the events
+that come of one delta has its tokens and log-probabilities; and `settled_tokens` if some of the turn's tokens
+belong to a tool call that has not ended, which an interrupt should not keep.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from enum import StrEnum
 from typing import Any
 
 import msgspec
 
+from holdfast.server.answer_parts import complete_calls, finish_reason, shown_calls
 from holdfast.server.http.answers import event
 from holdfast.server.http.problems import Problem
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import TurnFeed
 
-__all__ = ["failed", "shown_delta", "shown_turn"]
+__all__ = ["TurnEvent", "TurnEvents", "failed", "shown_turn"]
+
+
+class TurnEvent(StrEnum):
+    """The events of a turn while it is generated."""
+
+    DELTA = "delta"
+    REASONING = "reasoning.delta"
+    CALL = "tool_call"
+    ARGUMENTS = "tool_call.delta"
+    CALL_DONE = "tool_call.done"
+
+
+EVENT_OF_PART = {
+    wire.Part.TEXT: TurnEvent.DELTA,
+    wire.Part.REASONING: TurnEvent.REASONING,
+    wire.Part.CALL: TurnEvent.CALL,
+    wire.Part.ARGUMENTS: TurnEvent.ARGUMENTS,
+    wire.Part.CALL_END: TurnEvent.CALL_DONE,
+}
 
 
 def failed(name: str, problem: Problem) -> bytes:
@@ -19,17 +46,53 @@ def failed(name: str, problem: Problem) -> bytes:
     return event({"turn_id": name, **problem.body()}, "error")
 
 
-def shown_delta(name: str, delta: wire.Delta) -> dict[str, Any]:
-    """A delta of a turn."""
-    shown: dict[str, Any] = {
-        "turn_id": name,
-        "index": delta.index,
-        "text": delta.text,
-        "token_ids": delta.tokens,
-    }
-    if delta.logprobs is not None:
-        shown["logprobs"] = shown_logprobs(delta.logprobs)
-    return shown
+class TurnEvents:
+    """The events of one turn, from its deltas in order."""
+
+    __slots__ = ("_arguments", "_call", "_name")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._call: dict[str, Any] = {}
+        """The open call: its index, id and name."""
+        self._arguments: list[str] = []
+
+    def of(self, delta: wire.Delta) -> Iterator[tuple[TurnEvent, dict[str, Any]]]:
+        """The events of the next delta, each with its kind."""
+        carried: dict[str, Any] = {"token_ids": delta.tokens}
+        if delta.logprobs is not None:
+            carried["logprobs"] = shown_logprobs(delta.logprobs)
+        heard = delta.index + len(delta.tokens)
+        if delta.settled is not None and delta.settled < heard:
+            carried["settled_tokens"] = delta.settled
+        if not delta.events:
+            # Without `events` all is text; an empty list has tokens whose text is still held.
+            shown = {"turn_id": self._name, "index": delta.index, "text": delta.text}
+            yield TurnEvent.DELTA, shown | carried
+            return
+        index = delta.index
+        for each in delta.events:
+            shown = {"turn_id": self._name, **self._shown(each)}
+            if each.part in (wire.Part.TEXT, wire.Part.REASONING):
+                shown["index"] = index
+            yield EVENT_OF_PART[each.part], shown | carried
+            index = heard
+            carried = {"token_ids": []}
+
+    def _shown(self, said: wire.AnswerEvent) -> dict[str, Any]:
+        """What an event says."""
+        match said.part:
+            case wire.Part.CALL:
+                self._call = {"index": said.index, "id": said.id, "name": said.text}
+                self._arguments = []
+                return self._call
+            case wire.Part.ARGUMENTS:
+                self._arguments.append(said.text)
+                return {"index": said.index, "arguments": said.text}
+            case wire.Part.CALL_END:
+                return {**self._call, "arguments": "".join(self._arguments), "outcome": said.text}
+            case _:
+                return {"text": said.text}
 
 
 def shown_logprobs(logprobs: list[wire.Logprob]) -> list[dict[str, Any]]:
@@ -53,7 +116,7 @@ def standing(feed: TurnFeed) -> wire.End:
     assert end is not None, "the turn is over"
     gone = end.view is None or end.view.known < end.prompt_tokens
     if end.outcome == "aborted" and gone and not feed.replayed:
-        return msgspec.structs.replace(end, text="", tokens=[], logprobs=None)
+        return msgspec.structs.replace(end, text="", tokens=[], logprobs=None, answer=None)
     return end
 
 
@@ -64,7 +127,7 @@ def shown_turn(name: str, feed: TurnFeed) -> dict[str, Any]:
         "turn_id": name,
         "text": end.text,
         "token_ids": end.tokens,
-        "finish_reason": end.reason if end.outcome == "finished" else "abort",
+        "finish_reason": finish_reason(end),
         "usage": {
             "prompt_tokens": end.prompt_tokens,
             "cached_tokens": end.cached_tokens,
@@ -77,8 +140,24 @@ def shown_turn(name: str, feed: TurnFeed) -> dict[str, Any]:
             "total_ms": round(end.total_seconds * 1000, 2),
         },
     }
+    if end.answer is not None:
+        shown["usage"]["reasoning_tokens"] = end.answer.reasoning_tokens
+        shown |= shown_answer(end.answer)
     if end.outcome == "aborted":
         shown["abort_reason"] = end.reason
     if end.logprobs is not None:
         shown["logprobs"] = shown_logprobs(end.logprobs)
+    return shown
+
+
+def shown_answer(answer: wire.AnswerParts) -> dict[str, Any]:
+    """Reasoning and complete calls; calls that are broken or cut are listed apart, if there are any."""
+    complete = complete_calls(answer.calls)
+    shown: dict[str, Any] = {"reasoning": answer.reasoning or None, "tool_calls": shown_calls(complete)}
+    failed_calls = [call for call in answer.calls if call not in complete]
+    if failed_calls:
+        shown["incomplete_tool_calls"] = [
+            {**called, "outcome": call.outcome}
+            for called, call in zip(shown_calls(failed_calls), failed_calls, strict=True)
+        ]
     return shown

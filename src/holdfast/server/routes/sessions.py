@@ -24,7 +24,7 @@ from holdfast.server.link.engine_client import TurnFeed
 from holdfast.server.prompts import SessionMessage, plain_messages
 from holdfast.server.routes.access import body_of, caller_of, service_of
 from holdfast.server.routes.schema import documented
-from holdfast.server.routes.session_format import failed, shown_delta, shown_turn
+from holdfast.server.routes.session_format import TurnEvents, failed, shown_turn
 from holdfast.server.sessions import engine_name, new_name, require_name
 from holdfast.server.turn_request import Input, TurnAsked, fingerprint_of
 
@@ -260,9 +260,11 @@ def _input(given: str | list[int | SessionMessage]) -> Input:
 
 
 async def _events(name: str, feed: TurnFeed) -> AsyncIterator[bytes]:
-    """A turn as server-sent events: deltas, then `done` or `error`."""
+    """A turn as server-sent events: deltas, reasoning and tool calls, then `done` or `error`."""
+    events = TurnEvents(name)
     async for delta in feed.deltas():
-        yield event(shown_delta(name, delta), "delta")
+        for kind, shown in events.of(delta):
+            yield event(shown, kind)
     assert feed.end is not None
     if feed.end.outcome == "failed":
         yield failed(name, turn_failed(feed.end.reason))

@@ -86,8 +86,11 @@ class Said:
         self._add_logprobs(meta, end)
         return {"text": self.text, "output_ids": self.tokens, "meta_info": meta}
 
-    def _matched(self) -> int | str:
-        """The stop token or stop string; a token is kept in the text or removed, as `no_stop_trim` says."""
+    def _matched(self) -> int | str | None:
+        """The stop token or stop string; a token is kept in the text or removed, as `no_stop_trim` says.
+
+        None if the turn ended because its grammar allows nothing more.
+        """
         last = self.tokens[-1]
         if last not in self._ends:
             stops = self._sampling.stop_strings
@@ -95,7 +98,9 @@ class Said:
                 self.tokens, skip_special_tokens=self._sampling.skip_special_tokens
             )
             found = [(heard.find(stop), -len(stop), stop) for stop in stops if stop in heard]
-            return min(found)[2] if found else stops[0]
+            if found:
+                return min(found)[2]
+            return stops[0] if stops else None
         hidden = self._sampling.skip_special_tokens
         if self._sampling.keep_stop and hidden:
             self.text += self._tokenizer.decode([last], skip_special_tokens=True)

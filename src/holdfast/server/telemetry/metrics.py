@@ -122,6 +122,14 @@ class Metrics:
         self.queue = Histogram(
             "holdfast_queue_seconds", "How long turns waited.", buckets=SECONDS, registry=self.registry
         )
+        self.reasoning = Counter(
+            "holdfast_reasoning_tokens",
+            "Tokens generated while the model reasoned.",
+            registry=self.registry,
+        )
+        self.calls = Counter(
+            "holdfast_tool_calls", "Tool calls by how they ended.", ("outcome",), registry=self.registry
+        )
         self.restarts = Counter("holdfast_engine_restarts", "Engine processes lost.", registry=self.registry)
         self.started = time.time()
 
@@ -149,6 +157,10 @@ class Metrics:
             self.turns.labels("lost").inc()
             return
         self.turns.labels(end.outcome).inc()
+        if end.answer is not None:
+            self.reasoning.inc(end.answer.reasoning_tokens)
+            for call in end.answer.calls:
+                self.calls.labels(call.outcome).inc()
         self.total.observe(end.total_seconds)
         self.queue.observe(end.queue_seconds)
         if end.first_seconds is not None:
