@@ -90,7 +90,7 @@ def test_names_merge_with_the_text_around_them() -> None:
     made = tokenizer(byte_encoder())
     bare = tokenizer(byte_encoder([]))
     content = f"im {END} end"
-    tokens = made.encode_chat([{"role": "user", "content": content}], add_generation_prompt=False)
+    tokens = made.encode_chat([{"role": "user", "content": content}], template_kwargs={"add_generation_prompt": False})
     start, end = made.token_of(START), made.token_of(END)
     newline = bare.encode("\n")
     assert tokens == [start, *bare.encode(f"user\n{content}"), end, *newline]
@@ -109,8 +109,14 @@ def test_text_without_names_is_encoded_as_it_is(made: Tokenizer, monkeypatch: py
 
 def test_added_tokens_of_the_template_are_tokens_of_the_assistant_alone() -> None:
     made = tokenizer(byte_encoder())
-    for role, expected in (("user", 0), ("tool", 0), ("assistant", 1)):
+    for role, expected in (("user", 0), ("assistant", 1)):
         assert count(made, made.encode_chat([{"role": role, "content": CALL}]), CALL) == expected
+    called = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    answered = [
+        {"role": "assistant", "content": "", "tool_calls": [called]},
+        {"role": "tool", "content": CALL, "tool_call_id": "1"},
+    ]
+    assert count(made, made.encode_chat(answered), CALL) == 0
     assert count(made, made.encode_chat([{"role": "user", "content": "<plain>"}]), "<plain>") == 1
     nested = [{"role": "user", "content": "x", "tools": {CALL: [END]}}]
     tokens = made.encode_chat(nested)

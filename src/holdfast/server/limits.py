@@ -19,6 +19,7 @@ import msgspec
 from holdfast.core.tokens import TOKEN_MAX
 from holdfast.engine.fields import INTEGER_MAX, Bound
 from holdfast.engine.sampling import CHOICES_MAX, LOGPROBS_MAX
+from holdfast.engine.tools.request import TOOLS_MAX
 from holdfast.server.dialects.tables import DIALECTS
 from holdfast.server.http.problems import Problem, bad_field
 
@@ -31,6 +32,7 @@ TTL_MAX = 30 * 86_400.0
 METADATA_BYTES_MAX = 64 << 10
 METADATA_DEPTH_MAX = 64
 SYSTEM_BYTES_MAX = 1 << 20
+CALLS_BYTES_MAX = 1 << 20
 NAME_CHARACTERS_MAX = 128
 WORD_CHARACTERS_MAX = 1024
 VALUES_MAX = 1 << 18
@@ -62,10 +64,16 @@ def _numbers(field: str, low: float, high: float, words: str = "") -> Limit:
 def _words(bound: Bound) -> str:
     """A bound as the documentation shows it."""
     parts = []
-    if bound.entries is not None and bound.characters is not None and bound.low is None:
+    if bound.size is not None:
+        parts.append(f"{_bytes(bound.size)}, nested {bound.depth} deep")
+        if bound.entries is not None:
+            parts.append(f"{bound.entries:,} entries")
+    elif bound.entries is not None and bound.characters is not None and bound.low is None:
         parts.append(f"{bound.entries} of {bound.characters:,} characters")
     elif bound.entries is not None:
         parts.append(f"{bound.entries:,} tokens")
+    elif bound.characters is not None:
+        parts.append(f"{bound.characters:,} characters")
     if bound.low is not None and bound.high is not None and bound.high != TOKEN_MAX:
         if bound.high >= 1 << 62:
             parts.append("64 bits")
@@ -73,6 +81,10 @@ def _words(bound: Bound) -> str:
             low, high = _number(bound.low), _number(bound.high)
             parts.append(f"more than {low}, at most {high}" if bound.above else f"{low} to {high}")
     return ", ".join(parts)
+
+
+def _bytes(size: int) -> str:
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
 
 def _number(value: float) -> str:
@@ -91,10 +103,10 @@ def _declared_limits() -> Iterator[Limit]:
     seen: dict[str, Bound] = {}
     own: set[str] = set()
     for dialect in DIALECTS:
-        for table in (dialect.sampling, dialect.turn):
+        for table in dialect.tables:
             for row in table.rows:
                 bound, name = table.bound_of(row), row.written
-                if bound is None:
+                if bound is None or row.kind is bool:
                     continue
                 place = f"*.{name}"
                 if seen.setdefault(name, bound) != bound:
@@ -123,6 +135,9 @@ LIMITS: tuple[Limit, ...] = (
     Limit("*.messages", Bound(entries=MESSAGES_MAX), "8,192 messages"),
     Limit("*.content", Bound(entries=PARTS_MAX, context=True), f"{_FITS}; 1,024 parts"),
     Limit("*.reasoning_content", _TEXT, _FITS),
+    Limit("*.reasoning", _TEXT, _FITS),
+    Limit("*.tool_calls", Bound(entries=TOOLS_MAX, size=CALLS_BYTES_MAX, depth=METADATA_DEPTH_MAX), "512, 1 MiB"),
+    Limit("*.tool_call_id", Bound(characters=WORD_CHARACTERS_MAX), "1,024 characters"),
     Limit("*.role", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
     Limit("*.name", Bound(characters=WORD_CHARACTERS_MAX), "1,024 characters"),
     Limit("*.type", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
@@ -222,6 +237,9 @@ def _check_list(values: list[Any], bound: Bound, place: str, room: Room | None) 
         _check_count(len(values), bound.entries, bound, place)
     if not values or isinstance(values[0], msgspec.Struct):
         return
+    if bound.size is not None:
+        _check_size(values, bound, place)
+        return
     if isinstance(values[0], int):
         numbers = [value for value in values if isinstance(value, int)]
         if bound.low is not None and bound.high is not None:
@@ -251,8 +269,8 @@ def too_long(room: Room, place: str, tokens: int | None = None) -> Problem:
     return Problem(400, "context_length_exceeded", f"{said} Please shorten it.", place)
 
 
-def _check_size(value: dict[str, Any], bound: Bound, place: str) -> None:
-    """Raise for an object that is too large or too deeply nested."""
+def _check_size(value: dict[str, Any] | list[Any], bound: Bound, place: str) -> None:
+    """Raise for a value that is too large or too deeply nested."""
     try:
         size = len(msgspec.msgpack.encode(value))
     except OverflowError:

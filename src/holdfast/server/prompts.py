@@ -58,6 +58,10 @@ class ChatMessage(msgspec.Struct):
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -76,7 +80,10 @@ class SessionMessage(msgspec.Struct, forbid_unknown_fields=True):
     role: str
     content: str | list[SessionPart] | None = None
     name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 def plain_messages(
@@ -94,23 +101,44 @@ def plain_messages(
             raise bad_field(f"{place}.role", f"must be one of {', '.join(ROLES)}")
         if isinstance(message, ChatMessage):
             refuse_unbuilt(message, f"{place}.")
-        elif message.reasoning_content:
-            raise bad_field(f"{place}.reasoning_content", "is not supported yet", "unsupported")
-        content = message.content
-        if content is None:
-            if message.role != "assistant":
-                raise bad_field(f"{place}.content", "this field is required")
-            content = ""
-        if not isinstance(content, str):
-            for part in content:
-                if part.type not in ("text", "input_text") or part.text is None:
-                    raise bad_field(f"{place}.content", "only parts of type text are supported yet")
-            content = "".join(part.text or "" for part in content)
-        entry = {"role": message.role, "content": content}
+        entry: dict[str, Any] = {"role": message.role, "content": _text_of(message, place)}
         if message.name is not None:
             entry["name"] = message.name
+        _add_calls(entry, message, place)
         plain.append(entry)
     return plain
+
+
+def _text_of(message: ChatMessage | SessionMessage, place: str) -> str:
+    """The text of a message; only the assistant's may have none."""
+    content = message.content
+    if content is None:
+        if message.role != "assistant":
+            raise bad_field(f"{place}.content", "this field is required")
+        return ""
+    if isinstance(content, str):
+        return content
+    for part in content:
+        if part.type not in ("text", "input_text") or part.text is None:
+            raise bad_field(f"{place}.content", "only parts of type text are supported yet")
+    return "".join(part.text or "" for part in content)
+
+
+def _add_calls(entry: dict[str, Any], message: ChatMessage | SessionMessage, place: str) -> None:
+    """The tool calls, the call that is answered and the reasoning, where the role has them."""
+    for name, role in (
+        ("tool_calls", "assistant"),
+        ("tool_call_id", "tool"),
+        ("reasoning_content", "assistant"),
+        ("reasoning", "assistant"),
+    ):
+        value = getattr(message, name)
+        if value:
+            if message.role != role:
+                raise bad_field(f"{place}.{name}", f"only messages of role {role} have this field")
+            entry[name] = value
+    if message.role == "tool" and not message.tool_call_id:
+        raise bad_field(f"{place}.tool_call_id", "this field is required")
 
 
 def opens_history(messages: Sequence[dict[str, Any]]) -> bool:

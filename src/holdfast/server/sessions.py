@@ -62,6 +62,8 @@ class SessionRecord:
     system: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     created: float = field(default_factory=time.time)
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    """Tools that its history describes, or that its first turn will; in OpenAI's form."""
 
 
 class Holding:

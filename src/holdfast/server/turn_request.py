@@ -10,13 +10,15 @@ from typing import Any
 import msgspec
 
 from holdfast.engine.sampling import Sampling
+from holdfast.server.dialects.answer_options import AnswerOptions
 from holdfast.server.dialects.turn_options import TurnOptions
 from holdfast.server.link import wire
 
-__all__ = ["Input", "TurnAsked", "fingerprint_of", "wire_sampling"]
+__all__ = ["PLAIN_ANSWER", "Input", "SessionGiven", "TurnAsked", "fingerprint_of", "wire_sampling"]
 
 
 NO_OPTIONS = TurnOptions()
+PLAIN_ANSWER = AnswerOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,16 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionGiven:
+    """What a session is opened with; `ttl` in seconds, `tools` in OpenAI's form."""
+
+    ttl: float | None = None
+    system: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    tools: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class TurnAsked:
     """A turn to start. `fields` maps declared field names to those of the client's dialect."""
 
@@ -38,6 +50,9 @@ class TurnAsked:
     sampling: Sampling
     name: str
     options: TurnOptions = NO_OPTIONS
+    answer: AnswerOptions = PLAIN_ANSWER
+    reads: bool = True
+    """Whether reasoning and tool calls are found in the answer; a plain completion is text alone."""
     cut: bool = False
     goes_on: bool = False
     computes_from: int | None = None

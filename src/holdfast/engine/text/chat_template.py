@@ -105,25 +105,21 @@ class ChatTemplate:
         environment.globals.update(raise_exception=_refuse, strftime_now=_now)
         self.source = source
         self._tokens = dict(tokens)
-        self._roles = ShownRoles(self._rendered)
+        self._roles = ShownRoles(self.render_unchecked)
         try:
             self._template = environment.from_string(source)
         except jinja2.exceptions.TemplateError as error:
             raise ChatTemplateError(f"the chat template cannot be compiled: {error}") from error
 
-    def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
-    ) -> str:
+    def render(self, messages: Sequence[Message], *, known: int = 0, **variables: Any) -> str:
         """The text of a whole conversation; `variables` are passed to the template.
 
-        A message that the template would skip is rejected. `developer` messages become `system` where the
-        template does not know that role.
+        A message that the template would skip is rejected; the first `known` are not the client's. `developer`
+        messages become `system` where the template does not know that role.
         """
-        return self._rendered(
-            self._roles.fitted(messages), add_generation_prompt=add_generation_prompt, **variables
-        )
+        return self.render_unchecked(self._roles.fitted(messages, known, **variables), **variables)
 
-    def _rendered(
+    def render_unchecked(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
         """Render messages, without the check for skipped ones."""
@@ -167,8 +163,7 @@ class ChatTemplate:
             {"role": "user", "content": "..."},
             {"role": "assistant", "content": _MARK},
         ]
-        fitted = self._roles.fitted([*before, *messages], known=len(before))
-        rendered = self._rendered(fitted, **variables)
+        rendered = self.render([*before, *messages], known=len(before), **variables)
         _, mark, tail = rendered.partition(_MARK)
         if not mark or _MARK in tail:
             raise ChatTemplateError(

@@ -32,9 +32,10 @@ _NOTHING = re.compile(r"(?!)")
 
 @dataclass(slots=True)
 class Disguise:
-    """Messages without control token names, and the name behind each placeholder."""
+    """Messages and variables without control token names, and the name behind each placeholder."""
 
     messages: Sequence[Mapping[str, Any]]
+    variables: Mapping[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -64,8 +65,10 @@ class ControlTokens:
         self._special = _any_of(special)
         self._all = _any_of(special | written)
 
-    def disguise(self, messages: Sequence[Mapping[str, Any]]) -> Disguise:
-        """The messages with placeholders for control token names."""
+    def disguise(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
+    ) -> Disguise:
+        """The messages, and the template's variables, with placeholders for control token names."""
         placeholders: dict[str, str] = {}
         nonce = ""
 
@@ -90,8 +93,9 @@ class ControlTokens:
             replaced(message, self._special if message.get("role") == "assistant" else self._all)
             for message in messages
         ]
+        given = {name: replaced(value, self._all) for name, value in (variables or {}).items()}
         names = {placed: name for name, placed in placeholders.items()}
-        return Disguise(shown if names else messages, names)
+        return Disguise(shown if names else messages, given, names)
 
     def encode(self, text: str, disguise: Disguise) -> list[int]:
         """Encode a rendered text, with the disguised names as ordinary text.

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tokenizers import Tokenizer as Encoder
 from tokenizers import decoders
 
+from holdfast.engine.text.chat_renderer import ChatRenderer
 from holdfast.engine.text.chat_template import (
     TEMPLATE_CHARACTERS_MAX,
     ChatTemplate,
@@ -29,6 +30,8 @@ from holdfast.engine.text.chat_template import (
 )
 from holdfast.engine.text.control_tokens import ControlTokens, Disguise
 from holdfast.engine.text.gguf_vocabulary import build_tokenizer
+from holdfast.engine.tools.events import Call
+from holdfast.engine.tools.request import Tool
 from holdfast.models.fields import ConfigurationError, Fields, reading, require_size
 
 if TYPE_CHECKING:  # text processes run without torch
@@ -93,11 +96,14 @@ class Tokenizer:
         names: Mapping[str, str],
         eos_tokens: tuple[int, ...],
         guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+        call_format: str | None = None,
     ) -> None:
         """`names` are special tokens by role, such as bos_token; `eos_tokens` end a turn. Templates are
-        rendered inside `guard`.
+        rendered inside `guard`. `call_format` is how the model writes tool calls, where the template does not
+        show it.
         """
         self._encoder = encoder
+        self._call_format = call_format
         self._guard = guard
         self._bytes: dict[int, bytes] = {}
         self._byte_level = isinstance(encoder.decoder, decoders.ByteLevel)
@@ -207,16 +213,22 @@ class Tokenizer:
         return _ByteStream(self, skipped) if self._byte_level else _WindowStream(self._encoder, skipped)
 
     def encode_chat(
-        self, messages: Sequence[Message], *, most: int | None = None, **variables: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        most: int | None = None,
     ) -> list[int]:
         """The tokens of a conversation, ready for the assistant's answer.
 
-        Control tokens come from the template alone: their names in a message are ordinary text.
+        Control tokens come from the template alone: their names in a message, a tool's description or a
+        variable are ordinary text. Raises `ToolsRefused` for calls and results that do not fit together.
         """
-        template = self._needed_template()
-        disguise = self._controls.disguise(messages)
+        prepared = self.chat.prepare(messages, tools or (), variables=template_kwargs)
+        disguise = self._controls.disguise(prepared.messages, prepared.variables)
         with self._guard():
-            rendered = template.render(disguise.messages, **variables)
+            rendered = self.chat.whole(disguise.messages, disguise.variables)
         return self._encode_rendered(rendered, disguise, most)
 
     def encode_continuation(
@@ -224,18 +236,35 @@ class Tokenizer:
         messages: Sequence[Message],
         *,
         last_token: int | None,
+        calls: Sequence[Call] = (),
+        tools: Sequence[Tool] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
         most: int | None = None,
-        **variables: Any,
     ) -> list[int]:
-        """The tokens that follow the assistant's answer, whose last token was `last_token`."""
+        """The tokens that follow the assistant's answer, whose last token was `last_token`.
+
+        Tool messages answer the `calls` that it ended in.
+        """
         said_end = ""
         if last_token is not None and last_token in self.eos_tokens:
             said_end = self._encoder.id_to_token(last_token) or ""
-        template = self._needed_template()
-        disguise = self._controls.disguise(messages)
+        shown = () if self.chat.is_plain else tools or ()
+        prepared = self.chat.prepare(messages, shown, calls, template_kwargs)
+        disguise = self._controls.disguise(prepared.messages, prepared.variables)
         with self._guard():
-            text = template.continuation(disguise.messages, said_end=said_end, **variables)
+            text = self.chat.continuation(
+                disguise.messages, disguise.variables, calls=calls, said_end=said_end
+            )
         return self._encode_rendered(text, disguise, most)
+
+    @cached_property
+    def chat(self) -> ChatRenderer:
+        """The chat template, with how it takes tools: found out by rendering a few messages."""
+        if self.template is None:
+            raise ChatTemplateError("this model has no chat template; send text or token ids instead")
+        added = [token.content for token in self._encoder.get_added_tokens_decoder().values()]
+        with self._guard():
+            return ChatRenderer(self.template, added, self._call_format)
 
     def _encode_rendered(self, text: str, disguise: Disguise, most: int | None) -> list[int]:
         if disguise.empty:
@@ -250,11 +279,6 @@ class Tokenizer:
     @cached_property
     def _controls(self) -> ControlTokens:
         return ControlTokens(self._encoder, "" if self.template is None else self.template.source)
-
-    def _needed_template(self) -> ChatTemplate:
-        if self.template is None:
-            raise ChatTemplateError("this model has no chat template; send text or token ids instead")
-        return self.template
 
 
 class _ByteStream:

@@ -47,21 +47,32 @@ class _Calls:
 
 
 def tool_grammar(
-    format_name: str, tools: Tools, tokens: Mapping[str, int], reasons: Reasons | None = None
+    format_name: str,
+    tools: Tools,
+    tokens: Mapping[str, int],
+    reasons: Reasons | None = None,
+    final: str = "",
 ) -> str | None:
     """The grammar of an answer, None where it is free.
 
-    `tokens` maps marker texts that are tokens to their ids.
+    `tokens` maps marker texts that are tokens to their ids. An answer without calls matches the rule `final`.
     """
-    if not tools.callable_tools:
+    if not tools.callable_tools and not final:
         return None
     grammar = Grammar(tokens)
     if format_name == "harmony":
-        return grammar.text(_harmony(grammar, tools))
-    calls = _FORMATS[format_name](grammar, tools)
-    must_call = tools.mode in (Mode.REQUIRED, Mode.NAMED)
-    answer = _required(grammar, tools, calls) if must_call else _auto(grammar, tools, calls)
-    return grammar.text(_after_reasoning(grammar, reasons, answer, must_call=must_call))
+        return grammar.text(_harmony(grammar, tools, final))
+    must_call = bool(tools.callable_tools) and tools.mode in (Mode.REQUIRED, Mode.NAMED)
+    answer = grammar.rule(final) if final else ""
+    if tools.callable_tools:
+        calls = _FORMATS[format_name](grammar, tools)
+        if must_call:
+            answer = _required(grammar, tools, calls)
+        elif final:
+            answer = f"{_required(grammar, tools, calls)} | {answer}"
+        else:
+            answer = _auto(grammar, tools, calls)
+    return grammar.text(_after_reasoning(grammar, reasons, answer, must_call=must_call or bool(final)))
 
 
 def _several(tools: Tools) -> bool:
@@ -248,7 +259,7 @@ def _gemma(call_format: JsonCallFormat, grammar: Grammar, tools: Tools) -> _Call
     return _Calls(call_format.opens, f"{call} {grammar.marker(call_format.closes)}", repeats=True)
 
 
-def _harmony(grammar: Grammar, tools: Tools) -> str:
+def _harmony(grammar: Grammar, tools: Tools, constrained: str = "") -> str:
     """Messages on channels; a call ends the turn, so there is one at most."""
     channel, message = grammar.marker(harmony.CHANNEL), grammar.marker(harmony.MESSAGE)
     text = grammar.free_text()
@@ -259,9 +270,13 @@ def _harmony(grammar: Grammar, tools: Tools) -> str:
         f'{grammar.marker(harmony.CONSTRAIN)} "json" {message} {_arguments(tools, tool)}'
         for tool in tools.callable_tools
     ]
+    if not calls:
+        return f'{before}* {channel} "final" {message} {grammar.rule(constrained)}'
     call = _either(grammar, calls)
     if tools.mode in (Mode.REQUIRED, Mode.NAMED):
         return f"{before}* {call}"
+    if constrained:
+        return f'{before}* ({call} | {channel} "final" {message} {grammar.rule(constrained)})'
     final = grammar.rule(f'{channel} ("final" | "analysis" | "commentary") {message} {text}')
     return f"{before}* ({call} | {final})"
 

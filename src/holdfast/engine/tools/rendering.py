@@ -137,9 +137,14 @@ def _history_call(call: Call, is_last: bool, form: TemplateForm) -> dict[str, An
     return {"id": _id(call.id, form), "type": "function", "function": function}
 
 
-def template_messages(messages: Sequence[Message], form: TemplateForm) -> list[dict[str, Any]]:
-    """Messages of a client in the form of a template; raises `ToolsRefused` with the field's name."""
-    names: dict[str, str] = {}
+def template_messages(
+    messages: Sequence[Message], form: TemplateForm, called: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """Messages of a client in the form of a template; raises `ToolsRefused` with the field's name.
+
+    `called` are the names of the tools called before the messages, by the ids of the calls.
+    """
+    names: dict[str, str] = dict(called or {})
     made = [
         _template_message(message, f"messages[{place}]", form, names)
         for place, message in enumerate(messages)

@@ -2,16 +2,16 @@
 
 A client that asks for a grammar or an adapter and gets an ordinary answer has been misled. So these fields
 are refused by name, unless their value asks for nothing (`null`, or one of those in the table). A body that
-declares a field itself has it built. Fields that change neither the answer nor what is promised about it
-(`user`, `metadata`, `service_tier`, …) are ignored like any unknown field, except by `/v1/sessions` and
-`/v1/realtime`, which refuse every field that they do not know. `requests` applies the table.
+declares a field itself has it built: `tools` is refused by `/generate` and not by `/v1/chat/completions`. Fields that change neither the answer nor what is promised about it
+(`HINTS`) are ignored like any unknown field, except by `/v1/sessions` and `/v1/realtime`, which refuse every
+field that they do not know. `requests` applies the table.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["FIELDS", "MESSAGE_FIELDS", "NOT_BUILT", "Values"]
+__all__ = ["FIELDS", "HINTS", "MESSAGE_FIELDS", "NOT_BUILT", "Values"]
 
 Values = tuple[Any, ...]
 
@@ -68,7 +68,7 @@ WRITING = {
     "max_thinking_tokens": NEVER,
     "require_reasoning": OFF,
     "include_reasoning": (True,),
-    "separate_reasoning": OFF,
+    "separate_reasoning": (True,),
     "stream_reasoning": (True,),
     "verbosity": ("medium",),
     "moderation": OFF,
@@ -159,14 +159,26 @@ FIELDS: dict[str, Values] = {
 }
 """Fields of a body or of its sampling, with the values besides `null` that ask for nothing."""
 
+HINTS = frozenset(
+    {
+        "metadata",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+"""Fields of OpenAI's that may be sent and change nothing: names of users and caches, billing, predictions."""
+
 MESSAGE_FIELDS: dict[str, Values] = {
-    "tool_calls": OFF,
     "function_call": OFF,
     "tools": OFF,
     "audio": OFF,
     "refusal": OFF,
-    "reasoning": OFF,
-    "reasoning_content": OFF,
     "thinking": OFF,
     "prefix": OFF,
     "partial": OFF,

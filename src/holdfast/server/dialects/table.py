@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -29,6 +29,9 @@ JSON_TYPES: Mapping[Any, Any] = {
     str | Sequence[str]: str | list[str],
     Sequence[int]: list[int],
     Mapping[int, float]: dict[str, float],
+    Mapping[str, Any]: dict[str, Any],
+    str | Mapping[str, Any]: str | dict[str, Any],
+    Sequence[Mapping[str, Any]]: list[dict[str, Any]],
 }
 """How JSON writes declared types; all others are written as they are."""
 
@@ -39,8 +42,8 @@ class Row:
 
     `default` is the value of a field that is left out or null, `null` that of one that is null, where both
     differ. `kind` is the JSON type and `value` makes the declared value of it, where the dialect writes
-    something else. A row with a `switch` counts only if the boolean field of that name is true. Where two
-    rows have the same field, the last one that is given counts.
+    something else; None asks for nothing. A row with a `switch` counts only if the boolean field of that name is
+    true. Where two rows have the same field, the last one that is given counts; `alone`, giving both is an error.
     """
 
     field: str
@@ -51,6 +54,7 @@ class Row:
     bound: Bound | None = None
     value: Callable[[Any], Any] | None = None
     switch: str = ""
+    alone: bool = False
 
     @property
     def written(self) -> str:
@@ -92,6 +96,17 @@ def integers_by_token(given: Mapping[str, float], name: str) -> dict[int, float]
     if not all(token.isascii() and token.isdigit() and len(token) < 12 for token in given):
         raise bad_field(name, "must be keyed by token ids")
     return {int(token): number for token, number in given.items()}
+
+
+class _Reader(NamedTuple):
+    """How `FieldTable.read` reads a row."""
+
+    field: str
+    name: str
+    switch: str
+    default: Any
+    convert: Callable[[Any], Any] | None
+    alone: bool
 
 
 class FieldTable(Generic[T]):
@@ -162,16 +177,25 @@ class FieldTable(Generic[T]):
     def read(self, given: msgspec.Struct, **more: Any) -> T:
         """The declared value of a decoded object. `more` are fields that the route took from elsewhere."""
         fields = more
-        for field, name, switch, default, convert in self._readers:
+        chosen: dict[str, str] = {}
+        for field, name, switch, default, convert, alone in self._readers:
             if switch and not getattr(given, switch):
                 self._require_off(given, switch, name)
                 continue
             value = getattr(given, name)
+            if value is not None and convert is not None:
+                value = convert(value)
+                if value is None:
+                    continue
             if value is None:
                 if default is not DECLARED and field not in fields:
                     fields[field] = default
-            else:
-                fields[field] = value if convert is None else convert(value)
+                continue
+            if alone and chosen.setdefault(field, name) != name:
+                raise bad_field(
+                    self.prefix + name, f"cannot be combined with {self.prefix}{chosen[field]}; give one of both"
+                )
+            fields[field] = value
         try:
             return self.declaration(**fields)
         except SamplingError as error:
@@ -194,7 +218,7 @@ class FieldTable(Generic[T]):
         }
         return {**self._names, **used}
 
-    def _reader(self, row: Row) -> tuple[str, str, str, Any, Callable[[Any], Any] | None]:
+    def _reader(self, row: Row) -> _Reader:
         convert = row.value
         if convert is None and self.declared[row.field].kind == Mapping[int, float]:
             place = self.prefix + row.written
@@ -206,7 +230,7 @@ class FieldTable(Generic[T]):
         default = row.null if row.null is not DECLARED else row.default
         if row.switch and default is DECLARED:
             default = 0
-        return row.field, row.written, row.switch, default, convert
+        return _Reader(row.field, row.written, row.switch, default, convert, row.alone)
 
 
 def _meta(declared: Declared, bound: Bound | None) -> msgspec.Meta:

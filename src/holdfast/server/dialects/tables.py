@@ -1,16 +1,30 @@
-"""The dialects: for each, a table over the declared sampling fields and one over the declared turn options.
+"""The dialects: for each, tables over the declared sampling fields, turn options and answer options.
 
-A new dialect is one entry here and a route. A new field is one declaration (`engine.sampling.Sampling` or
-`TurnOptions`) and one row, or one reason, in each of these tables.
+A new dialect is one entry here and a route. A new field is one declaration (`engine.sampling.Sampling`,
+`TurnOptions` or `AnswerOptions`) and one row, or one reason, in each of these tables.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
+import msgspec
+
+from holdfast.engine.constraints.grammar import CHOICES_MAX, TEXT_BYTES_MAX, Kind
 from holdfast.engine.fields import INTEGER_MAX, Bound
 from holdfast.engine.sampling import Sampling
+from holdfast.server.dialects.answer_options import GRAMMAR, AnswerOptions
+from holdfast.server.dialects.constraints import (
+    Constraint,
+    in_field,
+    json_object,
+    native_grammar,
+    response_format,
+    structured_outputs,
+)
 from holdfast.server.dialects.refused import FIELDS, MESSAGE_FIELDS, NOT_BUILT
 from holdfast.server.dialects.table import Absent, Elsewhere, Entry, FieldTable, Row, same
 from holdfast.server.dialects.turn_options import TurnOptions
@@ -50,11 +64,83 @@ class Dialect:
     name: str
     sampling: FieldTable[Sampling]
     turn: FieldTable[TurnOptions]
+    answer: FieldTable[AnswerOptions]
     unknown: Unknown
+
+    @property
+    def tables(self) -> tuple[FieldTable[Any], ...]:
+        """All tables of the dialect."""
+        return self.sampling, self.turn, self.answer
+
+    def names(self, sampling: msgspec.Struct, body: msgspec.Struct) -> dict[str, str]:
+        """What the client calls each declared field; `sampling` is the object that holds the sampling fields."""
+        return {**self.turn.names(body), **self.answer.names(body), **self.sampling.names(sampling)}
 
 
 _FEW_LOGPROBS = Bound(0, TOP_LOGPROBS_MAX)
 _NO_MESSAGES = "is not supported here: the input is not messages"
+_NO_CHAT = "is not supported here: use /v1/chat/completions or /v1/sessions"
+
+
+# --- constraints ----------------------------------------------------------------------------------
+
+_TEXT = Bound(characters=TEXT_BYTES_MAX)
+_SCHEMA: Any = str | dict[str, Any]
+
+Convert = Callable[[Any], Constraint | None]
+
+
+def _constraint(name: str, kind: Any, value: Convert, bound: Bound = GRAMMAR) -> Row:
+    """A field that constrains the answer; a request has one of them."""
+    return Row("constraint", name, kind=kind, value=value, bound=bound, alone=True)
+
+
+def _response_format() -> Row:
+    return _constraint("response_format", dict[str, Any], response_format)
+
+
+def _vllm() -> tuple[Row, ...]:
+    """vLLM's names for constraints, present and former."""
+    return (
+        _constraint("structured_outputs", dict[str, Any], structured_outputs),
+        _constraint("guided_json", _SCHEMA, in_field(Kind.JSON_SCHEMA, "guided_json")),
+        _constraint("guided_json_object", bool, json_object("guided_json_object")),
+        _constraint("guided_regex", str, in_field(Kind.REGEX, "guided_regex"), _TEXT),
+        _constraint(
+            "guided_choice",
+            list[str],
+            in_field(Kind.CHOICE, "guided_choice"),
+            Bound(characters=TEXT_BYTES_MAX, entries=CHOICES_MAX),
+        ),
+        _constraint("guided_grammar", str, in_field(Kind.GBNF, "guided_grammar"), _TEXT),
+    )
+
+
+def _sglang(prefix: str = "") -> tuple[Row, ...]:
+    """SGLang's names for constraints."""
+    return (
+        _constraint("json_schema", _SCHEMA, in_field(Kind.JSON_SCHEMA, f"{prefix}json_schema")),
+        _constraint("regex", str, in_field(Kind.REGEX, f"{prefix}regex"), _TEXT),
+        _constraint("ebnf", str, in_field(Kind.GBNF, f"{prefix}ebnf"), _TEXT),
+        _constraint("structural_tag", _SCHEMA, in_field(Kind.STRUCTURAL_TAG, f"{prefix}structural_tag")),
+    )
+
+
+_ABSENT_FROM_TEXT = tuple(
+    Absent(field, _NO_CHAT)
+    for field in (
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "thinking",
+        "thinking_tokens",
+        "reasoning_effort",
+        "chat_template_kwargs",
+        "separate_reasoning",
+        "stream_reasoning",
+    )
+)
+"""Fields of answers that follow a chat template; a prompt that is text has none."""
 
 
 # --- OpenAI ---------------------------------------------------------------------------------------
@@ -81,6 +167,24 @@ CHAT = Dialect(
         other_names={"input": "messages"},
     ),
     FieldTable(TurnOptions, "ChatBody", same("on_abort", "timeout", "append_history"), nullable=True),
+    FieldTable(
+        AnswerOptions,
+        "ChatBody",
+        (
+            _response_format(),
+            *_vllm(),
+            *_sglang(),
+            *same("tools", "tool_choice", "parallel_tool_calls", "thinking"),
+            Row("thinking", "enable_thinking"),
+            *same("thinking_tokens"),
+            Row("thinking_tokens", "thinking_budget"),
+            Row("thinking_tokens", "thinking_token_budget"),
+            Row("thinking_tokens", "max_thinking_tokens"),
+            *same("reasoning_effort", "chat_template_kwargs", "separate_reasoning", "stream_reasoning"),
+            *same("expect_return_seconds"),
+        ),
+        nullable=True,
+    ),
     Unknown.IGNORED,
 )
 
@@ -97,6 +201,12 @@ COMPLETIONS = Dialect(
         TurnOptions,
         "CompletionBody",
         (*same("on_abort", "timeout"), Absent("append_history", _NO_MESSAGES)),
+        nullable=True,
+    ),
+    FieldTable(
+        AnswerOptions,
+        "CompletionBody",
+        (_response_format(), *_vllm(), *_ABSENT_FROM_TEXT, *same("expect_return_seconds")),
         nullable=True,
     ),
     Unknown.IGNORED,
@@ -147,6 +257,13 @@ GENERATE = Dialect(
         ),
         nullable=True,
     ),
+    FieldTable(
+        AnswerOptions,
+        "GenerateSampling",
+        (*_sglang("sampling_params."), *_ABSENT_FROM_TEXT, Absent("expect_return_seconds", _NO_CHAT)),
+        prefix="sampling_params.",
+        nullable=True,
+    ),
     Unknown.IGNORED,
 )
 
@@ -169,22 +286,29 @@ _SESSION_SAMPLING = FieldTable(
     other_names={"messages": "input"},
 )
 
+_SESSION_ANSWER: tuple[Entry, ...] = (
+    _response_format(),
+    _constraint("grammar", dict[str, Any], native_grammar),
+    *same("tools", "tool_choice", "parallel_tool_calls", "thinking", "thinking_tokens", "reasoning_effort"),
+    Absent("chat_template_kwargs", "is not supported here: use thinking and reasoning_effort"),
+    Absent("separate_reasoning", "is not supported here: reasoning is always separate"),
+    Absent("stream_reasoning", "is not supported here: reasoning is always streamed"),
+    *same("expect_return_seconds"),
+)
+
 SESSIONS = Dialect(
     "sessions",
     _SESSION_SAMPLING,
     FieldTable(TurnOptions, "TurnBody", same("on_abort", "timeout", "append_history"), nullable=False),
+    FieldTable(AnswerOptions, "TurnBody", _SESSION_ANSWER, nullable=False),
     Unknown.REFUSED,
 )
 
 REALTIME = Dialect(
     "realtime",
     _SESSION_SAMPLING,
-    FieldTable(
-        TurnOptions,
-        "CommitMessage",
-        (*same("on_abort", "timeout"), Absent("append_history", _NO_MESSAGES)),
-        nullable=False,
-    ),
+    FieldTable(TurnOptions, "CommitMessage", same("on_abort", "timeout", "append_history"), nullable=False),
+    FieldTable(AnswerOptions, "CommitMessage", _SESSION_ANSWER, nullable=False),
     Unknown.REFUSED,
 )
 
@@ -194,7 +318,7 @@ DIALECTS = (SESSIONS, REALTIME, CHAT, COMPLETIONS, GENERATE)
 def why_unknown(path: str) -> str:
     """Why a dialect that refuses unknown fields refuses this one."""
     for dialect in DIALECTS:
-        for table in (dialect.sampling, dialect.turn):
+        for table in dialect.tables:
             for entry in table.absent if dialect.unknown is Unknown.REFUSED else ():
                 if table.prefix + entry.field == path:
                     return entry.reason

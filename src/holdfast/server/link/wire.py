@@ -87,6 +87,8 @@ class StartTurn(msgspec.Struct, tag="start", frozen=True):
     answer: AnswerFields | None = None
     expect_return: float | None = None
     """Seconds until the client is expected back after this turn, with a tool's result."""
+    tools: list[dict[str, Any]] | None = None
+    """With a session's first turn: the session's tools from now on; None leaves them as they are."""
 
 
 class EndTurn(msgspec.Struct, tag="end", frozen=True):

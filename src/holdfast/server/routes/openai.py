@@ -76,6 +76,7 @@ CHAT_BODY = make_body(
     ChatBody,
     CHAT.sampling,
     CHAT.turn,
+    CHAT.answer,
     nested={"stream_options": _STREAM, "messages": CHAT_MESSAGE},
     add_special_tokens=(False,),
 )
@@ -83,6 +84,7 @@ COMPLETION_BODY = make_body(
     CompletionBody,
     COMPLETIONS.sampling,
     COMPLETIONS.turn,
+    COMPLETIONS.answer,
     nested={"stream_options": _STREAM},
     add_special_tokens=(True,),
 )
@@ -138,7 +140,8 @@ async def chat(request: Request) -> Response:
         sampling,
         new_name("chatcmpl"),
         CHAT.turn.read(body),
-        fields=CHAT.sampling.names(body),
+        CHAT.answer.read(body),
+        fields=CHAT.names(body, body),
     )
     feeds = await _start(service, caller, body, [asked])
     form = Chat(asked.name, service.model_name, service.facts.fingerprint, service.prompts.tokenizer)
@@ -160,9 +163,17 @@ async def completions(request: Request) -> Response:
     if len(prompts) * sampling.n > PROMPTS_MAX or (body.session_id is not None and len(prompts) > 1):
         raise bad_field("prompt", f"may ask for at most {PROMPTS_MAX} choices, and for one on a session")
     name = new_name("cmpl")
-    options, names = COMPLETIONS.turn.read(body), COMPLETIONS.sampling.names(body)
+    options, answer = COMPLETIONS.turn.read(body), COMPLETIONS.answer.read(body)
     asked = [
-        TurnAsked(prompt, sampling, f"{name}-{number}" if len(prompts) > 1 else name, options, fields=names)
+        TurnAsked(
+            prompt,
+            sampling,
+            f"{name}-{number}" if len(prompts) > 1 else name,
+            options,
+            answer,
+            reads=False,
+            fields=COMPLETIONS.names(body, body),
+        )
         for number, prompt in enumerate(prompts)
     ]
     feeds = await _start(service, caller, body, asked)

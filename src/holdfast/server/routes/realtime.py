@@ -50,6 +50,7 @@ from holdfast.server.routes.realtime_outbox import Outbox
 from holdfast.server.routes.sessions import ask_turn, kept_tokens
 from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord, require_name
+from holdfast.server.turn_request import SessionGiven
 
 __all__ = ["accept", "router"]
 
@@ -210,9 +211,8 @@ class Conversation:
     async def _new_session(self, message: OpenMessage) -> SessionRecord:
         """Open a session, or join one that another connection of this client is opening."""
         try:
-            return await self.service.open_session(
-                self.caller, message.id, message.ttl, message.system, message.metadata
-            )
+            given = SessionGiven(message.ttl, message.system, message.metadata or {}, message.tools or [])
+            return await self.service.open_session(self.caller, message.id, given)
         except Problem as problem:
             record = None if message.id is None else self.service.table.get(self.caller.tenant, message.id)
             if problem.code != "session_exists" or record is None:
@@ -228,8 +228,7 @@ class Conversation:
         said = pending.said()
         if not said:
             raise Problem(400, "empty_turn", "the turn has no input: append some first", "input")
-        options = REALTIME.turn.read(message)
-        asked = ask_turn(REALTIME, said, message.turn_id, message.sampling, options)
+        asked = ask_turn(REALTIME, message, said)
         self.service.check_turn(asked)
         labels["turn_id"] = asked.name
         channel.submit(Job(labels, asked=asked), cuts=message.mode == "interrupt")

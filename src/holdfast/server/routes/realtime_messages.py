@@ -42,6 +42,7 @@ class OpenMessage(Message, tag="session.open"):
     ttl: float | None = None
     metadata: dict[str, Any] | None = None
     system: str | None = None
+    tools: list[dict[str, Any]] | None = None
     resume_after_seq: Seq | None = None
 
 
@@ -50,6 +51,7 @@ class AppendMessage(Message, tag="input.append"):
 
     text: str | None = None
     token_ids: list[int] | None = None
+    messages: list[SessionMessage] | None = None
 
 
 class CommitMessage(Message, tag="input.commit"):
@@ -87,7 +89,7 @@ class CloseMessage(Message, tag="session.close"):
     """Close the session; the connection may open another."""
 
 
-COMMIT = make_body(CommitMessage, REALTIME.turn, nested={"sampling": SAMPLING})
+COMMIT = make_body(CommitMessage, REALTIME.turn, REALTIME.answer, nested={"sampling": SAMPLING})
 
 Said = (
     OpenMessage

@@ -6,7 +6,7 @@ Unknown fields are refused. A turn's id is its idempotency key.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 from fastapi import APIRouter
@@ -16,7 +16,6 @@ from starlette.responses import Response
 from holdfast.core.turn import KEEP_ALL
 from holdfast.server.dialects.requests import make_body
 from holdfast.server.dialects.tables import SESSIONS, Dialect
-from holdfast.server.dialects.turn_options import TurnOptions
 from holdfast.server.http.answers import StreamAnswer, TurnAnswer, event, json_answer
 from holdfast.server.http.bodies import brings_body
 from holdfast.server.http.problems import Problem, bad_field, turn_failed
@@ -26,7 +25,7 @@ from holdfast.server.routes.access import body_of, caller_of, service_of
 from holdfast.server.routes.schema import documented
 from holdfast.server.routes.session_format import TurnEvents, failed, shown_turn
 from holdfast.server.sessions import engine_name, new_name, require_name
-from holdfast.server.turn_request import Input, TurnAsked, fingerprint_of
+from holdfast.server.turn_request import PLAIN_ANSWER, Input, SessionGiven, TurnAsked, fingerprint_of
 
 __all__ = ["SAMPLING", "Count", "SamplingBody", "ask_turn", "kept_tokens", "router"]
 
@@ -46,6 +45,7 @@ class OpenBody(msgspec.Struct, forbid_unknown_fields=True):
     ttl: float | None = None
     metadata: dict[str, Any] | None = None
     system: str | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 class SamplingBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -62,7 +62,7 @@ class TurnBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 SAMPLING = make_body(SamplingBody, SESSIONS.sampling)
-TURN = make_body(TurnBody, SESSIONS.turn, nested={"sampling": SAMPLING})
+TURN = make_body(TurnBody, SESSIONS.turn, SESSIONS.answer, nested={"sampling": SAMPLING})
 
 
 class InterruptBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -102,7 +102,8 @@ class ForkBody(msgspec.Struct, forbid_unknown_fields=True):
 async def open_session(request: Request) -> Response:
     service, caller = service_of(request), caller_of(request)
     body = await body_of(request, OpenBody)
-    record = await service.open_session(caller, body.id, body.ttl, body.system, body.metadata)
+    given = SessionGiven(body.ttl, body.system, body.metadata or {}, body.tools or [])
+    record = await service.open_session(caller, body.id, given)
     return json_answer(await service.describe(record), 201)
 
 
@@ -216,7 +217,7 @@ async def take_turn(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, TURN.read)
     record = service.table.find(caller_of(request).tenant, session_id)
-    asked = ask_turn(SESSIONS, body.input, body.turn_id, body.sampling, SESSIONS.turn.read(body))
+    asked = ask_turn(SESSIONS, body, body.input)
     feed = await service.start_turn(record, asked)
 
     def leave() -> None:
@@ -227,21 +228,26 @@ async def take_turn(request: Request, session_id: str) -> Response:
     return TurnAnswer(_whole(asked.name, feed), leave)
 
 
-def ask_turn(
-    dialect: Dialect,
-    given: str | list[int | SessionMessage],
-    turn_id: str | None,
-    sampling: SamplingBody,
-    options: TurnOptions,
-) -> TurnAsked:
-    """A turn as the service takes it."""
+class AsksTurn(Protocol):
+    """A request for a turn of a session, in either dialect."""
+
+    turn_id: str | None
+    sampling: SamplingBody
+
+
+def ask_turn(dialect: Dialect, body: AsksTurn, given: str | list[int | SessionMessage]) -> TurnAsked:
+    """A turn as the service takes it; `given` is its input."""
+    assert isinstance(body, msgspec.Struct), "requests are structs"
+    answer = dialect.answer.read(body)
+    content = (given, body.sampling) if answer == PLAIN_ANSWER else (given, body.sampling, answer)
     return TurnAsked(
         _input(given),
-        dialect.sampling.read(sampling),
-        _given_name(turn_id, "turn_id") or new_name("t"),
-        options,
-        fingerprint=None if turn_id is None else fingerprint_of((given, sampling)),
-        fields=dialect.sampling.names(sampling),
+        dialect.sampling.read(body.sampling),
+        _given_name(body.turn_id, "turn_id") or new_name("t"),
+        dialect.turn.read(body),
+        answer,
+        fingerprint=None if body.turn_id is None else fingerprint_of(content),
+        fields=dialect.names(body.sampling, body),
     )
 
 

@@ -25,7 +25,7 @@ from holdfast.server.routes.sglang_body import GENERATE_BODY
 from holdfast.server.routes.sglang_call import DONE, Call
 from holdfast.server.routes.sglang_sessions import Native, check_timeout
 from holdfast.server.sessions import new_name, require_name
-from holdfast.server.turn_request import Input, TurnAsked
+from holdfast.server.turn_request import Input, SessionGiven, TurnAsked
 
 __all__ = ["router"]
 
@@ -107,7 +107,7 @@ async def open_session(request: Request) -> Response:
     if body.timeout is not None:
         check_timeout(body.timeout)
     try:
-        record = await native.service.open_session(caller, body.session_id, body.timeout)
+        record = await native.service.open_session(caller, body.session_id, SessionGiven(ttl=body.timeout))
     except Problem as problem:
         raise _session_exists() if problem.code == "session_exists" else problem from problem
     return json_answer(record.name)

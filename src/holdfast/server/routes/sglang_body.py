@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.core.tokens import TOKEN_MAX
 from holdfast.engine.sampling import LOGPROBS_MAX, Sampling
+from holdfast.server.dialects.answer_options import AnswerOptions
 from holdfast.server.dialects.requests import make_body, refuse_unbuilt
 from holdfast.server.dialects.tables import GENERATE
 from holdfast.server.http.problems import bad_field
@@ -62,7 +63,7 @@ class GenerateBody(msgspec.Struct):
         return named if named is not None and named.id is not None else None
 
 
-SAMPLING = make_body(GenerateSampling, GENERATE.sampling)
+SAMPLING = make_body(GenerateSampling, GENERATE.sampling, GENERATE.answer)
 GENERATE_BODY = make_body(
     GenerateBody, GENERATE.turn, nested={"sampling_params": SAMPLING}, add_special_tokens=(True,)
 )
@@ -76,6 +77,7 @@ class Asked:
     text: str | None
     tokens: list[int] | None
     sampling: Sampling
+    answer: AnswerOptions
     silent: bool
     """Whether to compute the prompt only (`max_new_tokens` is 0); the engine generates one token then."""
     start: int
@@ -116,6 +118,7 @@ def asked_of(body: GenerateBody) -> tuple[list[Asked], bool]:
             text,
             tokens,
             sampling[number],
+            GENERATE.answer.read(params[number]),
             params[number].max_new_tokens == 0,
             starts[number],
             body.return_text_in_logprobs,

@@ -138,6 +138,8 @@ class Call:
             sampling,
             asked.rid,
             self.options,
+            asked.answer,
+            reads=False,
             cut=True,
             computes_from=computes_from,
             fields=self.names,

@@ -1,0 +1,81 @@
+"""Answer options: the declaration of what a request may ask of its answer besides sampling.
+
+Constraints, tools and reasoning. The API process turns them into the grammar and the answer specification of a
+turn (`server/turn_writer.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from holdfast.engine.constraints.grammar import SOURCE_BYTES_MAX, TEXT_BYTES_MAX
+from holdfast.engine.fields import INTEGER_MAX, Bound, declared
+from holdfast.engine.tools.request import TOOLS_MAX
+from holdfast.server.dialects.constraints import Constraint
+
+__all__ = ["GRAMMAR", "TEMPLATE_KWARGS", "TOOLS", "AnswerOptions", "Effort"]
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+NESTED_MAX = 72
+"""A schema of the grammar's greatest depth, and what wraps it."""
+TOOLS_BYTES_MAX = 1 << 20
+KWARGS_BYTES_MAX = 16 << 10
+KWARGS_DEPTH_MAX = 16
+RETURN_SECONDS_MAX = 86_400.0
+
+GRAMMAR = Bound(size=SOURCE_BYTES_MAX, depth=NESTED_MAX, characters=TEXT_BYTES_MAX, entries=4096)
+TOOLS = Bound(entries=TOOLS_MAX, size=TOOLS_BYTES_MAX, depth=NESTED_MAX)
+TEMPLATE_KWARGS = Bound(size=KWARGS_BYTES_MAX, depth=KWARGS_DEPTH_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """What the answer must match, what it may call, and how it reasons."""
+
+    constraint: Constraint | None = declared(None, GRAMMAR, "What the text of the answer must match.")
+    tools: Sequence[Mapping[str, Any]] | None = declared(
+        None, TOOLS, "Functions that the model may call, in OpenAI's form."
+    )
+    tool_choice: str | Mapping[str, Any] | None = declared(
+        None,
+        Bound(characters=64, size=4096, depth=8),
+        "Whether the model calls tools: auto, none, required, or the name of one function as an object.",
+    )
+    parallel_tool_calls: bool | None = declared(
+        None, None, "Whether an answer may have more than one call; true if left out."
+    )
+    thinking: bool | None = declared(
+        None, None, "Whether the model reasons before it answers, where its chat template can switch it."
+    )
+    thinking_tokens: int | None = declared(
+        None, Bound(0, INTEGER_MAX), "Maximum number of tokens of reasoning; its end is then forced."
+    )
+    reasoning_effort: Effort | None = declared(
+        None, None, "How much the model reasons, where its chat template can tell it; none switches it off."
+    )
+    chat_template_kwargs: Mapping[str, Any] | None = declared(
+        None, TEMPLATE_KWARGS, "Variables for the chat template."
+    )
+    separate_reasoning: bool = declared(True, None, "Separate the reasoning from the text of the answer.")
+    stream_reasoning: bool = declared(
+        True, None, "Stream the reasoning as it is generated, rather than in one piece."
+    )
+    expect_return_seconds: float | None = declared(
+        None,
+        Bound(0.0, RETURN_SECONDS_MAX),
+        "Seconds until the client is expected back with a tool's result; a hint for eviction.",
+    )
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """Variables for the chat template: those given, after those that the other options stand for."""
+        made: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            made["reasoning_effort"] = self.reasoning_effort
+        thinks = False if self.reasoning_effort == "none" and self.thinking is None else self.thinking
+        if thinks is not None:
+            made |= {"enable_thinking": thinks, "thinking": thinks}
+        return {**made, **(self.chat_template_kwargs or {})}
