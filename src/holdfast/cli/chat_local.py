@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from holdfast.cli.answer_options import AnswerAsked
 from holdfast.cli.progress import StartProgress
 from holdfast.cli.sampling_options import CHAT_DEFAULTS, SUGGESTIONS
 from holdfast.cli.terminal import Chat, Cost, Speech, Talk
+from holdfast.client.values import ToolCall, TurnEvent, TurnEventKind
 from holdfast.core.errors import Refused
 from holdfast.engine.engine import Engine, Session, Turn, TurnFailed
 from holdfast.engine.pull import PullError
@@ -31,12 +34,15 @@ class LocalSpeech:
         self._session = session
         self._turn = turn
 
-    def take(self) -> str | None:
-        """Run a step and return its text."""
-        if not self._turn.done:
+    def take(self) -> Sequence[TurnEvent] | None:
+        """Run a step and return what is new."""
+        running = not self._turn.done
+        if running:
             self._engine.drive()
-            return self._turn.take()
-        return self._turn.take() or None
+        text = self._turn.take()
+        if text:
+            return (TurnEvent(TurnEventKind.TEXT, text),)
+        return () if running else None
 
     def cut(self) -> None:
         """Interrupt; keep the text taken so far."""
@@ -46,6 +52,11 @@ class LocalSpeech:
     def usage(self) -> Cost:
         """What the turn cost."""
         return self._turn.usage
+
+    @property
+    def tool_calls(self) -> Sequence[ToolCall]:
+        """The complete calls that the turn ended in."""
+        return ()
 
 
 class LocalTalk:
@@ -64,6 +75,10 @@ class LocalTalk:
     def say(self, words: str) -> Speech:
         """Begin a turn."""
         return LocalSpeech(self._engine, self._session, self._session.say(words, self._sampling))
+
+    def tool_results(self, results: Mapping[str, str]) -> Speech:
+        """Begin a turn with the results of tool calls, by their ids."""
+        raise NotImplementedError
 
     def rewind(self, turns: int) -> None:
         """Rewind so that `turns` turns remain."""
@@ -97,6 +112,7 @@ def run(
     model: str,
     system: str | None,
     stated: dict[str, Any],
+    asked: AnswerAsked,
     engine_options: dict[str, object],
 ) -> None:
     """Load a model and talk; `stated` are the sampling options given."""
