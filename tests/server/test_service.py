@@ -10,6 +10,7 @@ from tokenizers import AddedToken
 
 from holdfast.engine.echo import open_echo
 from holdfast.engine.options import make_options
+from holdfast.engine.sampling import Sampling
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem
 from holdfast.server.link import wire
@@ -21,7 +22,8 @@ from holdfast.server.routes.sglang_sessions import Native
 from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord
 from holdfast.server.telemetry.metrics import Metrics
-from holdfast.server.turn_request import Input
+from holdfast.server.turn_request import Input, SessionGiven, TurnAsked
+from holdfast.server.turn_writer import TurnWriter
 
 ANN = Caller("ann", admin=False)
 VIEW = wire.SessionView("ann/s", 0, None, 0)
@@ -76,7 +78,7 @@ async def is_gone(task: "asyncio.Task[Any]", code: str) -> None:
 
 def test_a_session_that_expires_as_it_is_opened_leaves_no_record() -> None:
     async def story(engine: Engine) -> None:
-        task = await engine.until_asked(engine.service.open_session(ANN, "s", ttl=1e-9))
+        task = await engine.until_asked(engine.service.open_session(ANN, "s", SessionGiven(ttl=1e-9)))
         engine.says(wire.Done(engine.asked[-1].call, VIEW), wire.Step(gone=[("ann/s", "expired")]))
         await is_gone(task, "session_expired")
         assert engine.service.table.of("ann") == []
@@ -266,15 +268,20 @@ def test_a_mark_that_only_the_tokenizer_knows_is_refused() -> None:
         engine.service.supervisor.facts = facts
         engine.service.engine_ready(wire.Ready(facts, vocabulary_of(loop.setup.tokenizer), []))
         assert await engine.service.prompts.text("<|image|>", first=False) == [vocabulary]
+        writer = TurnWriter(engine.service.prompts, facts)
+
+        def asked(said: Input) -> TurnAsked:
+            return TurnAsked(said, Sampling(), "t")
+
         for said in (
             Input(text="a picture"),
             Input(text="a picture: <|image|>"),  # In a message it is no mark.
             Input(messages=[{"role": "user", "content": "<|image|>"}]),
         ):
-            assert max(await engine.service.write(said, None, "ann")) < vocabulary
+            assert max((await writer.write(asked(said), None, "ann")).tokens) < vocabulary
         for said in (Input(text="<|image|>", templated=False), Input(tokens=[1, vocabulary])):
             with pytest.raises(Problem) as caught:
-                await engine.service.write(said, None, "ann")
+                await writer.write(asked(said), None, "ann")
             assert caught.value.status == 400 and caught.value.param == "input"
         engine.service.close()
 

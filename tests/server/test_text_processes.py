@@ -328,8 +328,8 @@ def test_a_process_says_what_its_tokenizer_says() -> None:
     answers = asyncio.run(story())
     assert answers[:4] == [
         jobs.Tokens(made.encode("hé <|end|>")),
-        jobs.Tokens(made.encode_chat(messages)),
-        jobs.Tokens(made.encode_continuation(messages, last_token=made.eos_tokens[0])),
+        jobs.Written(made.encode_chat(messages)),
+        jobs.Written(made.encode_continuation(messages, last_token=made.eos_tokens[0])),
         jobs.Spelled(made.decode([1, 2, 256], skip_special_tokens=False)),
     ]
     codes = [

@@ -136,7 +136,9 @@ LIMITS: tuple[Limit, ...] = (
     Limit("*.content", Bound(entries=PARTS_MAX, context=True), f"{_FITS}; 1,024 parts"),
     Limit("*.reasoning_content", _TEXT, _FITS),
     Limit("*.reasoning", _TEXT, _FITS),
-    Limit("*.tool_calls", Bound(entries=TOOLS_MAX, size=CALLS_BYTES_MAX, depth=METADATA_DEPTH_MAX), "512, 1 MiB"),
+    Limit(
+        "*.tool_calls", Bound(entries=TOOLS_MAX, size=CALLS_BYTES_MAX, depth=METADATA_DEPTH_MAX), "512, 1 MiB"
+    ),
     Limit("*.tool_call_id", Bound(characters=WORD_CHARACTERS_MAX), "1,024 characters"),
     Limit("*.role", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
     Limit("*.name", Bound(characters=WORD_CHARACTERS_MAX), "1,024 characters"),

@@ -18,6 +18,7 @@ from holdfast.server.http.problems import Problem, bad_field
 from holdfast.server.limits import MESSAGES_MAX, Room, too_long, values_max
 from holdfast.server.link import wire
 from holdfast.server.text import jobs
+from holdfast.server.text.answer_writer import TAIL_TOKENS
 from holdfast.server.text.lanes import JOB_SECONDS, Lane, TextProcess
 from holdfast.server.text.process import tokenizer_of
 
@@ -163,13 +164,29 @@ class Prompts:
     small inputs, one for large ones, so that small ones do not wait for large ones.
     """
 
-    def __init__(self, vocabulary: wire.Vocabulary, context_length: int) -> None:
+    def __init__(
+        self,
+        vocabulary: wire.Vocabulary,
+        context_length: int,
+        *,
+        calls: str | None = None,
+        reasoning: str | None = None,
+    ) -> None:
+        """`calls` and `reasoning` name the model's formats."""
         self.tokenizer = tokenizer_of(vocabulary)
         self.room = Room(context_length, context_length * self.tokenizer.bytes_per_token)
         bos = self.tokenizer.names.get("bos_token")
         self.bos = None if bos is None else self.tokenizer.token_of(bos)
         memory = MEMORY_BYTES + TOKEN_BYTES * context_length
-        small = jobs.Setup(vocabulary, context_length, memory, RENDER_SECONDS, JOB_SECONDS)
+        small = jobs.Setup(
+            vocabulary,
+            context_length,
+            memory,
+            RENDER_SECONDS,
+            JOB_SECONDS,
+            calls=calls,
+            reasoning=reasoning,
+        )
         large = msgspec.structs.replace(small, nice=LARGE_NICE)
         self._small = Lane(lambda: TextProcess.start(small))
         self._large = Lane(lambda: TextProcess.start(large))
@@ -188,18 +205,16 @@ class Prompts:
         self._require_length(len(text))
         return await self._tokens(jobs.Text(text, first), len(text), tenant)
 
-    async def chat(
-        self,
-        messages: Sequence[dict[str, Any]],
-        *,
-        last_token: int | None,
-        first: bool,
-        tenant: str = "",
-    ) -> list[int]:
-        """Render and tokenise a whole conversation, or messages after `last_token`."""
-        size = sum(_characters(message) for message in messages)
+    async def chat(self, job: jobs.Chat, tenant: str = "") -> jobs.Written:
+        """Render and tokenise a whole conversation, or the messages that follow one."""
+        size = _characters(job.messages) + len(job.system or "") + _characters(job.asks.tools)
         self._require_length(size)
-        return await self._tokens(jobs.Chat(list(messages), last_token, first), size, tenant)
+        return await self._written(job, size + _constraint_size(job.asks), tenant)
+
+    async def answer_to(self, tokens: list[int], asks: jobs.Asks, tenant: str = "") -> jobs.Written:
+        """What a turn asks of the answer to a prompt of tokens."""
+        job = jobs.AnswerTo(tokens[-TAIL_TOKENS:], asks)
+        return await self._written(job, _characters(asks.tools) + _constraint_size(asks), tenant)
 
     @property
     def chats(self) -> bool:
@@ -227,6 +242,11 @@ class Prompts:
         if characters > self.room.text_bytes:
             raise self.too_long()
 
+    async def _written(self, job: jobs.Job, size: int, tenant: str) -> jobs.Written:
+        answer = await self._ask(job, size, tenant)
+        assert isinstance(answer, jobs.Written)
+        return answer
+
     async def _tokens(self, job: jobs.Job, size: int, tenant: str) -> list[int]:
         answer = await self._ask(job, size, tenant)
         assert isinstance(answer, jobs.Tokens)
@@ -248,8 +268,12 @@ class Prompts:
         return answer
 
 
+def _constraint_size(asks: jobs.Asks) -> int:
+    return 0 if asks.constraint is None else _characters(asks.constraint.value)
+
+
 def _characters(value: Any) -> int:
-    """The characters of a message."""
+    """The characters of messages, tools or a schema."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):

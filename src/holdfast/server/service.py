@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from holdfast.core.turn import KEEP_ALL
-from holdfast.engine.sampling import Sampling, SamplingError
+from holdfast.engine.sampling import SamplingError
 from holdfast.server.answer_parts import complete_calls, shown_calls
 from holdfast.server.http.bodies import Reading
 from holdfast.server.http.keys import Caller
@@ -32,27 +33,29 @@ from holdfast.server.link.engine_client import EngineClient, TurnFeed
 from holdfast.server.link.supervisor import Progress, Supervisor
 from holdfast.server.options import ServerOptions
 from holdfast.server.ordinary_sessions import OrdinarySessions
-from holdfast.server.prompts import Prompts, begins_with_system, opens_history
+from holdfast.server.prompts import Prompts
 from holdfast.server.seeds import Seeds
 from holdfast.server.sessions import (
     SessionRecord,
     SessionTable,
     engine_name,
     new_name,
-    request_name,
     require_name,
 )
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.tracing import open_traces
-from holdfast.server.turn_request import Input, TurnAsked, wire_sampling
+from holdfast.server.turn_request import SessionGiven, TurnAsked
+from holdfast.server.turn_starter import TurnStarter
+from holdfast.server.turn_writer import checked_tools
 
 __all__ = ["Service"]
 
 log = logging.getLogger("holdfast.server")
 
-REWRITES_MAX = 4
 SYSTEM_SHARE = 7 / 8
-"""Maximum share of the context for a session's system text."""
+"""Maximum share of the context for a session's system text, and for its tools."""
+
+NEW_SESSION = SessionGiven()
 
 
 class Service:
@@ -124,7 +127,10 @@ class Service:
     def engine_ready(self, ready: wire.Ready) -> None:
         """An engine is ready; sessions that it does not know are lost."""
         if self._prompts is None:
-            self._prompts = Prompts(ready.vocabulary, ready.facts.context_length)
+            facts = ready.facts
+            self._prompts = Prompts(
+                ready.vocabulary, facts.context_length, calls=facts.calls, reasoning=facts.reasoning
+            )
             self._prompts.warm_up()
         for stored in ready.sessions:
             name = stored.view.name.partition("/")[2]
@@ -136,7 +142,14 @@ class Service:
             )
             self.table.add(
                 SessionRecord(
-                    stored.tenant, name, stored.view, seeds, stored.system, stored.metadata, stored.created
+                    stored.tenant,
+                    name,
+                    stored.view,
+                    seeds,
+                    stored.system,
+                    stored.metadata,
+                    stored.created,
+                    stored.tools,
                 )
             )
         self.table.lose_all({stored.view.name for stored in ready.sessions})
@@ -174,43 +187,47 @@ class Service:
     # --- sessions ---------------------------------------------------------------------------------
 
     async def open_session(
-        self,
-        caller: Caller,
-        name: str | None,
-        ttl: float | None = None,
-        system: str | None = None,
-        metadata: dict[str, Any] | None = None,
+        self, caller: Caller, name: str | None, asked: SessionGiven = NEW_SESSION
     ) -> SessionRecord:
         """Open a session for a caller."""
         given, name = name, require_name(name, "id") if name is not None else new_name("s")
-        if ttl is not None and not 0 < ttl <= TTL_MAX:
+        if asked.ttl is not None and not 0 < asked.ttl <= TTL_MAX:
             raise bad_field("ttl", f"must be more than 0 and at most {TTL_MAX:.0f} seconds")
-        if system is not None:
-            await self._require_system(system, caller.tenant)
+        if asked.system is not None:
+            await self._require_share("system", asked.system, caller.tenant)
+        if asked.tools:
+            checked_tools(asked.tools)
+            written = msgspec.json.encode(asked.tools).decode()
+            await self._require_share("tools", written, caller.tenant)
         self.require_room(caller.tenant)
         self._require_free(caller.tenant, name)
         key = engine_name(caller.tenant, name)
         number = self.link.number()
-        command = wire.OpenSession(number, key, caller.tenant, ttl, system, metadata or {})
+        metadata = dict(asked.metadata)
+        command = wire.OpenSession(
+            number, key, caller.tenant, asked.ttl, asked.system, metadata, list(asked.tools)
+        )
 
         def opened(done: wire.Done) -> None:
             seeds = self.seeds.of_session(caller.tenant, given)
             view = done.view or wire.SessionView(key, 0, None, 0)
-            self.table.add(SessionRecord(caller.tenant, name, view, seeds, system, command.metadata))
+            record = SessionRecord(caller.tenant, name, view, seeds, asked.system, metadata)
+            record.tools = command.tools
+            self.table.add(record)
 
         await self.link.call(command, number, opened, self.table.opening(caller.tenant, name))
         return self.table.find(caller.tenant, name)
 
-    async def _require_system(self, system: str, tenant: str) -> None:
-        """Raise if the system text leaves too little of the context for a conversation."""
+    async def _require_share(self, field: str, text: str, tenant: str) -> None:
+        """Raise if the system text or the tools leave too little of the context for a conversation."""
         if not self.prompts.chats:
-            raise bad_field("system", "this model has no chat template")
+            raise bad_field(field, "this model has no chat template")
         most = int(SYSTEM_SHARE * self.facts.context_length)
-        with told_as({"input": "system"}):
-            tokens = await self.prompts.text(system, first=False, tenant=tenant)
+        with told_as({"input": field}):
+            tokens = await self.prompts.text(text, first=False, tenant=tenant)
         if len(tokens) > most:
             said = f"may have at most {most} tokens of the context's {self.facts.context_length}"
-            raise bad_field("system", said, "context_length_exceeded")
+            raise bad_field(field, said, "context_length_exceeded")
 
     def _require_free(self, tenant: str, name: str) -> None:
         if self.ordinary.find(tenant, name) is not None:
@@ -319,7 +336,9 @@ class Service:
                 seeds = self.seeds.of_session(record.tenant, given)
                 view = done.view or wire.SessionView(done.answer, 0, None, 0)
                 metadata = dict(record.metadata)
-                self.table.add(SessionRecord(record.tenant, name, view, seeds, record.system, metadata))
+                forked = SessionRecord(record.tenant, name, view, seeds, record.system, metadata)
+                forked.tools = record.tools
+                self.table.add(forked)
 
         with told_as({"to_turn": "at_turn"}):
             done = await self._call_on(
@@ -344,129 +363,22 @@ class Service:
 
     async def start_turn(self, record: SessionRecord, asked: TurnAsked) -> TurnFeed:
         """Start a turn on a session."""
-        with told_as(asked.fields), self.seeds.lend(asked.sampling, record.seeds) as loan:
-            feed = await self._start_written(record, asked, loan.sampling)
-            loan.kept = not feed.replayed
-        return feed
-
-    async def _start_written(self, record: SessionRecord, asked: TurnAsked, sampling: Sampling) -> TurnFeed:
-        """Start a turn on a session; tokenised again if the history changed meanwhile."""
-        for attempt in range(REWRITES_MAX):
-            view = record.view
-            messages = asked.input.messages or []
-            opens = not asked.options.append_history and opens_history(messages)
-            if opens and not view.known and record.system is not None and begins_with_system(messages):
-                raise from_refusal("history_repeated", "", "messages")
-            # The engine replays a turn that it knows, and rejects any other.
-            tokens = [] if opens and view.known else await self.write(asked.input, record, record.tenant)
-            command = wire.StartTurn(
-                self.link.number(),
-                asked.name,
-                record.tenant,
-                tokens,
-                wire_sampling(sampling),
-                session=engine_name(record.tenant, record.name),
-                known=view.known,
-                goes_on=asked.goes_on,
-                keeps=asked.options.keeps,
-                timeout=asked.options.timeout,
-                cut=asked.cut,
-                computes_from=view.known if asked.sampling.prompt_logprobs is not None else None,
-                fingerprint=asked.fingerprint,
-                opens=opens,
-            )
-            try:
-                return (await self._start([command], asked.fields))[0]
-            except Problem as problem:
-                if problem.code != "history_changed" or attempt == REWRITES_MAX - 1:
-                    raise self._explained(problem, record) from problem
-        raise AssertionError("the last attempt raises")
+        try:
+            return await self._starter.start_turn(record, asked)
+        except Problem as problem:
+            raise self._explained(problem, record) from problem
 
     async def start_request(self, caller: Caller, asked: TurnAsked) -> list[TurnFeed]:
         """Start a one-shot request with all its choices."""
-        return await self.start_requests(caller, [asked])
+        return await self._starter.start_requests(caller.tenant, [asked])
 
     async def start_requests(self, caller: Caller, asked: Sequence[TurnAsked]) -> list[TurnFeed]:
         """Start one-shot requests with all their choices, or none; all are sent before any is awaited."""
-        seeds = self.seeds.of_requests(caller.tenant)
-        with told_as(asked[0].fields), ExitStack() as stack:
-            loans = [stack.enter_context(self.seeds.lend(each.sampling, seeds)) for each in asked]
-            commands: list[wire.StartTurn] = []
-            for each, loan in zip(asked, loans, strict=True):
-                commands += await self._choices(caller, each, loan.sampling)
-            feeds = await self._start(commands, asked[0].fields)
-            for loan in loans:
-                loan.kept = True
-        return feeds
+        return await self._starter.start_requests(caller.tenant, asked)
 
-    async def _choices(self, caller: Caller, asked: TurnAsked, sampling: Sampling) -> list[wire.StartTurn]:
-        """The commands that start the choices of a request."""
-        tokens = await self.write(asked.input, None, caller.tenant)
-        whole = asked.computes_from is None and asked.sampling.prompt_logprobs is not None
-        return [
-            wire.StartTurn(
-                self.link.number(),
-                request_name(caller.tenant, f"{asked.name}.{choice}" if choice else asked.name),
-                caller.tenant,
-                tokens,
-                wire_sampling(sampling),
-                timeout=asked.options.timeout,
-                choice=choice,
-                cut=asked.cut,
-                computes_from=0 if whole else asked.computes_from,
-            )
-            for choice in range(asked.sampling.n)
-        ]
-
-    async def _start(self, commands: Sequence[wire.StartTurn], fields: Mapping[str, str]) -> list[TurnFeed]:
-        """Start all turns or none; `fields` are the client's field names."""
-        for command in commands:
-            if not command.tokens and not command.goes_on and not command.opens:
-                raise Problem(400, "empty_turn", "the turn has no input tokens", "input")
-        try:
-            return await self.link.start(commands)
-        except Problem as problem:
-            if problem.code != "context_length_exceeded":
-                raise
-            longest = max(commands, key=_tokens_asked)
-            raise context_exceeded(
-                self.facts.context_length,
-                len(longest.tokens),
-                longest.sampling.max_tokens or 1,
-                history=longest.known or 0,
-                field=fields.get("input", "input"),
-            ) from problem
-
-    async def write(self, said: Input, record: SessionRecord | None, tenant: str) -> list[int]:
-        """Tokenise a tenant's input, to follow a session's history."""
-        if said.tokens is not None:
-            self._check_tokens(said.tokens)
-            return said.tokens
-        tokens = await self._written(said, record, tenant)
-        if tokens and max(tokens) >= self.facts.vocabulary:
-            # Tokenizers may have special tokens without a row in the embedding table.
-            raise bad_field("input", "has a special token that the model does not have")
-        return tokens
-
-    async def _written(self, said: Input, record: SessionRecord | None, tenant: str) -> list[int]:
-        """Tokenise text or messages; ids may be out of range."""
-        first = record is None or record.view.known == 0
-        messages = said.messages
-        if messages is None and said.text is not None and said.templated and self.prompts.chats:
-            messages = [{"role": "user", "content": said.text}]
-        if messages is not None:
-            if first and record is not None and record.system is not None:
-                messages = [{"role": "system", "content": record.system}, *messages]
-            last = None if record is None else record.view.last_token
-            return await self.prompts.chat(messages, last_token=last, first=first, tenant=tenant)
-        return await self.prompts.text(said.text, first=first, tenant=tenant) if said.text else []
-
-    def _check_tokens(self, tokens: list[int]) -> None:
-        vocabulary = self.facts.vocabulary
-        if len(tokens) > self.facts.context_length:
-            raise self.prompts.too_long(len(tokens))
-        if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
-            raise bad_field("input", f"token ids must be from 0 to {vocabulary - 1}")
+    @property
+    def _starter(self) -> TurnStarter:
+        return TurnStarter(self.link, self.seeds, self.prompts, self.facts)
 
     def leave(self, feed: TurnFeed, keeps: bool) -> None:
         """A turn's client disconnected: end the turn within a step, by its `on_abort`."""
@@ -477,8 +389,3 @@ class Service:
         deadline = time.monotonic() + seconds
         while self.link.turns and self.supervisor.up and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-
-
-def _tokens_asked(command: wire.StartTurn) -> int:
-    """The context that a turn needs; at least one token without `max_tokens`."""
-    return (command.known or 0) + len(command.tokens) + (command.sampling.max_tokens or 1)

@@ -19,7 +19,7 @@ from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem
 from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord, new_name
-from holdfast.server.turn_request import Input, TurnAsked
+from holdfast.server.turn_request import Input, SessionGiven, TurnAsked
 
 __all__ = ["Storm"]
 
@@ -90,7 +90,7 @@ class Storm:
         """One client: opens sessions, takes turns, interrupts some, closes."""
         while not self._over:
             try:
-                record = await self._service.open_session(self._caller, None, 120.0, None)
+                record = await self._service.open_session(self._caller, None, SessionGiven(ttl=120.0))
             except Problem:
                 self.refused += 1
                 await asyncio.sleep(chance.uniform(0.1, 0.5))

@@ -35,7 +35,9 @@ class Prepared:
 class ChatRenderer:
     """One template, and how it takes tools."""
 
-    def __init__(self, template: ChatTemplate, tokens: Collection[str], call_format: str | None = None) -> None:
+    def __init__(
+        self, template: ChatTemplate, tokens: Collection[str], call_format: str | None = None
+    ) -> None:
         """`tokens` are the texts of added tokens. Without a `call_format` the template shows the model's."""
         self._template = template
         self._form = probe(template.render_unchecked, ChatTemplateError)

@@ -1,11 +1,10 @@
 """Checks that a chat template renders every message: none may be dropped silently.
 
 Templates skip roles that they do not know, some only in some positions: a system message that is not the
-first, a tool result without a call. What a template renders depends on the sequence of roles and calls, so it is
-probed by rendering markers in place of the texts, once per sequence. A `developer` message becomes a `system`
-message where the template skips or refuses it; any other skipped message is rejected with its index. The text
-beside tool calls may be left out: some templates render the calls alone.
-Used by `chat_template`.
+first, a tool result without a call. What a template renders depends on the sequence of roles and calls, so it
+is probed by rendering markers in place of the texts, once per sequence. A `developer` message becomes a
+`system` message where the template skips or refuses it; any other skipped message is rejected with its index.
+The text beside tool calls may be left out: some templates render the calls alone. Used by `chat_template`.
 """
 
 from __future__ import annotations

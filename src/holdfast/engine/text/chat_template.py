@@ -114,8 +114,8 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], *, known: int = 0, **variables: Any) -> str:
         """The text of a whole conversation; `variables` are passed to the template.
 
-        A message that the template would skip is rejected; the first `known` are not the client's. `developer`
-        messages become `system` where the template does not know that role.
+        A message that the template would skip is rejected; the first `known` are not the client's.
+        `developer` messages become `system` where the template does not know that role.
         """
         return self.render_unchecked(self._roles.fitted(messages, known, **variables), **variables)
 

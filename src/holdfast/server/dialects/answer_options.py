@@ -1,7 +1,7 @@
 """Answer options: the declaration of what a request may ask of its answer besides sampling.
 
-Constraints, tools and reasoning. The API process turns them into the grammar and the answer specification of a
-turn (`server/turn_writer.py`).
+Constraints, tools and reasoning. The API process turns them into the grammar and the answer specification of
+a turn (`server/turn_writer.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ TEMPLATE_KWARGS = Bound(size=KWARGS_BYTES_MAX, depth=KWARGS_DEPTH_MAX)
 class AnswerOptions:
     """What the answer must match, what it may call, and how it reasons."""
 
-    constraint: Constraint | None = declared(None, GRAMMAR, "What the text of the answer must match.")
+    constraint: Constraint | None = declared(  # noqa: RUF009
+        None, GRAMMAR, "What the text of the answer must match."
+    )
     tools: Sequence[Mapping[str, Any]] | None = declared(
         None, TOOLS, "Functions that the model may call, in OpenAI's form."
     )
@@ -53,7 +55,7 @@ class AnswerOptions:
     thinking_tokens: int | None = declared(
         None, Bound(0, INTEGER_MAX), "Maximum number of tokens of reasoning; its end is then forced."
     )
-    reasoning_effort: Effort | None = declared(
+    reasoning_effort: Effort | None = declared(  # noqa: RUF009
         None, None, "How much the model reasons, where its chat template can tell it; none switches it off."
     )
     chat_template_kwargs: Mapping[str, Any] | None = declared(

@@ -1,8 +1,8 @@
 """Constraints as each dialect writes them: from the fields of a request to the kind and source of a grammar.
 
 OpenAI has `response_format`, vLLM `structured_outputs` (formerly `guided_*`), SGLang `regex`, `json_schema`,
-`ebnf` and `structural_tag`, this server's own dialects `grammar`. All become a `Constraint`. The grammar itself is
-checked in a text process; what is checked here is how it is wrapped.
+`ebnf` and `structural_tag`, this server's own dialects `grammar`. All become a `Constraint`. The grammar
+itself is checked in a text process; what is checked here is how it is wrapped.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 A client that asks for a grammar or an adapter and gets an ordinary answer has been misled. So these fields
 are refused by name, unless their value asks for nothing (`null`, or one of those in the table). A body that
-declares a field itself has it built: `tools` is refused by `/generate` and not by `/v1/chat/completions`. Fields that change neither the answer nor what is promised about it
-(`HINTS`) are ignored like any unknown field, except by `/v1/sessions` and `/v1/realtime`, which refuse every
-field that they do not know. `requests` applies the table.
+declares a field itself has it built: `tools` is refused by `/generate` and not by `/v1/chat/completions`.
+Fields that change neither the answer nor what is promised about it (`HINTS`) are ignored like any unknown
+field, except by `/v1/sessions` and `/v1/realtime`, which refuse every field that they do not know. `requests`
+applies the table.
 """
 
 from __future__ import annotations

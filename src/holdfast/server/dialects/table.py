@@ -42,8 +42,9 @@ class Row:
 
     `default` is the value of a field that is left out or null, `null` that of one that is null, where both
     differ. `kind` is the JSON type and `value` makes the declared value of it, where the dialect writes
-    something else; None asks for nothing. A row with a `switch` counts only if the boolean field of that name is
-    true. Where two rows have the same field, the last one that is given counts; `alone`, giving both is an error.
+    something else; None asks for nothing. A row with a `switch` counts only if the boolean field of that name
+    is true. Where two rows have the same field, the last one that is given counts; `alone`, giving both is an
+    error.
     """
 
     field: str
@@ -193,7 +194,8 @@ class FieldTable(Generic[T]):
                 continue
             if alone and chosen.setdefault(field, name) != name:
                 raise bad_field(
-                    self.prefix + name, f"cannot be combined with {self.prefix}{chosen[field]}; give one of both"
+                    self.prefix + name,
+                    f"cannot be combined with {self.prefix}{chosen[field]}; give one of both",
                 )
             fields[field] = value
         try:

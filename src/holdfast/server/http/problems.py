@@ -6,6 +6,7 @@ refusals have stable codes; `from_refusal` maps each to its status.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -95,6 +96,8 @@ TYPE_OF_STATUS = {
 
 RETRY_SECONDS = 1
 
+_FIELD = re.compile(r"[.\[]")
+
 
 class Problem(Exception):
     """An error answer: what is wrong with a request, or with the server."""
@@ -117,10 +120,13 @@ class Problem(Exception):
         )
 
     def renamed(self, names: Mapping[str, str]) -> Problem:
-        """The same problem with the field's name as the client writes it."""
-        if self.param is None or self.param not in names:
+        """The same problem with the name that the client writes, of a field or a place inside of it."""
+        if self.param is None:
             return self
-        name, message = names[self.param], self.message
+        field = self.param if self.param in names else _FIELD.split(self.param, maxsplit=1)[0]
+        if field not in names:
+            return self
+        name, message = names[field] + self.param.removeprefix(field), self.message
         if message.startswith(self.param):
             message = name + message.removeprefix(self.param)
         return Problem(self.status, self.code, message, name, self.retry_after)

@@ -10,6 +10,7 @@ from holdfast.server.dialects.requests import make_body
 from holdfast.server.dialects.tables import REALTIME
 from holdfast.server.http.bodies import Reading, parse_large
 from holdfast.server.http.problems import Problem, bad_field
+from holdfast.server.limits import MESSAGES_MAX
 from holdfast.server.prompts import SessionMessage
 from holdfast.server.routes.realtime_openai import misunderstood
 from holdfast.server.routes.sessions import SAMPLING, Count, SamplingBody
@@ -117,7 +118,7 @@ async def read_message(text: str, reading: Reading) -> Said:
 
 
 class PendingInput:
-    """Input that is not committed yet: text or token ids."""
+    """Input that is not committed yet: text, token ids or messages."""
 
     def __init__(self, bytes_max: int, tokens_max: int, vocabulary: int) -> None:
         self._bytes_max = bytes_max
@@ -125,39 +126,54 @@ class PendingInput:
         self._vocabulary = vocabulary
         self._texts: list[str] = []
         self._tokens: list[int] = []
+        self._messages: list[SessionMessage] = []
         self._bytes = 0
         self.refused = False
         """Whether its commit was rejected: it may be committed again; the next append starts anew."""
 
+    @property
+    def _kind(self) -> str | None:
+        """The field that the input so far came in."""
+        if self.refused:
+            return None
+        kinds = {"text": self._texts, "token_ids": self._tokens, "messages": self._messages}
+        return next((name for name, held in kinds.items() if held), None)
+
     def append(self, message: AppendMessage) -> None:
         """Append, or start anew after a rejected commit; an invalid append changes nothing."""
-        text, tokens = message.text, message.token_ids
-        bytes_before, tokens_before = (0, 0) if self.refused else (self._bytes, len(self._tokens))
-        if (text is None) == (tokens is None):
-            raise bad_field("text", "give either text or token_ids")
-        if text is not None:
-            if tokens_before:
-                raise bad_field("text", "this turn's input is token ids so far")
-            if bytes_before + len(text.encode()) > self._bytes_max:
-                raise bad_field("text", f"the input may take at most {self._bytes_max} bytes")
-        elif tokens is not None:
-            if bytes_before:
-                raise bad_field("token_ids", "this turn's input is text so far")
+        given = [name for name in ("text", "token_ids", "messages") if getattr(message, name) is not None]
+        if len(given) != 1:
+            raise bad_field("text", "give one of text, token_ids and messages")
+        if self._kind not in (None, given[0]):
+            raise bad_field(given[0], f"this turn's input is {self._kind} so far")
+        self._require_room(message)
+        if self.refused:
+            self.clear()
+        if message.text:
+            self._texts.append(message.text)
+            self._bytes += len(message.text.encode())
+        self._tokens += message.token_ids or []
+        self._messages += message.messages or []
+
+    def _require_room(self, message: AppendMessage) -> None:
+        bytes_before, tokens_before, messages_before = (
+            (0, 0, 0) if self.refused else (self._bytes, len(self._tokens), len(self._messages))
+        )
+        if message.text is not None and bytes_before + len(message.text.encode()) > self._bytes_max:
+            raise bad_field("text", f"the input may take at most {self._bytes_max} bytes")
+        tokens = message.token_ids
+        if tokens is not None:
             if tokens_before + len(tokens) > self._tokens_max:
                 raise bad_field("token_ids", f"the input may hold at most {self._tokens_max} tokens")
             if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocabulary:
                 raise bad_field("token_ids", f"must be from 0 to {self._vocabulary - 1}")
-        if self.refused:
-            self.clear()
-        if text is not None:
-            self._texts.append(text)
-            self._bytes += len(text.encode())
-        self._tokens += tokens or []
+        if message.messages is not None and messages_before + len(message.messages) > MESSAGES_MAX:
+            raise bad_field("messages", f"the input may hold at most {MESSAGES_MAX} messages")
 
     def said(self) -> str | list[int | SessionMessage]:
         """All of it."""
-        return list[int | SessionMessage](self._tokens) or "".join(self._texts)
+        return [*self._tokens, *self._messages] or "".join(self._texts)
 
     def clear(self) -> None:
         """Discard it."""
-        self._texts, self._tokens, self._bytes, self.refused = [], [], 0, False
+        self._texts, self._tokens, self._messages, self._bytes, self.refused = [], [], [], 0, False

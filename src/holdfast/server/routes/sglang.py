@@ -146,7 +146,9 @@ async def flush_cache(request: Request) -> Response:
 @router.get("/health_generate", **documented(None, "Whether the engine generates."))
 async def health_generate(request: Request) -> Response:
     service = service_of(request)
-    turn = TurnAsked(Input(tokens=[0]), Sampling(max_tokens=1, temperature=0.0), new_name("health"))
+    turn = TurnAsked(
+        Input(tokens=[0]), Sampling(max_tokens=1, temperature=0.0), new_name("health"), reads=False
+    )
     (feed,) = await service.start_request(caller_of(request), turn)
 
     async def generated() -> Response:

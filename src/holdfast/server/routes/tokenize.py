@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -13,6 +15,8 @@ from holdfast.server.http.problems import bad_field, told_as
 from holdfast.server.prompts import CHAT_MESSAGE, ChatMessage, plain_messages
 from holdfast.server.routes.access import body_of, caller_of, service_of
 from holdfast.server.routes.schema import documented
+from holdfast.server.text import jobs
+from holdfast.server.turn_writer import require_template_kwargs
 
 __all__ = ["router"]
 
@@ -25,6 +29,8 @@ class TokenizeBody(msgspec.Struct):
     prompt: str | None = None
     text: str | None = None
     messages: list[ChatMessage] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool = True
 
 
@@ -46,10 +52,13 @@ async def tokenize(request: Request) -> Response:
     if len(given) != 1:
         raise bad_field("prompt", "give one of prompt, text and messages")
     tenant = caller_of(request).tenant
+    require_template_kwargs(body.chat_template_kwargs)
+    asks = jobs.Asks(tools=body.tools or [], template_kwargs=body.chat_template_kwargs or {})
     if body.messages is not None:
         with told_as({"input": "messages"}):
             plain = plain_messages(body.messages)
-            tokens = await service.prompts.chat(plain, last_token=None, first=True, tenant=tenant)
+            job = jobs.Chat(plain, None, first=True, asks=asks)
+            tokens = (await service.prompts.chat(job, tenant)).tokens
     else:
         text = body.prompt if body.prompt is not None else body.text or ""
         with told_as({"input": "text" if body.prompt is None else "prompt"}):

@@ -15,8 +15,11 @@ from holdfast.server.link import wire
 __all__ = [
     "HEADER",
     "Answer",
+    "AnswerTo",
+    "Asks",
     "Body",
     "Chat",
+    "ConstraintFields",
     "Job",
     "Read",
     "Refused",
@@ -26,6 +29,7 @@ __all__ = [
     "Started",
     "Text",
     "Tokens",
+    "Written",
     "decode_answer",
     "decode_job",
     "frame",
@@ -39,7 +43,8 @@ class Setup(msgspec.Struct, tag="setup", frozen=True):
     """The first message: the vocabulary, and what a job may take.
 
     A job may make at most `tokens_max` tokens, take `memory_bytes` more than the process has at its start,
-    render for `render_seconds` and compute for `job_seconds`.
+    render for `render_seconds` and compute for `job_seconds`. `calls` and `reasoning` name the model's
+    formats.
     """
 
     vocabulary: wire.Vocabulary
@@ -48,6 +53,8 @@ class Setup(msgspec.Struct, tag="setup", frozen=True):
     render_seconds: float
     job_seconds: float
     nice: int = 0
+    calls: str | None = None
+    reasoning: str | None = None
 
 
 class Text(msgspec.Struct, tag="text", frozen=True):
@@ -57,12 +64,48 @@ class Text(msgspec.Struct, tag="text", frozen=True):
     first: bool
 
 
+class ConstraintFields(msgspec.Struct, frozen=True):
+    """A grammar as the client wrote it: its kind, and the field that problems name."""
+
+    kind: str
+    value: Any
+    field: str
+
+
+class Asks(msgspec.Struct, omit_defaults=True, frozen=True):
+    """What a turn asks of its answer. Without `reads`, all of the answer is text: a plain completion."""
+
+    tools: list[dict[str, Any]] = []
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    template_kwargs: dict[str, Any] = {}
+    constraint: ConstraintFields | None = None
+    separate_reasoning: bool = True
+    thinking_tokens: int | None = None
+    reads: bool = True
+
+
 class Chat(msgspec.Struct, tag="chat", frozen=True):
-    """The tokens of messages: a whole conversation, or what follows one that ended with `last_token`."""
+    """The tokens of messages: a whole conversation, or what follows one that ended with `last_token`.
+
+    `system` comes before the messages of a whole conversation. `calls` are those that the conversation ended
+    in. `tools` of a one-shot request that must not be called are not shown to the model.
+    """
 
     messages: list[dict[str, Any]]
     last_token: int | None
     first: bool
+    system: str | None = None
+    calls: list[wire.CallFields] = []
+    asks: Asks = Asks()
+    one_shot: bool = False
+
+
+class AnswerTo(msgspec.Struct, tag="answer_to", frozen=True):
+    """The grammar and the specification of the answer to a prompt that ends in these tokens."""
+
+    tail: list[int]
+    asks: Asks
 
 
 class Spell(msgspec.Struct, tag="spell", frozen=True):
@@ -78,7 +121,7 @@ class Body(msgspec.Struct, tag="body", frozen=True):
     values_max: int
 
 
-Job = Setup | Text | Chat | Spell | Body
+Job = Setup | Text | Chat | AnswerTo | Spell | Body
 
 
 class Started(msgspec.Struct, tag="started", frozen=True):
@@ -89,6 +132,14 @@ class Tokens(msgspec.Struct, tag="tokens", frozen=True):
     """What was asked for, as tokens."""
 
     tokens: list[int]
+
+
+class Written(msgspec.Struct, tag="written", frozen=True):
+    """A turn's tokens, its grammar, and how its answer is read."""
+
+    tokens: list[int]
+    grammar: wire.GrammarFields | None = None
+    answer: wire.AnswerFields | None = None
 
 
 class Spelled(msgspec.Struct, tag="spelled", frozen=True):
@@ -113,7 +164,7 @@ class Refused(msgspec.Struct, tag="refused", frozen=True):
     param: str | None = None
 
 
-Answer = Started | Tokens | Spelled | Read | Refused
+Answer = Started | Tokens | Written | Spelled | Read | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _jobs: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)

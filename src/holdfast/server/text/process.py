@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import resource
 import signal
 import sys
@@ -22,9 +23,13 @@ import msgspec
 
 from holdfast.engine.text.chat_template import ChatTemplateError
 from holdfast.engine.text.tokenizer import Tokenizer, TooManyTokens, read_encoder
+from holdfast.engine.tools.events import Call, Outcome
+from holdfast.engine.tools.request import Mode, ToolsRefused
 from holdfast.server.link import wire
 from holdfast.server.text import jobs
+from holdfast.server.text.answer_writer import AnswerWriter, GrammarRefused, read_asked_tools
 
+_PLACE = re.compile(r"^messages\[([0-9]+)\]")
 NAME_CHARACTERS_MAX = 64
 """Field names are truncated to this length in messages."""
 
@@ -36,15 +41,18 @@ class RenderTimeout(ChatTemplateError):
 
 
 def tokenizer_of(
-    vocabulary: wire.Vocabulary, guard: Callable[[], AbstractContextManager[None]] = nullcontext
+    vocabulary: wire.Vocabulary,
+    guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+    calls: str | None = None,
 ) -> Tokenizer:
-    """The tokenizer of the model that is served."""
+    """The tokenizer of the model that is served; `calls` is how it writes tool calls."""
     return Tokenizer(
         read_encoder(vocabulary.encoder),
         template=vocabulary.template,
         names=vocabulary.names,
         eos_tokens=tuple(vocabulary.eos_tokens),
         guard=guard,
+        call_format=calls,
     )
 
 
@@ -52,8 +60,11 @@ class TextWorker:
     """Runs jobs."""
 
     def __init__(self, setup: jobs.Setup) -> None:
-        self._tokenizer = tokenizer_of(setup.vocabulary, lambda: _alarm(setup.render_seconds))
+        self._tokenizer = tokenizer_of(setup.vocabulary, lambda: _alarm(setup.render_seconds), setup.calls)
         self._tokens_max = setup.tokens_max
+        self._answers = AnswerWriter(self._tokenizer, setup.calls, setup.reasoning)
+        if self._tokenizer.template is not None:
+            _ = self._tokenizer.chat  # How the template takes tools is found out once.
 
     def answer(self, job: jobs.Job) -> jobs.Answer:
         """Run a job; every failure is a refusal."""
@@ -63,6 +74,10 @@ class TextWorker:
             return jobs.Refused("context_length_exceeded", str(error), error.tokens)
         except ChatTemplateError as error:
             return jobs.Refused("chat_template", str(error))
+        except ToolsRefused as error:
+            return jobs.Refused("invalid_value", str(error), None, error.param)
+        except GrammarRefused as error:
+            return jobs.Refused(error.code, str(error), None, error.field)
         except MemoryError:
             return jobs.Refused("tokenizer", "the input needs too much memory")
         except (RecursionError, TypeError, ValueError, OverflowError):
@@ -74,7 +89,9 @@ class TextWorker:
                 tokens = self._tokenizer.encode(job.text, add_special_tokens=job.first, most=self._tokens_max)
                 return jobs.Tokens(tokens)
             case jobs.Chat():
-                return jobs.Tokens(self._chat(job))
+                return self._chat(job)
+            case jobs.AnswerTo():
+                return self._answers.written(job.tail, job.asks, read_asked_tools(job.asks))
             case jobs.Spell():
                 return jobs.Spelled(self._tokenizer.decode(job.tokens, skip_special_tokens=False))
             case jobs.Body():
@@ -82,12 +99,41 @@ class TextWorker:
             case jobs.Setup():
                 raise ValueError("a process is set up once")
 
-    def _chat(self, job: jobs.Chat) -> list[int]:
-        if job.first:
-            return self._tokenizer.encode_chat(job.messages, most=self._tokens_max)
-        return self._tokenizer.encode_continuation(
-            job.messages, last_token=job.last_token, most=self._tokens_max
-        )
+    def _chat(self, job: jobs.Chat) -> jobs.Answer:
+        tools = read_asked_tools(job.asks)
+        shown = () if job.one_shot and tools.mode is Mode.NONE else tools.offered
+        if not job.first:
+            tokens = self._tokenizer.encode_continuation(
+                job.messages,
+                last_token=job.last_token,
+                calls=[Call(each.id, each.name, each.arguments, Outcome(each.outcome)) for each in job.calls],
+                tools=shown,
+                template_kwargs=job.asks.template_kwargs,
+                most=self._tokens_max,
+            )
+            return self._answers.written(tokens, job.asks, tools)
+        system = [] if job.system is None else [{"role": "system", "content": job.system}]
+        try:
+            tokens = self._tokenizer.encode_chat(
+                [*system, *job.messages],
+                tools=shown,
+                template_kwargs=job.asks.template_kwargs,
+                most=self._tokens_max,
+            )
+        except (ChatTemplateError, ToolsRefused) as error:
+            raise _counted_from(len(system), error) from error
+        return self._answers.written(tokens, job.asks, tools)
+
+
+def _counted_from(first: int, error: ChatTemplateError | ToolsRefused) -> ChatTemplateError | ToolsRefused:
+    """An error with indices of messages that count from the client's first one."""
+
+    def counted(text: str) -> str:
+        return _PLACE.sub(lambda found: f"messages[{int(found[1]) - first}]", text)
+
+    if isinstance(error, ToolsRefused):
+        return ToolsRefused(counted(error.param), error.problem)
+    return ChatTemplateError(counted(str(error)))
 
 
 def _read(job: jobs.Body) -> jobs.Answer:

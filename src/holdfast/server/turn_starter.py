@@ -1,0 +1,164 @@
+"""Starts turns on the engine: written for a session's history, or as one-shot requests with their choices.
+
+A turn on a session is written for the history that the API process knows; if it changed meanwhile, the engine
+rejects the turn and it is written again. Used by `service`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+import msgspec
+
+from holdfast.engine.sampling import Sampling
+from holdfast.server.http.problems import Problem, context_exceeded, from_refusal, told_as
+from holdfast.server.link import wire
+from holdfast.server.link.engine_client import EngineClient, TurnFeed
+from holdfast.server.prompts import Prompts, begins_with_system, opens_history
+from holdfast.server.seeds import Seeds
+from holdfast.server.sessions import SessionRecord, engine_name, request_name
+from holdfast.server.turn_request import TurnAsked, wire_sampling
+from holdfast.server.turn_writer import TurnWriter, WrittenTurn, grammar_field, tools_of
+
+__all__ = ["TurnStarter"]
+
+REWRITES_MAX = 4
+
+NOTHING = WrittenTurn([])
+
+
+class TurnStarter:
+    """Starts turns of one model."""
+
+    def __init__(self, link: EngineClient, seeds: Seeds, prompts: Prompts, facts: wire.ModelFacts) -> None:
+        self._link = link
+        self._seeds = seeds
+        self._facts = facts
+        self._writer = TurnWriter(prompts, facts)
+
+    async def start_turn(self, record: SessionRecord, asked: TurnAsked) -> TurnFeed:
+        """Start a turn on a session."""
+        with told_as(_names(asked)), self._seeds.lend(asked.sampling, record.seeds) as loan:
+            feed = await self._start_written(record, asked, loan.sampling)
+            loan.kept = not feed.replayed
+        return feed
+
+    async def _start_written(self, record: SessionRecord, asked: TurnAsked, sampling: Sampling) -> TurnFeed:
+        """Start a turn on a session; written again if the history changed meanwhile."""
+        for attempt in range(REWRITES_MAX):
+            command = await self._command(record, asked, sampling)
+            try:
+                feed = (await self._start([command], asked.fields))[0]
+            except Problem as problem:
+                if problem.code != "history_changed" or attempt == REWRITES_MAX - 1:
+                    raise
+                continue
+            if command.tools is not None:
+                record.tools = command.tools
+            return feed
+        raise AssertionError("the last attempt raises")
+
+    async def _command(self, record: SessionRecord, asked: TurnAsked, sampling: Sampling) -> wire.StartTurn:
+        view = record.view
+        messages = asked.input.messages or []
+        opens = not asked.options.append_history and opens_history(messages)
+        if opens and not view.known and record.system is not None and begins_with_system(messages):
+            raise from_refusal("history_repeated", "", "messages")
+        # The engine replays a turn that it knows, and rejects any other.
+        repeats = opens and bool(view.known)
+        tools = tools_of(asked, record) if asked.answer.tools and not view.known else None
+        written = NOTHING if repeats else await self._writer.write(asked, record, record.tenant)
+        session = engine_name(record.tenant, record.name)
+        return wire.StartTurn(
+            self._link.number(),
+            asked.name,
+            record.tenant,
+            written.tokens,
+            wire_sampling(sampling),
+            session=session,
+            known=view.known,
+            goes_on=asked.goes_on,
+            keeps=asked.options.keeps,
+            timeout=asked.options.timeout,
+            cut=asked.cut,
+            computes_from=view.known if asked.sampling.prompt_logprobs is not None else None,
+            fingerprint=asked.fingerprint,
+            opens=opens,
+            grammar=written.grammar,
+            answer=_seeded(written.answer, f"{session}/{asked.name}"),
+            expect_return=asked.answer.expect_return_seconds,
+            tools=tools,
+        )
+
+    async def start_requests(self, tenant: str, asked: Sequence[TurnAsked]) -> list[TurnFeed]:
+        """Start one-shot requests with all their choices, or none; all are sent before any is awaited."""
+        seeds = self._seeds.of_requests(tenant)
+        with told_as(_names(asked[0])), ExitStack() as stack:
+            loans = [stack.enter_context(self._seeds.lend(each.sampling, seeds)) for each in asked]
+            commands: list[wire.StartTurn] = []
+            for each, loan in zip(asked, loans, strict=True):
+                commands += await self._choices(tenant, each, loan.sampling)
+            feeds = await self._start(commands, asked[0].fields)
+            for loan in loans:
+                loan.kept = True
+        return feeds
+
+    async def _choices(self, tenant: str, asked: TurnAsked, sampling: Sampling) -> list[wire.StartTurn]:
+        """The commands that start the choices of a request."""
+        written = await self._writer.write(asked, None, tenant)
+        whole = asked.computes_from is None and asked.sampling.prompt_logprobs is not None
+        names = [
+            request_name(tenant, f"{asked.name}.{choice}" if choice else asked.name)
+            for choice in range(asked.sampling.n)
+        ]
+        return [
+            wire.StartTurn(
+                self._link.number(),
+                name,
+                tenant,
+                written.tokens,
+                wire_sampling(sampling),
+                timeout=asked.options.timeout,
+                choice=choice,
+                cut=asked.cut,
+                computes_from=0 if whole else asked.computes_from,
+                grammar=written.grammar,
+                answer=_seeded(written.answer, name),
+            )
+            for choice, name in enumerate(names)
+        ]
+
+    async def _start(self, commands: Sequence[wire.StartTurn], fields: Mapping[str, str]) -> list[TurnFeed]:
+        """Start all turns or none; `fields` are the client's field names."""
+        for command in commands:
+            if not command.tokens and not command.goes_on and not command.opens:
+                raise Problem(400, "empty_turn", "the turn has no input tokens", "input")
+        try:
+            return await self._link.start(commands)
+        except Problem as problem:
+            if problem.code != "context_length_exceeded":
+                raise
+            longest = max(commands, key=_tokens_asked)
+            raise context_exceeded(
+                self._facts.context_length,
+                len(longest.tokens),
+                longest.sampling.max_tokens or 1,
+                history=longest.known or 0,
+                field=fields.get("input", "input"),
+            ) from problem
+
+
+def _names(asked: TurnAsked) -> Mapping[str, str]:
+    """What the client calls each field; the engine calls what asks for a grammar `grammar`."""
+    return {**asked.fields, "grammar": grammar_field(asked.answer)}
+
+
+def _seeded(answer: wire.AnswerFields | None, seed: str) -> wire.AnswerFields | None:
+    """A specification whose calls get the same ids when the turn is replayed."""
+    return None if answer is None else msgspec.structs.replace(answer, seed=seed)
+
+
+def _tokens_asked(command: wire.StartTurn) -> int:
+    """The context that a turn needs; at least one token without `max_tokens`."""
+    return (command.known or 0) + len(command.tokens) + (command.sampling.max_tokens or 1)
