@@ -1,17 +1,22 @@
 """The journal's file: what is written comes back whole, in every life that a session may have."""
 
+import gzip
+import json
 import os
 import resource
 import sqlite3
 import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from holdfast.engine import lock
+from holdfast.engine.constraints.grammar import Grammar, Kind
 from holdfast.engine.durable import journal_rows, journal_tables
+from holdfast.engine.durable.answers import StoredAnswer, StoredCall, calls_in, details_of
 from holdfast.engine.durable.journal import Journal, JournalError
 from holdfast.engine.durable.journal_reading import load, open_for_reading, read_log, read_sessions
 from holdfast.engine.durable.records import (
@@ -28,6 +33,11 @@ from holdfast.engine.durable.records import (
     StoredSession,
     Truncated,
 )
+from holdfast.engine.tools.answer import AnswerSpec
+
+
+VERSION_3 = Path(__file__).with_name("journals") / "version_3.journal.gz"
+ANSWERED = StoredAnswer("hm", (StoredCall("c1", "f", '{"a": 1}', "complete", 3),), 2)
 
 
 def opened(name: str = "s") -> Opened:
@@ -352,7 +362,8 @@ def test_a_newer_journal_is_refused(path: Path) -> None:
 def as_version_1(path: Path) -> None:
     """What a journal looked like before rows leaned on each other's sums."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for column in ("origin", "tenant_sum", "about_sum", "head_sum"):
+        connection.execute("ALTER TABLE turns DROP COLUMN details")
+        for column in ("origin", "tenant_sum", "about_sum", "head_sum", "tools"):
             connection.execute(f"ALTER TABLE sessions DROP COLUMN {column}")
         for table in ("finished", "requests"):
             connection.execute(f"ALTER TABLE {table} DROP COLUMN checksum")
@@ -371,7 +382,7 @@ def test_a_journal_of_version_1_keeps_all_that_was_whole(path: Path) -> None:
     as_version_1(path)
     change(path, "UPDATE turns SET output = x'01000000' WHERE turn_id = 't402'")
     with pytest.raises(
-        JournalError, match="has version 1; start a server on it once to upgrade it to version 3"
+        JournalError, match="has version 1; start a server on it once to upgrade it to version 4"
     ):
         read_sessions(path)
     found = {session.id: session for session in write(path)}
@@ -379,6 +390,70 @@ def test_a_journal_of_version_1_keeps_all_that_was_whole(path: Path) -> None:
     assert found.keys() == whole.keys()
     assert all(found[name] == whole[name] for name in ("s", "f", "new"))
     assert [session.damaged for session in read_sessions(path)] == [False] * 4, "also of the one that was cut"
+
+
+def test_a_journal_of_version_3_is_upgraded(path: Path) -> None:
+    """The file was written by the program before version 4."""
+    path.parent.mkdir(parents=True)
+    path.write_bytes(gzip.decompress(VERSION_3.read_bytes()))
+    sessions = {session.id: session for session in write(path)}
+    assert {name: [turn.turn_id for turn in session.turns] for name, session in sessions.items()} == {
+        "s": ["t1", "t2"],
+        "f": ["t1", "t3"],
+        "plain": [],
+    }
+    assert history(sessions["s"]) == [1, 2, 1, 100, 101, 102, 103, 1, 2, 2, 200, 201, 202]
+    assert sessions["s"].finished[0].answer is None and sessions["s"].finished[0].text == "words 1"
+    assert all(session.tools == "[]" and not session.damaged for session in sessions.values())
+    (call,) = ANSWERED.calls
+    details = details_of(None, AnswerSpec("hermes"), ANSWERED)
+    turn = replace(ended("s", 3).turn, answer=ANSWERED)
+    found = {session.id: session for session in write(path, Ended("s", (7,), turn, details))}
+    assert found["s"].finished[-1] == turn
+    assert [list(calls_in(turn.details, 4)) for turn in found["s"].turns] == [[], [], [call]]
+
+
+def test_tools_and_calls_come_back_and_go_to_forks(path: Path) -> None:
+    tools = '[{"type": "function", "function": {"name": "f"}}]'
+    details = details_of(Grammar(Kind.REGEX, "a+"), AnswerSpec("hermes", seed="t1"), ANSWERED)
+    turn = replace(ended("s", 1).turn, answer=ANSWERED)
+    write(path, replace(opened(), tools=tools), Ended("s", (1,), turn, details), Forked("f", "s", 1, 1.0))
+    write(path, Truncated("f", 1, 2))
+    found = {session.id: session for session in read_sessions(path)}
+    assert found["s"].tools == found["f"].tools == tools
+    assert found["s"].finished == [turn] and not found["f"].finished
+    assert [
+        len(calls_in(found[name].turns[0].details, len(found[name].turns[0].output))) for name in "sf"
+    ] == [
+        1,
+        0,
+    ], "a call that was cut off is no call"
+    asked = json.loads(found["f"].turns[0].details)
+    assert asked["grammar"] == {"kind": "regex", "source": "a+"} and asked["answer"]["calls"] == "hermes"
+
+
+@pytest.mark.parametrize("damage", ["tools = '{}'", "tools = '[1'", "tools = '[2]'", "tools = x'ff'"])
+def test_damaged_tools_are_dropped(path: Path, damage: str) -> None:
+    write(path, replace(opened(), tools="[1]"), ended("s", 1))
+    change(path, f"UPDATE sessions SET {damage}")
+    (session,) = read_sessions(path)
+    assert session.tools == "[]" and len(session.turns) == 1
+
+
+def test_damaged_details_end_the_history(path: Path) -> None:
+    write(path, opened(), ended("s", 1), replace(ended("s", 2), details='{"calls": []}'))
+    change(path, "UPDATE turns SET details = '{}' WHERE turn_id = 't2'")
+    (session,) = read_sessions(path)
+    assert [turn.turn_id for turn in session.turns] == ["t1"] and session.damaged
+
+
+@pytest.mark.parametrize(
+    "value", [1, {}, {"reasoning": 1, "calls": [], "reasoning_tokens": 0}, {**asdict(ANSWERED), "calls": [1]}]
+)
+def test_a_wrong_answer_drops_the_result(path: Path, value: object) -> None:
+    write(path, opened(), Ended("s", (1,), replace(ended("s", 1).turn, answer=value)))  # type: ignore[arg-type]
+    (session,) = read_sessions(path)
+    assert session.finished == [] and len(session.turns) == 1
 
 
 @contextmanager
@@ -413,21 +488,21 @@ def test_an_older_journal_is_brought_up_step_by_step(path: Path, monkeypatch: py
         if fails:
             raise OSError("the disk is full")
 
-    monkeypatch.setattr(journal_tables, "SCHEMA", 5)
+    monkeypatch.setattr(journal_tables, "SCHEMA", 6)
     added = journal_tables.CREATE.replace("value TEXT NOT NULL", "value TEXT NOT NULL, since TEXT", 1)
     monkeypatch.setattr(journal_tables, "CREATE", added)
-    monkeypatch.setattr(journal_tables, "UPGRADES", {3: add_column, 4: fill_it})
+    monkeypatch.setattr(journal_tables, "UPGRADES", {4: add_column, 5: fill_it})
     fails = True
     with pytest.raises(OSError, match="full"):
         write(path)
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (4,), "each step whole or not at all"
+        assert connection.execute("PRAGMA user_version").fetchone() == (5,), "each step whole or not at all"
         assert set(connection.execute("SELECT since FROM facts").fetchall()) == {(None,)}
     fails = False
     (session,) = write(path)
     assert history(session) == [1, 2, 3, 100, 101, 102, 103]
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (5,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (6,)
         assert ("then",) in connection.execute("SELECT since FROM facts").fetchall()
 
 

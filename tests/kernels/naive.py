@@ -177,3 +177,25 @@ def kept_tokens(scaled: Tensor, top_k: int, top_p: float, min_p: float) -> set[i
         if probability >= min_p * float(probabilities.max()):
             kept.add(token)
     return kept
+
+
+def sampled_token(
+    logits: Tensor, allowed: Tensor, heat: float, top_k: int, top_p: float, min_p: float, times: Tensor
+) -> int:
+    """The token of one row among the allowed ones (bool), given the waiting time of every token; or -1."""
+    values = torch.where(allowed, logits.double(), -math.inf)
+    if not bool(values.max().isfinite()):
+        return -1
+    if heat == 0.0:
+        return int(values.argmax())
+    speeds = torch.softmax(values / heat, 0) / times.double()
+    kept = kept_tokens(values / heat, top_k, top_p, min_p)
+    return max((token for token in kept if allowed[token]), key=lambda token: float(speeds[token]))
+
+
+def packed_mask(allowed: Tensor) -> Tensor:
+    """Rows of booleans as words of 32 bits, the first token in the lowest bit."""
+    rows, width = allowed.shape
+    bits = functional.pad(allowed, (0, -width % 32)).long().view(rows, -1, 32)
+    words = (bits << torch.arange(32)).sum(-1)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).int()

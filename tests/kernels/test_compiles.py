@@ -167,6 +167,32 @@ print("compiled")
 """
 
 
+SAMPLING = """
+from holdfast.kernels.triton import sampling
+
+arguments = {}
+for kernel in (sampling._find_peaks, sampling._draw_sections, sampling._weigh_sections, sampling._choose):
+    def count(*args, kernel=kernel, launch=kernel.run, grid, warmup, **named):
+        made = launch(*args, grid=grid, warmup=warmup, **named)
+        kinds = made.src.signature.values()
+        arguments.setdefault(kernel.__name__, []).append(sum(kind != "constexpr" for kind in kinds))
+    kernel.run = count
+for rows, width in ((1, 30), (5, 151_936)):
+    logits = torch.zeros(rows, width, dtype=torch.bfloat16)
+    floats, whole = torch.zeros(rows), torch.zeros(rows, dtype=torch.int32)
+    given = (floats, whole, floats, floats, whole.long(), whole)
+    masks = torch.zeros(1, -(-width // 32), dtype=torch.int32)
+    sampling.sample_tokens(logits, *given)
+    sampling.sample_tokens(logits, *given, masks=masks, mask_rows=whole)
+# Two pointers, and of the sizes those that are not 1: the arguments that a mask costs.
+for name, found in arguments.items():
+    plain, masked = found[-2:]
+    assert masked == plain + 4, (name, found)
+assert arguments["_find_peaks"][-2] == 6, arguments
+print("compiled")
+"""
+
+
 def compiles(source: str, *arguments: int, capability: int = 90) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["CAPABILITY"] = str(capability)
@@ -189,6 +215,10 @@ def test_projections_in_eight_bits_compile(capability: int) -> None:
     """For Hopper, and for the oldest GPU that runs them. The interpreter has no 8-bit floats: results are
     checked on a GPU."""
     compiles(EIGHT_BITS, capability=capability)
+
+
+def test_sampling_compiles_and_without_masks_has_no_arguments_for_them() -> None:
+    compiles(SAMPLING)
 
 
 def test_copies_of_units_compile() -> None:

@@ -64,3 +64,20 @@ def small_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
         return written[family]
 
     return directory
+
+
+@pytest.fixture(scope="session")
+def shared_caller() -> Iterator[Server]:
+    parsers = ("--tool-parser", "hermes", "--reasoning-parser", "think")
+    server = Server("echo", *parsers, "--audit", "strict", "--kv-tokens", "65536", "--context-length", "8192")
+    yield server
+    assert server.stop() == 0
+    assert server.complaints() == []
+
+
+@pytest.fixture
+def caller(shared_caller: Server) -> Iterator[Server]:
+    """A server of the model that says what it was told, with formats for calls and reasoning."""
+    assert shared_caller.post("/flush_cache").status_code == 200
+    yield shared_caller
+    shared_caller.check_clean()

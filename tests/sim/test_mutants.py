@@ -63,7 +63,7 @@ EXPECTED: dict[str, Report] = {
     "duplicate-insert-frees-the-trees-page": report(TWICE, TREE, SESSION, TURN),
     "publish-leaves-stale-tables": report("content, fence", ROW),
     "leased-leaf-is-evicted": report("claimed while free, assertion, not queued, " + LOCK, NAME, TREE),
-    "lease-forgets-its-lock": report(LOCK, NAME),
+    "lease-forgets-its-lock": report(LOCK, NAME, TREE),
     "release-keeps-the-lock": report(LOCK, TREE, NAME),
     "release-keeps-window-locks": report(LOCK, TREE, NAME),
     "a-spill-takes-what-others-lease": report("claimed while free", NAME),
@@ -81,7 +81,7 @@ EXPECTED: dict[str, Report] = {
     "stale-event-is-accepted": report("refusal", NAME),
     "queued-abort-leaves-the-session-busy": report("registry, assertion", NAME),
     "abort-advances-the-history": report("transcript", NAME),
-    "abort-shrinks-the-history": report("transcript", NAME),
+    "abort-shrinks-the-history": report("transcript, content", NAME, TREE),
     "abort-wipes-the-memory": report("recomputation", ROW),
     "first-turn-abort-keeps-the-slot": report(LEAK, TURN),
     "first-turn-abort-keeps-the-lock": report(LOCK, NAME),
@@ -105,6 +105,13 @@ EXPECTED: dict[str, Report] = {
     # Tenants: whose quota it is.
     "account-is-not-lowered": report("counter", TENANT),
     "quota-is-ignored": report("quota", TENANT),
+    # Forced tokens: the turn whose row samples, or what it has said; the session whose seal is incomplete.
+    "forced-position-is-sampled-again": report("content", ROW),
+    "withdrawn-sample-is-awaited": report("registry", ROW),
+    "forced-token-is-lost": report("content, transcript", ROW, NAME),
+    "forced-tokens-are-not-counted": report("transcript, content", NAME, ROW),
+    "first-sealing-row-is-the-last": report("recomputation", NAME),
+    "matcher-takes-a-withdrawn-sample": report("content", ROW),
     # Coming back after a death: the session that is not as its client knows it.
     "revival-forgets-the-last-turn": report("transcript", NAME),
     "file-is-taken-for-longer-than-it-is": report("content, books, assertion", SESSION, TURN, ROW, PARCEL),

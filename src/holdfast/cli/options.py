@@ -200,6 +200,18 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         choices=CHOICES["speculate"],
     ),
     Option(
+        "tool_parser",
+        str,
+        "Format of the model's tool calls: auto, none, or a name such as hermes or qwen3-coder.",
+        choices=CHOICES["tool_parser"],
+    ),
+    Option(
+        "reasoning_parser",
+        str,
+        "Format of the model's reasoning: auto, none, or a name such as think.",
+        choices=CHOICES["reasoning_parser"],
+    ),
+    Option(
         "audit",
         str,
         "Memory audit: on, or strict (a full census after every step).",

@@ -74,6 +74,9 @@ class Row(Generic[T]):
     `number` names the sequence's block tables, which `table` changes first. `tokens` are the inputs; when
     it is one short, the last one is what this sequence sampled in the step before. The last `drafts` of
     them are guesses. `sample` asks for the next token; a row without it only fills memory.
+
+    The core withdraws the sample of a row in flight when its position has become known: the row before it
+    brought forced tokens. Executors read `sample` again when they build a row's result: no tokens without it.
     """
 
     __slots__ = ("count", "drafts", "number", "sample", "start", "state", "table", "tokens", "turn")
@@ -120,7 +123,8 @@ class StepPlan(Generic[T, Owner]):
 class RowResult:
     """The result of one row: the accepted drafts and the sampled token; why the turn ends, or an error.
 
-    The last `forced` of the tokens were not sampled: the turn's constraint leaves no choice about them.
+    The last `forced` of the tokens were not sampled: the turn's constraint leaves no choice about them. At
+    least one token was. With all of them the turn has generated no more than its request allows.
     """
 
     __slots__ = ("error", "finish", "forced", "tokens")

@@ -231,11 +231,12 @@ class PlanBuilder:
             sequence.pass_cut()
         return total
 
-    # --- sessions whose last token is not computed yet --------------------------------------------
+    # --- sessions whose last tokens are not computed yet ------------------------------------------
 
     def _seal(self) -> None:
-        """Compute the last token of finished turns, where a page is free: a seal takes no other's memory."""
+        """Compute the last tokens of finished turns, where pages are free: a seal takes no other's memory."""
         queues, ledger = self.registry.queues, self.registry.ledger
+        chunk_tokens = self.registry.policy.chunk_tokens
         for session in list(queues.seals):
             if self.budget < 1:
                 break
@@ -243,15 +244,16 @@ class PlanBuilder:
             sequence, turn = session.sequence, session.last
             assert session.life is Life.SEALING and turn is not None and session.place is Place.HOME
             start = sequence.planned
+            count = min(sequence.known - start, self.budget, chunk_tokens)
             source = sequence.state_source() if ledger.layout.state else None
             ledger.purpose = "seal"
             try:
-                sequence.extend(1)
+                sequence.extend(count)
             except OutOfUnits:
                 session.on(LifeEvent.END)
                 continue
-            inputs = [sequence.tokens[start]]
-            row: Row[Turn] = Row(turn, session.number, start, 1, inputs, False, sequence.table_changes())
+            inputs = sequence.tokens.slice(start, start + count)
+            row: Row[Turn] = Row(turn, session.number, start, count, inputs, False, sequence.table_changes())
             if ledger.layout.state:
                 assert sequence.state is not None
                 row.state = (source, sequence.state.units[0])
@@ -259,7 +261,7 @@ class PlanBuilder:
             sequence.fence = self.plan.step
             queues.resting.pop(session, None)
             self.plan.rows.append(row)
-            self.budget -= 1
+            self.budget -= count
 
     # --- waiting turns ----------------------------------------------------------------------------
 
@@ -355,10 +357,11 @@ class PlanBuilder:
             turn.admitted = registry.now
         registry.counters.admitted += 1
         if not turn.retracts:
-            mark = session.sequence.mark
+            mark, last = session.sequence.mark, session.last
             assert mark is not None
-            # The one token that a seal would have computed counts as cached: it is no work of this turn's.
-            late = mark.point.length == turn.known_before - 1
+            # The tokens that a seal would have computed count as cached: they are no work of this turn's.
+            seal = 1 if last is None else max(1, last.unsealed)
+            late = turn.known_before - seal <= mark.point.length < turn.known_before
             turn.cached = turn.known_before if late else mark.point.length
             registry.counters.cached_tokens += turn.cached
 

@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 
 from holdfast.core.layout import Tier
 from holdfast.core.ledger import Pool
@@ -99,16 +100,28 @@ def retraction_victim(running: list[Session]) -> Session | None:
 
 
 def spill_order(resting: Iterable[Session], now: float) -> list[Session]:
-    """Sessions at rest in the order in which to take their memory: longest idle first.
+    """Sessions at rest in the order in which to take their memory: those first that stay away longest.
 
-    Idle times count by powers of two: of sessions that have been idle about as long, those come first that
-    are cheapest to bring back. Only as many are compared as can matter at once, longest resting first.
+    A session stays away until its next turn is expected, or, without such a hint, for about as long as it has
+    been idle. Times count by powers of two: of equals those without a hint come first, then those that are
+    cheapest to bring back. Only as many are compared as can matter at once, longest away first.
     """
 
-    def value(session: Session) -> tuple[int, int]:
+    def value(session: Session) -> tuple[int, bool, int]:
         sequence = session.sequence
         leased = sequence.lease.length if sequence.lease is not None else 0
-        return -int(now - session.idle_since + 1).bit_length(), sequence.computed - leased
+        hinted = session.expected > now
+        away = session.expected - now if hinted else now - session.idle_since
+        return -int(away + 1).bit_length(), hinted, sequence.computed - leased
 
     listed = list(resting)
-    return sorted(listed[:COMPARED_MAX], key=value) + listed[COMPARED_MAX:]
+    hinted = [session for session in listed if session.expected > now]
+    if hinted:
+        hinted.sort(key=attrgetter("expected"), reverse=True)
+        listed = [session for session in listed if session.expected <= now]
+    compared, others = listed[:COMPARED_MAX], listed[COMPARED_MAX:]
+    # Those that are not compared have been idle for no longer than this.
+    idle = now - others[0].idle_since if others else 0.0
+    slow = [session for session in hinted if session.expected - now >= idle]
+    first = sorted([*compared, *slow[:COMPARED_MAX]], key=value)
+    return [*first, *slow[COMPARED_MAX:], *others, *hinted[len(slow) :]]

@@ -2,8 +2,8 @@
 
     the prefix tree's unleased leaves, least recently used
     checkpoints of sessions
-    sessions at rest, longest idle first, of equals the cheapest: spilled to another tier, or dropped to
-    recomputation; what is on disk as well leaves the host first
+    sessions at rest, those first that are expected to stay idle longest, of equals the cheapest: spilled to
+    another tier, or dropped to recomputation; what is on disk as well leaves the host first
     running turns: the one that loses least is retracted; never the oldest
 
 Tenants give way one after the other, the one that holds most first, so that no tenant loses memory to one

@@ -175,6 +175,7 @@ class Scheduler:
         turn.known_before = session.sequence.known
         session.on(LifeEvent.SUBMIT)
         session.turn = turn
+        session.expected = 0.0
         registry.queues.seals.pop(session, None)
         registry.queues.wait(session, turn)
         registry.watch_turn(session, turn)
@@ -192,6 +193,8 @@ class Scheduler:
         self._abort(session, turn, keep, reason)
 
     def _abort(self, session: Session, turn: Turn, keep: int | None, reason: str) -> None:
+        if keep == KEEP_ALL and turn.settled is not None:
+            keep = min(turn.settled, turn.generated)
         if keep is not None and keep != KEEP_ALL and not 0 <= keep <= turn.generated:
             raise errors.NothingToKeep(f"{keep} tokens are to be kept, {turn.generated} were generated")
         if session.life is Life.QUEUED:

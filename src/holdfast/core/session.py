@@ -100,6 +100,7 @@ class Session:
     """A conversation. A one-shot request is a session of one turn that is never named.
 
     `durable`: what its last turn said would survive the process. `parcel`: its memory on another tier.
+    `expected`: when its next turn is expected, if its last one said so; 0 if not.
     """
 
     __slots__ = (
@@ -107,6 +108,7 @@ class Session:
         "checkpoints",
         "created",
         "durable",
+        "expected",
         "holder",
         "idle_since",
         "last",
@@ -131,6 +133,7 @@ class Session:
         self.number = number
         self.created = now
         self.idle_since = now
+        self.expected = 0.0
         self.ttl = ttl
         self.life = Life.IDLE
         self.place = Place.HOME

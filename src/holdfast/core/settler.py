@@ -1,8 +1,10 @@
 """Settling a step: the results of its rows become tokens, ends of turns, and memory at rest.
 
-A row that went well advances its sequence. A turn that is to end does so when none of its rows is in flight.
-A step that failed takes its turns back to their marks, voids the plans made after it, and is tried again
-once; the turns of a second failure fail. Nothing here lets an executor's fault touch another session.
+A row that went well advances its sequence. Forced tokens are known at once, and a later row computes them
+like a prompt; a row in flight that was to sample at their positions no longer samples. A turn that is to end
+does so when none of its rows is in flight. A step that failed takes its turns back to their marks, voids the
+plans made after it, and is tried again once; the turns of a second failure fail. Nothing here lets an
+executor's fault touch another session.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from holdfast.core.tiers import finish_restore, finish_spill
 from holdfast.core.turn import KEEP_ALL, NEVER, Ending, Turn, TurnEvent, TurnState
 
 FAILURES_MAX = 2
+EXPECTED_SECONDS_MAX = 365 * 86400.0
 
 # Named here because looking up a member of an enum costs as much as the rest of a row's checks.
 RUNNING = TurnState.RUNNING
@@ -29,12 +32,16 @@ TOKENS = EventKind.TOKENS
 
 
 class Settler:
-    """Applies the results of steps."""
+    """Applies the results of steps.
 
-    __slots__ = ("registry",)
+    Turns `ahead` have taken forced tokens in this step while a row of theirs is in flight.
+    """
+
+    __slots__ = ("ahead", "registry")
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
+        self.ahead: set[Turn] = set()
 
     def settle(self, plan: Plan, result: StepResult) -> None:
         """Apply one step's result. Steps settle in the order in which they were planned."""
@@ -53,6 +60,8 @@ class Settler:
                     owner.sequence.lease.unlock_tail(plan.step)
             for row, out in zip(plan.rows, result.rows, strict=True):
                 self._settle_row(row, out)
+            if self.ahead:
+                self._withdraw_samples()
         registry.ledger.settle(plan.step)
 
     # --- rows -------------------------------------------------------------------------------------
@@ -68,8 +77,12 @@ class Settler:
                 self._unseal(session)
                 return
             registry.counters.computed_tokens += row.count
-            session.sequence.advance(row.count)
-            self._sealed(session)
+            sequence = session.sequence
+            sequence.advance(row.count)
+            if sequence.computed < sequence.known and session.life is Life.SEALING and not session.one_shot:
+                self._queue_seal(session)
+            else:
+                self._sealed(session)
             return
         if row.sample:
             turn.awaiting -= 1
@@ -91,7 +104,7 @@ class Settler:
         count = row.count
         registry.counters.computed_tokens += count
         if row.drafts:
-            sequence.settle_drafts(count, count - row.drafts + len(tokens) - 1)
+            sequence.settle_drafts(count, count - row.drafts + len(tokens) - out.forced - 1)
         else:
             sequence.advance(count)
         if sequence.computed >= turn.publish_at:
@@ -102,6 +115,8 @@ class Settler:
         sequence.tokens.extend(tokens)
         turn.generated += len(tokens)
         registry.counters.generated_tokens += len(tokens)
+        if out.forced and session.unsettled:
+            self.ahead.add(turn)
         ending = turn.ending
         if turn.first_token is None:
             turn.first_token = registry.now
@@ -113,6 +128,15 @@ class Settler:
             self._finish(session, turn, out.finish)
         elif turn.generated >= turn.request.max_tokens:
             self._finish(session, turn, "length")
+
+    def _withdraw_samples(self) -> None:
+        """Withdraw samples in flight of turns that are ahead: forced tokens are at their positions."""
+        for plan in self.registry.in_flight.plans:
+            for row in plan.rows:
+                if row.sample and row.turn in self.ahead:
+                    row.sample = False
+                    row.turn.awaiting -= 1
+        self.ahead.clear()
 
     def _publish(self, session: Session, turn: Turn) -> None:
         """A first turn's prompt is computed: others may lean on its whole pages from now on."""
@@ -127,8 +151,13 @@ class Settler:
         tokens = out.tokens
         if not row.sample:
             return f"{len(tokens)} tokens came back where none was asked for" if tokens else None
-        if not 1 <= len(tokens) <= row.drafts + 1:
-            return f"{len(tokens)} tokens came back where 1 to {row.drafts + 1} were possible"
+        sampled = len(tokens) - out.forced
+        if not 1 <= sampled <= row.drafts + 1:
+            return f"{sampled} tokens came back where 1 to {row.drafts + 1} were possible"
+        if out.forced:
+            left = row.turn.request.max_tokens - row.turn.generated - sampled
+            if not 0 < out.forced <= left:
+                return f"{out.forced} forced tokens came back where at most {left} were possible"
         vocabulary = self.registry.policy.vocabulary
         for token in tokens:
             if not 0 <= token < vocabulary:
@@ -148,15 +177,18 @@ class Settler:
     # --- ends of turns ----------------------------------------------------------------------------
 
     def _finish(self, session: Session, turn: Turn, reason: str) -> None:
-        """A turn ends well. A row still in flight, or one more row, computes its last token."""
+        """A turn ends well. A row still in flight, or further rows, compute its last tokens."""
         registry, sequence = self.registry, session.sequence
         turn.ending = None
         turn.on(TurnEvent.FINISH)
         sequence.commit(session.holder, session.checkpoints)
         session.boundaries.append(sequence.known)
         session.last = turn
+        turn.unsealed = sequence.known - sequence.planned
         session.durable = not registry.policy.durable_turns
         self._depart(session)
+        if turn.request.expect_return is not None:
+            session.expected = registry.now + min(EXPECTED_SECONDS_MAX, turn.request.expect_return)
         registry.emit(EventKind.FINISHED, session, turn, reason)
         if session.unsettled:
             session.on(LifeEvent.SEAL)
@@ -166,8 +198,12 @@ class Settler:
         else:
             assert sequence.computed < sequence.known, "what was sampled last is not computed yet"
             session.on(LifeEvent.SEAL)
-            registry.queues.seals[session] = None
-            registry.queues.rest(session)
+            self._queue_seal(session)
+
+    def _queue_seal(self, session: Session) -> None:
+        """Let one more row compute tokens at the end of a finished turn."""
+        self.registry.queues.seals[session] = None
+        self.registry.queues.rest(session)
 
     def _depart(self, session: Session) -> None:
         """A session's turn is over: it no longer runs, and its idle time counts."""

@@ -75,6 +75,7 @@ class TurnRequest:
     `goes_on` allows an empty input: generation continues from the history. `on_abort` says what an abandoned
     turn keeps: None rolls it back, a number keeps that many tokens.
     From `computes_from` on the turn computes everything itself: nothing past it comes from the prefix tree.
+    `expect_return` is a hint: the next turn is expected so many seconds after this one has finished.
     """
 
     turn_id: str
@@ -85,10 +86,15 @@ class TurnRequest:
     on_abort: int | None = None
     deadline: float | None = None
     computes_from: int | None = None
+    expect_return: float | None = None
 
 
 class Turn:
-    """A request and how far it has come."""
+    """A request and how far it has come.
+
+    `awaiting` tokens are being sampled by rows in flight. When the turn finished, no row had been planned for
+    its last `unsealed` tokens: seals compute them.
+    """
 
     __slots__ = (
         "admitted",
@@ -107,7 +113,9 @@ class Turn:
         "request",
         "retracts",
         "session_id",
+        "settled",
         "state",
+        "unsealed",
     )
 
     def __init__(
@@ -128,8 +136,11 @@ class Turn:
         self.computed = 0
         self.failures = 0
         self.retracts = 0
+        self.settled: int | None = None
+        """Most generated tokens that `KEEP_ALL` keeps, where more would end inside a tool call."""
         self.first_token: float | None = None
         self.ending: Ending | None = None
+        self.unsealed = 1
 
     def on(self, event: TurnEvent) -> None:
         """Follow the table; an event that cannot happen here is a fault."""

@@ -13,6 +13,7 @@ from holdfast.core.turn import Turn
 from holdfast.engine.dispatch import Dispatcher, LiveTurns
 from holdfast.engine.durable.recovery import open_journal, open_snapshots, recover_sessions
 from holdfast.engine.durable.session_log import SessionLog
+from holdfast.engine.grammars import Grammars
 from holdfast.engine.listeners import SessionObserver, Unobserved
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.memory_plan import plan_memory
@@ -26,12 +27,14 @@ from holdfast.engine.tiers.disk import DiskTier
 from holdfast.engine.tiers.files import layout_identity
 from holdfast.engine.tiers.session_memory import SessionMemory
 from holdfast.engine.tiers.snapshots import SnapshotStore
+from holdfast.engine.tools.choose import Chosen
 from holdfast.models.generation import GenerationDefaults
 from holdfast.models.model import Model, ModelDescription
 
 __all__ = ["Clock", "MakeExecutor", "build_loop"]
 
 Clock = Callable[[], float]
+NO_FORMATS = Chosen(None, None)
 MakeExecutor = Callable[[Callable[[Turn], TurnStream]], PlanRunner]
 """Makes the executor of a model that has no weights, given the streams of turns in flight."""
 
@@ -44,16 +47,21 @@ def build_loop(
     *,
     make_executor: MakeExecutor | None = None,
     identity: str = "",
+    formats: Chosen = NO_FORMATS,
+    grammars: Grammars | None = None,
     observer: SessionObserver | None = None,
     clock: Clock = time.monotonic,
 ) -> EngineLoop:
     """The loop of an engine that is ready to make steps.
 
-    `identity` names the model's weights: snapshots are valid for the same weights only.
+    `identity` names the model's weights: snapshots are valid for the same weights only. Without `grammars`,
+    turns with a grammar are refused.
     """
-    setup = EngineSetup(model, tokenizer, defaults, options, plan_memory(model, options))
+    compiled = grammars if grammars is not None else Grammars(None, "this engine has no grammar compiler")
+    memory_plan = plan_memory(model, options)
+    setup = EngineSetup(model, tokenizer, defaults, options, memory_plan, formats, compiled)
     live = LiveTurns()
-    speculator = Speculator(live.sampling_of) if options.speculate == "ngram" else None
+    speculator = Speculator(live.stream_of) if options.speculate == "ngram" else None
     session_log = SessionLog(open_journal(options, tokenizer))
     executor: PlanRunner
     snapshots: SnapshotStore | None = None

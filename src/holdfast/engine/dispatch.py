@@ -14,10 +14,10 @@ from holdfast.core.events import Event, EventKind
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Session
 from holdfast.core.turn import Turn
+from holdfast.engine.durable.answers import details_of
 from holdfast.engine.durable.recovery import finished_turn
 from holdfast.engine.durable.session_log import Act, SessionLog
 from holdfast.engine.listeners import SessionObserver, TurnListener
-from holdfast.engine.sampling import Sampling
 from holdfast.engine.text.stream import TurnStream
 from holdfast.engine.tiers.disk import DiskTier
 
@@ -51,10 +51,6 @@ class LiveTurns:
     def stream_of(self, turn: Turn) -> TurnStream:
         """The output of a turn in flight."""
         return self.turns[turn.number].stream
-
-    def sampling_of(self, turn: Turn) -> Sampling:
-        """The sampling parameters of a turn in flight."""
-        return self.turns[turn.number].stream.sampling
 
 
 class Dispatcher:
@@ -108,6 +104,8 @@ class Dispatcher:
             else:
                 live = turns.get(turn.number)
                 if live is not None:
+                    if live.stream.reader is not None and live.stream.reader.reads_calls:
+                        turn.settled = live.stream.settled_tokens
                     live.listener.hear(event)
 
     def keep_files(self) -> None:
@@ -190,6 +188,9 @@ class Dispatcher:
         self.note_opened(session)
         stream = None if live is None else live.stream
         if stream is not None:
-            stream.end()
-        self._session_log.ended(session.id, turn.request.tokens, finished_turn(event, session, turn, stream))
+            stream.end(cut=event.kind is EventKind.ABORTED)
+        finished = finished_turn(event, session, turn, stream)
+        details = "" if stream is None else details_of(stream.grammar, stream.spec, finished.answer)
+        number = len(session.boundaries)
+        self._session_log.ended(session.id, turn.request.tokens, finished, number, details)
         self._session_log.when_durable(told)

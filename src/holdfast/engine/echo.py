@@ -28,6 +28,7 @@ from holdfast.engine.step.executor import Flight
 from holdfast.engine.text.stream import TokenLogprob, TurnStream
 from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.engine.tiers.host import HostTier
+from holdfast.engine.tools.options import choose_formats
 from holdfast.models.config import ModelConfig
 from holdfast.models.families import family_of
 from holdfast.models.fields import Fields, Json
@@ -110,6 +111,9 @@ class EchoExecutor:
         """Nothing to launch."""
         return Flight(plan, None, None, [])
 
+    def sample(self, flight: Flight) -> None:
+        """Nothing to sample."""
+
     def finish(self, flight: Flight) -> StepResult:
         """The next byte of every row."""
         return StepResult([self._row(row) for row in flight.plan.rows], [True] * len(flight.plan.moves))
@@ -182,6 +186,9 @@ def open_echo(
         GenerationDefaults((end,)),
         options,
         make_executor=lambda stream_of: EchoExecutor(stream_of, end),
+        formats=choose_formats(
+            options.tool_parser, options.reasoning_parser, TEMPLATE, tokenizer.added_tokens.values(), {}
+        ),
         observer=observer,
         clock=clock,
     )

@@ -84,7 +84,7 @@ class Hearing(TurnListener):
         """The turn has more tokens, or has ended."""
         if event.kind is not EventKind.TOKENS and self.stream is not None:
             self.end = event
-            self.stream.end()
+            self.stream.end(cut=event.kind is EventKind.ABORTED)
 
 
 class Turn:

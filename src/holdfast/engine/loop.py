@@ -107,7 +107,8 @@ class EngineLoop:
     def step(self) -> None:
         """One step: make a plan and launch it, settle what is due, and tell the listeners.
 
-        With overlap the previous plan is settled while this one runs; without, this one is.
+        With overlap the previous plan is settled while this one runs; without, this one is. A step with
+        constrained turns is sampled after that: its masks depend on the tokens of the step before.
         """
         scheduler = self.scheduler
         if self.disk is not None:
@@ -121,6 +122,7 @@ class EngineLoop:
         launched = self._launch(plan)
         if self._pending is not None:
             self._settle(self._pending)
+        launched = self._sample(plan, launched)
         self._pending = launched
         if not self._overlap or not plan.rows or isinstance(launched, StepResult):
             self._settle(launched)
@@ -157,6 +159,16 @@ class EngineLoop:
             return self.executor.start(plan)
         except Exception as error:  # noqa: BLE001
             return self._failure(plan, error)
+
+    def _sample(self, plan: Plan, launched: Flight | StepResult) -> Flight | StepResult:
+        """Sample a launched step, where that was left for now. An exception fails the step."""
+        if plan.void or isinstance(launched, StepResult):
+            return launched
+        try:
+            self.executor.sample(launched)
+        except Exception as error:  # noqa: BLE001
+            return self._failure(plan, error)
+        return launched
 
     def _settle(self, launched: Flight | StepResult) -> None:
         """Settle the oldest plan in flight with the results of its launch."""
@@ -205,6 +217,7 @@ class EngineLoop:
             self.disk = None
             self.dispatcher.keep_files()
         self.session_log.close()
+        self.setup.grammars.close()
         self.executor.host_tier.drain()
 
 

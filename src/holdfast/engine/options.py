@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from holdfast.core.layout import PAGE_SIZE_MAX
+from holdfast.engine.tools.options import AUTO, REASONING_PARSERS, TOOL_PARSERS
 
 log = logging.getLogger("holdfast.engine")
 
@@ -59,6 +60,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "durability": ("off", "commit", "fsync"),
     "speculate": ("none", "ngram"),
     "audit": ("on", "strict"),
+    "tool_parser": TOOL_PARSERS,
+    "reasoning_parser": REASONING_PARSERS,
 }
 """The options with a fixed set of values. A device may also be one of several GPUs, such as `cuda:1`."""
 
@@ -98,7 +101,8 @@ class EngineOptions:
     the process; `durability` says what answers wait for. `disk` is a directory for the memory of idle
     sessions, of at most `disk_limit` bytes; a session is written there after `snapshot_seconds` without a
     turn. `overlap` plans a step while the one before runs. `pack_weights` also keeps weights in twelve bits,
-    on GPUs that read those faster. `fast_start` captures no CUDA graphs. A tenant may hold the fraction
+    on GPUs that read those faster. `fast_start` captures no CUDA graphs. `tool_parser` and `reasoning_parser`
+    name how the model writes tool calls and marks its reasoning; `auto` finds that out, `none` reads neither. A tenant may hold the fraction
     `tenant_device` of the device's memory (1 is all of it), and likewise of the host's and the disk's;
     `tenant_shares` has other fractions for single tenants: by name, then by tier (device, host, disk).
     `cache` is the directory for downloaded models and compiled kernels; `cpu_kernels` and `cuda_kernels`
@@ -138,6 +142,8 @@ class EngineOptions:
     pack_weights: bool | None = None
     fast_start: bool = False
     speculate: Literal["none", "ngram"] = "none"
+    tool_parser: str = AUTO
+    reasoning_parser: str = AUTO
     audit: Literal["on", "strict"] = "on"
     cache: str | None = None
     cpu_kernels: bool = True

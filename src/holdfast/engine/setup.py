@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.engine.grammars import Grammars
 from holdfast.engine.memory_plan import MemoryPlan
 from holdfast.engine.options import EngineOptions
 from holdfast.engine.text.tokenizer import Tokenizer
+from holdfast.engine.tools.choose import Chosen
 from holdfast.models.generation import GenerationDefaults
 from holdfast.models.model import ModelDescription
 
@@ -15,13 +17,18 @@ __all__ = ["EngineSetup"]
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """Everything that is chosen at start-up: model, tokenizer, sampling defaults, options, memory pools."""
+    """Everything that is chosen at start-up: model, tokenizer, sampling defaults, options, memory pools.
+
+    `formats` are those of the model's tool calls and reasoning; `grammars` compiles what turns must match.
+    """
 
     model: ModelDescription
     tokenizer: Tokenizer
     defaults: GenerationDefaults
     options: EngineOptions
     memory_plan: MemoryPlan
+    formats: Chosen
+    grammars: Grammars
 
     @property
     def end_tokens(self) -> tuple[int, ...]:

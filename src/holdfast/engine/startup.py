@@ -9,17 +9,21 @@ import torch
 
 from holdfast.engine.assembly import build_loop
 from holdfast.engine.echo import open_echo
+from holdfast.engine.grammars import begin_grammars
 from holdfast.engine.listeners import SessionObserver
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions, OptionError, check_context
 from holdfast.engine.pull import ECHO_MODELS, cache_directory, resolve_model
 from holdfast.engine.step.executor import Executor
-from holdfast.engine.text.tokenizer import open_tokenizer
+from holdfast.engine.text.tokenizer import Tokenizer, open_tokenizer
 from holdfast.engine.tiers.files import weights_identity
+from holdfast.engine.tools.choose import Chosen
+from holdfast.engine.tools.options import choose_formats
 from holdfast.kernels import KernelSettings
 from holdfast.kernels import configure as configure_kernels
 from holdfast.kernels.cpu.library import match_threads
-from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
+from holdfast.models.checkpoint import Checkpoint, choose_placement, load_model, open_checkpoint
+from holdfast.models.fields import Fields
 
 __all__ = ["Progress", "open_loop"]
 
@@ -46,6 +50,9 @@ def open_loop(
     checkpoint = open_checkpoint(path)
     check_context(options, checkpoint.config.context_length, checkpoint.config.context_reach)
     tokenizer = open_tokenizer(checkpoint)  # Fails before the weights are loaded, which takes long.
+    formats = _formats(checkpoint, tokenizer, options)
+    ends = checkpoint.generation.eos_tokens or tokenizer.eos_tokens
+    grammars = begin_grammars(tokenizer, checkpoint.config.vocabulary, ends)
     placement = choose_placement(checkpoint, device, options.dtype)
     pack = False if options.fast_start and options.pack_weights is None else options.pack_weights
     with _one_thread(), _room_for(device, "the weights", "a smaller model, or weights in fewer bits,"):
@@ -62,11 +69,30 @@ def open_loop(
     identity = weights_identity(path) if options.disk is not None else ""
     with _room_for(device, "pools and steps", "smaller pools, or a smaller max_running or context_length,"):
         loop = build_loop(
-            loaded, tokenizer, checkpoint.generation, options, identity=identity, observer=observer
+            loaded,
+            tokenizer,
+            checkpoint.generation,
+            options,
+            identity=identity,
+            formats=formats,
+            grammars=grammars(),
+            observer=observer,
         )
         if loaded.device.type == "cuda" and not options.fast_start and isinstance(loop.executor, Executor):
             loop.executor.capture(progress)
     return loop
+
+
+def _formats(checkpoint: Checkpoint, tokenizer: Tokenizer, options: EngineOptions) -> Chosen:
+    """How the model writes tool calls, and marks its reasoning."""
+    template = None if tokenizer.template is None else tokenizer.template.source
+    tokens = tokenizer.added_tokens.values()
+    if checkpoint.metadata is not None:
+        model_type = checkpoint.metadata.get("general.architecture")
+    else:
+        model_type = Fields.read(checkpoint.path / "config.json").raw("model_type")
+    config = {"model_type": model_type}
+    return choose_formats(options.tool_parser, options.reasoning_parser, template, tokens, config)
 
 
 @contextmanager

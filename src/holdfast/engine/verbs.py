@@ -3,7 +3,8 @@
     open  submit  abort  interrupt  rewind  fork  spill  restore  close
 
 Used by `engine.Session` in this process and by the engine process behind the server (`server.link.commands`).
-A verb that cannot act yet waits for its session (`waiting`) until a `retry` between two steps. A verb is
+A verb that cannot act yet waits for its session (`waiting`) until a `retry` between two steps; a turn also
+waits until its grammar is compiled. A verb is
 acknowledged to its `Reply` when its records are durable; without a journal, at once. A verb that is refused
 has changed nothing.
 """
@@ -18,10 +19,16 @@ from holdfast.core.errors import Refused, RequestConflict, TooManySessions, Unkn
 from holdfast.core.layout import Component, Tier
 from holdfast.core.session import Session
 from holdfast.core.turn import KEEP_ALL, TurnRequest
-from holdfast.engine.durable.session_log import require_text
+from holdfast.engine.constraints.compiler import Compilation, State
+from holdfast.engine.constraints.errors import GrammarError
+from holdfast.engine.constraints.turn import TurnConstraint
+from holdfast.engine.durable.session_log import Tools, require_text
+from holdfast.engine.grammars import GrammarRefused
 from holdfast.engine.listeners import Reply, TurnListener
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.sampling import Sampling, SamplingError
+from holdfast.engine.step.speculation import is_penalised
+from holdfast.engine.text.answer_reader import AnswerReader
 from holdfast.engine.text.stream import TurnStream
 from holdfast.engine.turn_spec import HistoryChanged, HistoryRepeated, TurnSpec
 from holdfast.engine.waiting import (
@@ -68,7 +75,17 @@ class Refusing:
 class Verbs:
     """The verbs on the sessions of one engine."""
 
-    __slots__ = ("_dispatcher", "_patient", "_queues", "_scheduler", "_session_log", "_waiting", "loop")
+    __slots__ = (
+        "_dispatcher",
+        "_grammars",
+        "_patient",
+        "_queues",
+        "_requests",
+        "_scheduler",
+        "_session_log",
+        "_waiting",
+        "loop",
+    )
 
     def __init__(self, loop: EngineLoop, patient: bool = False) -> None:
         """With `patient`, a turn on a busy session waits a step for the abort of the turn before it."""
@@ -76,23 +93,41 @@ class Verbs:
         self._scheduler = loop.scheduler
         self._session_log = loop.session_log
         self._dispatcher = loop.dispatcher
+        self._grammars = loop.setup.grammars
         self._patient = patient
         self._queues = SessionQueues(lambda name: turn_before(loop.scheduler, name) is not None)
+        self._requests = SessionQueues(lambda _: False)
+        """Requests of their own that wait for their grammar, by the ids of their turns."""
         self._waiting: set[TurnListener] = set()
-        """Turns that wait for their session."""
+        """Turns that wait for their session, or for their grammar."""
 
     # --- waiting ----------------------------------------------------------------------------------
 
     @property
     def waits(self) -> bool:
-        """Whether a verb or a turn waits for its session."""
-        return bool(self._queues)
+        """Whether a verb or a turn waits for its session, or a turn for its grammar."""
+        return bool(self._queues or self._requests)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether a grammar is being compiled: its descriptor tells the end of that."""
+        return self._grammars.pending
 
     def retry(self, spent: Callable[[], bool] = never_spent) -> None:
         """Try some of what waits, until `spent`."""
+        if self._grammars.pending:
+            self._grammars.poll()
+        if self._requests:
+            self._requests.retry(spent)
+            self._dispatcher.tell()
         if self._queues:
             self._queues.retry(spent)
             self._dispatcher.tell()
+
+    def rest(self, seconds: float) -> None:
+        """Wait for a grammar where a turn waits for one and the loop has nothing to do."""
+        if self.waits and not self.loop.active:
+            self._grammars.wait(seconds)
 
     def _when_ready(
         self,
@@ -136,6 +171,7 @@ class Verbs:
         ttl: float | None = None,
         metadata: dict[str, object] | None = None,
         system: str | None = None,
+        tools: Tools | None = None,
     ) -> None:
         """Open a session."""
         with Refusing(reply):
@@ -145,7 +181,7 @@ class Verbs:
             self._session_log.require_unused(session_id)
             seconds = None if ttl is None else float(ttl)
             self._scheduler.open(session_id, tenant, now, seconds)
-            self._session_log.opened(session_id, tenant, seconds, metadata, system)
+            self._session_log.opened(session_id, tenant, seconds, metadata, system, tools)
             self._acknowledge(reply, session_id)
         self._dispatcher.tell()
 
@@ -293,29 +329,60 @@ class Verbs:
     # --- turns ------------------------------------------------------------------------------------
 
     def submit(self, listener: TurnListener, spec: TurnSpec) -> None:
-        """Queue a turn, when its session is ready for it."""
-        session_id = spec.session_id
-        if session_id is None:
+        """Queue a turn, when its grammar is compiled and its session is ready for it."""
+        compilation: Compilation | None = None
+        if spec.grammar is not None:
+            try:
+                compilation = self._grammars.request(spec.grammar)
+            except GrammarError as error:
+                listener.refused(GrammarRefused(error))
+                return
+        if spec.session_id is not None:
+            self._submit_later(listener, spec, spec.session_id, compilation)
+        elif compilation is not None:
+            self._request_later(listener, spec, compilation)
+        else:
             with Refusing(listener):
-                self._begin(listener, spec, None)
-            self._dispatcher.tell()
-            return
+                self._begin(listener, spec, None, None)
+        self._dispatcher.tell()
+
+    def _submit_later(
+        self, listener: TurnListener, spec: TurnSpec, session_id: str, compilation: Compilation | None
+    ) -> None:
+        """Submit a turn now, or as soon as its grammar is compiled and its session is ready for it."""
         wait = TurnWait(self._scheduler, session_id)
 
         def attempt() -> bool:
             if listener not in self._waiting:
                 return True  # It was aborted while it waited.
+            if compilation is not None and compilation.state is State.WAITING:
+                return False
             if self._is_being_written(spec) or (self._patient and not wait.over()):
                 return False
             self._waiting.discard(listener)
             with Refusing(listener):
                 self._require_same(session_id, wait.session)
-                self._submit(listener, spec, session_id)
+                self._submit(listener, spec, session_id, compilation)
             return True
 
         self._waiting.add(listener)
         self._queues.add_turn(session_id, attempt)
-        self._dispatcher.tell()
+
+    def _request_later(self, listener: TurnListener, spec: TurnSpec, compilation: Compilation) -> None:
+        """Begin a request of its own now, or as soon as its grammar is compiled."""
+
+        def attempt() -> bool:
+            if listener not in self._waiting:
+                return True
+            if compilation.state is State.WAITING:
+                return False
+            self._waiting.discard(listener)
+            with Refusing(listener):
+                self._begin(listener, spec, None, compilation)
+            return True
+
+        self._waiting.add(listener)
+        self._requests.add_turn(spec.turn_id, attempt)
 
     def abort(self, listener: TurnListener, keep: int | None, reason: str) -> None:
         """End the turn of a listener, which hears of the end; a turn that is over stays as it is.
@@ -341,7 +408,9 @@ class Verbs:
             return False
         return self._session_log.is_being_written(spec.session_id, spec.turn_id)
 
-    def _submit(self, listener: TurnListener, spec: TurnSpec, session_id: str) -> None:
+    def _submit(
+        self, listener: TurnListener, spec: TurnSpec, session_id: str, compilation: Compilation | None
+    ) -> None:
         """Queue a turn on a session, replay it if it has been carried out, or refuse it."""
         # A turn that is overdue ends now, and changes the history, rather than when this one is queued.
         self._scheduler.tick(self.loop.now())
@@ -357,9 +426,15 @@ class Verbs:
             raise HistoryRepeated("the session has a history", session)
         if session.turn is None and spec.known not in (None, known):
             raise HistoryChanged("the history has changed", session)
-        self._begin(listener, spec, session)
+        self._begin(listener, spec, session, compilation)
 
-    def _begin(self, listener: TurnListener, spec: TurnSpec, session: Session | None) -> None:
+    def _begin(
+        self,
+        listener: TurnListener,
+        spec: TurnSpec,
+        session: Session | None,
+        compilation: Compilation | None,
+    ) -> None:
         setup, scheduler = self.loop.setup, self._scheduler
         require_text(turn_id=spec.turn_id, fingerprint=spec.fingerprint)
         sampling = spec.sampling.with_defaults(setup.defaults)
@@ -367,6 +442,8 @@ class Verbs:
         request = self._request(spec, sampling, known)
         chosen = sampling.choice(spec.choice)
         chosen.check_vocabulary(setup.model.config.vocabulary)
+        constraint = _constraint(spec, chosen, compilation)
+        reader = None if spec.answer is None else AnswerReader(spec.answer, setup.tokenizer)
         if session is None:
             turn = scheduler.request(spec.tenant, request, self.loop.now())
         else:
@@ -381,6 +458,9 @@ class Verbs:
             read_prompt=lambda: [*tokens.slice(0, known), *request.tokens],
             input_first=known,
             fingerprint=spec.fingerprint,
+            grammar=spec.grammar,
+            constraint=constraint,
+            reader=reader,
         )
         self._dispatcher.listen(turn, stream, listener)
         listener.begun(turn, stream)
@@ -408,3 +488,20 @@ class Verbs:
             return context_length
         pages = ledger.account(tenant).limits[ledger.pool(Component.FULL).index]
         return min(context_length, pages * ledger.layout.page_size)
+
+
+def _constraint(spec: TurnSpec, sampling: Sampling, compilation: Compilation | None) -> TurnConstraint | None:
+    """What constrains a turn: its grammar, its thinking budget, or nothing. Raises `GrammarRefused`."""
+    has_budget = spec.answer is not None and spec.answer.thinking_tokens is not None
+    if compilation is None:
+        return TurnConstraint(None, takes_runs=_takes_runs(sampling)) if has_budget else None
+    try:
+        compiled = compilation.result()
+    except GrammarError as error:
+        raise GrammarRefused(error) from error
+    return TurnConstraint(compiled.matcher(), takes_runs=_takes_runs(sampling))
+
+
+def _takes_runs(sampling: Sampling) -> bool:
+    """Whether forced tokens need no logits of their own: nothing is reported of them, or depends on them."""
+    return sampling.logprobs is None and not is_penalised(sampling)

@@ -164,10 +164,14 @@ def linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     twelve: TwelveBits | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`x @ weight.T + bias` for x [T, in] and weight [out, in]; `twelve` is that weight packed to 12 bits."""
-    out: torch.Tensor = implementation(x).linear(x, weight, bias, twelve)
-    return out
+    """`x @ weight.T + bias` for x [T, in] and weight [out, in]; `twelve` is that weight packed to 12 bits.
+
+    The result is written to `out` if given: contiguous, in x's dtype.
+    """
+    made: torch.Tensor = implementation(x).linear(x, weight, bias, twelve, out)
+    return made
 
 
 def linear_gated(
@@ -376,6 +380,8 @@ def sample_tokens(
     positions: torch.Tensor,
     *,
     greedy: bool = False,
+    masks: torch.Tensor | None = None,
+    mask_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One token per row of logits [rows, vocabulary], int64; -1 for a row with NaN or no finite maximum.
 
@@ -384,10 +390,19 @@ def sample_tokens(
     and position. A token is kept when fewer than top_k tokens are more likely, those more likely hold less
     than top_p of the probability, and it has at least min_p of the maximum, all after the temperature.
     `greedy` tells the host that no row has a temperature.
+
+    `masks` are packed bits, int32 [n, words]: bit `t % 32` of word `t // 32` allows token t. `mask_rows`
+    int32 has the mask of each row, -1 for none. A token that is not allowed counts as a logit of -inf, and so
+    does one past the mask's end; a row whose mask allows nothing gives -1.
     """
     given = (temperature, top_k, top_p, min_p, seeds, positions)
     assert all(each.is_contiguous() and each.shape == logits.shape[:1] for each in given)
-    out: torch.Tensor = implementation(logits).sample_tokens(logits, *given, greedy=greedy)
+    named: dict[str, torch.Tensor] = {}
+    if masks is not None and mask_rows is not None:
+        assert masks.element_size() == mask_rows.element_size() == 4 and masks.stride(1) == 1
+        assert mask_rows.is_contiguous() and mask_rows.shape == logits.shape[:1]
+        named = {"masks": masks, "mask_rows": mask_rows}
+    out: torch.Tensor = implementation(logits).sample_tokens(logits, *given, greedy=greedy, **named)
     return out
 
 

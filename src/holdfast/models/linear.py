@@ -79,8 +79,9 @@ class DenseLinear:
     def bytes(self) -> int:
         return self.weight.nbytes + (0 if self.twelve is None else self.twelve.nbytes)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return kernels.linear(x, self.weight, self.bias, self.twelve)
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """The product, in `out` if given."""
+        return kernels.linear(x, self.weight, self.bias, self.twelve, out)
 
 
 def packed_kernels(inputs: int) -> bool:

@@ -19,6 +19,7 @@ from holdfast.models.config import ExpertsConfig, ModelConfig
 from holdfast.models.fp8 import Fp8Linear
 from holdfast.models.fused import fuse
 from holdfast.models.layout import MemoryShape, memory_shape
+from holdfast.models.linear import DenseLinear
 from holdfast.models.memory import Memory, UnitCounts
 from holdfast.models.weights import WeightReader
 
@@ -112,12 +113,26 @@ class Model:
         normed, _ = kernels.rms_norm_residual(change, residual, self._norm, epsilon, multiplier=multiplier)
         return normed
 
+    @property
+    def logits_dtype(self) -> torch.dtype:
+        """The dtype of `logits`: float32 where the model scales them."""
+        scaled = self.config.logits_multiplier != 1.0 or self.config.logits_softcap is not None
+        return torch.float32 if scaled else self.dtype
+
     @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [rows, vocabulary] of hidden states from `forward`; float32 where the model scales them."""
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Logits [rows, vocabulary] of hidden states from `forward`, in `out` if given.
+
+        `out` costs no launch with a dense head: the last kernel writes to it.
+        """
+        multiplier, softcap = self.config.logits_multiplier, self.config.logits_softcap
+        if out is not None and isinstance(self._head, DenseLinear) and self.logits_dtype == self.dtype:
+            return self._head(hidden, out)
         logits = self._head(hidden)
-        if self.config.logits_multiplier != 1.0:
-            logits = logits.float() * self.config.logits_multiplier
-        if self.config.logits_softcap is not None:
-            logits = torch.tanh(logits.float() / self.config.logits_softcap) * self.config.logits_softcap
-        return logits
+        if multiplier != 1.0:
+            logits = torch.mul(logits.float(), multiplier, out=out if softcap is None else None)
+        if softcap is not None:
+            logits = torch.mul(torch.tanh(logits.float() / softcap), softcap, out=out)
+        if out is None or logits is out:
+            return logits
+        return out.copy_(logits)

@@ -13,6 +13,7 @@ from holdfast.core import errors
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Session
 from holdfast.core.turn import KEEP_ALL, Turn, TurnRequest
+from holdfast.sim.constraint import MatcherOf
 from holdfast.sim.content import extend, next_token
 from holdfast.sim.faults import Faults
 from holdfast.sim.found import Check, Found
@@ -22,13 +23,17 @@ from holdfast.sim.workloads import Workload
 
 VOCABULARY = 50
 TENANTS = ("red", "blue")
+EXPECTED = (None, None, 0.5, 20.0)
+"""When turns in a row say that their client will be back."""
 
 
 class Clients(Audience):
     """All clients of one scheduler."""
 
-    def __init__(self, workload: Workload, scheduler: Scheduler, rng: Random, faults: Faults) -> None:
-        super().__init__(scheduler, lambda: faults.total > 0)
+    def __init__(
+        self, workload: Workload, scheduler: Scheduler, rng: Random, faults: Faults, matcher_of: MatcherOf
+    ) -> None:
+        super().__init__(scheduler, lambda: faults.total > 0, matcher_of)
         self.workload = workload
         self.rng = rng
         self.faults = faults
@@ -94,8 +99,16 @@ class Clients(Audience):
         limit = min(rng.randint(*self.workload.output_tokens), max(1, room - len(tokens)))
         deadline = self.now + rng.random() * 3 if rng.random() < 0.05 else None
         keep = rng.choice((None, 0, 2))
+        name = self.name("t")
         return TurnRequest(
-            self.name("t"), tokens, limit, rng.randrange(3), goes_on, on_abort=keep, deadline=deadline
+            name,
+            tokens,
+            limit,
+            rng.randrange(3),
+            goes_on,
+            on_abort=keep,
+            deadline=deadline,
+            expect_return=EXPECTED[self.serial % len(EXPECTED)],
         )
 
     def _submit(self, session: Session, request: TurnRequest) -> None:
@@ -284,11 +297,17 @@ class Clients(Audience):
 
     def propose(self, session: Session, _turn: Turn) -> list[int]:
         """Guesses of what a turn says next that are right more often than not."""
-        content = self.conversations[session.id].contents[-1]
+        conversation = self.conversations[session.id]
+        content = conversation.contents[-1]
+        matcher = conversation.matcher.copy() if conversation.matcher is not None else None
         guesses: list[int] = []
         for _ in range(self.rng.randrange(4)):
-            right = self.rng.random() < 0.7
-            token = next_token(content, VOCABULARY) if right else self.rng.randrange(VOCABULARY)
+            token = next_token(content, VOCABULARY)
+            if matcher is not None:
+                token = matcher.mask(token)
+                matcher.accept([token])
+            if self.rng.random() >= 0.7:
+                token = self.rng.randrange(VOCABULARY)
             guesses.append(token)
             content = extend(content, token)
         return guesses

@@ -4,18 +4,19 @@ It runs plans as a real executor would: table changes, copies, moves, then rows.
 block tables and its state slot and compares all that it depends on with what must be there, before it
 computes. A stale table entry, a page used twice, a wrong rollback, a bleeding fork, a wrong state: all show
 as wrong content, with the name of the row. It also watches fences: a unit that a plan in flight names must
-not be handed to another sequence.
+not be handed to another sequence. It has the matchers of constrained turns, and feeds them what it samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from holdfast.core.layout import Component, MemoryLayout, Tier
 from holdfast.core.plan import Row, RowResult, TierMove
 from holdfast.core.registry import Plan
 from holdfast.core.session import Session
 from holdfast.core.turn import Turn
+from holdfast.sim.constraint import Matcher, MatcherOf, unconstrained
 from holdfast.sim.content import EMPTY, History, extend, next_token, stops
 
 Pool = tuple[Component, Tier]
@@ -42,19 +43,28 @@ class SimDevice:
         "_copied",
         "_flights",
         "_histories",
+        "_matchers",
         "_planned",
         "_sampled",
         "_tables",
         "layout",
         "log",
+        "matcher_of",
         "memory",
         "vocabulary",
     )
 
-    def __init__(self, layout: MemoryLayout, vocabulary: int, log: Callable[[int], list[int] | None]) -> None:
+    def __init__(
+        self,
+        layout: MemoryLayout,
+        vocabulary: int,
+        log: Callable[[int], list[int] | None],
+        matcher_of: MatcherOf = unconstrained,
+    ) -> None:
         self.layout = layout
         self.vocabulary = vocabulary
         self.log = log
+        self.matcher_of = matcher_of
         self._blank = {component: [NOTHING] * layout.page_size for component in layout.components}
         self._blank[Component.STATE] = [NOTHING]
         self.memory: dict[Pool, dict[int, list[int]]] = {
@@ -66,6 +76,7 @@ class SimDevice:
         self._copied: dict[int, Names] = {}
         self._sampled: dict[int, int] = {}
         self._histories: dict[int, History] = {}
+        self._matchers: dict[int, tuple[str, Matcher | None]] = {}
 
     # --- plans ------------------------------------------------------------------------------------
 
@@ -160,7 +171,7 @@ class SimDevice:
         """A plan is over: it names nothing any more."""
         del self._flights[plan.step], self._copied[plan.step]
         for number in plan.forgotten:
-            for table in (self._tables, self._planned, self._sampled, self._histories):
+            for table in (self._tables, self._planned, self._sampled, self._histories, self._matchers):
                 table.pop(number, None)
 
     # --- memory -----------------------------------------------------------------------------------
@@ -217,7 +228,7 @@ class SimDevice:
             if number not in self._sampled:
                 raise WrongContent(number, "a row goes on from a token that was never sampled")
             inputs = [*inputs, self._sampled[number]]
-        return self._compute(row, inputs, contents[-1])
+        return self._compute(row, inputs, contents[-1], self._matcher(row, tokens))
 
     def _verify(self, row: Row[Turn], contents: list[int]) -> None:
         """Read everything that the row depends on."""
@@ -252,7 +263,52 @@ class SimDevice:
             where = f"{component.name.lower()} unit {units[page - low] if page - low < len(units) else None}"
             raise WrongContent(row.number, f"{where} is not what was written at {wrong}")
 
-    def _compute(self, row: Row[Turn], inputs: list[int], content: int) -> RowResult:
+    # --- constraints ------------------------------------------------------------------------------
+
+    def lose_matchers(self, rows: Iterable[Row[Turn]]) -> None:
+        """Forget the matchers of the turns of some rows: each is made again from what its turn has said."""
+        for row in rows:
+            self._matchers.pop(row.number, None)
+
+    def _matcher(self, row: Row[Turn], tokens: list[int]) -> Matcher | None:
+        """The matcher of a row that samples, if its turn is constrained; it has taken all that was said.
+
+        A row behind one that went wrong is computed in vain: its sample reaches no matcher.
+        """
+        turn = row.turn
+        if not row.sample or turn.over or (turn.ending is not None and not turn.ending.trusted):
+            return None
+        turn_id, matcher = self._matchers.get(row.number, ("", None))
+        if turn_id != turn.request.turn_id:
+            matcher = self.matcher_of(turn.request.turn_id)
+            self._matchers[row.number] = turn.request.turn_id, matcher
+            if matcher is not None:
+                matcher.accept(tokens[turn.input_end :])
+        if matcher is not None:
+            at = row.start + row.count - row.drafts
+            if at != len(tokens):
+                raise WrongContent(row.number, f"a row samples token {at}, but {len(tokens)} are known")
+            if matcher.accepted != len(tokens) - turn.input_end:
+                said = f"{matcher.accepted} tokens, of {len(tokens) - turn.input_end} that were said"
+                raise WrongContent(row.number, f"a matcher has taken {said}")
+        return matcher
+
+    def _force(self, row: Row[Turn], said: list[int], content: int, matcher: Matcher) -> RowResult:
+        """Add the forced tokens that follow a sampled one, up to a stop or to all that the turn may say."""
+        left = row.turn.request.max_tokens - row.turn.generated - len(said)
+        forced = matcher.forced()[:left] if matcher.takes_runs else []
+        finish = None
+        for count, token in enumerate(forced, 1):
+            content = extend(content, token)
+            if stops(content):
+                forced, finish = forced[:count], "stop"
+                break
+        matcher.accept(forced)
+        return RowResult([*said, *forced], finish, forced=len(forced))
+
+    # --- computing --------------------------------------------------------------------------------
+
+    def _compute(self, row: Row[Turn], inputs: list[int], content: int, matcher: Matcher | None) -> RowResult:
         """Write what the row computes and say what the model says; drafts stand while the model agrees."""
         contents: list[int] = []
         for token in inputs:
@@ -261,19 +317,23 @@ class SimDevice:
         missing = self._write(row, contents)
         if missing is not None:
             raise WrongContent(row.number, f"{missing} is missing in its table, but is to be written")
+        self._sampled.pop(row.number, None)
         said: list[int] = []
         at = row.count - row.drafts - 1
         while row.sample and at < row.count:
-            said.append(next_token(contents[at], self.vocabulary))
-            if stops(extend(contents[at], said[-1])):
-                self._sampled[row.number] = said[-1]
+            token = next_token(contents[at], self.vocabulary)
+            if matcher is not None:
+                token = matcher.mask(token)
+                matcher.accept([token])
+            said.append(token)
+            self._sampled[row.number] = token
+            content = extend(contents[at], token)
+            if stops(content):
                 return RowResult(said, "stop")
             at += 1
-            if at < row.count and inputs[at] != said[-1]:
+            if at < row.count and inputs[at] != token:
                 break
-        if said:
-            self._sampled[row.number] = said[-1]
-        return RowResult(said)
+        return RowResult(said) if matcher is None else self._force(row, said, content, matcher)
 
     def _write(self, row: Row[Turn], contents: list[int]) -> str | None:
         """Fill the memory of a row; returns which page its table lacks, if any."""

@@ -37,6 +37,9 @@ SETTINGS = (
     Setting("window", 3, 7, overlap=True, leave_history=True, prologue=BOTH_RUN),
     Setting("dense", 2, 7, host=4, overlap=True, share=0.75, prologue=ONE_RESTS_ONE_RUNS),
     Setting("hybrid", 3, 6, slots=5, share=0.7, leave_history=True, prologue=BOTH_RUN),
+    Setting("dense", 2, 6, overlap=True, constrained=True, prologue=("turn a", *STEP)),
+    Setting("hybrid", 3, 5, slots=4, overlap=True, constrained=True, prologue=ONE_RESTS_ONE_RUNS),
+    Setting("window", 2, 7, constrained=True, prologue=ONE_RESTS),
 )
 STATES_PER_PROGRESS = 1000
 

@@ -10,9 +10,7 @@ from typing import get_args
 
 from holdfast.core.ledger import Ledger, Pool, Purpose
 
-NOT_SIMULATED = ("", "sink", "adopt")
-"""The world keeps no copies on disk beside the host's, and files are adopted before faults begin."""
-ALLOCATIONS = tuple(purpose for purpose in get_args(Purpose) if purpose not in NOT_SIMULATED)
+ALLOCATIONS = tuple(purpose for purpose in get_args(Purpose) if purpose)
 """What units are taken for: every such place can find none."""
 EXECUTOR = (
     "step raises before writing",
@@ -20,11 +18,12 @@ EXECUTOR = (
     "rows missing",
     "token count wrong",
     "token out of vocabulary",
+    "forced tokens miscounted",
     "row error",
 )
 # What is seldom asked for fails more often than the rate says.
 RARE = {"cut copy": 10.0, "fork copy": 4.0, "tail copy": 2.0, "restore": 2.0}
-OUTSIDE = ("move lost", "client lost", "clock jump", "process killed")
+OUTSIDE = ("move lost", "matchers lost", "client lost", "clock jump", "process killed")
 SITES = (*(f"allocate: {purpose}" for purpose in ALLOCATIONS), *EXECUTOR, *OUTSIDE)
 
 

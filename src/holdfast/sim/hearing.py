@@ -13,6 +13,7 @@ from holdfast.core.registry import Event
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Life, Session
 from holdfast.core.turn import Turn, TurnRequest
+from holdfast.sim.constraint import MatcherOf, unconstrained
 from holdfast.sim.content import extend
 from holdfast.sim.found import Check, Found, found_by
 from holdfast.sim.reference import Conversation, Mismatch
@@ -25,9 +26,12 @@ REMEMBERED = 6
 class Audience:
     """Receives the events of one scheduler. `faulty` says whether a fault has struck so far."""
 
-    def __init__(self, scheduler: Scheduler, faulty: Callable[[], bool]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, faulty: Callable[[], bool], matcher_of: MatcherOf = unconstrained
+    ) -> None:
         self.scheduler = scheduler
         self.faulty = faulty
+        self.matcher_of = matcher_of
         self.conversations: dict[str, Conversation] = {}
         self.sessions = Roster()
         self.busy = Roster()
@@ -46,7 +50,7 @@ class Audience:
 
     def begin(self, name: str, request: TurnRequest) -> None:
         """A turn was accepted."""
-        self.conversations[name].begin(request.turn_id, request.tokens)
+        self.conversations[name].begin(request.turn_id, request.tokens, self.matcher_of(request.turn_id))
         self.busy.add(name)
 
     def ask_to_end(self, name: str, keep: int | None) -> None:
@@ -95,6 +99,8 @@ class Audience:
         conversation.rested_at = self.scheduler.registry.now
         session = self.scheduler.registry.sessions.get(name)
         if event.kind == "finished":
+            if turn.generated != conversation.said:
+                raise Mismatch(f"{turn.generated} tokens count as generated, {conversation.said} were said")
             conversation.finish(event.reason)
         elif event.kind == "failed" and not self.faulty():
             raise Mismatch(f"{turn.request.turn_id} failed, though nothing went wrong: {event.reason}")

@@ -34,6 +34,13 @@ class Lists:
             self._require(session, turn is None or turn.awaiting == awaiting, "tokens that are awaited")
         self._check_names()
 
+    def check_seal(self, session: Session) -> None:
+        """A row that computed the last tokens of a finished turn has settled: no token may be left over."""
+        sequence = session.sequence
+        if session.life is Life.IDLE and sequence.computed < sequence.known:
+            left = sequence.known - sequence.computed
+            raise Found(Check.RECOMPUTATION, f"a seal has left {left} tokens to be computed", session.id)
+
     def _require(self, session: Session, agrees: bool, what: str) -> None:
         if not agrees:
             where = f"{session.id}, {session.life.value} and {session.place.value}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from holdfast.sim.forced_mutants import FORCED_MUTANTS
 from holdfast.sim.memory_mutants import MEMORY_MUTANTS
 from holdfast.sim.planting import Mutant, Patcher
 from holdfast.sim.step_mutants import STEP_MUTANTS
@@ -18,7 +19,8 @@ from holdfast.sim.turn_mutants import TURN_MUTANTS
 __all__ = ["MUTANTS", "Mutant", "Patcher", "planted"]
 
 MUTANTS: dict[str, Mutant] = {
-    mutant.name: mutant for mutant in (*MEMORY_MUTANTS, *TREE_MUTANTS, *TURN_MUTANTS, *STEP_MUTANTS)
+    mutant.name: mutant
+    for mutant in (*MEMORY_MUTANTS, *TREE_MUTANTS, *TURN_MUTANTS, *STEP_MUTANTS, *FORCED_MUTANTS)
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from holdfast.core.turn import KEEP_ALL, Turn
+from holdfast.sim.constraint import Matcher
 from holdfast.sim.content import EMPTY, extend, next_token, stops
 
 NEVER = -1
@@ -39,6 +40,7 @@ class Conversation:
         "contents",
         "inputs",
         "last",
+        "matcher",
         "planned_at",
         "rested_at",
         "said",
@@ -58,6 +60,7 @@ class Conversation:
         self.boundaries: list[int] = []
         self.inputs: list[int] = []
         self.turn_id: str | None = None
+        self.matcher: Matcher | None = None
         self.said = 0
         self.last: tuple[int, int] | None = None
         self.before: tuple[tuple[int, int] | None, int] = (None, 0)
@@ -73,9 +76,10 @@ class Conversation:
     def _cut(self, length: int) -> None:
         del self.tokens[length:], self.contents[length + 1 :]
 
-    def begin(self, turn_id: str, tokens: tuple[int, ...]) -> None:
-        """A turn was accepted."""
+    def begin(self, turn_id: str, tokens: tuple[int, ...], matcher: Matcher | None = None) -> None:
+        """A turn was accepted; its `matcher` constrains it."""
         self.turn_id = turn_id
+        self.matcher = matcher
         self.before = (self.last, self.said)
         self.last = (len(self.tokens), len(self.tokens) + len(tokens))
         self.said = 0
@@ -96,9 +100,12 @@ class Conversation:
             self.began = start
 
     def hear(self, tokens: list[int]) -> None:
-        """The model says something: it must be what it says without memory."""
+        """The model says something: it must be what it says without memory, under the turn's constraint."""
         for token in tokens:
             expected = next_token(self.contents[-1], self.vocabulary)
+            if self.matcher is not None:
+                expected = self.matcher.mask(expected)
+                self.matcher.accept([expected])
             if token != expected:
                 raise Mismatch(
                     f"token {len(self.tokens)} of {self.session_id} is {token}, must be {expected}"

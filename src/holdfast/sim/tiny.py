@@ -18,6 +18,7 @@ from holdfast.core.policy import Policy, Share
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Life, Session
 from holdfast.core.turn import KEEP_ALL, TurnRequest
+from holdfast.sim.constraint import Matcher
 from holdfast.sim.device import SimDevice, WrongContent
 from holdfast.sim.found import Check, Found, assertions_of_the_core, found_by
 from holdfast.sim.hearing import Audience
@@ -29,6 +30,9 @@ NAMES = ("a", "b")
 FIRST_INPUT = (1, 2, 3)
 LATER_INPUT = (4, 5)
 OUTPUT = 2
+CONSTRAINED_OUTPUT = 3
+SEED = 111
+"""Of a constraint that forces the second token of a first turn, and the last two of a second turn."""
 TURNS_MAX = 2
 BUDGET = 4
 
@@ -54,6 +58,7 @@ class Setting:
     leave_history: bool = False
     window: int = 3
     share: float = 1.0
+    constrained: bool = False
     prologue: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -62,7 +67,8 @@ class Setting:
         history = ", history is left" if self.leave_history else ""
         share = f", {self.share} of them for a tenant" if self.share < 1.0 else ""
         begun = f", after {', '.join(self.prologue)}" if self.prologue else ""
-        return f"{self.layout}: {memory}{share}{overlap}{history}{begun}"
+        constrained = ", turns are constrained" if self.constrained else ""
+        return f"{self.layout}: {memory}{share}{overlap}{history}{constrained}{begun}"
 
 
 class Quiet(Audit):
@@ -104,8 +110,8 @@ class TinyWorld:
         self.scheduler = Scheduler(self.ledger, policy)
         self.audit = self.scheduler.audit
         self.scheduler.audit = Quiet(self.ledger, self.scheduler.registry.tree, self.audit.owners)
-        self.audience = Audience(self.scheduler, lambda: True)
-        self.device = SimDevice(layout, VOCABULARY, self._log)
+        self.audience = Audience(self.scheduler, lambda: True, self._matcher)
+        self.device = SimDevice(layout, VOCABULARY, self._log, self._matcher)
         self.inspection = Inspection(self.scheduler, self.device)
         self.numbers: dict[int, str] = {}
         self.serial = 0
@@ -125,6 +131,10 @@ class TinyWorld:
         if session is None or session.number != number:
             return None
         return session.sequence.tokens.slice(0, session.sequence.known)
+
+    def _matcher(self, _turn_id: str) -> Matcher | None:
+        """Turns that are constrained all are in the same way."""
+        return Matcher(VOCABULARY, SEED) if self.setting.constrained else None
 
     def _gate(self, _pool: Pool, _count: int) -> bool:
         """Let the allocation fail that an event has asked to fail."""
@@ -210,7 +220,8 @@ class TinyWorld:
     def _turn(self, name: str) -> None:
         self.serial += 1
         known = self.scheduler.registry.sessions[name].sequence.known
-        request = TurnRequest(f"t{self.serial}", LATER_INPUT if known else FIRST_INPUT, OUTPUT)
+        limit = CONSTRAINED_OUTPUT if self.setting.constrained else OUTPUT
+        request = TurnRequest(f"t{self.serial}", LATER_INPUT if known else FIRST_INPUT, limit)
         self.scheduler.submit(name, request, 0.0)
         self.audience.begin(name, request)
         self.turns[name] += 1

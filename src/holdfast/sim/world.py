@@ -12,16 +12,18 @@ from random import Random
 
 from holdfast.core.layout import Component, Tier, named_layout
 from holdfast.core.ledger import Ledger
-from holdfast.core.plan import RowResult, StepResult, TierMove
+from holdfast.core.plan import Row, RowResult, StepResult, TierMove
 from holdfast.core.policy import Policy, Share
 from holdfast.core.registry import Plan
 from holdfast.core.scheduler import Scheduler
-from holdfast.core.session import Session
+from holdfast.core.session import Life, Session
 from holdfast.core.turn import Turn
 from holdfast.sim.clients import TENANTS, VOCABULARY, Clients
+from holdfast.sim.constraint import Constraints
 from holdfast.sim.content import extend
 from holdfast.sim.device import SimDevice, WrongContent
 from holdfast.sim.faults import Faults
+from holdfast.sim.files import Files
 from holdfast.sim.found import Check, Found, assertions_of_the_core, found_by
 from holdfast.sim.inspection import Inspection
 from holdfast.sim.lists import Lists
@@ -63,8 +65,10 @@ class World:
         self.faults = Faults(Random(f"faults {setup.seed}"), setup.faults)
         self.policy = self._policy()
         self.state_budget = rng.choice((1, 3, 1000))
+        self.constraints = Constraints(setup.seed, VOCABULARY)
+        self.file_rng = Random(f"files {setup.seed}")
         self._boot()
-        self.clients = Clients(self.workload, self.scheduler, rng, self.faults)
+        self.clients = Clients(self.workload, self.scheduler, rng, self.faults, self.constraints.matcher)
         self._attach()
         self.now = 0.0
         self.step = 0
@@ -80,14 +84,16 @@ class World:
     def _boot(self) -> None:
         """Start a process with empty memory."""
         self.ledger = Ledger(self.layout, self.sizes)
+        self.device = SimDevice(self.layout, VOCABULARY, self._log, self.constraints.matcher)
+        self.files = Files(self.device, self.file_rng)
         self.scheduler = Scheduler(
             self.ledger,
             self.policy,
             propose=self._propose if self.drafting else None,
             strict=self.workload.strict,
             state_budget=self.state_budget,
+            on_disk=self.files.on_disk,
         )
-        self.device = SimDevice(self.layout, VOCABULARY, self._log)
         self.inspection = Inspection(self.scheduler, self.device)
         self.lists = Lists(self.scheduler)
         self.numbers: dict[int, str] = {}
@@ -105,8 +111,8 @@ class World:
     def _die(self) -> None:
         """Kill the process and start another from the durable state."""
         self._boot()
-        come_back(self.clients, self.scheduler, self.device, self.now, self.death_rng)
         self._attach()
+        come_back(self.clients, self.scheduler, self.device, self.now, self.death_rng)
         self.stalled = 0
 
     def _policy(self) -> Policy:
@@ -189,6 +195,7 @@ class World:
         actions = self.workload.actions_per_step
         while self.rng.random() < actions:
             clients.act()
+            self.files.fill()
             actions -= 1
         flights = self.scheduler.registry.flights
         self._plan()
@@ -210,6 +217,7 @@ class World:
 
     def _plan(self) -> None:
         plan = self.scheduler.plan(self.rng.choice((4, 16, 64)), self.now)
+        self.files.fill()
         self._forsake()
         if plan.rows or plan.moves or plan.copies:
             self.stalled = 0
@@ -239,11 +247,23 @@ class World:
         plan = self.scheduler.registry.flights[0]
         result = self._execute(plan)
         self.clients.doubtful = result.error is not None or len(result.rows) != len(plan.rows)
+        sealing = [] if self.clients.doubtful else self._sealing(plan, result)
         events = self.scheduler.settle(plan, result, self.now)
+        for session in sealing:
+            self.lists.check_seal(session)
         self.device.settled(plan)
         self.clients.hear(events)
         for number in plan.forgotten:
             self.numbers.pop(number, None)
+
+    def _sealing(self, plan: Plan, result: StepResult) -> list[Session]:
+        """The sessions of finished turns whose last tokens a plan computes."""
+        sessions = self.scheduler.registry.sessions
+        return [
+            sessions[row.turn.session_id]
+            for row, out in zip(plan.rows, result.rows, strict=True)
+            if row.turn.over and out.error is None and sessions[row.turn.session_id].life is Life.SEALING
+        ]
 
     def _execute(self, plan: Plan) -> StepResult:
         """Run a plan on the device, or let it go wrong.
@@ -263,6 +283,8 @@ class World:
             if plan.rows and self.faults.strike("step raises after writing", weight):
                 self.device.spoil(plan)
                 return StepResult([], error="the executor raised")
+            if self.faults.strike("matchers lost", 0.2):
+                self.device.lose_matchers(plan.rows)
             late = self._late_moves(plan)
             rows, moved = self.device.run(plan, late)
         except WrongContent as wrong:
@@ -272,7 +294,7 @@ class World:
         known = [
             None if move.number in late else arrived for move, arrived in zip(plan.moves, moved, strict=True)
         ]
-        return StepResult(self._spoil_rows(rows), known)
+        return StepResult(self._spoil_rows(plan.rows, rows), known)
 
     def _late_moves(self, plan: Plan) -> set[int]:
         """Files take their time, and copies to and from the host do in some worlds: some steps."""
@@ -308,17 +330,26 @@ class World:
                 if Tier.DISK not in (move.source_tier, move.destination_tier):
                     self.device.move(move)
 
-    def _spoil_rows(self, rows: list[RowResult]) -> list[RowResult]:
+    def _spoil_rows(self, rows: list[Row[Turn]], results: list[RowResult]) -> list[RowResult]:
+        """Let results go wrong. Matchers that were fed what the core does not take are made again."""
         if rows and self.faults.strike("rows missing", 0.1):
-            return rows[1:]
-        for row in rows:
-            if row.tokens and self.faults.strike("token count wrong", 0.02):
-                row.tokens = row.tokens * 7
-            elif row.tokens and self.faults.strike("token out of vocabulary", 0.02):
-                row.tokens = [VOCABULARY + 3]
-            elif row.tokens and self.faults.strike("row error", 0.02):
-                row.error = "numeric_error"
-        return rows
+            self.device.lose_matchers(rows)
+            return results[1:]
+        for row, out in zip(rows, results, strict=True):
+            if not out.tokens:
+                continue
+            if self.faults.strike("token count wrong", 0.02):
+                out.tokens = out.tokens * 7
+            elif self.faults.strike("token out of vocabulary", 0.02):
+                out.tokens, out.forced = [VOCABULARY + 3], 0
+            elif self.faults.strike("forced tokens miscounted", 0.02):
+                out.forced = len(out.tokens)
+            elif self.faults.strike("row error", 0.02):
+                out.error = "numeric_error"
+            else:
+                continue
+            self.device.lose_matchers([row])
+        return results
 
     # --- watching ---------------------------------------------------------------------------------
 

@@ -15,14 +15,14 @@ import re
 import time
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Protocol
+from typing import Any, Protocol
 
 from holdfast.engine.constraints import schema
 from holdfast.engine.constraints.errors import Fault, GrammarError
 from holdfast.engine.constraints.grammar import Form, Grammar
 from holdfast.engine.constraints.masks import MaskRows
 from holdfast.engine.constraints.matcher import Fill
-from holdfast.engine.constraints.vocabulary import Vocabulary, library
+from holdfast.engine.constraints.vocabulary import Vocabulary, available, library
 
 __all__ = ["GuidanceBuilder", "GuidanceCompiled", "GuidanceMatcher", "MaskFiller"]
 
@@ -288,8 +288,11 @@ class MaskFiller:
     """Fills the masks of a step. Several matchers are filled in parallel, without the interpreter lock."""
 
     def __init__(self, threads: int | None = None) -> None:
-        """`threads` as llguidance chooses if left out: four fifths of the cores, at most 32."""
-        self._executor = library().LLExecutor(threads)
+        """`threads` as llguidance chooses if left out: four fifths of the cores, at most 32.
+
+        Where llguidance is missing there are only matchers of other kinds.
+        """
+        self._executor: Any = library().LLExecutor(threads) if available() else None
 
     def fill(self, fills: Sequence[Fill], rows: MaskRows) -> None:
         """Fill each request's row, and one more for each draft.

@@ -17,6 +17,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeGuard
 
+from holdfast.engine.durable.answers import read_answer
 from holdfast.engine.durable.journal_tables import (
     description_checksum,
     require_tables,
@@ -45,15 +46,15 @@ CHAIN = (
 """A turn and those before it. Numbers fall along the chain: a row that breaks this rule ends it."""
 
 _HISTORY = (
-    f"{CHAIN} SELECT number, turns.before, depth, checksum, turn_id, input, output, finish "
-    "FROM chain JOIN turns USING (number) ORDER BY number"
+    f"{CHAIN} SELECT number, turns.before, depth, checksum, turn_id, input, output, finish, "
+    "details FROM chain JOIN turns USING (number) ORDER BY number"
 )
 
 FIRST_TURNS = f"{CHAIN} SELECT number, before FROM chain ORDER BY number LIMIT ?"
 """The first turns of the history that ends with a turn, oldest first."""
 
 _SESSION = (
-    "SELECT id, tenant, ttl, metadata, system, created, parent, "
+    "SELECT id, tenant, ttl, metadata, system, created, parent, tools, "
     "origin, tenant_sum, about_sum, head, head_sum FROM sessions"
 )
 
@@ -99,6 +100,7 @@ def _describe(
     system: object,
     created: object,
     parent: object,
+    tools: object,
     *,
     valid: bool,
 ) -> StoredSession:
@@ -109,7 +111,7 @@ def _describe(
         session.ttl = ttl
     elif ttl is not None:
         damaged.append("time to live")
-    if _is_described(metadata):
+    if _is_json(metadata, dict):
         session.metadata = metadata
     else:
         damaged.append("metadata")
@@ -125,18 +127,22 @@ def _describe(
         session.parent = parent
     elif parent is not None:
         damaged.append("parent")
+    if _is_json(tools, list):
+        session.tools = tools
+    else:
+        damaged.append("tools")
     if not valid and not damaged:
         session = StoredSession(name, "", None, "{}", None, session.created, None)
-        damaged.append("time to live, metadata, system text or parent")
+        damaged.append("time to live, metadata, system text, parent or tools")
     for what in damaged:
         log.error("session %s: the %s is damaged and was dropped", name, what)
     return session
 
 
-def _is_described(metadata: object) -> TypeGuard[str]:
-    """Whether metadata is a JSON object."""
+def _is_json(value: object, kind: type) -> TypeGuard[str]:
+    """Whether a value is the JSON text of an object (`dict`) or an array (`list`)."""
     try:
-        return is_text(metadata) and isinstance(json.loads(metadata), dict)
+        return is_text(value) and isinstance(json.loads(value), kind)
     except ValueError:
         return False
 
@@ -169,16 +175,22 @@ def _load_turns(
 
 
 def _turn(
-    expected: object, before: int, turn_id: object, tokens_in: object, tokens_out: object, finish: object
+    expected: object,
+    before: int,
+    turn_id: object,
+    tokens_in: object,
+    tokens_out: object,
+    finish: object,
+    details: object,
 ) -> StoredTurn | None:
     """The turn of a row; None if its checksum fails."""
-    if not (is_text(turn_id) and is_text(finish)):
+    if not (is_text(turn_id) and is_text(finish) and is_text(details)):
         return None
     if not (isinstance(tokens_in, bytes) and isinstance(tokens_out, bytes)):
         return None
-    if turn_checksum(before, turn_id, tokens_in, tokens_out, finish) != expected:
+    if turn_checksum(before, turn_id, tokens_in, tokens_out, finish, details) != expected:
         return None
-    return StoredTurn(turn_id, unpack(tokens_in), unpack(tokens_out), finish)
+    return StoredTurn(turn_id, unpack(tokens_in), unpack(tokens_out), finish, details)
 
 
 def _load_finished(connection: sqlite3.Connection, session: StoredSession) -> None:
@@ -199,8 +211,11 @@ def _answer(turn_id: object, result: object) -> FinishedTurn | None:
     if not is_text(result):
         return None
     try:
-        answer = FinishedTurn(**json.loads(result))
-    except (ValueError, TypeError):
+        values = json.loads(result)
+        if values.get("answer") is not None:
+            values["answer"] = read_answer(values["answer"])
+        answer = FinishedTurn(**values)
+    except (ValueError, TypeError, AttributeError):
         return None
     texts = (answer.turn_id, answer.fingerprint, answer.outcome, answer.reason, answer.text)
     counts = (answer.prompt_tokens, answer.cached_tokens, answer.computed_tokens)

@@ -20,6 +20,7 @@ from holdfast.engine.durable.journal_tables import (
     turn_checksum,
 )
 from holdfast.engine.durable.records import (
+    NO_TOOLS,
     TURNS_KEPT,
     Closed,
     Ended,
@@ -94,15 +95,16 @@ class JournalRows:
 
     def _open(self, record: Opened) -> None:
         name, about = record.session, (record.ttl, record.metadata, record.system, record.created)
+        tools = record.tools
         origin = row_checksum(name, record.tenant, record.created)
         sums = (
             row_checksum(name, record.tenant, origin),
-            description_checksum(name, *about, None),
+            description_checksum(name, *about, None, tools),
             row_checksum(name, origin),
         )
         self._run(
-            "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?, NULL, NULL, ?, ?, ?, ?)",
-            (name, record.tenant, *about, origin, *sums),
+            "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?, NULL, NULL, ?, ?, ?, ?, ?)",
+            (name, record.tenant, *about, origin, *sums, tools),
         )
         self._delete_answers(name)
 
@@ -112,7 +114,7 @@ class JournalRows:
         A damaged description is not copied: the new checksum would make it valid.
         """
         found = self._run(
-            "SELECT tenant, origin, about_sum, ttl, metadata, system, created, parent FROM sessions "
+            "SELECT tenant, origin, about_sum, ttl, metadata, system, created, parent, tools FROM sessions "
             "WHERE id = ?",
             (record.parent,),
         ).fetchone()
@@ -121,18 +123,18 @@ class JournalRows:
             return
         tenant, origin, expected, *about = found
         valid = description_checksum(record.parent, *about) == expected
-        ttl, metadata, system = about[:3] if valid else (None, "{}", None)
+        ttl, metadata, system, tools = (*about[:3], about[-1]) if valid else (None, "{}", None, NO_TOOLS)
         name, head = record.session, self._turn_at(record.parent, record.turns)
         sums = (
             row_checksum(name, tenant, origin),
-            description_checksum(name, ttl, metadata, system, record.created, record.parent),
+            description_checksum(name, ttl, metadata, system, record.created, record.parent, tools),
             row_checksum(name, self._checksum_of(record.parent, head)),
         )
         self._run(
             "INSERT OR REPLACE INTO sessions "
             "SELECT ?, tenant, iif(?, ttl, NULL), iif(?, metadata, '{}'), iif(?, system, NULL), "
-            "?, ?, id, origin, ?, ?, ? FROM sessions WHERE id = ?",
-            (name, valid, valid, valid, record.created, head, *sums, record.parent),
+            "?, ?, id, origin, ?, ?, ?, iif(?, tools, ?) FROM sessions WHERE id = ?",
+            (name, valid, valid, valid, record.created, head, *sums, valid, NO_TOOLS, record.parent),
         )
         self._delete_answers(name)
 
@@ -158,9 +160,8 @@ class JournalRows:
         turn = record.turn
         before = self._head(record.session)
         depth = 1 + (self._run("SELECT depth FROM turns WHERE number = ?", (before,)).fetchone() or (0,))[0]
-        self._add_turn(
-            record.session, before, depth, turn.turn_id, pack(record.input), pack(turn.tokens), turn.reason
-        )
+        values = (turn.turn_id, pack(record.input), pack(turn.tokens), turn.reason, record.details)
+        self._add_turn(record.session, before, depth, *values)
         row = (record.session, turn.turn_id, json.dumps(asdict(turn)))
         self._run(
             "INSERT OR REPLACE INTO finished (session, turn_id, result, checksum) VALUES (?, ?, ?, ?)",
@@ -172,11 +173,12 @@ class JournalRows:
         number = self._turn_at(record.session, record.turns)
         self._set_head(record.session, number, self._checksum_of(record.session, number))
         if record.kept is not None and number is not None:
-            before, depth, turn_id, tokens_in, tokens_out, finish = self._run(
-                "SELECT before, depth, turn_id, input, output, finish FROM turns WHERE number = ?", (number,)
+            before, depth, turn_id, tokens_in, tokens_out, finish, details = self._run(
+                "SELECT before, depth, turn_id, input, output, finish, details FROM turns WHERE number = ?",
+                (number,),
             ).fetchone()
             kept = tokens_out[: TOKEN_BYTES * record.kept]
-            self._add_turn(record.session, before, depth, turn_id, tokens_in, kept, finish)
+            self._add_turn(record.session, before, depth, turn_id, tokens_in, kept, finish, details)
         self.unlinked += 1
 
     def _add_turn(
@@ -188,12 +190,14 @@ class JournalRows:
         tokens_in: bytes,
         tokens_out: bytes,
         finish: str,
+        details: str,
     ) -> None:
-        checksum = turn_checksum(self._checksum_of(session, before), turn_id, tokens_in, tokens_out, finish)
+        continued = self._checksum_of(session, before)
+        checksum = turn_checksum(continued, turn_id, tokens_in, tokens_out, finish, details)
         added = self._run(
-            "INSERT INTO turns (before, depth, turn_id, input, output, finish, checksum) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (before, depth, turn_id, tokens_in, tokens_out, finish, checksum),
+            "INSERT INTO turns (before, depth, turn_id, input, output, finish, checksum, details) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (before, depth, turn_id, tokens_in, tokens_out, finish, checksum, details),
         )
         self._set_head(session, added.lastrowid, checksum)
 

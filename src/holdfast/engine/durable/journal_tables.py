@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import closing
 from hashlib import blake2b
 
-from holdfast.engine.durable.records import SCHEMA, JournalError, is_text
+from holdfast.engine.durable.records import NO_TOOLS, SCHEMA, JournalError, is_text
 
 DAMAGED = -1
 """A checksum that no row has."""
@@ -25,12 +25,13 @@ CREATE = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE turns (
     number INTEGER PRIMARY KEY, before INTEGER, depth INTEGER NOT NULL, turn_id TEXT NOT NULL,
-    input BLOB NOT NULL, output BLOB NOT NULL, finish TEXT NOT NULL, checksum INTEGER NOT NULL);
+    input BLOB NOT NULL, output BLOB NOT NULL, finish TEXT NOT NULL, checksum INTEGER NOT NULL,
+    details TEXT NOT NULL DEFAULT '');
 CREATE TABLE sessions (
     id TEXT PRIMARY KEY, tenant TEXT NOT NULL, ttl REAL, metadata TEXT NOT NULL, system TEXT,
     created REAL NOT NULL, head INTEGER, parent TEXT, origin INTEGER NOT NULL DEFAULT 0,
     tenant_sum INTEGER NOT NULL DEFAULT 0, about_sum INTEGER NOT NULL DEFAULT 0,
-    head_sum INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
+    head_sum INTEGER NOT NULL DEFAULT 0, tools TEXT NOT NULL DEFAULT '[]') WITHOUT ROWID;
 CREATE TABLE finished (
     number INTEGER PRIMARY KEY, session TEXT NOT NULL, turn_id TEXT NOT NULL, result TEXT NOT NULL,
     checksum INTEGER NOT NULL DEFAULT 0, UNIQUE (session, turn_id));
@@ -55,16 +56,32 @@ def row_checksum(*values: object) -> int:
     return int.from_bytes(found.digest()) >> 1
 
 
-def turn_checksum(before: int, turn_id: str, tokens_in: bytes, tokens_out: bytes, finish: str) -> int:
-    """The checksum of a turn, which continues that of the turn before it, or an origin."""
-    return row_checksum(before, turn_id, tokens_in, tokens_out, finish)
+def turn_checksum(
+    before: int, turn_id: str, tokens_in: bytes, tokens_out: bytes, finish: str, details: str = ""
+) -> int:
+    """The checksum of a turn, which continues that of the turn before it, or an origin.
+
+    Without details it is that of version 3, which had none.
+    """
+    values = (before, turn_id, tokens_in, tokens_out, finish)
+    return row_checksum(*values, details) if details else row_checksum(*values)
 
 
 def description_checksum(
-    name: object, ttl: object, metadata: object, system: object, created: object, parent: object
+    name: object,
+    ttl: object,
+    metadata: object,
+    system: object,
+    created: object,
+    parent: object,
+    tools: object = NO_TOOLS,
 ) -> int:
-    """The checksum of a session's row, without its tenant and its last turn."""
-    return row_checksum(name, _real(ttl), metadata, system, _real(created), parent)
+    """The checksum of a session's row, without its tenant and its last turn.
+
+    Without tools it is that of version 3, which had none.
+    """
+    values = (name, _real(ttl), metadata, system, _real(created), parent)
+    return row_checksum(*values) if tools == NO_TOOLS else row_checksum(*values, tools)
 
 
 def _real(value: object) -> object:
@@ -199,5 +216,15 @@ def _name_sample(connection: sqlite3.Connection) -> None:
     connection.execute("UPDATE facts SET name = 'sample' WHERE name = 'vocabulary'")
 
 
-UPGRADES: dict[int, Callable[[sqlite3.Connection], None]] = {1: _add_checksums, 2: _name_sample}
+def _add_answers(connection: sqlite3.Connection) -> None:
+    """From version 3, which had no tools and kept nothing of an answer but its tokens."""
+    connection.execute("ALTER TABLE turns ADD COLUMN details TEXT NOT NULL DEFAULT ''")
+    connection.execute(f"ALTER TABLE sessions ADD COLUMN tools TEXT NOT NULL DEFAULT '{NO_TOOLS}'")
+
+
+UPGRADES: dict[int, Callable[[sqlite3.Connection], None]] = {
+    1: _add_checksums,
+    2: _name_sample,
+    3: _add_answers,
+}
 """For each older version of the tables, the step to the next one."""

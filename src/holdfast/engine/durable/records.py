@@ -10,11 +10,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, NamedTuple, TypeGuard
 
-SCHEMA = 3
+from holdfast.engine.durable.answers import StoredAnswer
+
+SCHEMA = 4
 """The version of a journal's tables."""
 
 TURNS_KEPT = 8
 """Finished turns of a session whose result is kept, and as many answered requests."""
+
+
+NO_TOOLS = "[]"
+"""The tools of a session without any, as JSON."""
 
 
 class JournalError(RuntimeError):
@@ -23,7 +29,7 @@ class JournalError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class FinishedTurn:
-    """The result of a turn, for a client that submits it again."""
+    """The result of a turn, for a client that submits it again. `answer` if its answer was read for parts."""
 
     turn_id: str
     fingerprint: str
@@ -34,6 +40,7 @@ class FinishedTurn:
     prompt_tokens: int
     cached_tokens: int
     computed_tokens: int
+    answer: StoredAnswer | None = None
 
 
 # --- records --------------------------------------------------------------------------------------
@@ -54,7 +61,7 @@ class RecordKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A session was opened; `metadata` is JSON, `created` is the time of day."""
+    """A session was opened; `metadata` and `tools` are JSON, `created` is the time of day."""
 
     kind: ClassVar[RecordKind] = RecordKind.OPENED
     session: str
@@ -63,16 +70,18 @@ class Opened:
     metadata: str
     system: str | None
     created: float
+    tools: str = NO_TOOLS
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A turn was committed: its input, and its result."""
+    """A turn was committed: its input, and its result; `details` is JSON (`answers.details_of`)."""
 
     kind: ClassVar[RecordKind] = RecordKind.ENDED
     session: str
     input: tuple[int, ...]
     turn: FinishedTurn
+    details: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +165,12 @@ class StoredTurn:
     input: list[int]
     output: list[int]
     finish: str
+    details: str = ""
 
 
 @dataclass(slots=True)
 class StoredSession:
-    """A session as the journal has it. `metadata` is JSON."""
+    """A session as the journal has it. `metadata` and `tools` are JSON."""
 
     id: str
     tenant: str
@@ -169,6 +179,7 @@ class StoredSession:
     system: str | None
     created: float
     parent: str | None
+    tools: str = NO_TOOLS
     turns: list[StoredTurn] = field(default_factory=list)
     finished: list[FinishedTurn] = field(default_factory=list)
     requests: dict[str, AnsweredRequest] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from holdfast.core.registry import Event
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Session
 from holdfast.core.turn import Turn, TurnRequest
+from holdfast.engine.durable.answers import stored_answer
 from holdfast.engine.durable.journal import Journal, JournalError
 from holdfast.engine.durable.journal_tables import MEND
 from holdfast.engine.durable.records import FinishedTurn, StoredSession
@@ -177,6 +178,9 @@ def history_of(stored: StoredSession) -> list[tuple[TurnRequest, list[int]]]:
 def finished_turn(event: Event, session: Session, turn: Turn, stream: TurnStream | None) -> FinishedTurn:
     """The result of a turn, for a client that submits it again."""
     tokens = session.sequence.tokens.slice(turn.input_end, turn.input_end + turn.generated)
+    answer = None
+    if stream is not None and stream.reader is not None:
+        answer = stored_answer(stream.answer(turn.generated))
     return FinishedTurn(
         turn_id=turn.request.turn_id,
         fingerprint=stream.fingerprint or "" if stream is not None else "",
@@ -187,4 +191,5 @@ def finished_turn(event: Event, session: Session, turn: Turn, stream: TurnStream
         prompt_tokens=turn.input_end,
         cached_tokens=turn.cached,
         computed_tokens=turn.computed,
+        answer=answer,
     )

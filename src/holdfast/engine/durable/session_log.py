@@ -13,11 +13,12 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.core.errors import JournalUnavailable, Refused, RequestConflict, SessionExists, TurnConflict
+from holdfast.engine.durable.answers import COMPLETE, StoredCall, calls_in
 from holdfast.engine.durable.journal import Journal
 from holdfast.engine.durable.journal_writer import JournalWriter
 from holdfast.engine.durable.records import (
@@ -36,6 +37,9 @@ from holdfast.engine.durable.records import (
 )
 
 Act = Callable[[], None]
+Tools = list[dict[str, Any]]
+"""Tools in OpenAI's form, as they were checked."""
+Calls = Sequence[StoredCall]
 
 UNWRITTEN_MAX = 16_384
 """Records that may wait to be written; beyond that, new turns and verbs are refused (backpressure)."""
@@ -63,13 +67,18 @@ def require_text(**fields: str | None) -> None:
 
 @dataclass(slots=True)
 class SessionEntry:
-    """A session's description and its replayable results. `created` is the time of day."""
+    """A session's description and its replayable results. `created` is the time of day.
+
+    `calls` are the complete tool calls of its last turns that have some, by the number of the turn.
+    """
 
     tenant: str
     ttl: float | None
     metadata: dict[str, object]
     system: str | None
     created: float
+    tools: Tools = field(default_factory=list)
+    calls: dict[int, Calls] = field(default_factory=dict)
     finished: dict[str, FinishedTurn] = field(default_factory=dict)
     unwritten: set[str] = field(default_factory=set)
     """Turns that have ended and are not durable yet."""
@@ -216,21 +225,30 @@ class SessionLog:
         ttl: float | None = None,
         metadata: dict[str, object] | None = None,
         system: str | None = None,
+        tools: Tools | None = None,
     ) -> None:
         """A session was opened."""
         entry = SessionEntry(tenant, ttl, metadata if metadata is not None else {}, system, time.time())
+        entry.tools = tools if tools is not None else []
         self.sessions[session_id] = entry
-        self.append(Opened(session_id, tenant, ttl, json.dumps(entry.metadata), system, entry.created))
+        about = (tenant, ttl, json.dumps(entry.metadata), system, entry.created, json.dumps(entry.tools))
+        self.append(Opened(session_id, *about))
 
     def forked(self, session_id: str, parent_id: str, turns: int) -> None:
         """A session was forked from another."""
         parent = self.sessions[parent_id]
         entry = SessionEntry(parent.tenant, parent.ttl, dict(parent.metadata), parent.system, time.time())
+        entry.tools = list(parent.tools)
+        entry.calls = {number: calls for number, calls in parent.calls.items() if number <= turns}
         self.sessions[session_id] = entry
         self.append(Forked(session_id, parent_id, turns, entry.created))
 
     def truncated(self, session_id: str, turns: int, kept: int | None) -> None:
         """A session was cut to `turns` turns; a number `kept` is how many tokens the last one keeps."""
+        entry = self.sessions[session_id]
+        entry.calls = {number: calls for number, calls in entry.calls.items() if number <= turns}
+        if kept is not None and turns in entry.calls:
+            entry.calls[turns] = [call for call in entry.calls[turns] if call.end <= kept]
         self.append(Truncated(session_id, turns, kept))
 
     def closed(self, session_id: str, reason: str) -> None:
@@ -243,16 +261,28 @@ class SessionLog:
         entry = SessionEntry(
             stored.tenant, stored.ttl, json.loads(stored.metadata), stored.system, stored.created
         )
+        entry.tools = json.loads(stored.tools)
+        for number, turn in enumerate(stored.turns, start=1):
+            _keep_calls(entry, number, calls_in(turn.details, len(turn.output)))
         entry.finished = {turn.turn_id: turn for turn in stored.finished}
         entry.requests = dict(stored.requests)
         self.sessions[stored.id] = entry
 
     # --- idempotency ------------------------------------------------------------------------------
 
-    def ended(self, session_id: str, tokens: tuple[int, ...], turn: FinishedTurn) -> None:
-        """A turn was committed; its result can be replayed once it is durable."""
+    def ended(
+        self,
+        session_id: str,
+        tokens: tuple[int, ...],
+        turn: FinishedTurn,
+        number: int = 0,
+        details: str = "",
+    ) -> None:
+        """A turn was committed, the session's turn `number`; its result can be replayed once it is durable."""
         entry = self.sessions[session_id]
-        self.append(Ended(session_id, tokens, turn))
+        self.append(Ended(session_id, tokens, turn, details))
+        if turn.answer is not None:
+            _keep_calls(entry, number, [call for call in turn.answer.calls if call.outcome == COMPLETE])
         entry.unwritten.add(turn.turn_id)
 
         def written() -> None:
@@ -261,6 +291,11 @@ class SessionLog:
             _keep_last(entry.finished)
 
         self.when_durable(written)
+
+    def calls_of(self, session_id: str, number: int) -> Calls:
+        """The complete tool calls of a session's turn `number`, if they are still known."""
+        entry = self.sessions.get(session_id)
+        return () if entry is None else entry.calls.get(number, ())
 
     def is_being_written(self, session_id: str, turn_id: str) -> bool:
         """Whether a turn has ended and its record is on its way: a client that submits it again can wait."""
@@ -300,6 +335,15 @@ class SessionLog:
             self.append(Requested(session_id, request_id, asked, answer))
 
 
-def _keep_last(table: dict[str, FinishedTurn] | dict[str, AnsweredRequest]) -> None:
+def _keep_calls(entry: SessionEntry, number: int, calls: Calls) -> None:
+    """Note the calls of a session's last turn."""
+    if calls:
+        entry.calls[number] = calls
+        _keep_last(entry.calls)
+
+
+def _keep_last(
+    table: dict[str, FinishedTurn] | dict[str, AnsweredRequest] | dict[int, Calls],
+) -> None:
     while len(table) > TURNS_KEPT:
         del table[next(iter(table))]

@@ -7,14 +7,17 @@ memory decisions. Nothing here works token by token in Python except a turn's te
 `start` launches a step and `finish` waits for its tokens, so that the next plan can be made in between; the
 sampled token of a row stays on the device for a row that was planned before it was known. A step is sent to
 the device in one copy; on a GPU a small step is one CUDA graph.
+
+The tokens of a constrained turn are sampled under a mask, which depends on the token before. A step with such
+a turn is launched without sampling; once the step before is settled, `sample` fills the masks and samples.
+Other steps are sampled by `start`.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +27,7 @@ from holdfast.core.layout import Component
 from holdfast.core.plan import Row, RowResult, StepResult
 from holdfast.core.registry import Plan
 from holdfast.core.turn import Turn
+from holdfast.engine.constraints.masks import words_for
 from holdfast.engine.memory_plan import MemoryPlan
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.step.graphs import (
@@ -51,7 +55,9 @@ from holdfast.engine.step.inputs import (
     pack,
     views,
 )
-from holdfast.engine.step.sampler import BatchSampler, Sampled, token_logprobs
+from holdfast.engine.step.masks import StepMasks, Wanted
+from holdfast.engine.step.results import logprobs_of, row_result
+from holdfast.engine.step.sampler import BatchSampler, Masks, Sampled, token_logprobs
 from holdfast.engine.step.split_keys import sharing_for
 from holdfast.engine.step.staging import Arrival, Staging, fill
 from holdfast.engine.step.tables import UNUSED_ROW, BlockTables
@@ -61,12 +67,28 @@ from holdfast.kernels import Batch
 from holdfast.models.memory import Memory, UnitCounts
 from holdfast.models.model import Model
 
-log = logging.getLogger("holdfast.executor")
-
-NUMERIC_ERROR = "numeric_error"
-
 PROMPT_ROWS = 128
 """Prompt tokens whose logits are computed at a time: a GPU may lack memory for those of a long chunk."""
+
+
+class Forwarded(NamedTuple):
+    """A step's inputs and hidden states on the device; from a graph also logits and tokens of its samples."""
+
+    given: Views
+    hidden: Tensor
+    logits: Tensor | None = None
+    tokens: Tensor | None = None
+
+
+class Unsampled(NamedTuple):
+    """A launched step that is still to be sampled. `plain` if its rows need only their parameters."""
+
+    samples: list[Sample]
+    given: Views
+    logits: Tensor
+    tokens: Tensor | None
+    """What a graph has sampled, without masks."""
+    plain: bool
 
 
 @dataclass(slots=True)
@@ -78,6 +100,7 @@ class Flight:
     tokens: Arrival | None
     places: list[tuple[int, int, int]]
     """For each sampling row: its index in the plan, and the first and end index of its samples."""
+    unsampled: Unsampled | None = None
 
 
 class DeviceLost(RuntimeError):
@@ -105,6 +128,9 @@ class PlanRunner(Protocol):
 
     def start(self, plan: Plan) -> Flight:
         """Launch a step."""
+
+    def sample(self, flight: Flight) -> None:
+        """Sample a launched step, if that was left; all steps before it are settled."""
 
     def finish(self, flight: Flight) -> StepResult:
         """Wait for the step's result."""
@@ -137,6 +163,7 @@ class Executor:
             )
         self.tables = BlockTables(model.device, memory.layout.full, memory.layout.window > 0)
         self.sampler = BatchSampler(rows_max, model.config.vocabulary, model.device)
+        self._masks = StepMasks(model.config.vocabulary, model.device)
         self.stream_of = stream_of
         self._rows_max = rows_max
         self._staging = Staging(model.device)
@@ -154,7 +181,9 @@ class Executor:
 
     def run(self, plan: Plan) -> StepResult:
         """Run a step to its end."""
-        return self.finish(self.start(plan))
+        flight = self.start(plan)
+        self.sample(flight)
+        return self.finish(flight)
 
     # --- graphs -----------------------------------------------------------------------------------
 
@@ -169,6 +198,12 @@ class Executor:
         # The table of a whole session, for both components, fits behind the largest step.
         words = torch.zeros(largest.words + 4 * pages, dtype=torch.int32, device=self.model.device)
         buffers = self._buffers(largest, pages)
+        logits = torch.zeros(
+            largest.samples,
+            self.model.config.vocabulary,
+            dtype=self.model.logits_dtype,
+            device=self.model.device,
+        )
         graphs = StepGraphs(words, record, small_step_of(self.model))
         for done, shape in enumerate(wanted):
             given = graphs.views(shape)
@@ -179,17 +214,28 @@ class Executor:
             batch = self._batch(buffers, given, shape, limits)
             self._bring(shape, [], [], [], self.tables.pack(), words)
             self._prepare(given, batch)
-            graphs.capture(shape, batch, self._step_of(batch, given))
+            graphs.capture(shape, batch, self._step_of(batch, given, logits[: shape.samples]))
             if progress is not None:
                 progress("capture", done + 1, len(wanted))
+        self._compile_masked(logits[:1])
         self._graphs = graphs
 
     def small_step(self, rows: int) -> int | None:
         """Token count of a step that decoding rows hardly notice; None where there is no such step."""
         return None if self._graphs is None else self._graphs.small_step(rows)
 
-    def _step_of(self, batch: Batch, given: Views) -> Callable[[], Outcome]:
-        return lambda: run_step(self.model, self.memory, batch, given, self.tables.sampled)
+    def _step_of(self, batch: Batch, given: Views, logits: Tensor) -> Callable[[], Outcome]:
+        return lambda: run_step(self.model, self.memory, batch, given, self.tables.sampled, logits)
+
+    def _compile_masked(self, logits: Tensor) -> None:
+        """Sample once under a mask: compiling kernels while serving would stall every stream."""
+        heat, top_p = torch.ones(2, 1, device=self.model.device)
+        whole = torch.zeros(1, dtype=torch.int32, device=self.model.device)
+        nothing = torch.zeros(1, words_for(logits.shape[1]), dtype=torch.int32, device=self.model.device)
+        for values in (logits, logits.float()):
+            kernels.sample_tokens(
+                values, heat, whole, top_p, top_p, whole.long(), whole, masks=nothing, mask_rows=whole
+            )
 
     def _buffers(self, shape: Shape, width: int) -> StepBuffers:
         components = Components(self.layout.full, self.layout.window > 0)
@@ -236,24 +282,121 @@ class Executor:
         samples = self._samples(plan, tables, flight)
         outcome = self._forward(rows, tables, samples)
         self.tokens_computed += sum(row.count for row in rows)
+        constrained = False
         end = 0
         for row in rows:
             end += row.count
-            self._note_prompt(row, outcome[0], end)
+            if row.turn.over:
+                continue
+            stream = self.stream_of(row.turn)
+            if stream.sampling.prompt_logprobs is not None:
+                self._note_prompt(row, stream, outcome.hidden, end)
+            if stream.constraint is not None and row.sample:
+                constrained = True
         if not samples:
             return
-        hidden, tokens, given = outcome
-        if tokens is None or not self._plain(samples):
-            chosen = hidden.index_select(0, given.sample_place[: len(samples)])
-            flight.sampled = self.sampler.sample(
-                self.model.logits(chosen).float(),
-                [sample.sampler_row for sample in samples],
-                [sample.position for sample in samples],
-            )
-            tokens = flight.sampled.tokens
-            # A row with non-finite logits has no token; rows planned after it fail, but must still run.
-            kernels.note_sampled(self.tables.sampled, given.note[: len(samples)], tokens)
-        flight.tokens = self._staging.fetch(tokens[: len(samples)])
+        tokens, given = outcome.tokens, outcome.given
+        plain = (constrained or tokens is not None) and self._plain(samples)
+        if tokens is not None and plain and not constrained:
+            flight.tokens = self._staging.fetch(tokens[: len(samples)])
+            return
+        if outcome.logits is None:
+            logits = self.model.logits(outcome.hidden.index_select(0, given.sample_place[: len(samples)]))
+        else:
+            logits = outcome.logits[: len(samples)]
+        unsampled = Unsampled(samples, given, logits, tokens, plain)
+        if constrained:
+            # Whether a constraint is free is known when the step before is settled.
+            flight.unsampled = unsampled
+        else:
+            self._sample_special(flight, unsampled, None, ())
+
+    # --- sampling constrained steps ---------------------------------------------------------------
+
+    @torch.inference_mode()
+    def sample(self, flight: Flight) -> None:
+        """Fill the masks of a step that `start` left unsampled, and sample it."""
+        unsampled = flight.unsampled
+        if unsampled is None:
+            return
+        flight.unsampled = None
+        unsampled = unsampled._replace(samples=self._current(flight, unsampled.samples))
+        masked = self._fill_masks(flight, unsampled.samples)
+        masks = self._masks.send() if masked else None
+        if not unsampled.plain:
+            self._sample_special(flight, unsampled, masks, masked)
+        elif masks is not None:
+            self._sample_masked(flight, unsampled, masks)
+        elif unsampled.tokens is None:
+            self._sample_special(flight, unsampled, None, ())
+        else:
+            flight.tokens = self._staging.fetch(unsampled.tokens[: len(unsampled.samples)])
+
+    def _current(self, flight: Flight, samples: list[Sample]) -> list[Sample]:
+        """The samples of a step, those of turns that ended meanwhile on the padding row."""
+        current = list(samples)
+        for index, first, stop in flight.places:
+            if flight.plan.rows[index].turn.over:
+                for place in range(first, stop):
+                    current[place] = samples[place]._replace(sampler_row=self.sampler.padding_row)
+        return current
+
+    def _fill_masks(self, flight: Flight, samples: list[Sample]) -> set[int]:
+        """Fill the masks of constrained turns; returns the samples that have one.
+
+        A turn that is over, or whose next token has become known, needs none: its sample is not used.
+        """
+        wanted: list[Wanted] = []
+        for index, first, _ in flight.places:
+            row = flight.plan.rows[index]
+            if not row.sample or row.turn.over:
+                continue
+            constraint = self.stream_of(row.turn).constraint
+            if constraint is not None:
+                wanted.append(Wanted(first, constraint, row.tokens[row.count - row.drafts :]))
+        masked = self._masks.fill(wanted, len(samples))
+        for index in masked:
+            banned = self.sampler.banned(samples[index].sampler_row, samples[index].position)
+            if banned:
+                self._masks.forbid(index, banned)
+        return masked
+
+    def _sample_masked(self, flight: Flight, unsampled: Unsampled, masks: Masks) -> None:
+        """Sample rows that need only their parameters, which are on the device, and their masks."""
+        given, count = unsampled.given, len(unsampled.samples)
+        tokens = kernels.sample_tokens(
+            unsampled.logits,
+            given.temperature[:count],
+            given.top_k[:count],
+            given.top_p[:count],
+            given.min_p[:count],
+            given.seeds[:count],
+            given.sample_position[:count],
+            masks=masks.words,
+            mask_rows=masks.rows,
+        )
+        self._take(flight, unsampled, tokens)
+
+    def _sample_special(
+        self, flight: Flight, unsampled: Unsampled, masks: Masks | None, masked: Collection[int]
+    ) -> None:
+        """Sample with penalties, biases, log-probabilities and minimum lengths."""
+        flight.sampled = self.sampler.sample(
+            unsampled.logits.float(),
+            [sample.sampler_row for sample in unsampled.samples],
+            [sample.position for sample in unsampled.samples],
+            masks,
+            masked,
+        )
+        self._take(flight, unsampled, flight.sampled.tokens)
+
+    def _take(self, flight: Flight, unsampled: Unsampled, tokens: Tensor) -> None:
+        """Store sampled tokens for the next step and send them to the host."""
+        # A row with non-finite logits has no token; rows planned after it fail, but must still run.
+        kernels.note_sampled(self.tables.sampled, unsampled.given.note[: len(unsampled.samples)], tokens)
+        flight.tokens = self._staging.fetch(tokens)
+
+    # --- the step on the device -------------------------------------------------------------------
 
     def _plain(self, samples: list[Sample]) -> bool:
         return self.sampler.plain(
@@ -276,10 +419,8 @@ class Executor:
             flight.places.append((index, first, len(samples)))
         return samples
 
-    def _forward(
-        self, rows: list[Row[Turn]], tables: list[int], samples: list[Sample]
-    ) -> tuple[Tensor, Tensor | None, Views]:
-        """Hidden states, tokens if a graph sampled them, and the step's inputs on the device."""
+    def _forward(self, rows: list[Row[Turn]], tables: list[int], samples: list[Sample]) -> Forwarded:
+        """Run the forward pass, in a graph where one fits."""
         counts = [row.count for row in rows]
         tokens, count_max = sum(counts), max(counts)
         decode = count_max == 1 and len(samples) <= len(rows)
@@ -291,7 +432,7 @@ class Executor:
                 given = self._graphs.views(shape)
                 self._prepare(given, self._graphs.batch(shape))
                 outcome = self._graphs.replay(shape)
-                return outcome.hidden, outcome.tokens, given
+                return Forwarded(given, outcome.hidden, outcome.logits, outcome.tokens)
         shape = Shape(len(rows), tokens, len(samples), decode)
         given = views(self._bring(shape, rows, tables, samples, changes, None), shape)
         context_max = max(row.start + row.count for row in rows)
@@ -300,7 +441,7 @@ class Executor:
         batch = self._batch(buffers, given, shape, limits)
         self._prepare(given, batch)
         kernels.list_pieces(batch)
-        return self.model.forward(batch, self.memory), None, given
+        return Forwarded(given, self.model.forward(batch, self.memory))
 
     def _bring(
         self,
@@ -325,11 +466,8 @@ class Executor:
         tables = self.tables.step_tables(self._reserved.full, self._reserved.window)
         kernels.prepare_step(given.tokens, given.row_table, tables, batch)
 
-    def _note_prompt(self, row: Row[Turn], hidden: Tensor, end: int) -> None:
+    def _note_prompt(self, row: Row[Turn], stream: TurnStream, hidden: Tensor, end: int) -> None:
         """Log-probabilities of the prompt's own tokens, for turns that ask for them."""
-        if row.turn.over:
-            return
-        stream = self.stream_of(row.turn)
         top = stream.sampling.prompt_logprobs
         if top is None or row.start + 1 >= len(stream.prompt_tokens):
             return
@@ -393,44 +531,19 @@ class Executor:
     # --- what came of it --------------------------------------------------------------------------
 
     def finish(self, flight: Flight) -> StepResult:
-        """Wait for a step's tokens and build the result of each row."""
+        """Wait for a step's tokens and build the result of each row; a withdrawn sample has no tokens."""
+        assert flight.unsampled is None, "the step is not sampled yet"
         plan = flight.plan
         results = [RowResult([]) for _ in plan.rows]
         if flight.tokens is not None:
             tokens = flight.tokens.wait()
-            logprobs = {} if flight.sampled is None else _logprobs(flight.sampled, tokens)
+            logprobs = {} if flight.sampled is None else logprobs_of(flight.sampled, tokens)
             for index, first, stop in flight.places:
-                results[index] = self._result(plan.rows[index], tokens[first:stop], logprobs, first)
+                row = plan.rows[index]
+                if row.sample:
+                    stream = None if row.turn.over else self.stream_of(row.turn)
+                    results[index] = row_result(row, stream, tokens[first:stop], logprobs, first)
         return StepResult(results, self.host_tier.settle(plan.moves))
-
-    def _result(
-        self, row: Row[Turn], sampled: list[int], logprobs: dict[int, TokenLogprob], first: int
-    ) -> RowResult:
-        """The accepted drafts, then the model's next token, up to a stop.
-
-        A turn whose text fails is that turn's failure alone: the others of the step keep their tokens.
-        """
-        drafts = row.tokens[row.count - row.drafts :]
-        accepted = 0
-        while accepted < len(drafts) and sampled[accepted] == drafts[accepted]:
-            accepted += 1
-        said = sampled[: accepted + 1]
-        if min(said) < 0:
-            return RowResult([], error=NUMERIC_ERROR)
-        if row.turn.over:
-            return RowResult(said)
-        stream = self.stream_of(row.turn)
-        count = stream.sampling.logprobs
-        asked = None
-        if count is not None:
-            found = [logprobs[first + place] for place in range(len(said))]
-            asked = [replace(each, top=each.top[:count]) for each in found]
-        try:
-            taken = stream.push(said, asked)
-        except Exception as error:
-            log.exception("turn %s: detokenisation failed", row.turn.request.turn_id)
-            return RowResult([], error=f"the tokenizer failed: {type(error).__name__}")
-        return RowResult(taken, stream.finish)
 
     def _integers(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self.model.device, non_blocking=True)
@@ -440,14 +553,3 @@ def _reads_prompt(sampling: Sampling) -> bool:
     """Whether sampling depends on earlier tokens: penalties, or a minimum length."""
     penalised = sampling.repetition_penalty != 1.0 or sampling.frequency_penalty or sampling.presence_penalty
     return bool(penalised or sampling.min_tokens)
-
-
-def _logprobs(sampled: Sampled, tokens: list[int]) -> dict[int, TokenLogprob]:
-    """Log-probabilities by the index of their sample."""
-    if sampled.logprobs is None or sampled.top_ids is None or sampled.top_logprobs is None:
-        return {}
-    values, ids, tops = sampled.logprobs.tolist(), sampled.top_ids.tolist(), sampled.top_logprobs.tolist()
-    return {
-        place: TokenLogprob(tokens[place], value, tuple(zip(best, best_values, strict=True)))
-        for place, value, best, best_values in zip(sampled.logprob_rows, values, ids, tops, strict=True)
-    }

@@ -3,7 +3,9 @@
 A graph is captured for each of a few shapes: decode steps by their number of rows, and small mixed steps (a
 turn's input beside others' decoding) by tokens and rows. A step takes the smallest shape that fits; the
 remaining rows are padding in reserved units. A graph reads the step's words and the buffers derived from them
-at fixed addresses, and leaves the hidden states and the sampled tokens. Used by the executor.
+at fixed addresses, and leaves the hidden states, the logits of its samples and the sampled tokens. All graphs
+write their logits to the same buffer: steps that a graph cannot sample, such as constrained ones, read them
+there. Used by the executor.
 """
 
 from __future__ import annotations
@@ -38,9 +40,13 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outputs of a step on the device: hidden states of all tokens, and one token per sample."""
+    """The outputs of a step on the device: hidden states of all tokens, logits and one token per sample.
+
+    The logits are valid until the next step.
+    """
 
     hidden: Tensor
+    logits: Tensor
     tokens: Tensor
 
 
@@ -117,11 +123,13 @@ def record_cuda() -> Recorder:
     return record
 
 
-def run_step(model: Model, memory: Memory, batch: Batch, given: Views, sampled: Tensor) -> Outcome:
-    """The forward pass, the samples of plain rows, and their tokens stored for the next step."""
+def run_step(
+    model: Model, memory: Memory, batch: Batch, given: Views, sampled: Tensor, logits: Tensor
+) -> Outcome:
+    """The forward pass, the logits, the samples of plain rows, and their tokens stored for the next step."""
     kernels.list_pieces(batch)
     hidden = model.forward(batch, memory)
-    logits = model.logits(hidden.index_select(0, given.sample_place))
+    logits = model.logits(hidden.index_select(0, given.sample_place), out=logits)
     tokens = kernels.sample_tokens(
         logits,
         given.temperature,
@@ -132,7 +140,7 @@ def run_step(model: Model, memory: Memory, batch: Batch, given: Views, sampled: 
         given.sample_position,
     )
     kernels.note_sampled(sampled, given.note, tokens)
-    return Outcome(hidden, tokens)
+    return Outcome(hidden, logits, tokens)
 
 
 class StepGraphs:

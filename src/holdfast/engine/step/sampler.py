@@ -4,14 +4,15 @@ A `BatchSampler` keeps the parameters of every batch row: the executor admits a 
 samples it in any batch, and releases it. A row's token is a function of its own logits, history, seed and
 position alone. Nothing here synchronises with the device: tokens stay tensors, and a row with non-finite
 logits gets -1. Plain rows are sampled inside a graph, which reads their parameters from the step's words;
-rows with penalties, biases or log-probabilities are sampled by `sample`. Called by the executor.
+rows with penalties, biases or log-probabilities are sampled by `sample`, and so are rows under token masks.
+Called by the executor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,13 +27,22 @@ COLDEST = 1e-5
 """Below this temperature sampling is greedy: logits over it would be lost in rounding."""
 
 
+class Masks(NamedTuple):
+    """The token masks of a step's samples on the device, as `kernels.sample_tokens` takes them."""
+
+    words: Tensor
+    rows: Tensor
+    """The mask of each sample, int32 [samples], -1 for none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """The tokens of a step's rows, int64 [rows], -1 for rows with non-finite logits.
 
     `logprob_rows` are the indices (in the step) of the rows that asked for log-probabilities; for those,
     `logprobs` [rows asked] are of the sampled tokens, `top_ids` and `top_logprobs` [rows asked, most asked]
-    of the most likely ones, best first. All are of the model's own distribution.
+    of the most likely ones, best first. All are of the model's own distribution: before penalties, biases,
+    the temperature and masks.
     """
 
     tokens: Tensor
@@ -48,8 +58,10 @@ class _Row:
 
     sampling: Sampling
     penalised: bool
-    end_tokens: Tensor | None
+    ends: tuple[int, ...]
     """Tokens that are banned before `free_position`."""
+    end_tokens: Tensor | None
+    """The same on the device."""
     free_position: int
     bias_tokens: Tensor | None
     bias_values: Tensor | None
@@ -64,13 +76,17 @@ class _Row:
         )
 
 
+PADDING = _Row(Sampling(temperature=0.0), False, (), None, 0, None, None)
+"""The state of the padding row."""
+
+
 class BatchSampler:
     """The sampling state of `rows` batch rows and a greedy padding row, over a vocabulary."""
 
     def __init__(self, rows: int, vocabulary: int, device: torch.device) -> None:
         self._vocabulary = vocabulary
         self._device = device
-        self._rows: list[_Row | None] = [None] * rows
+        self._rows: list[_Row | None] = [*[None] * rows, PADDING]
         self.padding_row = rows
         self.parameters = Parameters(
             np.zeros(rows + 1, dtype=np.int64),
@@ -113,12 +129,14 @@ class BatchSampler:
         if penalised:
             self._remember(row, prompt, generated)
         # A checkpoint may name end tokens outside the vocabulary.
-        ends = [token for token in (*end_tokens, *sampling.stop_token_ids) if token < self._vocabulary]
+        named = (*end_tokens, *sampling.stop_token_ids) if sampling.min_tokens else ()
+        ends = tuple(token for token in named if token < self._vocabulary)
         bias = sampling.logit_bias
         self._rows[row] = _Row(
             sampling=sampling,
             penalised=penalised,
-            end_tokens=self._integers(ends) if ends and sampling.min_tokens else None,
+            ends=ends,
+            end_tokens=self._integers(ends) if ends else None,
             free_position=len(prompt) + sampling.min_tokens,
             bias_tokens=self._integers(list(bias)) if bias else None,
             bias_values=self._brought(np.array(list(bias.values()), np.float32)) if bias else None,
@@ -139,12 +157,24 @@ class BatchSampler:
         """Whether a row counts its tokens, so that a token of a lost step must be uncounted."""
         return self._state(row).penalised
 
+    def banned(self, row: int, position: int) -> tuple[int, ...]:
+        """The end tokens that may not come at a position, before the turn's `min_tokens`."""
+        state = self._state(row)
+        return state.ends if position < state.free_position else ()
+
     @torch.inference_mode()
-    def sample(self, logits: Tensor, rows: Sequence[int], positions: Sequence[int]) -> Sampled:
-        """The next token of each row from float32 logits [rows, vocabulary].
+    def sample(
+        self,
+        logits: Tensor,
+        rows: Sequence[int],
+        positions: Sequence[int],
+        masks: Masks | None = None,
+        masked: Collection[int] = (),
+    ) -> Sampled:
+        """The next token of each row from float32 logits [rows, vocabulary], among those that masks allow.
 
         `positions` are the tokens' positions in their sequences, prompt included. The logits may be changed
-        in place.
+        in place. Rows at the indices `masked` have a mask, from which banned end tokens are already taken.
         """
         assert logits.shape == (len(rows), self._vocabulary)
         states = [self._state(row) for row in rows]
@@ -152,7 +182,7 @@ class BatchSampler:
         # Indices are copied explicitly: an index tensor made by torch from a list synchronises.
         places = self._integers(asked) if asked else None
         plain = None if places is None else torch.log_softmax(logits.index_select(0, places), dim=-1)
-        self._adjust(logits, states, rows, positions)
+        self._adjust(logits, states, rows, positions, masked)
         heat, top_p, min_p = self._brought(self.parameters.floats[:, rows])
         tokens = sample_tokens(
             logits,
@@ -162,7 +192,10 @@ class BatchSampler:
             min_p,
             self._brought(self.parameters.seeds[rows]),
             self._integers(positions),
-            greedy=not any(_heat(state.sampling) for state in states),
+            # Under masks there is one variant of the kernels, compiled at startup.
+            greedy=masks is None and not any(_heat(state.sampling) for state in states),
+            masks=None if masks is None else masks.words,
+            mask_rows=None if masks is None else masks.rows,
         )
         self._count(states, rows, tokens)
         if places is None or plain is None:
@@ -183,6 +216,7 @@ class BatchSampler:
         states: list[_Row],
         rows: Sequence[int],
         positions: Sequence[int],
+        masked: Collection[int],
     ) -> None:
         """Apply penalties, biases and banned end tokens in place, for the rows that have them."""
         penalised = [place for place, state in enumerate(states) if state.penalised]
@@ -192,6 +226,8 @@ class BatchSampler:
         for place, state in enumerate(states):
             if state.bias_tokens is not None and state.bias_values is not None:
                 logits[place].index_add_(0, state.bias_tokens, state.bias_values)
+            if place in masked:
+                continue
             if state.end_tokens is not None and positions[place] < state.free_position:
                 logits[place].index_fill_(0, state.end_tokens, -torch.inf)
 
@@ -209,7 +245,7 @@ class BatchSampler:
     def _remember(self, row: int, prompt: Sequence[int], generated: Sequence[int]) -> None:
         """Count the tokens of a penalised row; the tables are allocated with the first such row."""
         if self._generated_counts is None or self._seen is None:
-            size = (len(self._rows), self._vocabulary)
+            size = (self.padding_row, self._vocabulary)
             self._generated_counts = torch.zeros(size, dtype=torch.int32, device=self._device)
             self._seen = torch.zeros(size, dtype=torch.bool, device=self._device)
         said = self._integers(generated)

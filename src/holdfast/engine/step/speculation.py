@@ -6,7 +6,8 @@ keeps those that the model agrees with; sampling is a function of logits, seed a
 tokens are the same with and without speculation.
 
 A rejected draft costs part of a step. A turn whose drafts are rejected pauses, twice as long each time; one
-whose drafts are accepted drafts more. The loop makes a `Speculator`, and the core's planner calls it.
+whose drafts are accepted drafts more. Drafts of a constrained turn end before the first token that its
+constraint refuses or forces. The loop makes a `Speculator`, and the core's planner calls it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from holdfast.core.session import Session
 from holdfast.core.tokens import TokenLog
 from holdfast.core.turn import Turn
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.text.stream import TurnStream
 
 GRAM = 3
 """Length of the n-gram that must match."""
@@ -51,10 +53,10 @@ class Trace:
 class Speculator:
     """Proposes drafts for the turns of one engine; a `core.planner.Proposer`."""
 
-    __slots__ = ("_sampling_of", "_traces", "accepted", "proposed")
+    __slots__ = ("_stream_of", "_traces", "accepted", "proposed")
 
-    def __init__(self, sampling_of: Callable[[Turn], Sampling]) -> None:
-        self._sampling_of = sampling_of
+    def __init__(self, stream_of: Callable[[Turn], TurnStream]) -> None:
+        self._stream_of = stream_of
         self._traces: dict[int, Trace] = {}
         self.proposed = 0
         self.accepted = 0
@@ -63,7 +65,7 @@ class Speculator:
         """Drafts for the tokens after the session's known ones; empty where none are worth it."""
         trace = self._traces.get(turn.number)
         if trace is None:
-            if _penalised(self._sampling_of(turn)):
+            if is_penalised(self._stream_of(turn).sampling):
                 return []
             trace = self._trace(turn)
         tokens = session.sequence.tokens
@@ -73,6 +75,9 @@ class Speculator:
             trace.pause -= 1
             return []
         guesses = self._guess(trace, tokens)
+        constraint = self._stream_of(turn).constraint if guesses else None
+        if constraint is not None:
+            guesses = constraint.cut(guesses)
         trace.asked, trace.pending = len(tokens), guesses
         return guesses
 
@@ -134,7 +139,7 @@ class Speculator:
         return [found[index % len(found)] for index in range(trace.length)]
 
 
-def _penalised(sampling: Sampling) -> bool:
+def is_penalised(sampling: Sampling) -> bool:
     """Whether sampling depends on the preceding tokens in ways that drafts would disturb."""
     repeated = sampling.repetition_penalty not in (None, 1.0)
     return repeated or bool(sampling.frequency_penalty or sampling.presence_penalty)

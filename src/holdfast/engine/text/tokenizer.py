@@ -143,6 +143,11 @@ class Tokenizer:
         """Special tokens, which `decode` leaves out by default."""
         return self._special
 
+    @cached_property
+    def added_tokens(self) -> dict[int, str]:
+        """The texts of tokens that were added to the vocabulary, special ones among them."""
+        return {number: token.content for number, token in self._encoder.get_added_tokens_decoder().items()}
+
     def token_of(self, text: str) -> int | None:
         """The id of a token by its exact text."""
         return self._encoder.token_to_id(text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.engine.tools.events import Call
+from holdfast.engine.tools.events import Call, Outcome
 
 __all__ = ["Answer", "AnswerSpec"]
 
@@ -33,9 +33,18 @@ class AnswerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer in its parts. `reasoning_tokens` were generated while the model reasoned."""
+    """An answer in its parts. `reasoning_tokens` were generated while the model reasoned.
+
+    `call_ends` has, for each call, how many generated tokens there are up to its end.
+    """
 
     text: str
     reasoning: str = ""
     calls: tuple[Call, ...] = ()
     reasoning_tokens: int = 0
+    call_ends: tuple[int, ...] = ()
+
+    @property
+    def complete_calls(self) -> tuple[Call, ...]:
+        """The calls whose arguments are whole and valid."""
+        return tuple(call for call in self.calls if call.outcome is Outcome.COMPLETE)

@@ -29,6 +29,7 @@ class CallFormat:
     """How a family writes tool calls. `reasons`: its machine separates reasoning too.
 
     `reads_special_tokens`: special tokens must be given to `feed` as text, like all others.
+    `reasoning_end` ends the reasoning of a format that has some.
     """
 
     name: str
@@ -36,6 +37,7 @@ class CallFormat:
     build: BuildMachine
     reasons: bool = False
     reads_special_tokens: bool = False
+    reasoning_end: str = ""
 
 
 def _json(name: str, call_format: JsonCallFormat) -> CallFormat:
@@ -71,7 +73,7 @@ CALL_FORMATS: Mapping[str, CallFormat] = {
         _json("nemotron", JsonCallFormat(opens="<TOOLCALL>", closes="</TOOLCALL>")),
         _json("gemma4", GEMMA),
         _json("functiongemma", FUNCTION_GEMMA),
-        CallFormat("harmony", harmony.MARKERS, HarmonyCalls, reasons=True),
+        CallFormat("harmony", harmony.MARKERS, HarmonyCalls, reasons=True, reasoning_end=harmony.END),
     )
 }
 """`mistral` and `mistral-json` read both generations; they differ in the grammar that constrains answers."""

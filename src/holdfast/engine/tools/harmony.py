@@ -53,6 +53,7 @@ class HarmonyCalls(StepMachine):
         self._header = ""
         self._values = self._reader()
         self._state = State.HEADER
+        self._closed_states = frozenset({State.HEADER, State.REASONING, State.BETWEEN})
         self._steps = {
             State.TEXT: self._text,
             State.HEADER: self._read_header,
@@ -60,6 +61,11 @@ class HarmonyCalls(StepMachine):
             State.ARGUMENTS: self._arguments,
             State.BETWEEN: self._between,
         }
+
+    @property
+    def reasons(self) -> bool:
+        """Whether the last character read was reasoning."""
+        return self._state is State.REASONING
 
     def _reader(self) -> ValueReader:
         return ValueReader(Notation.JSON, self._lexer.expand, self._lexer.literal)

@@ -86,6 +86,8 @@ class JsonCalls(StepMachine):
         """Whether a marker announced the calls; others must name an offered tool."""
         self._listed = False
         """Whether an array of calls is open."""
+        if call_format.closes is None:
+            self._closed_states = frozenset({State.BETWEEN})
         self._steps = {
             State.TEXT: self._text,
             State.BODY: self._body,

@@ -61,6 +61,14 @@ class Machine(Protocol):
     def idle(self) -> bool:
         """Whether the last character read was ordinary text."""
 
+    @property
+    def settled(self) -> bool:
+        """Whether an answer that is cut here has no half a call: nothing is held, and no call is open."""
+
+    @property
+    def reasons(self) -> bool:
+        """Whether the last character read was reasoning."""
+
 
 class PlainText:
     """The machine of answers without calls."""
@@ -86,12 +94,23 @@ class PlainText:
         """Always: there are no calls."""
         return True
 
+    @property
+    def settled(self) -> bool:
+        """Always: there are no calls."""
+        return True
+
+    @property
+    def reasons(self) -> bool:
+        """Never: reasoning is read by others."""
+        return False
+
 
 class StepMachine:
     """A machine whose states have one step each; subclasses add theirs to `_steps`."""
 
     __slots__ = (
         "_at_start",
+        "_closed_states",
         "_emitter",
         "_held",
         "_held_size",
@@ -110,6 +129,8 @@ class StepMachine:
         self._offered = offered
         self._text_state = text_state
         self._state = text_state
+        self._closed_states: frozenset[Enum] = frozenset()
+        """States besides the text's in which every call is closed; subclasses name theirs."""
         self._steps: Mapping[Enum, Callable[[str, int], int]] = {}
         self._held: list[str] = []
         self._held_size = 0
@@ -119,6 +140,16 @@ class StepMachine:
     def idle(self) -> bool:
         """Whether the last character read was ordinary text."""
         return self._state is self._text_state
+
+    @property
+    def settled(self) -> bool:
+        """Whether an answer that is cut here has no half a call."""
+        return not self._held and (self._state is self._text_state or self._state in self._closed_states)
+
+    @property
+    def reasons(self) -> bool:
+        """Whether the last character read was reasoning."""
+        return False
 
     def feed(self, chunk: str) -> None:
         """Read more text with marks."""

@@ -72,6 +72,15 @@ class MarkerLexer:
         """Whether a token is a marker."""
         return token in self._tokens
 
+    def marker_of(self, token: int) -> str:
+        """The text of a token that is a marker; empty for others."""
+        return self._wire[ord(self._tokens[token])] if token in self._tokens else ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether text is held back that may begin a marker."""
+        return bool(self._held)
+
     def finish(self) -> str:
         """What was held back."""
         held, self._held = self._held, ""

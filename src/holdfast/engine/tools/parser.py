@@ -100,6 +100,20 @@ class AnswerParser:
         for place in range(0, len(chunk), SLICE):
             self._reader.feed(chunk[place : place + SLICE])
 
+    def marker_of(self, token: int) -> str:
+        """The text of a token that must be given to `mark`; empty for others."""
+        return self._lexer.marker_of(token)
+
+    @property
+    def settled(self) -> bool:
+        """Whether an answer that is cut here has no half a call, nor text that may begin one."""
+        return not self._emitter.in_call and not self._lexer.holds and self._reader.settled
+
+    @property
+    def reasons(self) -> bool:
+        """Whether the model is reasoning."""
+        return self._reader.reasons
+
     @property
     def in_call(self) -> bool:
         """Whether a call has begun and not ended."""

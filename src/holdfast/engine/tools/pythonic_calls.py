@@ -65,6 +65,8 @@ class PythonicCalls(StepMachine):
         self._written = 0
         """How many arguments of the call were read."""
         self._marked = False
+        if call_format.at_start:
+            self._closed_states = frozenset({State.AFTER})  # The closing marker may be missing.
         self._steps = {
             State.TEXT: self._text,
             State.BODY: self._body,

@@ -72,6 +72,16 @@ class ReasoningSplitter:
             self._emitter.turn("")
             self._state = State.REASONING
 
+    @property
+    def settled(self) -> bool:
+        """Whether an answer that is cut here has no half a call."""
+        return self._state is not State.ANSWER or self._machine.settled
+
+    @property
+    def reasons(self) -> bool:
+        """Whether the last character read was reasoning."""
+        return self._state in (State.LABEL, State.REASONING)
+
     def feed(self, chunk: str) -> None:
         """Read more text with marks."""
         place = 0

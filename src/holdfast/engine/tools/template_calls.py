@@ -66,6 +66,16 @@ class TemplateCalls:
         """Whether no region of calls is open."""
         return self._part is not Part.CALLS
 
+    @property
+    def settled(self) -> bool:
+        """Whether no region of calls is open."""
+        return self._part is not Part.CALLS
+
+    @property
+    def reasons(self) -> bool:
+        """Whether a region of reasoning is open."""
+        return self._part is Part.REASONING
+
     def release(self) -> None:
         """Nothing is released before the answer is over."""
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.cpu.library import library
-from holdfast.kernels.cpu.structures import ChoiceStructure
+from holdfast.kernels.cpu.structures import ChoiceStructure, MasksStructure
 
 
 def argmax(values: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -35,6 +35,8 @@ def sample(
     min_p: Tensor,
     seeds: Tensor,
     positions: Tensor,
+    masks: Tensor | None = None,
+    mask_rows: Tensor | None = None,
 ) -> Tensor | None:
     """`kernels.sample_tokens`: the token of each row, -1 for a NaN or no finite maximum."""
     loaded = library()
@@ -47,8 +49,20 @@ def sample(
     kept = [tensor.to(dtype).contiguous() for tensor, dtype in zip(given, types, strict=True)]
     choice = ChoiceStructure(*(tensor.data_ptr() for tensor in kept))
     tokens = torch.empty(rows, dtype=torch.int64)
+    constraint = None
+    if masks is not None and mask_rows is not None:
+        kept.append(mask_rows.to(torch.int64))
+        constraint = ctypes.byref(
+            MasksStructure(masks.data_ptr(), kept[-1].data_ptr(), masks.stride(0), masks.shape[1])
+        )
     failed = loaded.hf_sample(
-        values.data_ptr(), values.stride(0), rows, columns, ctypes.byref(choice), tokens.data_ptr()
+        values.data_ptr(),
+        values.stride(0),
+        rows,
+        columns,
+        ctypes.byref(choice),
+        constraint,
+        tokens.data_ptr(),
     )
     if failed:
         raise MemoryError(f"no memory for the samples of {rows} rows")

@@ -104,3 +104,15 @@ class ChoiceStructure(ctypes.Structure):
         ("seeds", _POINTER),
         ("positions", _POINTER),
     )
+
+
+class MasksStructure(ctypes.Structure):
+    """The token masks of some rows."""
+
+    _fields_ = (
+        ("words", _POINTER),
+        ("rows", _POINTER),
+        ("stride", _LONG),
+        ("width", _WHOLE),
+        ("padding", _WHOLE),
+    )

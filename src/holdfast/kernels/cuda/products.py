@@ -147,9 +147,13 @@ def takes_products(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation | None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: Activation | None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """The product and its activation, or None where another kernel runs."""
+    """The product and its activation, in `out` if given, or None where another kernel runs."""
     if x.dtype != torch.bfloat16 or not (readable(x) and readable(weight)):
         return None
     machine = machine_of(x.device.index)
@@ -164,7 +168,7 @@ def product(
         return None
     tile = cut.rows // 2 if gated else cut.rows
     tiles = map_of(weight.data_ptr(), (depth, weight.shape[0]), (weight.stride(0),), (DEPTH, tile))
-    return launch_product(kernel, -(-outputs // tile) * cut.splits, x, outputs, bias, maps=(tiles,))
+    return launch_product(kernel, -(-outputs // tile) * cut.splits, x, outputs, bias, maps=(tiles,), out=out)
 
 
 def launch_product(
@@ -175,10 +179,12 @@ def launch_product(
     bias: torch.Tensor | None,
     maps: tuple[Map, ...] = (),
     tensors: tuple[torch.Tensor, ...] = (),
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch a product kernel on x; the weight is behind `maps` or in `tensors`."""
     tokens, depth = x.shape
-    out = torch.empty(tokens, outputs, dtype=x.dtype, device=x.device)
+    if out is None:
+        out = torch.empty(tokens, outputs, dtype=x.dtype, device=x.device)
     seen = 8 * -(-tokens // 8)
     kernel.launch(
         programs,

@@ -299,9 +299,13 @@ def source_of(cut: Cut, activation: Activation | None) -> str:
 
 
 def product(
-    x: torch.Tensor, weight: TwelveBits, bias: torch.Tensor | None, activation: Activation | None
+    x: torch.Tensor,
+    weight: TwelveBits,
+    bias: torch.Tensor | None,
+    activation: Activation | None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """The product and its activation, or None where another kernel runs."""
+    """The product and its activation, in `out` if given, or None where another kernel runs."""
     machine = machine_of(x.device.index)
     gated = activation not in PLAIN
     if machine is None or gated != weight.gated or not readable(x):
@@ -312,7 +316,7 @@ def product(
         return None
     outputs = weight.rows // 2 if gated else weight.rows
     programs = min(weight.tiling.tiles(weight.rows), machine.processors)
-    return launch_product(kernel, programs, x, outputs, bias, tensors=(weight.words, weight.scale))
+    return launch_product(kernel, programs, x, outputs, bias, tensors=(weight.words, weight.scale), out=out)
 
 
 @cache

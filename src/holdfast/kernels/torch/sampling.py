@@ -58,9 +58,17 @@ def sample_tokens(
     positions: torch.Tensor,
     *,
     greedy: bool = False,
+    masks: torch.Tensor | None = None,
+    mask_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     values = logits.float()
-    if not greedy:
+    if masks is not None and mask_rows is not None:
+        heat = torch.zeros_like(temperature) if greedy else temperature
+        tokens = compiled.sample(values, heat, top_k, top_p, min_p, seeds, positions, masks, mask_rows)
+        if tokens is not None:
+            return tokens
+        values = values.masked_fill(~allowed_tokens(masks, mask_rows, values.shape[1]), -torch.inf)
+    elif not greedy:
         tokens = compiled.sample(values, temperature, top_k, top_p, min_p, seeds, positions)
         if tokens is not None:
             return tokens
@@ -76,6 +84,17 @@ def sample_tokens(
             )  # fmt: skip
     # The maximum is not finite exactly where a row has NaN or +inf, or only -inf.
     return torch.where(peak.isfinite(), best, NO_TOKEN)
+
+
+def allowed_tokens(masks: torch.Tensor, mask_rows: torch.Tensor, width: int) -> torch.Tensor:
+    """Which tokens the rows may take, bool [rows, width]; in a masked row none beyond its mask."""
+    rows = mask_rows.long()
+    words = masks[rows.clamp(min=0)]
+    bits = (words.unsqueeze(2) >> torch.arange(32, dtype=torch.int32, device=masks.device)) & 1
+    allowed = torch.zeros(len(rows), width, dtype=torch.bool, device=masks.device)
+    reached = min(width, 32 * words.shape[1])
+    allowed[:, :reached] = bits.flatten(1)[:, :reached].bool()
+    return allowed.logical_or_((rows < 0).unsqueeze(1))
 
 
 def _draw(

@@ -145,13 +145,18 @@ def _fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def _one(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation | None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: Activation | None,
+    out: torch.Tensor | None,
 ) -> torch.Tensor:
     gated = activation is not None and activation != "relu_squared"
     rows_out = weight.shape[0] // 2 if gated else weight.shape[0]
     depth = weight.shape[1]
     blocks = GATED_ONE if gated else WIDE if rows_out >= WIDE_FROM else NARROW
-    out = torch.empty(1, rows_out, dtype=x.dtype, device=x.device)
+    if out is None:
+        out = torch.empty(1, rows_out, dtype=x.dtype, device=x.device)
     _vector_product[(ceiling(rows_out, blocks.rows),)](
         x, weight, x if bias is None else bias, out, rows_out, depth, weight.stride(0),
         *DEFAULT_CLAMP, GATED=gated, ACTIVATION=activation or "", HAS_BIAS=bias is not None,
@@ -182,27 +187,37 @@ def _product(
     bias: torch.Tensor | None,
     activation: Activation | None,
     twelve: TwelveBits | None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """The product and its activation by one of our kernels; None where cuBLAS is faster."""
     tokens = x.shape[0]
-    out = None if twelve is None else product_of_twelve(x, twelve, bias, activation)
-    if out is None:
-        out = product(x, weight, bias, activation)
-    if out is not None:
-        return out
+    made = None if twelve is None else product_of_twelve(x, twelve, bias, activation, out)
+    if made is None:
+        made = product(x, weight, bias, activation, out)
+    if made is not None:
+        return made
     if not 0 < tokens <= FEW_TOKENS or weight.shape[0] >= ROWS_MOST or not _fits(x, weight):
         return None
     if tokens == 1:
-        return _one(x, weight, bias, activation)
+        return _one(x, weight, bias, activation, out)
     # Without an epilogue to fuse cuBLAS is faster.
     return None if activation in (None, "relu_squared") else _few(x, weight, bias, activation)
 
 
 def linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, twelve: TwelveBits | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    twelve: TwelveBits | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    out = _product(x, weight, bias, None, twelve)
-    return torch.nn.functional.linear(x, weight, bias) if out is None else out
+    made = _product(x, weight, bias, None, twelve, out)
+    if made is not None:
+        return made
+    if out is None:
+        return torch.nn.functional.linear(x, weight, bias)
+    # What `linear` calls, with an output of our own.
+    return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
 
 
 def linear_gated(

@@ -7,8 +7,9 @@ same noise among the tokens above it. This never excludes a token that may be ke
 winner among the kept ones, exactly as in `kernels/torch/sampling.py`.
 
 The maxima, the first draw and the weight above its winner are computed in sections of a row, so that a few
-rows fill the device; further draws, which peaked rows rarely need, run in one program per row. Called through
-`holdfast.kernels`.
+rows fill the device; further draws, which peaked rows rarely need, run in one program per row. A token that a
+row's mask does not allow has a logit of -inf wherever logits are read; without masks the kernels are compiled
+without these arguments. Called through `holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from holdfast.kernels.triton.launch import ceiling, power_of_two
 SECTION = 8192
 NOWHERE = tl.constexpr(2147483647)  # above every token
 
-PARAMETERS = ["temperature", "top_k", "top_p", "min_p", "seeds", "positions"]
+PARAMETERS = ["temperature", "top_k", "top_p", "min_p", "seeds", "positions", "masks", "mask_rows"]
 """Arguments whose alignment within a step's words varies; Triton must not specialise on it."""
 
 
@@ -76,12 +77,27 @@ def _best_part(scores, tokens, sections, BLOCK_SECTIONS: tl.constexpr):
 
 
 @triton.jit
-def _find_peaks(logits, peaks, tokens, stride, width, sections, SECTION: tl.constexpr):
+def _read(logits, row, columns, stride, width, masks, mask_rows, mask_stride, mask_width):
+    """Logits of a row, float32: -inf past the row's end and where its mask does not allow a token."""
+    inside = columns < width
+    if masks is not None:
+        at = tl.load(mask_rows + row).to(tl.int64)
+        reached = (columns < 32 * mask_width) & (at >= 0)
+        words = tl.load(masks + at * mask_stride + columns // 32, mask=reached, other=0)
+        inside = inside & ((((words >> (columns % 32)) & 1) != 0) | (at < 0))
+    return tl.load(logits + row * stride + columns, mask=inside, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit(do_not_specialize_on_alignment=PARAMETERS)
+def _find_peaks(
+    logits, masks, mask_rows, mask_stride, mask_width, peaks, tokens, stride, width, sections,
+    SECTION: tl.constexpr,
+):  # fmt: skip
     """The maximum of a section and its first token; NaN where the section has one."""
     row = tl.program_id(0).to(tl.int64)
     section = tl.program_id(1)
     columns = section * SECTION + tl.arange(0, SECTION)
-    value = tl.load(logits + row * stride + columns, mask=columns < width, other=float("-inf")).to(tl.float32)
+    value = _read(logits, row, columns, stride, width, masks, mask_rows, mask_stride, mask_width)
     broken = value != value  # noqa: PLR0124 - true for NaN alone
     value = tl.where(broken, float("-inf"), value)
     peak = tl.max(value, axis=0)
@@ -93,7 +109,8 @@ def _find_peaks(logits, peaks, tokens, stride, width, sections, SECTION: tl.cons
 
 @triton.jit(do_not_specialize_on_alignment=PARAMETERS)
 def _draw_sections(
-    logits, temperature, min_p, seeds, positions, peaks, noisy, values, totals, tokens,
+    logits, masks, mask_rows, mask_stride, mask_width,
+    temperature, min_p, seeds, positions, peaks, noisy, values, totals, tokens,
     stride, width, sections, SECTION: tl.constexpr, BLOCK_SECTIONS: tl.constexpr,
 ):  # fmt: skip
     """The winner of a section with its scaled logit, and the weight of the section."""
@@ -106,8 +123,7 @@ def _draw_sections(
     floor = peak * cold + tl.log(tl.load(min_p + row).to(tl.float32))
     stream = _stream(tl.load(seeds + row), tl.load(positions + row))
     columns = tl.program_id(1) * SECTION + tl.arange(0, SECTION)
-    value = tl.load(logits + row * stride + columns, mask=columns < width, other=float("-inf"))
-    value = value.to(tl.float32) * cold
+    value = _read(logits, row, columns, stride, width, masks, mask_rows, mask_stride, mask_width) * cold
     weight = tl.exp(value - peak * cold)
     score = tl.where(value >= floor, weight / _waits(stream, columns), -1.0)
     best = tl.max(score, axis=0)
@@ -121,7 +137,8 @@ def _draw_sections(
 
 @triton.jit(do_not_specialize_on_alignment=PARAMETERS)
 def _weigh_sections(
-    logits, temperature, top_k, top_p, peaks, noisy, values, counts, masses, tokens, stride, width, sections,
+    logits, masks, mask_rows, mask_stride, mask_width,
+    temperature, top_k, top_p, peaks, noisy, values, counts, masses, tokens, stride, width, sections,
     SECTION: tl.constexpr, BLOCK_SECTIONS: tl.constexpr,
 ):  # fmt: skip
     """How many tokens of a section are more likely than the row's winner, and their weight."""
@@ -135,8 +152,7 @@ def _weigh_sections(
     part, _token = _best_part(noisy + row * sections, tokens + row * sections, sections, BLOCK_SECTIONS)
     bar = tl.load(values + row * sections + part)
     columns = tl.program_id(1) * SECTION + tl.arange(0, SECTION)
-    value = tl.load(logits + row * stride + columns, mask=columns < width, other=float("-inf"))
-    value = value.to(tl.float32) * cold
+    value = _read(logits, row, columns, stride, width, masks, mask_rows, mask_stride, mask_width) * cold
     higher = value > bar
     at = row * sections + tl.program_id(1)
     tl.store(counts + at, tl.sum(higher.to(tl.float32), axis=0))
@@ -144,7 +160,10 @@ def _weigh_sections(
 
 
 @triton.jit
-def _draw_again(logits, width, cold, top, bar, floor, stream, SECTION: tl.constexpr):
+def _draw_again(
+    logits, row, stride, width, masks, mask_rows, mask_stride, mask_width,
+    cold, top, bar, floor, stream, SECTION: tl.constexpr,
+):  # fmt: skip
     """The winner above the bound and its scaled logit, over a whole row."""
     columns = tl.arange(0, SECTION)
     best = tl.full([SECTION], -1.0, tl.float32)
@@ -152,7 +171,7 @@ def _draw_again(logits, width, cold, top, bar, floor, stream, SECTION: tl.conste
     chosen = tl.full([SECTION], float("-inf"), tl.float32)
     for begin in tl.range(0, width, SECTION):
         tokens = begin + columns
-        value = tl.load(logits + tokens, mask=tokens < width, other=float("-inf")).to(tl.float32) * cold
+        value = _read(logits, row, tokens, stride, width, masks, mask_rows, mask_stride, mask_width) * cold
         score = tl.exp(value - top) / _waits(stream, tokens)
         better = (score > best) & (value > bar) & (value >= floor)
         best = tl.where(better, score, best)
@@ -164,14 +183,17 @@ def _draw_again(logits, width, cold, top, bar, floor, stream, SECTION: tl.conste
 
 
 @triton.jit
-def _weigh_again(logits, width, cold, top, bar, SECTION: tl.constexpr):
+def _weigh_again(
+    logits, row, stride, width, masks, mask_rows, mask_stride, mask_width,
+    cold, top, bar, SECTION: tl.constexpr,
+):  # fmt: skip
     """How many tokens of a whole row are more likely than the bound, and their weight."""
     columns = tl.arange(0, SECTION)
     count = tl.zeros([SECTION], tl.float32)
     mass = tl.zeros([SECTION], tl.float32)
     for begin in tl.range(0, width, SECTION):
         tokens = begin + columns
-        value = tl.load(logits + tokens, mask=tokens < width, other=float("-inf")).to(tl.float32) * cold
+        value = _read(logits, row, tokens, stride, width, masks, mask_rows, mask_stride, mask_width) * cold
         higher = value > bar
         count += higher.to(tl.float32)
         mass += tl.where(higher, tl.exp(value - top), 0.0)
@@ -180,7 +202,7 @@ def _weigh_again(logits, width, cold, top, bar, SECTION: tl.constexpr):
 
 @triton.jit(do_not_specialize_on_alignment=PARAMETERS)
 def _choose(
-    logits, temperature, top_k, top_p, min_p, seeds, positions,
+    logits, masks, mask_rows, mask_stride, mask_width, temperature, top_k, top_p, min_p, seeds, positions,
     peaks, peak_tokens, noisy, values, totals, counts, masses, tokens, out, stride, width, sections,
     GREEDY: tl.constexpr, SECTION: tl.constexpr, BLOCK_SECTIONS: tl.constexpr,
 ):  # fmt: skip
@@ -201,7 +223,6 @@ def _choose(
             share = tl.load(top_p + row).to(tl.float32)
             rejected = (limit < width) | (share < 1.0)
             if rejected:
-                logits += row * stride
                 top = peak * cold
                 floor = top + tl.log(tl.load(min_p + row).to(tl.float32))
                 stream = _stream(tl.load(seeds + row), tl.load(positions + row))
@@ -213,8 +234,14 @@ def _choose(
                 # over the temperature are not finite there is no winner, which ends the search too.
                 rejected = (count > 0.0) & ((count >= limit) | ((share < 1.0) & (mass >= allowed)))
                 while rejected & (bar > float("-inf")):
-                    winner, bar = _draw_again(logits, width, cold, top, bar, floor, stream, SECTION)
-                    count, mass = _weigh_again(logits, width, cold, top, bar, SECTION)
+                    winner, bar = _draw_again(
+                        logits, row, stride, width, masks, mask_rows, mask_stride, mask_width,
+                        cold, top, bar, floor, stream, SECTION,
+                    )  # fmt: skip
+                    count, mass = _weigh_again(
+                        logits, row, stride, width, masks, mask_rows, mask_stride, mask_width,
+                        cold, top, bar, SECTION,
+                    )  # fmt: skip
                     rejected = (count > 0.0) & ((count >= limit) | ((share < 1.0) & (mass >= allowed)))
     tl.store(out + row, tl.where(usable, winner, -1).to(tl.int64))
 
@@ -229,6 +256,8 @@ def sample_tokens(
     positions: torch.Tensor,
     *,
     greedy: bool = False,
+    masks: torch.Tensor | None = None,
+    mask_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     rows, width = logits.shape
     assert logits.stride(1) == 1
@@ -242,20 +271,24 @@ def sample_tokens(
     )
     peak_tokens, tokens = torch.empty(2, rows, sections, dtype=torch.int32, device=logits.device)
     sizes = (logits.stride(0), width, sections)
+    # None is a constant to Triton: without masks the kernels have no such arguments.
+    constraint = (None,) * 4 if masks is None else (masks, mask_rows, masks.stride(0), masks.shape[1])
     blocks: dict[str, int] = {"SECTION": section, "BLOCK_SECTIONS": power_of_two(sections)}
     warps = 8 if section >= 4096 else 4
-    _find_peaks[(rows, sections)](logits, peaks, peak_tokens, *sizes, SECTION=section, num_warps=warps)
+    _find_peaks[(rows, sections)](
+        logits, *constraint, peaks, peak_tokens, *sizes, SECTION=section, num_warps=warps
+    )
     if not greedy:
         _draw_sections[(rows, sections)](
-            logits, temperature, min_p, seeds, positions, peaks, noisy, values, totals, tokens, *sizes,
-            **blocks, num_warps=warps,
+            logits, *constraint, temperature, min_p, seeds, positions, peaks, noisy, values, totals, tokens,
+            *sizes, **blocks, num_warps=warps,
         )  # fmt: skip
         _weigh_sections[(rows, sections)](
-            logits, temperature, top_k, top_p, peaks, noisy, values, counts, masses, tokens, *sizes,
-            **blocks, num_warps=warps,
+            logits, *constraint, temperature, top_k, top_p, peaks, noisy, values, counts, masses, tokens,
+            *sizes, **blocks, num_warps=warps,
         )  # fmt: skip
     _choose[(rows,)](
-        logits, temperature, top_k, top_p, min_p, seeds, positions,
+        logits, *constraint, temperature, top_k, top_p, min_p, seeds, positions,
         peaks, peak_tokens, noisy, values, totals, counts, masses, tokens, out, *sizes,
         GREEDY=greedy, **(blocks | {"SECTION": min(4096, section)}), num_warps=16 if section >= 4096 else 4,
     )  # fmt: skip

@@ -10,10 +10,14 @@ import msgspec
 
 from holdfast.core.errors import Refused
 from holdfast.core.layout import Tier
+from holdfast.engine.constraints.errors import GrammarError
+from holdfast.engine.constraints.grammar import Grammar
+from holdfast.engine.grammars import GrammarRefused
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.memory_map import leased_units
 from holdfast.engine.report import session_report
 from holdfast.engine.sampling import Sampling, SamplingError
+from holdfast.engine.tools.answer import AnswerSpec
 from holdfast.engine.turn_spec import TurnSpec
 from holdfast.engine.verbs import Verbs, never_spent
 from holdfast.server.link import wire
@@ -52,9 +56,8 @@ class EngineCommands:
                 if reply is not None:
                     verbs.abort(reply, command.keep, command.reason)
             case wire.OpenSession(call=call, session=name):
-                verbs.open(
-                    self._reply(call), name, command.tenant, command.ttl, command.metadata, command.system
-                )
+                about = (command.tenant, command.ttl, command.metadata, command.system, command.tools)
+                verbs.open(self._reply(call), name, *about)
             case wire.CloseSession(call=call, session=name):
                 verbs.close(self._reply(call), name)
             case wire.Interrupt(call=call, session=name):
@@ -74,7 +77,7 @@ class EngineCommands:
                 raise AssertionError("the worker handles these itself")
 
     def _reply(self, call: int) -> CallReply:
-        return CallReply(self._outbox, self.loop.scheduler.registry.sessions, call)
+        return CallReply(self._outbox, self.loop, call)
 
     # --- turns ------------------------------------------------------------------------------------
 
@@ -82,9 +85,11 @@ class EngineCommands:
         reply = self.turns[command.call] = TurnReply(self._outbox, self.loop, self.turns, command)
         try:
             sampling = Sampling(**msgspec.structs.asdict(command.sampling))
-        except SamplingError as error:
+            grammar = None if command.grammar is None else _grammar(command.grammar)
+        except (SamplingError, GrammarRefused) as error:
             reply.refused(error)
             return
+        answer = None if command.answer is None else AnswerSpec(**msgspec.structs.asdict(command.answer))
         self.verbs.submit(
             reply,
             TurnSpec(
@@ -102,6 +107,9 @@ class EngineCommands:
                 timeout=command.timeout,
                 computes_from=command.computes_from,
                 fingerprint=command.fingerprint,
+                grammar=grammar,
+                answer=answer,
+                expect_return=command.expect_return,
             ),
         )
 
@@ -114,8 +122,13 @@ class EngineCommands:
 
     @property
     def waits(self) -> bool:
-        """Whether a verb or a turn waits for its session."""
+        """Whether a verb or a turn waits for its session, or a turn for its grammar."""
         return self.verbs.waits
+
+    @property
+    def compiles(self) -> bool:
+        """Whether a grammar is being compiled."""
+        return self.verbs.compiles
 
     def retry(self, spent: Spent = never_spent) -> None:
         """Try some of the verbs and turns that wait, until the round has no more time."""
@@ -178,3 +191,11 @@ class EngineCommands:
             return leased_units(loop, command.name)
         assert command.what == Question.SESSION, f"{command.what} is a report"
         return session_report(loop, loop.scheduler.registry.find(command.name))
+
+
+def _grammar(fields: wire.GrammarFields) -> Grammar:
+    """A grammar that the API process has checked."""
+    try:
+        return Grammar.from_values(msgspec.structs.asdict(fields))
+    except GrammarError as error:
+        raise GrammarRefused(error) from error

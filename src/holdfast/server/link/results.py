@@ -10,11 +10,15 @@ from holdfast.core.events import Event, EventKind
 from holdfast.core.session import Session
 from holdfast.core.turn import Turn
 from holdfast.engine.dispatch import ENDS
+from holdfast.engine.durable.answers import StoredAnswer, StoredCall, stored_answer
 from holdfast.engine.durable.records import FinishedTurn
+from holdfast.engine.durable.session_log import SessionLog
 from holdfast.engine.listeners import Refusal, TurnListener
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.sampling import SamplingError
 from holdfast.engine.text.stream import TokenLogprob, TurnStream
+from holdfast.engine.tools.events import CallArguments, CallBegin, CallEnd, Reasoning, Text
+from holdfast.engine.tools.events import Event as AnswerEvent
 from holdfast.engine.turn_spec import HistoryRefused
 from holdfast.server.link import wire
 
@@ -70,33 +74,34 @@ class Outbox:
             self._deltas, self._ends, self._gone = [], [], []
 
 
-def declined(call: int, refusal: Refusal) -> wire.Declined:
+def declined(call: int, refusal: Refusal, loop: EngineLoop) -> wire.Declined:
     """A refusal as it is sent; one about a session's history carries the view of the session."""
     if isinstance(refusal, SamplingError):
         return wire.Declined(call, "bad_sampling", str(refusal), refusal.param)
-    shown = view(refusal.session) if isinstance(refusal, HistoryRefused) else None
+    shown = view(refusal.session, loop.session_log) if isinstance(refusal, HistoryRefused) else None
     return wire.Declined(call, refusal.code, str(refusal), refusal.param, shown)
 
 
 class CallReply:
     """Answers one call with `Done` or `Declined`."""
 
-    __slots__ = ("_outbox", "_sessions", "call")
+    __slots__ = ("_loop", "_outbox", "call")
 
-    def __init__(self, outbox: Outbox, sessions: dict[str, Session], call: int) -> None:
+    def __init__(self, outbox: Outbox, loop: EngineLoop, call: int) -> None:
         self._outbox = outbox
-        self._sessions = sessions
+        self._loop = loop
         self.call = call
 
     def done(self, session_id: str | None, answer: object = None) -> None:
         """The verb was carried out: answer with the session as it is now."""
-        found = None if session_id is None else self._sessions.get(session_id)
-        shown = None if found is None else view(found)
+        sessions = self._loop.scheduler.registry.sessions
+        found = None if session_id is None else sessions.get(session_id)
+        shown = None if found is None else view(found, self._loop.session_log)
         self._outbox.answer(wire.Done(self.call, shown, answer))
 
     def refused(self, refusal: Refusal) -> None:
         """The verb was refused."""
-        self._outbox.answer(declined(self.call, refusal))
+        self._outbox.answer(declined(self.call, refusal, self._loop))
 
 
 class TurnReply(TurnListener):
@@ -105,7 +110,17 @@ class TurnReply(TurnListener):
     It removes itself from `turns`, the turns that are not over, by call.
     """
 
-    __slots__ = ("_command", "_loop", "_outbox", "_pieces", "_stream", "_tokens", "_turns", "turn")
+    __slots__ = (
+        "_command",
+        "_events",
+        "_loop",
+        "_outbox",
+        "_pieces",
+        "_stream",
+        "_tokens",
+        "_turns",
+        "turn",
+    )
 
     def __init__(
         self, outbox: Outbox, loop: EngineLoop, turns: dict[int, TurnReply], command: wire.StartTurn
@@ -120,6 +135,8 @@ class TurnReply(TurnListener):
         """Pieces of text that were reported."""
         self._tokens = 0
         """Tokens that were reported."""
+        self._events = 0
+        """Events of the answer that were reported."""
 
     @property
     def session_id(self) -> str | None:
@@ -134,10 +151,10 @@ class TurnReply(TurnListener):
     def refused(self, refusal: Refusal) -> None:
         """The turn was refused."""
         del self._turns[self._command.call]
-        self._outbox.answer(declined(self._command.call, refusal))
+        self._outbox.answer(declined(self._command.call, refusal, self._loop))
 
     def dropped(self, reason: str) -> None:
-        """The turn was aborted while it waited for its session: report it as accepted and aborted."""
+        """The turn was aborted while it waited: report it as accepted and aborted."""
         command, asked = self._command, self._command.sampling
         del self._turns[command.call]
         self._outbox.answer(wire.Done(command.call))
@@ -156,6 +173,7 @@ class TurnReply(TurnListener):
                 total_seconds=0.0,
                 logprobs=None if asked.logprobs is None else [],
                 prompt_logprobs=None if asked.prompt_logprobs is None else [],
+                answer=None if command.answer is None else wire.AnswerParts(),
             )
         )
 
@@ -164,7 +182,9 @@ class TurnReply(TurnListener):
         call = self._command.call
         del self._turns[call]
         self._outbox.answer(wire.Done(call, replayed=True))
-        self._outbox.add_delta(wire.Delta(call, 0, finished.text, finished.tokens))
+        answer = finished.answer
+        events = None if answer is None else replayed_events(finished.text, answer)
+        self._outbox.add_delta(wire.Delta(call, 0, finished.text, finished.tokens, events=events))
         self._outbox.add_end(
             wire.End(
                 turn=call,
@@ -178,7 +198,8 @@ class TurnReply(TurnListener):
                 queue_seconds=0.0,
                 first_seconds=0.0,
                 total_seconds=0.0,
-                view=view(session),
+                view=view(session, self._loop.session_log),
+                answer=None if answer is None else answer_parts(answer),
             )
         )
 
@@ -189,7 +210,7 @@ class TurnReply(TurnListener):
         if event.kind is EventKind.TOKENS:
             self._report(turn, stream)
         elif event.kind in ENDS:
-            stream.end()
+            stream.end(cut=event.kind is EventKind.ABORTED)
             if event.kind is EventKind.FINISHED:
                 self._report(turn, stream)
             del self._turns[self._command.call]
@@ -204,9 +225,18 @@ class TurnReply(TurnListener):
             return
         logprobs = wire_logprobs(stream.logprobs[sent:]) if stream.sampling.logprobs is not None else None
         prompt = None if sent else (turn.input_end, turn.cached)
-        self._outbox.add_delta(wire.Delta(self._command.call, sent, text, tokens, logprobs, prompt))
+        delta = wire.Delta(self._command.call, sent, text, tokens, logprobs, prompt, self._new_events(stream))
+        self._outbox.add_delta(delta)
         self._pieces = len(stream.pieces)
         self._tokens = len(stream.tokens)
+
+    def _new_events(self, stream: TurnStream) -> list[wire.AnswerEvent] | None:
+        """The events since the last report; None where the answer is not read."""
+        if stream.reader is None:
+            return None
+        events = wire_events(stream.events[self._events :])
+        self._events = len(stream.events)
+        return events
 
     def _end(self, turn: Turn, stream: TurnStream, event: Event) -> wire.End:
         kept = turn.generated if event.kind is not EventKind.FAILED else 0
@@ -230,15 +260,64 @@ class TurnReply(TurnListener):
             prompt_logprobs=(
                 wire_logprobs(stream.prompt_logprobs) if asked.prompt_logprobs is not None else None
             ),
-            view=view(session) if session is not None and not session.one_shot else None,
+            view=(
+                view(session, self._loop.session_log)
+                if session is not None and not session.one_shot
+                else None
+            ),
+            answer=None if stream.reader is None else answer_parts(stored_answer(stream.answer(kept))),
         )
 
 
-def view(session: Session) -> wire.SessionView:
+def view(session: Session, session_log: SessionLog) -> wire.SessionView:
     """What the API process needs to write the session's next turn."""
-    tokens = session.sequence.tokens
+    tokens, turns = session.sequence.tokens, len(session.boundaries)
     last = tokens[len(tokens) - 1] if len(tokens) else None
-    return wire.SessionView(session.id, session.sequence.known, last, len(session.boundaries))
+    calls = [_call_fields(call) for call in session_log.calls_of(session.id, turns)]
+    return wire.SessionView(session.id, session.sequence.known, last, turns, calls)
+
+
+def _call_fields(call: StoredCall) -> wire.CallFields:
+    return wire.CallFields(call.id, call.name, call.arguments, call.outcome)
+
+
+def answer_parts(answer: StoredAnswer) -> wire.AnswerParts:
+    """The parts of an answer as they are sent."""
+    calls = [_call_fields(call) for call in answer.calls]
+    return wire.AnswerParts(answer.reasoning, calls, answer.reasoning_tokens)
+
+
+def wire_events(events: list[AnswerEvent]) -> list[wire.AnswerEvent]:
+    """Events of an answer as they are sent; those without text only account for markers."""
+    sent: list[wire.AnswerEvent] = []
+    for event in events:
+        match event:
+            case Text(text=text) if text:
+                sent.append(wire.AnswerEvent(wire.Part.TEXT, text))
+            case Reasoning(text=text) if text:
+                sent.append(wire.AnswerEvent(wire.Part.REASONING, text))
+            case CallBegin(index=index, name=name, id=call_id):
+                sent.append(wire.AnswerEvent(wire.Part.CALL, name, index, call_id))
+            case CallArguments(index=index, text=text) if text:
+                sent.append(wire.AnswerEvent(wire.Part.ARGUMENTS, text, index))
+            case CallEnd(index=index, outcome=outcome):
+                sent.append(wire.AnswerEvent(wire.Part.CALL_END, outcome.value, index))
+    return sent
+
+
+def replayed_events(text: str, answer: StoredAnswer) -> list[wire.AnswerEvent]:
+    """The events of an answer that is reported again: each part in one piece."""
+    sent: list[wire.AnswerEvent] = []
+    if answer.reasoning:
+        sent.append(wire.AnswerEvent(wire.Part.REASONING, answer.reasoning))
+    if text:
+        sent.append(wire.AnswerEvent(wire.Part.TEXT, text))
+    for index, call in enumerate(answer.calls):
+        sent.append(wire.AnswerEvent(wire.Part.CALL, call.name, index, call.id))
+        if call.arguments:
+            sent.append(wire.AnswerEvent(wire.Part.ARGUMENTS, call.arguments, index))
+        sent.append(wire.AnswerEvent(wire.Part.CALL_END, call.outcome, index))
+    return sent
 
 
 def wire_logprobs(logprobs: list[TokenLogprob]) -> list[wire.Logprob]:

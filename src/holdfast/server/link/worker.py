@@ -45,8 +45,10 @@ log = logging.getLogger("holdfast.engine")
 
 PULSE_SECONDS = 1.0
 NAP_SECONDS = 0.1
-JOURNAL_SECONDS = 0.001
-"""How long to wait for commands while verbs wait for the journal, which wakes this process itself."""
+WAITING_SECONDS = 0.001
+"""How long to wait for commands while verbs wait for the journal, or turns for their grammars; both wake this
+process themselves.
+"""
 
 QUIET_SECONDS = 1.0
 """Idle time before the audit."""
@@ -79,8 +81,8 @@ class Worker:
         self.stopping = False
         self.backlog = Backlog(commands.session_of)
         self._clock = clock
-        news = commands.loop.session_log.descriptor
-        self._wait: Callable[[int], object] = socket.poll if news is None else _both(socket, news)
+        journal, grammars = commands.loop.session_log.descriptor, commands.loop.setup.grammars.descriptor
+        self._wait = _any_of(socket, [grammars] if journal is None else [journal, grammars])
         self._pulsed = 0.0
         self._counted = 0
         self._worked = 0.0
@@ -113,12 +115,13 @@ class Worker:
         self._roll_back()
 
     def _patience(self) -> float:
-        """How long to wait for a command, or for the journal: not at all while there is work."""
+        """How long to wait for a command, the journal or a grammar: not at all while there is work."""
         commands = self.commands
         if commands.loop.active or commands.reporting or self.backlog or self._auditing:
             return 0.0
         if commands.waits:
-            return JOURNAL_SECONDS if commands.loop.session_log.writing else 0.0
+            sleeps = commands.loop.session_log.writing or commands.compiles
+            return WAITING_SECONDS if sleeps else 0.0
         return NAP_SECONDS
 
     def _flush_journal(self) -> None:
@@ -131,7 +134,7 @@ class Worker:
         return Budget(BUDGET_SECONDS if running else UNHURRIED_SECONDS, self._clock)
 
     def _read(self, seconds: float) -> None:
-        """Read the commands that have come; wait for one, or for the journal."""
+        """Read the commands that have come; wait for one, for the journal, or for a grammar."""
         if seconds and not self._wait(int(1000 * seconds)):
             return
         read = 0
@@ -208,11 +211,12 @@ class Worker:
         self._send()
 
 
-def _both(socket: zmq.Socket[bytes], descriptor: int) -> Callable[[int], object]:
-    """A poll, in milliseconds, for a command or for news of the journal."""
+def _any_of(socket: zmq.Socket[bytes], descriptors: list[int]) -> Callable[[int], object]:
+    """A poll, in milliseconds, for a command or for a descriptor."""
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
-    poller.register(descriptor, zmq.POLLIN)
+    for descriptor in descriptors:
+        poller.register(descriptor, zmq.POLLIN)
     return poller.poll
 
 
@@ -241,6 +245,9 @@ def model_facts(loop: EngineLoop, path: str) -> wire.ModelFacts:
         eos_tokens=list(setup.end_tokens),
         plan=setup.memory_plan.lines(),
         fingerprint=f"hf-{zlib.crc32(f'{path} {model.dtype}'.encode()):08x}",
+        constrains=setup.grammars.available,
+        calls=setup.formats.calls,
+        reasoning=setup.formats.reasoning,
     )
 
 
@@ -255,7 +262,12 @@ def stored_sessions(loop: EngineLoop) -> list[wire.StoredSession]:
     sessions = loop.scheduler.registry.sessions
     return [
         wire.StoredSession(
-            view(sessions[name]), record.tenant, record.system, dict(record.metadata), record.created
+            view(sessions[name], loop.session_log),
+            record.tenant,
+            record.system,
+            dict(record.metadata),
+            record.created,
+            record.tools,
         )
         for name, record in loop.session_log.sessions.items()
     ]

@@ -69,6 +69,15 @@ typedef struct {
     const int64_t *seeds, *positions;
 } Choice;
 
+/* The token masks of some rows. Bit `t % 32` of word `t / 32` of a mask says whether token `t` is allowed. */
+typedef struct {
+    const uint32_t *words;
+    const int64_t *rows; /* the mask of each row of logits, or -1 */
+    int64_t stride;
+    int32_t width; /* words of a mask */
+    int32_t padding;
+} Masks;
+
 /* Activations in 8 bits: `x = code * scale` in groups of 32; `sums` are scale times the sum of the codes. */
 typedef struct {
     int8_t *codes;
@@ -104,7 +113,7 @@ void hf_attend(const Attention *rules, const Pages *pages, const float *query, i
 /* --- sampling.c --- */
 void hf_argmax(const float *values, int64_t stride, int rows, int columns, float *peaks, int64_t *places);
 int hf_sample(const float *values, int64_t stride, int rows, int columns, const Choice *choice,
-              int64_t *tokens);
+              const Masks *masks, int64_t *tokens);
 
 /* --- decoder.c --- */
 int hf_decode(const Decoder *decoder, const Pages *pages, float *x, float *hidden);

@@ -3,7 +3,7 @@
  * The rules are those of `kernels/torch/sampling.py`: the tokens that top-k, top-p and min-p keep run a race of
  * exponential waiting times, a function of (seed, position, token), over their weights. The kept set is found
  * without a full sort: weights are counted in buckets (radix select), and only the bucket with the limit is
- * sorted. A work item is a row. */
+ * sorted. A work item is a row. The logits of tokens that a row's mask does not allow count as -inf. */
 
 #include "holdfast_cpu.h"
 
@@ -96,6 +96,7 @@ typedef struct {
     int64_t stride;
     int columns;
     const Choice *choice;
+    const Masks *masks; /* NULL: no row has a mask */
     int64_t *tokens;
     int *failed;
 } Draws;
@@ -148,9 +149,8 @@ static float least_kept(const float *at, const float *weights, int columns, floa
 }
 
 /* The winner of the race in one row, whose most likely token is `place`; -1 when there is no memory. */
-static int64_t draw(const Draws *draws, int row, float top, int64_t place) {
+static int64_t draw(const Draws *draws, const float *at, int row, float top, int64_t place) {
     const Choice *choice = draws->choice;
-    const float *at = draws->values + row * draws->stride;
     int columns = draws->columns, limit = choice->top_k[row];
     float factor = 1.0f / choice->temperature[row], peak = top * factor, share = choice->top_p[row];
     float least = choice->min_p[row] > 0.0f ? peak + logf(choice->min_p[row]) : -__builtin_inff();
@@ -183,24 +183,52 @@ static int64_t draw(const Draws *draws, int row, float top, int64_t place) {
     return place;
 }
 
+/* A copy of a row in which tokens that its mask does not allow, or does not reach, are -inf; NULL when there is no
+ * memory. */
+static float *masked_row(const float *at, int columns, const uint32_t *mask, int words) {
+    float *masked = malloc(sizeof(float) * columns);
+    if (!masked) return NULL;
+    for (int word = 0; word * 32 < columns; word++) {
+        int first = word * 32, count = columns - first < 32 ? columns - first : 32;
+        uint32_t bits = word < words ? mask[word] : 0;
+        for (int bit = 0; bit < count; bit++) {
+            masked[first + bit] = bits >> bit & 1 ? at[first + bit] : -__builtin_inff();
+        }
+    }
+    return masked;
+}
+
 static void draw_piece(void *context, int row) {
     const Draws *draws = context;
+    const Masks *masks = draws->masks;
+    const float *at = draws->values + row * draws->stride;
+    float *masked = NULL;
     int64_t place;
-    float top = greatest(draws->values + row * draws->stride, draws->columns, &place);
+    if (masks && masks->rows[row] >= 0) {
+        masked = masked_row(at, draws->columns, masks->words + masks->rows[row] * masks->stride, masks->width);
+        if (!masked) {
+            *draws->failed = 1;
+            draws->tokens[row] = NO_TOKEN;
+            return;
+        }
+        at = masked;
+    }
+    float top = greatest(at, draws->columns, &place);
     if (!isfinite(top)) place = NO_TOKEN;
     else if (draws->choice->temperature[row] > 0.0f) {
-        place = draw(draws, row, top, place);
+        place = draw(draws, at, row, top, place);
         if (place < 0) *draws->failed = 1;
     }
     draws->tokens[row] = place;
+    free(masked);
 }
 
-/* The tokens of all rows, -1 where a row holds NaN or no finite maximum. Returns 0, or -1 when there is no
- * memory. */
+/* The tokens of all rows, -1 where a row holds NaN or no finite maximum among the tokens that its mask allows.
+ * Without masks `masks` is NULL. Returns 0, or -1 when there is no memory. */
 int hf_sample(const float *values, int64_t stride, int rows, int columns, const Choice *choice,
-              int64_t *tokens) {
+              const Masks *masks, int64_t *tokens) {
     int failed = 0;
-    Draws draws = {values, stride, columns, choice, tokens, &failed};
+    Draws draws = {values, stride, columns, choice, masks, tokens, &failed};
     parallel(draw_piece, &draws, rows);
     return failed ? -1 : 0;
 }

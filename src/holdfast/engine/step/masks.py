@@ -1,0 +1,140 @@
+"""The token masks of a step: filled on the host, copied to the device in one piece.
+
+Samples of constrained turns have a mask each, others none. The masks lie in pinned memory behind the indices
+that say which sample has which, so that one copy sends the used part of both. The buffers stay allocated and
+grow when a step needs more. Used by the executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from holdfast.engine.constraints.guidance import MaskFiller
+from holdfast.engine.constraints.masks import MaskRows, words_for
+from holdfast.engine.constraints.matcher import Fill, Matcher
+from holdfast.engine.constraints.turn import TurnConstraint
+from holdfast.engine.step.inputs import aligned
+from holdfast.engine.step.sampler import Masks
+
+__all__ = ["StepMasks", "Wanted"]
+
+ROWS_FIRST = 16
+"""Rows that the buffers have room for at first."""
+
+
+class Wanted(NamedTuple):
+    """The masks of one turn's samples: of sample `first`, and of one more after each draft."""
+
+    first: int
+    constraint: TurnConstraint
+    drafts: Sequence[int] = ()
+
+
+class StepMasks:
+    """The masks of one step at a time: `fill`, `forbid` where needed, `send`."""
+
+    def __init__(self, vocabulary: int, device: torch.device) -> None:
+        self._words = words_for(vocabulary)
+        self._device = device
+        self._pinned = device.type == "cuda"
+        self._host = torch.zeros(0, dtype=torch.int32)
+        self._target = self._host
+        self._read: torch.cuda.Event | None = None
+        self._filler: MaskFiller | None = None
+        self._samples = 0
+        self._used = 0
+
+    def fill(self, wanted: Sequence[Wanted], samples: int) -> set[int]:
+        """Fill the masks of a step with so many samples; returns the samples that have one."""
+        self._reserve(samples, sum(1 + len(each.drafts) for each in wanted))
+        self._samples = samples
+        self._used = 0
+        indices = self._indices()
+        indices[:] = -1
+        rows = self._rows()
+        fills: list[Fill] = []
+        forced: list[tuple[int, int]] = []
+        masked: set[int] = set()
+        for first, constraint, drafts in wanted:
+            if constraint.free:
+                continue
+            row, count = self._used, 1 + len(drafts)
+            self._used += count
+            masked.update(range(first, first + count))
+            indices[first : first + count] = range(row, row + count)
+            run = constraint.forced()
+            matcher = constraint.matcher
+            if run or matcher is None or constraint.failed:
+                # Drafts never follow a forced token (`TurnConstraint.cut`).
+                for place in range(row, row + count):
+                    rows.clear(place)
+                forced += [(row, token) for token in run[:1]]
+                continue
+            fills.append(Fill(matcher, row, drafts))
+            forced += [(row + len(drafts), token) for token in _forced_after(matcher, drafts)[:1]]
+        if fills:
+            if self._filler is None:
+                self._filler = MaskFiller()
+            self._filler.fill(fills, rows)
+        for row, token in forced:
+            rows.clear(row)
+            rows.allow(row, (token,))
+        return masked
+
+    def forbid(self, sample: int, tokens: Sequence[int]) -> None:
+        """Take tokens from a sample's mask, unless nothing would be left of it."""
+        row = int(self._indices()[sample])
+        start = aligned(self._samples) + row * self._words
+        words = self._host.numpy()[start : start + self._words]
+        before = words.copy()
+        self._rows().forbid(row, tokens)
+        if not words.any():
+            words[:] = before
+
+    def send(self) -> Masks:
+        """Copy the masks to the device, without waiting for the copy."""
+        head = aligned(self._samples)
+        size = head + self._used * self._words
+        if self._pinned:
+            self._target[:size].copy_(self._host[:size], non_blocking=True)
+            self._read = torch.cuda.Event()
+            self._read.record()
+        words = self._target[head:size].view(self._used, self._words)
+        return Masks(words, self._target[: self._samples])
+
+    def _reserve(self, samples: int, rows: int) -> None:
+        """Make room for a step. The device has read the step before."""
+        if self._read is not None:
+            self._read.synchronize()
+            self._read = None
+        size = aligned(samples) + rows * self._words
+        if size > self._host.numel():
+            least = ROWS_FIRST * (1 + self._words)
+            size = max(least, 1 << (size - 1).bit_length())
+            self._host = torch.zeros(size, dtype=torch.int32, pin_memory=self._pinned)
+            self._target = torch.zeros_like(self._host, device=self._device) if self._pinned else self._host
+
+    def _indices(self) -> NDArray[np.int32]:
+        array: NDArray[np.int32] = self._host.numpy()
+        return array[: self._samples]
+
+    def _rows(self) -> MaskRows:
+        """All rows that there is room for."""
+        head = aligned(self._samples)
+        room = (self._host.numel() - head) // self._words
+        return MaskRows(self._host.data_ptr() + 4 * head, room, self._words)
+
+
+def _forced_after(matcher: Matcher, drafts: Sequence[int]) -> list[int]:
+    """The tokens that are forced after all drafts, where these can come."""
+    if not drafts or matcher.validate(drafts) < len(drafts):
+        return []
+    matcher.accept(drafts)
+    run = matcher.forced()
+    matcher.rollback(len(drafts))
+    return run
