@@ -1,6 +1,7 @@
 """Every declared field in every dialect: it is read from its row, or refused by name."""
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,14 +10,20 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 import pytest
 from msgspec import inspect
+from openai.types import completion_create_params as openai_text
+from openai.types.chat import completion_create_params as openai_chat
 
 from holdfast.cli.options import SAMPLING_OPTIONS
 from holdfast.client import BadRequest, Client
 from holdfast.client import Sampling as ClientSampling
+from holdfast.client.values import AnswerOptions as ClientAnswerOptions
 from holdfast.client.values import TurnOptions as ClientTurnOptions
+from holdfast.engine.constraints.grammar import Kind
 from holdfast.engine.fields import Bound, Declared, declarations, declared
 from holdfast.engine.sampling import Sampling
-from holdfast.server.dialects.refused import FIELDS
+from holdfast.server.dialects.answer_options import AnswerOptions
+from holdfast.server.dialects.constraints import Constraint
+from holdfast.server.dialects.refused import FIELDS, HINTS
 from holdfast.server.dialects.requests import make_body, refuse_unbuilt
 from holdfast.server.dialects.table import Absent, Elsewhere, FieldTable, Row, same
 from holdfast.server.dialects.tables import (
@@ -35,16 +42,54 @@ from holdfast.server.http.problems import Problem
 from holdfast.server.routes import openai, realtime_messages, schema, sessions, sglang, sglang_body
 from tests.server.serving import Server
 
-DECLARED = [*declarations(Sampling).values(), *declarations(TurnOptions).values()]
+DECLARATIONS = (Sampling, TurnOptions, AnswerOptions)
+DECLARED = [field for kind in DECLARATIONS for field in declarations(kind).values()]
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+SCHEMA = {"type": "object"}
+TAG = {"format": {"type": "any_text"}}
 
 OTHER: dict[str, Any] = {
     "max_tokens": 7, "min_tokens": 2, "temperature": 0.5, "top_p": 0.25, "top_k": 9, "min_p": 0.125,
     "repetition_penalty": 1.5, "frequency_penalty": -1.0, "presence_penalty": 2.0, "logit_bias": {3: -4.0},
     "seed": 11, "stop": ["a", "b"], "stop_token_ids": [5, 6], "ignore_eos": True, "n": 3, "logprobs": 4,
     "prompt_logprobs": 0, "skip_special_tokens": False, "keep_stop": True, "on_abort": "keep",
-    "timeout": 12.5, "append_history": True,
+    "timeout": 12.5, "append_history": True, "constraint": Constraint(Kind.REGEX, "[a-z]", "regex"),
+    "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "thinking": False,
+    "thinking_tokens": 9, "reasoning_effort": "low", "chat_template_kwargs": {"x": 1},
+    "separate_reasoning": False, "stream_reasoning": False, "expect_return_seconds": 2.5,
 }  # fmt: skip
 """For every declared field a value that is not its default."""
+
+CONSTRAINTS: dict[str, tuple[Any, Kind, Any, str]] = {
+    "response_format": (
+        {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}},
+        Kind.JSON_SCHEMA,
+        SCHEMA,
+        "response_format.json_schema.schema",
+    ),
+    "structured_outputs": ({"choice": ["a"]}, Kind.CHOICE, ["a"], "structured_outputs.choice"),
+    "guided_json": (SCHEMA, Kind.JSON_SCHEMA, SCHEMA, "guided_json"),
+    "guided_json_object": (True, Kind.JSON_OBJECT, None, "guided_json_object"),
+    "guided_regex": ("[a-z]", Kind.REGEX, "[a-z]", "guided_regex"),
+    "guided_choice": (["a", "b"], Kind.CHOICE, ["a", "b"], "guided_choice"),
+    "guided_grammar": ('root ::= "a"', Kind.GBNF, 'root ::= "a"', "guided_grammar"),
+    "json_schema": ('{"type": "object"}', Kind.JSON_SCHEMA, '{"type": "object"}', "json_schema"),
+    "regex": ("[a-z]", Kind.REGEX, "[a-z]", "regex"),
+    "ebnf": ('root ::= "a"', Kind.GBNF, 'root ::= "a"', "ebnf"),
+    "structural_tag": (json.dumps(TAG), Kind.STRUCTURAL_TAG, json.dumps(TAG), "structural_tag"),
+    "grammar": ({"kind": "lark", "value": 'start: "a"'}, Kind.LARK, 'start: "a"', "grammar.value"),
+}
+"""For every field that constrains the answer: what a client writes, and the constraint that it asks for."""
+
+
+def other(table: FieldTable[Any], row: Row) -> tuple[Any, Any]:
+    """What a client writes for a row, and the value that is read of it."""
+    if row.field != "constraint":
+        return written(OTHER[row.field]), OTHER[row.field]
+    given, kind, value, place = CONSTRAINTS[row.written]
+    return given, Constraint(kind, value, table.prefix + place)
+
 
 BODIES: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     CHAT.name: (openai.CHAT_BODY.read, {"messages": []}),
@@ -63,7 +108,7 @@ def names(case: Any) -> str:
 
 
 def table_of(dialect: Dialect, field: Declared) -> FieldTable[Any]:
-    return dialect.sampling if field.name in dialect.sampling.declared else dialect.turn
+    return next(table for table in dialect.tables if field.name in table.declared)
 
 
 def place(prefix: str, name: str, value: Any) -> dict[str, Any]:
@@ -83,7 +128,7 @@ def decoded(dialect: Dialect, given: dict[str, Any], prefix: str) -> Any:
 
 def same_value(read: Any, value: Any) -> bool:
     if isinstance(value, dict):
-        return dict(read) == value
+        return read is not None and dict(read) == value
     return bool((list(read) if isinstance(read, tuple) else read) == value)
 
 
@@ -94,8 +139,10 @@ def test_every_declared_field_has_another_value_and_a_meaning() -> None:
         assert field.meaning.endswith(".")
         unbounded = field.kind is bool or get_origin(field.kind) is Literal
         assert unbounded or field.bound is not None, field.name
-    Sampling(**{name: OTHER[name] for name in declarations(Sampling)})
-    TurnOptions(**{name: OTHER[name] for name in declarations(TurnOptions)})
+    for kind in DECLARATIONS:
+        kind(**{name: OTHER[name] for name in declarations(kind)})
+    constraints = {row.written for each in DIALECTS for row in each.answer.rows if row.field == "constraint"}
+    assert constraints == CONSTRAINTS.keys()
 
 
 @pytest.mark.parametrize(("dialect", "field"), CASES, ids=names)
@@ -114,8 +161,8 @@ def test_a_declared_field_is_read_or_refused(dialect: Dialect, field: Declared) 
 
 
 def assert_read(dialect: Dialect, table: FieldTable[Any], row: Row) -> None:
-    value = OTHER[row.field]
-    given = {row.written: written(value)} | ({row.switch: True} if row.switch else {})
+    sent, value = other(table, row)
+    given = {row.written: sent} | ({row.switch: True} if row.switch else {})
     body = {table.prefix.rstrip("."): given} if table.prefix else given
     read = table.read(decoded(dialect, body, table.prefix))
     assert same_value(getattr(read, row.field), value)
@@ -140,6 +187,86 @@ def assert_refused(dialect: Dialect, table: FieldTable[Any], absent: Absent) -> 
     assert set(absent.names) <= set(FIELDS)
 
 
+def test_two_constraints_are_refused_with_both_names() -> None:
+    for dialect in DIALECTS:
+        table = dialect.answer
+        rows = [row for row in table.rows if row.field == "constraint"]
+        for first, second in itertools.combinations(rows, 2):
+            given = {row.written: other(table, row)[0] for row in (first, second)}
+            body = {table.prefix.rstrip("."): given} if table.prefix else given
+            with pytest.raises(Problem) as caught:
+                table.read(decoded(dialect, body, table.prefix))
+            assert caught.value.param == table.prefix + second.written
+            assert table.prefix + first.written in caught.value.message
+
+
+NO_FORMAT = {"response_format": {"type": "text"}, "regex": "", "guided_json_object": False}
+
+
+def test_a_constraint_that_asks_for_nothing_does_not_count() -> None:
+    body = {**NO_FORMAT, "structured_outputs": {"disable_fallback": True}, "ebnf": 'root ::= "a"'}
+    assert CHAT.answer.read(decoded(CHAT, body, "")).constraint == Constraint(
+        Kind.GBNF, 'root ::= "a"', "ebnf"
+    )
+    assert CHAT.answer.read(decoded(CHAT, NO_FORMAT, "")).constraint is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("response_format", {"type": "xml"}, "response_format.type"),
+        ("response_format", {"type": "json_schema"}, "response_format.json_schema"),
+        (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"schemas": 1}},
+            "response_format.json_schema",
+        ),
+        ("structured_outputs", {"json": SCHEMA, "regex": "a"}, "structured_outputs.regex"),
+        (
+            "structured_outputs",
+            {"json": SCHEMA, "whitespace_pattern": " "},
+            "structured_outputs.whitespace_pattern",
+        ),
+        ("structured_outputs", {"yaml": "a"}, "structured_outputs"),
+        ("guided_choice", "a", "guided_choice"),
+        ("regex", 7, "regex"),
+        ("thinking", {"type": "enabled"}, "thinking"),
+        ("reasoning_effort", "enormous", "reasoning_effort"),
+        ("tools", {}, "tools"),
+    ],
+    ids=str,
+)
+def test_a_malformed_answer_option_is_refused_with_its_place(field: str, value: Any, param: str) -> None:
+    with pytest.raises(Problem) as caught:
+        CHAT.answer.read(decoded(CHAT, {field: value}, ""))
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"kind": "yaml", "value": "a"}, {"kind": "regex"}, {"kind": "lark", "x": 1}]
+)
+def test_a_native_grammar_has_a_kind_and_a_value(given: dict[str, Any]) -> None:
+    with pytest.raises(Problem) as caught:
+        SESSIONS.answer.read(decoded(SESSIONS, {"grammar": given}, ""))
+    assert (caught.value.param or "").startswith("grammar")
+
+
+@pytest.mark.parametrize(
+    ("dialect", "params"),
+    [
+        (CHAT, openai_chat.CompletionCreateParamsBase),
+        (COMPLETIONS, openai_text.CompletionCreateParamsBase),
+    ],
+    ids=["chat", "completions"],
+)
+def test_every_field_of_the_openai_package_is_built_refused_or_a_hint(dialect: Dialect, params: Any) -> None:
+    kind, _ = BODIES[dialect.name]
+    built = set(kind.__struct_fields__) - {each.name for each in unbuilt(kind)}
+    for name in get_type_hints(params):
+        places = [name in built, name in FIELDS and name not in built, name in HINTS]
+        assert sum(places) == 1, f"{name}: built, refused, a hint: {places}"
+
+
 def assert_told(dialect: Dialect, table: FieldTable[Any], entry: Elsewhere) -> None:
     kind, _ = BODIES[dialect.name]
     assert entry.name in kind.__struct_fields__
@@ -151,7 +278,7 @@ def assert_told(dialect: Dialect, table: FieldTable[Any], entry: Elsewhere) -> N
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=names)
 def test_unknown_fields_are_ignored_or_refused_as_the_dialect_says(dialect: Dialect) -> None:
-    for table in (dialect.sampling, dialect.turn):
+    for table in dialect.tables:
         unknown = place(table.prefix, "no_such_field", [1])
         if dialect.unknown is Unknown.IGNORED:
             decoded(dialect, unknown, table.prefix)
@@ -163,12 +290,13 @@ def test_unknown_fields_are_ignored_or_refused_as_the_dialect_says(dialect: Dial
 
 def test_null_is_as_good_as_left_out_where_the_dialect_says_so() -> None:
     for dialect in DIALECTS:
-        for table in (dialect.sampling, dialect.turn):
-            nulls = {row.written: None for row in table.rows}
+        for table in dialect.tables:
+            rows = [row for row in table.rows if table.nullable or not table.declared[row.field].optional]
+            nulls = {row.written: None for row in rows}
             body = {table.prefix.rstrip("."): nulls} if table.prefix else nulls
             if table.nullable:
                 table.read(decoded(dialect, body, table.prefix))
-            else:
+            elif rows:
                 with pytest.raises(Problem):
                     decoded(dialect, body, table.prefix)
 
@@ -184,7 +312,7 @@ def properties(component: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=names)
 def test_the_schema_describes_every_field_with_its_bound(dialect: Dialect) -> None:
-    for table in (dialect.sampling, dialect.turn):
+    for table in dialect.tables:
         if table.struct == "CommitMessage":
             continue  # Messages are not in the document.
         shown = properties(table.struct)
@@ -325,6 +453,7 @@ def test_the_client_names_declared_fields_with_their_types() -> None:
     assert get_type_hints(ClientTurnOptions) == {
         name: each.kind | None if each.optional else each.kind for name, each in options.items()
     }
+    assert get_type_hints(ClientAnswerOptions).keys() == {row.written for row in SESSIONS.answer.rows}
 
 
 def test_what_the_client_has_no_name_for_is_refused_by_the_server(echo: Server) -> None:

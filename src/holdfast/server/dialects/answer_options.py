@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from holdfast.engine.constraints.grammar import SOURCE_BYTES_MAX, TEXT_BYTES_MAX
+from holdfast.engine.constraints.grammar import SOURCE_BYTES_MAX
 from holdfast.engine.fields import INTEGER_MAX, Bound, declared
 from holdfast.engine.tools.request import TOOLS_MAX
 from holdfast.server.dialects.constraints import Constraint
@@ -26,7 +26,7 @@ KWARGS_BYTES_MAX = 16 << 10
 KWARGS_DEPTH_MAX = 16
 RETURN_SECONDS_MAX = 86_400.0
 
-GRAMMAR = Bound(size=SOURCE_BYTES_MAX, depth=NESTED_MAX, characters=TEXT_BYTES_MAX, entries=4096)
+GRAMMAR = Bound(size=SOURCE_BYTES_MAX, depth=NESTED_MAX, characters=SOURCE_BYTES_MAX)
 TOOLS = Bound(entries=TOOLS_MAX, size=TOOLS_BYTES_MAX, depth=NESTED_MAX)
 TEMPLATE_KWARGS = Bound(size=KWARGS_BYTES_MAX, depth=KWARGS_DEPTH_MAX)
 

@@ -146,7 +146,13 @@ async def chat(request: Request) -> Response:
         fields=CHAT.names(body, body),
     )
     feeds = await _start(service, caller, body, [asked])
-    form = Chat(asked.name, service.model_name, service.facts.fingerprint, service.prompts.tokenizer)
+    form = Chat(
+        asked.name,
+        service.model_name,
+        service.facts.fingerprint,
+        service.prompts.tokenizer,
+        stream_reasoning=asked.answer.stream_reasoning,
+    )
     return _answer(service, body, feeds, form, request_id_of(request), asked)
 
 
