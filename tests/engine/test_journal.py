@@ -35,7 +35,6 @@ from holdfast.engine.durable.records import (
 )
 from holdfast.engine.tools.answer import AnswerSpec
 
-
 VERSION_3 = Path(__file__).with_name("journals") / "version_3.journal.gz"
 ANSWERED = StoredAnswer("hm", (StoredCall("c1", "f", '{"a": 1}', "complete", 3),), 2)
 

@@ -278,7 +278,7 @@ class SessionLog:
         number: int = 0,
         details: str = "",
     ) -> None:
-        """A turn was committed, the session's turn `number`; its result can be replayed once it is durable."""
+        """Turn `number` of a session was committed; its result can be replayed once it is durable."""
         entry = self.sessions[session_id]
         self.append(Ended(session_id, tokens, turn, details))
         if turn.answer is not None:

@@ -107,15 +107,10 @@ class TurnStream:
         self._matcher = StopMatcher(sampling.stop_strings, keep_stop=sampling.keep_stop)
         ends = set(sampling.stop_token_ids)
         # After the last token of a grammar nothing else may come.
-        if not sampling.ignore_eos or self._has_grammar:
+        if not sampling.ignore_eos or (constraint is not None and constraint.matcher is not None):
             ends.update(end_tokens)
         self.ends = frozenset(ends)
         self._close_spent_reasoning()
-
-    @property
-    def _has_grammar(self) -> bool:
-        """Under a grammar an end token comes before `min_tokens` only where nothing else may come."""
-        return self.constraint is not None and self.constraint.matcher is not None
 
     @property
     def prompt_tokens(self) -> list[int]:
@@ -209,7 +204,7 @@ class TurnStream:
     def _read(self, token: int, reader: AnswerReader) -> None:
         reasoned = reader.reasons
         may_stop = len(self.tokens) > self.sampling.min_tokens
-        if token in self.ends and (may_stop or self._has_grammar):
+        if token in self.ends and self._may_end(may_stop):
             self.finish = "stop"
         marker = reader.marker_of(token)
         silent = token in self._silent or (self.finish is not None and self.sampling.skip_special_tokens)
@@ -239,9 +234,13 @@ class TurnStream:
         self.constraint.force(self.reader.end_marker)
         return True
 
+    def _may_end(self, may_stop: bool) -> bool:
+        """Whether an end token ends the turn: under a constraint it comes early only where nothing else may."""
+        return may_stop or self.constraint is not None
+
     def _say(self, token: int) -> None:
         may_stop = len(self.tokens) > self.sampling.min_tokens
-        if token in self.ends and (may_stop or self._has_grammar):
+        if token in self.ends and self._may_end(may_stop):
             self.finish = "stop"
             # An end token has no text unless the caller asked for special tokens.
             text = "" if self.sampling.skip_special_tokens else self._detokenizer.add([token])
