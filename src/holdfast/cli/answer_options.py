@@ -1,4 +1,4 @@
-"""What `holdfast chat` asks of answers: tools, a format, reasoning. Files are checked before a model loads."""
+"""What `holdfast chat` asks of answers: tools, a format, reasoning. Files are checked first."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How answers for people to read are sampled where neither they nor the checkpoint say anything.
 
-`holdfast chat` samples so, and servers tell it to pages (`chat_sampling` of `/v1/models`). Requests that leave
-their sampling open are sampled plainly, as by other servers.
+`holdfast chat` samples so, and servers tell it to pages (`chat_sampling` of `/v1/models`). Requests that
+leave their sampling open are sampled plainly, as by other servers.
 """
 
 from __future__ import annotations
