@@ -7,17 +7,31 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.cli.answer_options import AnswerAsked
+from holdfast.cli.local_turns import LocalTurns
 from holdfast.cli.progress import StartProgress
 from holdfast.cli.sampling_options import CHAT_DEFAULTS, SUGGESTIONS
 from holdfast.cli.terminal import Chat, Cost, Speech, Talk
 from holdfast.client.values import ToolCall, TurnEvent, TurnEventKind
 from holdfast.core.errors import Refused
+from holdfast.engine.constraints.errors import GrammarError
 from holdfast.engine.engine import Engine, Session, Turn, TurnFailed
 from holdfast.engine.pull import PullError
 from holdfast.engine.sampling import Sampling, SamplingError
 from holdfast.engine.text.chat_template import ChatTemplateError
+from holdfast.engine.tools.events import (
+    Call,
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Event,
+    Outcome,
+    Reasoning,
+    Text,
+)
+from holdfast.engine.tools.request import ToolsRefused
 from holdfast.models.fields import ConfigurationError
 from holdfast.models.generation import GenerationDefaults
+from holdfast.server.text.answer_writer import GrammarRefused
 
 __all__ = ["Unusable", "run"]
 
@@ -39,14 +53,28 @@ class LocalSpeech:
         running = not self._turn.done
         if running:
             self._engine.drive()
-        text = self._turn.take()
-        if text:
-            return (TurnEvent(TurnEventKind.TEXT, text),)
-        return () if running else None
+        events = [self._told(event) for event in self._turn.take_events()]
+        return events if events or running else None
+
+    def _told(self, event: Event) -> TurnEvent:
+        """An event of the engine, as a server tells it."""
+        match event:
+            case Text():
+                return TurnEvent(TurnEventKind.TEXT, event.text)
+            case Reasoning():
+                return TurnEvent(TurnEventKind.REASONING, event.text)
+            case CallBegin():
+                call = ToolCall(event.id, event.name, "")
+                return TurnEvent(TurnEventKind.CALL, call=call, index=event.index)
+            case CallArguments():
+                return TurnEvent(TurnEventKind.ARGUMENTS, event.text, index=event.index)
+            case CallEnd():
+                return TurnEvent(TurnEventKind.CALL_DONE, index=event.index, outcome=event.outcome.value)
 
     def cut(self) -> None:
-        """Interrupt; keep the text taken so far."""
-        self._session.interrupt(keep=self._turn.tokens_shown)
+        """Interrupt; keep what was taken so far, without half a call."""
+        self._session.interrupt(keep=self._turn.tokens_settled)
+        self._turn.wait()
 
     @property
     def usage(self) -> Cost:
@@ -56,16 +84,23 @@ class LocalSpeech:
     @property
     def tool_calls(self) -> Sequence[ToolCall]:
         """The complete calls that the turn ended in."""
-        return ()
+        return [ToolCall(call.id, call.name, call.arguments) for call in self.calls]
+
+    @property
+    def calls(self) -> list[Call]:
+        """Those calls, as the engine has them."""
+        return [call for call in self._turn.answer.calls if call.outcome is Outcome.COMPLETE]
 
 
 class LocalTalk:
     """A session of the engine."""
 
-    def __init__(self, engine: Engine, session: Session, sampling: Sampling) -> None:
+    def __init__(self, engine: Engine, session: Session, begin: LocalTurns) -> None:
         self._engine = engine
         self._session = session
-        self._sampling = sampling
+        self._begin = begin
+        self._last: LocalSpeech | None = None
+        """The last turn, as long as its calls may be answered."""
 
     @property
     def turns(self) -> int:
@@ -74,34 +109,50 @@ class LocalTalk:
 
     def say(self, words: str) -> Speech:
         """Begin a turn."""
-        return LocalSpeech(self._engine, self._session, self._session.say(words, self._sampling))
+        return self._spoken(self._begin.say(self._session, words, self._calls()))
 
     def tool_results(self, results: Mapping[str, str]) -> Speech:
         """Begin a turn with the results of tool calls, by their ids."""
-        raise NotImplementedError
+        return self._spoken(self._begin.tool_results(self._session, results, self._calls()))
+
+    def _calls(self) -> list[Call]:
+        return [] if self._last is None else self._last.calls
+
+    def _spoken(self, turn: Turn) -> LocalSpeech:
+        self._last = LocalSpeech(self._engine, self._session, turn)
+        return self._last
 
     def rewind(self, turns: int) -> None:
         """Rewind so that `turns` turns remain."""
         self._session.rewind(turns)
+        self._last = None
 
     def fork(self) -> Talk:
         """A second conversation that continues from here."""
-        return LocalTalk(self._engine, self._session.fork(), self._sampling)
+        return LocalTalk(self._engine, self._session.fork(), self._begin)
 
 
 class LocalHost:
     """The engine."""
 
-    refusals = (Refused, TurnFailed, SamplingError, ChatTemplateError)
+    refusals = (
+        Refused,
+        TurnFailed,
+        SamplingError,
+        ChatTemplateError,
+        ToolsRefused,
+        GrammarRefused,
+        GrammarError,
+    )
 
-    def __init__(self, engine: Engine, system: str | None, sampling: Sampling) -> None:
+    def __init__(self, engine: Engine, system: str | None, begin: LocalTurns) -> None:
         self._engine = engine
         self._system = system
-        self._sampling = sampling
+        self._begin = begin
 
     def open(self) -> Talk:
         """Begin a conversation."""
-        return LocalTalk(self._engine, self._engine.session(self._system), self._sampling)
+        return LocalTalk(self._engine, self._engine.session(self._system), self._begin)
 
     def memory(self) -> dict[str, Any]:
         """Who holds the memory."""
@@ -115,7 +166,7 @@ def run(
     asked: AnswerAsked,
     engine_options: dict[str, object],
 ) -> None:
-    """Load a model and talk; `stated` are the sampling options given."""
+    """Load a model and talk; `stated` are the sampling options given, `asked` is what is asked of answers."""
     sampling = Sampling(**stated)
     try:
         with StartProgress(model) as progress:
@@ -123,7 +174,8 @@ def run(
     except (PullError, ConfigurationError) as error:
         raise Unusable(str(error)) from error
     with engine:
-        Chat(LocalHost(engine, system, chat_sampling(sampling, engine.loop.setup.defaults))).run()
+        turns = LocalTurns(engine, chat_sampling(sampling, engine.loop.setup.defaults), asked)
+        Chat(LocalHost(engine, system, turns), shows_thinking=asked.shows_thinking).run()
 
 
 def chat_sampling(sampling: Sampling, defaults: GenerationDefaults) -> Sampling:

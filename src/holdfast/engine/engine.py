@@ -33,6 +33,9 @@ from holdfast.engine.report import memory_report
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.startup import Progress, open_loop
 from holdfast.engine.text.stream import TokenLogprob, TurnStream
+from holdfast.engine.tools.answer import Answer as TurnAnswer
+from holdfast.engine.tools.events import Event as AnswerEvent
+from holdfast.engine.tools.events import Text
 from holdfast.engine.turn_spec import TurnSpec
 from holdfast.engine.verbs import Verbs
 
@@ -90,7 +93,7 @@ class Hearing(TurnListener):
 class Turn:
     """A turn as its caller sees it: an iterator of text, and the result once it is done."""
 
-    __slots__ = ("_engine", "_hearing", "_said", "_stream", "_turn")
+    __slots__ = ("_engine", "_events", "_hearing", "_said", "_stream", "_turn")
 
     def __init__(self, engine: Engine, spec: TurnSpec) -> None:
         """Submit a turn, and drive the engine until it is queued; raises if it is refused."""
@@ -105,6 +108,7 @@ class Turn:
         self._turn = hearing.turn
         self._stream = hearing.stream
         self._said = 0
+        self._events = 0
 
     @property
     def id(self) -> str:
@@ -132,6 +136,16 @@ class Turn:
         self._said = len(pieces)
         return text
 
+    def take_events(self) -> list[AnswerEvent]:
+        """The events since the last call, of a turn whose answer is read; a plain turn has one of text."""
+        if self._stream.reader is None:
+            text = self.take()
+            return [Text(text, text)] if text else []
+        self.take()
+        events = self._stream.events[self._events :]
+        self._events += len(events)
+        return events
+
     def wait(self) -> Turn:
         """Drive the engine until the turn is done."""
         while not self.done:
@@ -155,6 +169,17 @@ class Turn:
         """How many generated tokens lie wholly inside the text that was taken so far."""
         stream = self._stream
         return stream.tokens_of(sum(map(len, stream.pieces[: self._said])))
+
+    @property
+    def tokens_settled(self) -> int:
+        """How many of the tokens so far an interruption keeps: those shown, or those before half a call."""
+        return self.tokens_shown if self._stream.reader is None else self._stream.settled_tokens
+
+    @property
+    def answer(self) -> TurnAnswer:
+        """The parts of the answer that stay in the history; waits for the end."""
+        self.wait()
+        return self._stream.answer(self._turn.generated)
 
     @property
     def token_ids(self) -> list[int]:
