@@ -1,4 +1,4 @@
-"""The examples of the pages about tools and structured output run as they stand, against the default model."""
+"""The examples of the pages about tools and structured output run as they stand, on the default model."""
 
 from __future__ import annotations
 
