@@ -69,7 +69,9 @@ def small_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 @pytest.fixture(scope="session")
 def shared_caller() -> Iterator[Server]:
     parsers = ("--tool-parser", "hermes", "--reasoning-parser", "think")
-    server = Server("echo", *parsers, "--audit", "strict", "--kv-tokens", "65536", "--context-length", "8192")
+    server = Server(
+        "echo", *parsers, "--audit", "strict", "--kv-tokens", "65536", "--context-length", "16384"
+    )
     yield server
     assert server.stop() == 0
     assert server.complaints() == []

