@@ -28,6 +28,7 @@ from holdfast.engine.durable.records import (
     Opened,
     Record,
     Requested,
+    Retooled,
     SnapshotDropped,
     SnapshotWritten,
     StoredSession,
@@ -429,6 +430,15 @@ def test_tools_and_calls_come_back_and_go_to_forks(path: Path) -> None:
     ], "a call that was cut off is no call"
     asked = json.loads(found["f"].turns[0].details)
     assert asked["grammar"] == {"kind": "regex", "source": "a+"} and asked["answer"]["calls"] == "hermes"
+
+
+def test_tools_may_change(path: Path) -> None:
+    write(path, opened(), Retooled("s", "[1]"), Forked("f", "s", 0, 1.0), Retooled("f", "[]"))
+    assert [session.tools for session in write(path, Retooled("gone", "[2]"))] == ["[]", "[1]"]
+    change(path, "UPDATE sessions SET metadata = '{}' WHERE id = 's'")
+    write(path, Retooled("s", "[3]"))
+    damaged = {session.id: session for session in read_sessions(path)}["s"]
+    assert damaged.tools == "[]", "a damaged description stays damaged"
 
 
 @pytest.mark.parametrize("damage", ["tools = '{}'", "tools = '[1'", "tools = '[2]'", "tools = x'ff'"])

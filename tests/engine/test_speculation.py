@@ -12,7 +12,8 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.step.speculation import LENGTH_FIRST, LENGTH_MAX, PAUSE_MAX, Speculator, Trace
-from tests.engine.tiny import greedy, tiny_engine, write_model
+from holdfast.engine.text.stream import TurnStream
+from tests.engine.tiny import END, greedy, tiny_engine, tokenizer, write_model
 
 FAMILIES = ["llama", "bamba", "mistral", "olmo3"]
 REPEATING = [20, 21, 22, 23, 24, 25, 26] * 6
@@ -162,7 +163,7 @@ class Driver:
     """A speculator and one turn's history, without an engine."""
 
     def __init__(self) -> None:
-        self.speculator = Speculator(lambda turn: Sampling())
+        self.speculator = Speculator(lambda turn: TurnStream(tokenizer(), Sampling(), (END,)))
         self.trace = Trace()
         self.tokens = TokenLog()
 

@@ -1,7 +1,8 @@
 """A model without weights that repeats its input, at no cost.
 
 `holdfast serve echo` is for testing clients, and for measuring the overhead of the server itself. The
-scheduler, the ledger, the audit and the server are real; only the tensors are missing. `echo` has the
+scheduler, the ledger, the audit and the server are real; only the tensors are missing. Under a grammar it
+says what the grammar allows, and as little of it as it can where its input does not match. `echo` has the
 memory of a dense model, `echo-window` of a sliding-window one, `echo-hybrid` of one with recurrent state. A
 token is one byte.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from tokenizers import AddedToken, decoders, pre_tokenizers
@@ -21,6 +23,13 @@ from holdfast.core.plan import Row, RowResult, StepResult
 from holdfast.core.registry import Plan
 from holdfast.core.turn import Turn
 from holdfast.engine.assembly import Clock, build_loop
+from holdfast.engine.constraints.compiler import Builder
+from holdfast.engine.constraints.errors import GrammarError
+from holdfast.engine.constraints.guidance import GuidanceBuilder
+from holdfast.engine.constraints.masks import MaskRows
+from holdfast.engine.constraints.turn import TurnConstraint
+from holdfast.engine.constraints.vocabulary import Vocabulary
+from holdfast.engine.grammars import Grammars
 from holdfast.engine.listeners import SessionObserver
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions
@@ -106,6 +115,7 @@ class EchoExecutor:
         self.end = end
         self.host_tier = HostTier()
         self._words: dict[int, list[int]] = {}
+        self._mask = MaskRows.allocated(1, end + 2)
 
     def start(self, plan: Plan) -> Flight:
         """Nothing to launch."""
@@ -129,8 +139,26 @@ class EchoExecutor:
             words = self._words[turn.number] = [*self._message(turn.request.tokens), self.end]
         token = words[(row.start + row.count - turn.input_end) % len(words)]
         stream = self.stream_of(turn)
+        if stream.constraint is not None:
+            token = self._allowed(stream.constraint, token)
         logprobs = [TokenLogprob(token, 0.0)] if stream.sampling.logprobs is not None else None
         return RowResult(stream.push([token], logprobs), stream.finish)
+
+    def _allowed(self, constraint: TurnConstraint, token: int) -> int:
+        """The token that comes next under a constraint: this one, or one that brings the text to its end."""
+        if constraint.free:
+            return token
+        forced = constraint.forced()
+        matcher = constraint.matcher
+        if forced or matcher is None:
+            return forced[0] if forced else self.end
+        if matcher.validate([token]):
+            return token
+        matcher.fill(self._mask, 0)
+        allowed = set(self._mask.allowed(0))
+        return next(
+            (each for each in (self.end, *CLOSING) if each in allowed), min(allowed, default=self.end)
+        )
 
     def _message(self, tokens: tuple[int, ...]) -> list[int]:
         """The bytes of the last message, without special tokens and role."""
@@ -163,6 +191,19 @@ def echo_tokenizer() -> Tokenizer:
 
 
 NEWLINE = echo_tokenizer().encode("\n")[0]
+CLOSING = echo_tokenizer().encode('"}]')
+"""What brings JSON to its end, tried in this order where the echo is not allowed."""
+
+
+@cache
+def echo_builder() -> Builder | None:
+    """The compiler of grammars for bytes; None without llguidance."""
+    tokenizer = echo_tokenizer()
+    try:
+        vocabulary = Vocabulary(tokenizer, size=tokenizer.vocabulary_size, end_tokens=tokenizer.eos_tokens)
+        return GuidanceBuilder(vocabulary)
+    except GrammarError:
+        return None
 
 
 def open_echo(
@@ -186,6 +227,7 @@ def open_echo(
         GenerationDefaults((end,)),
         options,
         make_executor=lambda stream_of: EchoExecutor(stream_of, end),
+        grammars=Grammars(echo_builder(), "constrained output needs the package llguidance"),
         formats=choose_formats(
             options.tool_parser, options.reasoning_parser, TEMPLATE, tokenizer.added_tokens.values(), {}
         ),

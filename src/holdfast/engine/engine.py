@@ -12,12 +12,12 @@ on when the engine is driven again, or is ended with `interrupt`.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import index
 from types import TracebackType
-from typing import Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 from holdfast.core.audit import Finding
 from holdfast.core.errors import EmptyTurn, SessionExpired
@@ -26,22 +26,28 @@ from holdfast.core.layout import Tier
 from holdfast.core.session import Place
 from holdfast.core.turn import KEEP_ALL
 from holdfast.core.turn import Turn as CoreTurn
+from holdfast.engine.asking import ask, grammar_of
+from holdfast.engine.constraints.grammar import Grammar
 from holdfast.engine.listeners import Refusal, Reply, TurnListener
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions, make_options
 from holdfast.engine.report import memory_report
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.startup import Progress, open_loop
+from holdfast.engine.text.chat_roles import Message
 from holdfast.engine.text.stream import TokenLogprob, TurnStream
 from holdfast.engine.tools.answer import Answer as TurnAnswer
+from holdfast.engine.tools.events import Call
 from holdfast.engine.tools.events import Event as AnswerEvent
-from holdfast.engine.tools.events import Text
+from holdfast.engine.tools.request import read_tools
 from holdfast.engine.turn_spec import TurnSpec
 from holdfast.engine.verbs import Verbs
 
 Arguments = ParamSpec("Arguments")
 
 TENANT = "local"
+WAITING_SECONDS = 0.005
+"""How long a step without work waits for a grammar."""
 RESTING = {"host": Tier.HOST, "disk": Tier.DISK}
 """The tiers that the memory of a session may be moved to."""
 
@@ -93,7 +99,7 @@ class Hearing(TurnListener):
 class Turn:
     """A turn as its caller sees it: an iterator of text, and the result once it is done."""
 
-    __slots__ = ("_engine", "_events", "_hearing", "_said", "_stream", "_turn")
+    __slots__ = ("_engine", "_hearing", "_said", "_stream", "_turn")
 
     def __init__(self, engine: Engine, spec: TurnSpec) -> None:
         """Submit a turn, and drive the engine until it is queued; raises if it is refused."""
@@ -108,7 +114,6 @@ class Turn:
         self._turn = hearing.turn
         self._stream = hearing.stream
         self._said = 0
-        self._events = 0
 
     @property
     def id(self) -> str:
@@ -136,16 +141,6 @@ class Turn:
         self._said = len(pieces)
         return text
 
-    def take_events(self) -> list[AnswerEvent]:
-        """The events since the last call, of a turn whose answer is read; a plain turn has one of text."""
-        if self._stream.reader is None:
-            text = self.take()
-            return [Text(text, text)] if text else []
-        self.take()
-        events = self._stream.events[self._events :]
-        self._events += len(events)
-        return events
-
     def wait(self) -> Turn:
         """Drive the engine until the turn is done."""
         while not self.done:
@@ -171,15 +166,25 @@ class Turn:
         return stream.tokens_of(sum(map(len, stream.pieces[: self._said])))
 
     @property
-    def tokens_settled(self) -> int:
-        """How many of the tokens so far an interruption keeps: those shown, or those before half a call."""
-        return self.tokens_shown if self._stream.reader is None else self._stream.settled_tokens
-
-    @property
     def answer(self) -> TurnAnswer:
-        """The parts of the answer that stay in the history; waits for the end."""
+        """The answer that stays in the history, in its parts; waits for the end."""
         self.wait()
         return self._stream.answer(self._turn.generated)
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought, if the model marks that; waits for the end."""
+        return self.answer.reasoning
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The complete tool calls of the turn; waits for the end."""
+        return self.answer.complete_calls
+
+    @property
+    def events(self) -> list[AnswerEvent]:
+        """The parts of the answer so far, in order, if it is read for reasoning and tool calls."""
+        return self._stream.events
 
     @property
     def token_ids(self) -> list[int]:
@@ -189,10 +194,12 @@ class Turn:
 
     @property
     def finish_reason(self) -> str:
-        """`stop`, `length`, or `abort`; waits for the end."""
+        """`stop`, `length`, `tool_calls` or `abort`; waits for the end."""
         end = self.wait()._hearing.end
         assert end is not None, "a turn that is done has its end"
-        return "abort" if end.kind is EventKind.ABORTED else end.reason
+        if end.kind is EventKind.ABORTED:
+            return "abort"
+        return "tool_calls" if end.reason == "stop" and self.calls else end.reason
 
     @property
     def usage(self) -> Usage:
@@ -255,34 +262,68 @@ class Session:
     ) -> None:
         self.close()
 
-    def say(self, said: str | Sequence[int], sampling: Sampling | None = None) -> Turn:
-        """Start a turn: iterate over it for text as it comes, or read its `text`."""
+    def say(
+        self,
+        said: str | Sequence[int] | Sequence[Message],
+        sampling: Sampling | None = None,
+        *,
+        grammar: Grammar | Mapping[str, Any] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        thinking_tokens: int | None = None,
+    ) -> Turn:
+        """Start a turn: iterate over it for text as it comes, or read its `text`.
+
+        `said` is a user message, messages (results of tools have the role `tool`), or tokens. The text of the
+        answer matches the `grammar`, which may be a JSON schema. `tool_choice` is OpenAI's; reasoning ends
+        after `thinking_tokens`.
+        """
         engine = self._engine
-        tokens = engine.checked("said", self._encode(said) if isinstance(said, str) else said)
+        tokens = engine.checked("said", self._tokens_of(said))
         chosen = sampling if sampling is not None else Sampling()
         known = engine.known_tokens(self.id)
+        turn_id = f"t-{secrets.token_hex(4)}"
+        tools = read_tools(self.tools, tool_choice)
+        asked = ask(engine.loop.setup, tokens, tools, grammar_of(grammar), thinking_tokens, turn_id)
         spec = TurnSpec(
-            f"t-{secrets.token_hex(4)}",
+            turn_id,
             TENANT,
             tokens,
             chosen,
             self.id,
             computes_from=None if chosen.prompt_logprobs is None else known,
+            grammar=asked.grammar,
+            answer=asked.answer,
         )
         self._current = Turn(engine, spec)
         return self._current
 
-    def _encode(self, text: str) -> list[int]:
-        """The tokens of a user message, in the chat template if the model has one."""
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """The session's tools, in OpenAI's form."""
+        return self._engine.loop.session_log.sessions[self.id].tools
+
+    @property
+    def calls(self) -> list[Call]:
+        """The complete tool calls of the last turn, whose results the next turn may bring."""
+        return [call.call for call in self._engine.loop.session_log.calls_of(self.id, self.turns)]
+
+    def _tokens_of(self, said: str | Sequence[int] | Sequence[Message]) -> Sequence[int]:
+        """The tokens of a message or messages, in the chat template if the model has one."""
         tokenizer = self._engine.loop.setup.tokenizer
         known = self._engine.known_tokens(self.id)
-        if tokenizer.template is None:
-            return tokenizer.encode(text, add_special_tokens=known == 0)
-        message = {"role": "user", "content": text}
+        if isinstance(said, str):
+            if tokenizer.template is None:
+                return tokenizer.encode(said, add_special_tokens=known == 0)
+            said = [{"role": "user", "content": said}]
+        messages = [each for each in said if isinstance(each, Mapping)]
+        if not messages:
+            return [each for each in said if not isinstance(each, Mapping)]
+        tools = read_tools(self.tools).offered
         if known == 0:
             system = [{"role": "system", "content": self.system}] if self.system is not None else []
-            return tokenizer.encode_chat([*system, message])
-        return tokenizer.encode_continuation([message], last_token=self._engine.last_token(self.id))
+            return tokenizer.encode_chat([*system, *messages], tools=tools)
+        last = self._engine.last_token(self.id)
+        return tokenizer.encode_continuation(messages, last_token=last, calls=self.calls, tools=tools)
 
     def interrupt(self, keep: int | str = "all") -> None:
         """End the turn: `keep` is how many generated tokens stay, "all", or "none" to roll the turn back."""
@@ -377,10 +418,16 @@ class Engine:
         for name in list(self.loop.scheduler.registry.sessions):
             Session(self, name, None).close()
 
-    def session(self, system: str | None = None, id: str | None = None) -> Session:  # noqa: A002
-        """Open a session."""
+    def session(
+        self,
+        system: str | None = None,
+        id: str | None = None,  # noqa: A002
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Session:
+        """Open a session, with `tools` in OpenAI's form that its turns may call."""
         name = id if id is not None else f"s-{secrets.token_hex(4)}"
-        self.carry_out(self.verbs.open, name, TENANT, None, None, system)
+        read_tools(tools)
+        self.carry_out(self.verbs.open, name, TENANT, None, None, system, [dict(tool) for tool in tools])
         return Session(self, name, system)
 
     def sessions(self) -> list[str]:
@@ -397,11 +444,15 @@ class Engine:
         prompts: str | Sequence[str] | Sequence[Sequence[int]],
         sampling: Sampling | None = None,
         progress: Progress | None = None,
+        *,
+        grammar: Grammar | Mapping[str, Any] | None = None,
     ) -> list[Turn]:
         """Complete a batch of prompts, texts or lists of token ids; answers in the order of the prompts.
 
-        With `sampling.n` above one, a prompt's choices follow one another.
+        With `sampling.n` above one, a prompt's choices follow one another. The text of every answer matches
+        the `grammar`, which may be a JSON schema.
         """
+        constraint = grammar_of(grammar)
         tokenizer = self.loop.setup.tokenizer
         listed: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
         encoded = [
@@ -416,7 +467,13 @@ class Engine:
             Turn(
                 self,
                 TurnSpec(
-                    f"r-{secrets.token_hex(6)}", TENANT, tokens, chosen, choice=choice, computes_from=first
+                    f"r-{secrets.token_hex(6)}",
+                    TENANT,
+                    tokens,
+                    chosen,
+                    choice=choice,
+                    computes_from=first,
+                    grammar=constraint,
                 ),
             )
             for tokens in encoded
@@ -442,6 +499,7 @@ class Engine:
     def drive(self) -> None:
         """Make one step for all turns in flight, and try verbs that wait for their session."""
         self.loop.step()
+        self.verbs.rest(WAITING_SECONDS)
         self.verbs.retry()
 
     def carry_out(

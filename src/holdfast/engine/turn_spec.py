@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.core.errors import Refused
 from holdfast.core.session import Session
@@ -44,7 +44,8 @@ class TurnSpec(NamedTuple):
     aborted; `timeout` in seconds aborts it. A `fingerprint` of the request makes the turn's id an idempotency
     key: a finished turn with both is replayed instead of being run. The turn's text must match its `grammar`.
     `answer` says how reasoning and tool calls are found in it; without one, all of it is text.
-    `expect_return` is in how many seconds the client will be back with a tool's result.
+    `expect_return` is in how many seconds the client will be back with a tool's result. `tools` are the
+    session's from now on; None leaves them as they are.
     """
 
     turn_id: str
@@ -64,3 +65,4 @@ class TurnSpec(NamedTuple):
     grammar: Grammar | None = None
     answer: AnswerSpec | None = None
     expect_return: float | None = None
+    tools: list[dict[str, Any]] | None = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 
 from holdfast.core.errors import Refused, RequestConflict, TooManySessions, UnknownSession
@@ -30,6 +31,7 @@ from holdfast.engine.sampling import Sampling, SamplingError
 from holdfast.engine.step.speculation import is_penalised
 from holdfast.engine.text.answer_reader import AnswerReader
 from holdfast.engine.text.stream import TurnStream
+from holdfast.engine.tools.answer import AnswerSpec
 from holdfast.engine.turn_spec import HistoryChanged, HistoryRepeated, TurnSpec
 from holdfast.engine.waiting import (
     Length,
@@ -443,12 +445,15 @@ class Verbs:
         chosen = sampling.choice(spec.choice)
         chosen.check_vocabulary(setup.model.config.vocabulary)
         constraint = _constraint(spec, chosen, compilation)
-        reader = None if spec.answer is None else AnswerReader(spec.answer, setup.tokenizer)
+        reader = None if spec.answer is None else AnswerReader(_seeded(spec, spec.answer), setup.tokenizer)
         if session is None:
             turn = scheduler.request(spec.tenant, request, self.loop.now())
         else:
             self._session_log.require_writable()
             turn = scheduler.submit(session.id, request, self.loop.now())
+            if spec.tools is not None:
+                self._dispatcher.note_opened(session)
+                self._session_log.retooled(session.id, spec.tools)
         tokens = scheduler.registry.sessions[turn.session_id].sequence.tokens
         stream = TurnStream(
             setup.tokenizer,
@@ -479,6 +484,7 @@ class Verbs:
             on_abort=KEEP_ALL if spec.keeps else None,
             deadline=None if spec.timeout is None else self.loop.now() + spec.timeout,
             computes_from=spec.computes_from,
+            expect_return=spec.expect_return,
         )
 
     def tokens_max(self, tenant: str) -> int:
@@ -505,3 +511,10 @@ def _constraint(spec: TurnSpec, sampling: Sampling, compilation: Compilation | N
 def _takes_runs(sampling: Sampling) -> bool:
     """Whether forced tokens need no logits of their own: nothing is reported of them, or depends on them."""
     return sampling.logprobs is None and not is_penalised(sampling)
+
+
+def _seeded(spec: TurnSpec, answer: AnswerSpec) -> AnswerSpec:
+    """How the answer is read, with a seed for the ids of its calls: the same for a turn that is repeated."""
+    if answer.seed:
+        return answer
+    return replace(answer, seed=f"{spec.session_id} {spec.turn_id} {spec.choice}")

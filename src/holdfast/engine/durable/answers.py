@@ -76,7 +76,7 @@ def _call(value: object) -> StoredCall:
     *texts, end = value
     if not all(isinstance(text, str) for text in texts) or not isinstance(end, int):
         raise ValueError("not a call")
-    call = StoredCall(*texts, end)
+    call = StoredCall(*value)
     Outcome(call.outcome)  # Raises ValueError for any other word.
     return call
 

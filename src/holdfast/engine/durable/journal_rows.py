@@ -28,6 +28,7 @@ from holdfast.engine.durable.records import (
     Opened,
     Record,
     Requested,
+    Retooled,
     SnapshotDropped,
     SnapshotWritten,
     Truncated,
@@ -79,6 +80,8 @@ class JournalRows:
                     (*row, row_checksum(*row)),
                 )
                 self._keep_last("requests", record.session)
+            case Retooled():
+                self._retool(record)
             case SnapshotWritten():
                 self._run(
                     "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)",
@@ -137,6 +140,22 @@ class JournalRows:
             (name, valid, valid, valid, record.created, head, *sums, valid, NO_TOOLS, record.parent),
         )
         self._delete_answers(name)
+
+    def _retool(self, record: Retooled) -> None:
+        """Change the tools of a session. A damaged description stays damaged."""
+        found = self._run(
+            "SELECT about_sum, ttl, metadata, system, created, parent, tools FROM sessions WHERE id = ?",
+            (record.session,),
+        ).fetchone()
+        if found is None:
+            self._require_absent(record.session)
+            return
+        expected, *about = found
+        if description_checksum(record.session, *about) == expected:
+            about[-1] = record.tools
+            checksum = description_checksum(record.session, *about)
+            values = (record.tools, checksum, record.session)
+            self._run("UPDATE sessions SET tools = ?, about_sum = ? WHERE id = ?", values)
 
     def _close(self, session: str) -> None:
         if self._run("DELETE FROM sessions WHERE id = ?", (session,)).rowcount != 1:

@@ -55,6 +55,7 @@ class RecordKind(StrEnum):
     FORKED = "forked"
     CLOSED = "closed"
     REQUESTED = "requested"
+    RETOOLED = "retooled"
     SNAPSHOT_WRITTEN = "snapped"
     SNAPSHOT_DROPPED = "unsnapped"
 
@@ -126,6 +127,15 @@ class Requested:
 
 
 @dataclass(frozen=True, slots=True)
+class Retooled:
+    """A session has other tools from now on; `tools` is JSON."""
+
+    kind: ClassVar[RecordKind] = RecordKind.RETOOLED
+    session: str
+    tools: str
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotWritten:
     """A snapshot file holds the memory of a session's first `length` tokens."""
 
@@ -144,7 +154,9 @@ class SnapshotDropped:
     session: str
 
 
-Record = Opened | Ended | Truncated | Forked | Closed | Requested | SnapshotWritten | SnapshotDropped
+Record = (
+    Opened | Ended | Truncated | Forked | Closed | Requested | Retooled | SnapshotWritten | SnapshotDropped
+)
 
 
 # --- stored sessions ------------------------------------------------------------------------------
@@ -210,7 +222,7 @@ def detail(record: Record) -> str:
             return f"{record.asked} ({record.request_id})"
         case SnapshotWritten():
             return f"{record.length} tokens, {record.bytes} bytes in {record.file}"
-        case Opened() | SnapshotDropped():
+        case Opened() | Retooled() | SnapshotDropped():
             return ""
 
 

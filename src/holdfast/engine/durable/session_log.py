@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from holdfast.core.errors import JournalUnavailable, Refused, RequestConflict, SessionExists, TurnConflict
 from holdfast.engine.durable.answers import COMPLETE, StoredCall, calls_in
@@ -31,6 +31,7 @@ from holdfast.engine.durable.records import (
     Opened,
     Record,
     Requested,
+    Retooled,
     StoredSession,
     Truncated,
     is_text,
@@ -40,6 +41,8 @@ Act = Callable[[], None]
 Tools = list[dict[str, Any]]
 """Tools in OpenAI's form, as they were checked."""
 Calls = Sequence[StoredCall]
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 UNWRITTEN_MAX = 16_384
 """Records that may wait to be written; beyond that, new turns and verbs are refused (backpressure)."""
@@ -243,6 +246,11 @@ class SessionLog:
         self.sessions[session_id] = entry
         self.append(Forked(session_id, parent_id, turns, entry.created))
 
+    def retooled(self, session_id: str, tools: Tools) -> None:
+        """A session has other tools from now on."""
+        self.sessions[session_id].tools = tools
+        self.append(Retooled(session_id, json.dumps(tools)))
+
     def truncated(self, session_id: str, turns: int, kept: int | None) -> None:
         """A session was cut to `turns` turns; a number `kept` is how many tokens the last one keeps."""
         entry = self.sessions[session_id]
@@ -342,8 +350,6 @@ def _keep_calls(entry: SessionEntry, number: int, calls: Calls) -> None:
         _keep_last(entry.calls)
 
 
-def _keep_last(
-    table: dict[str, FinishedTurn] | dict[str, AnsweredRequest] | dict[int, Calls],
-) -> None:
+def _keep_last(table: dict[Key, Value]) -> None:
     while len(table) > TURNS_KEPT:
         del table[next(iter(table))]

@@ -235,7 +235,7 @@ class TurnStream:
         return True
 
     def _may_end(self, may_stop: bool) -> bool:
-        """Whether an end token ends the turn: under a constraint it comes early only where nothing else may."""
+        """Whether an end token ends the turn: under a constraint it comes early where nothing else may."""
         return may_stop or self.constraint is not None
 
     def _say(self, token: int) -> None:

@@ -110,6 +110,7 @@ class EngineCommands:
                 grammar=grammar,
                 answer=answer,
                 expect_return=command.expect_return,
+                tools=command.tools,
             ),
         )
 

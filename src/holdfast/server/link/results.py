@@ -221,27 +221,20 @@ class TurnReply(TurnListener):
         sent = self._tokens
         text = "".join(stream.pieces[self._pieces :])
         tokens = stream.tokens[sent:]
-        events = self._new_events(stream)
-        if not text and not tokens and not events:
+        if not text and not tokens:
             return
         logprobs = wire_logprobs(stream.logprobs[sent:]) if stream.sampling.logprobs is not None else None
         prompt = None if sent else (turn.input_end, turn.cached)
-        settled = None
-        if stream.reader is not None and stream.reader.reads_calls:
-            settled = stream.settled_tokens
-        self._outbox.add_delta(
-            wire.Delta(self._command.call, sent, text, tokens, logprobs, prompt, events, settled)
-        )
+        if stream.reader is None:
+            delta = wire.Delta(self._command.call, sent, text, tokens, logprobs, prompt)
+        else:
+            events = wire_events(stream.events[self._events :])
+            self._events = len(stream.events)
+            settled = stream.settled_tokens if stream.reader.reads_calls else None
+            delta = wire.Delta(self._command.call, sent, text, tokens, logprobs, prompt, events, settled)
+        self._outbox.add_delta(delta)
         self._pieces = len(stream.pieces)
         self._tokens = len(stream.tokens)
-
-    def _new_events(self, stream: TurnStream) -> list[wire.AnswerEvent] | None:
-        """The events since the last report; None where the answer is not read."""
-        if stream.reader is None:
-            return None
-        events = wire_events(stream.events[self._events :])
-        self._events = len(stream.events)
-        return events
 
     def _end(self, turn: Turn, stream: TurnStream, event: Event) -> wire.End:
         kept = turn.generated if event.kind is not EventKind.FAILED else 0
