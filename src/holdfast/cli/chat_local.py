@@ -7,37 +7,56 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.cli.answer_options import AnswerAsked
-from holdfast.cli.local_turns import LocalTurns
 from holdfast.cli.progress import StartProgress
 from holdfast.cli.sampling_options import CHAT_DEFAULTS, SUGGESTIONS
 from holdfast.cli.terminal import Chat, Cost, Speech, Talk
 from holdfast.client.values import ToolCall, TurnEvent, TurnEventKind
 from holdfast.core.errors import Refused
 from holdfast.engine.constraints.errors import GrammarError
+from holdfast.engine.constraints.grammar import Grammar
 from holdfast.engine.engine import Engine, Session, Turn, TurnFailed
 from holdfast.engine.pull import PullError
 from holdfast.engine.sampling import Sampling, SamplingError
 from holdfast.engine.text.chat_template import ChatTemplateError
 from holdfast.engine.tools.events import (
-    Call,
     CallArguments,
     CallBegin,
     CallEnd,
     Event,
-    Outcome,
     Reasoning,
     Text,
 )
 from holdfast.engine.tools.request import ToolsRefused
 from holdfast.models.fields import ConfigurationError
 from holdfast.models.generation import GenerationDefaults
-from holdfast.server.text.answer_writer import GrammarRefused
+from holdfast.server.dialects.answer_options import AnswerOptions
+from holdfast.server.dialects.constraints import response_format
 
 __all__ = ["Unusable", "run"]
 
 
 class Unusable(ValueError):
     """The model cannot be loaded; the message is for the user."""
+
+
+class LocalFields:
+    """What every turn is asked with: `said` with the user's words, `results` with results of tools."""
+
+    def __init__(self, sampling: Sampling, asked: AnswerAsked) -> None:
+        self.tools = asked.tools
+        self.said = {"sampling": sampling, **_turn_fields(asked.said)}
+        self.results = {"sampling": sampling, **_turn_fields(asked.results)}
+
+
+def _turn_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a request as the engine takes them."""
+    made = {name: fields[name] for name in ("tool_choice", "thinking_tokens") if name in fields}
+    constraint = response_format(fields["response_format"]) if "response_format" in fields else None
+    if constraint is not None:
+        made["grammar"] = Grammar.of(constraint.kind, constraint.value)
+    if "thinking" in fields:
+        made["template_kwargs"] = AnswerOptions(thinking=fields["thinking"]).template_kwargs
+    return made
 
 
 class LocalSpeech:
@@ -47,13 +66,19 @@ class LocalSpeech:
         self._engine = engine
         self._session = session
         self._turn = turn
+        self._taken = 0
 
     def take(self) -> Sequence[TurnEvent] | None:
         """Run a step and return what is new."""
         running = not self._turn.done
         if running:
             self._engine.drive()
-        events = [self._told(event) for event in self._turn.take_events()]
+        text = self._turn.take()
+        read = self._turn.events[self._taken :]
+        self._taken += len(read)
+        events = [self._told(event) for event in read]
+        if text and not self._taken:
+            events = [TurnEvent(TurnEventKind.TEXT, text)]
         return events if events or running else None
 
     def _told(self, event: Event) -> TurnEvent:
@@ -74,7 +99,6 @@ class LocalSpeech:
     def cut(self) -> None:
         """Interrupt; keep what was taken so far, without half a call."""
         self._session.interrupt(keep=self._turn.tokens_settled)
-        self._turn.wait()
 
     @property
     def usage(self) -> Cost:
@@ -84,23 +108,16 @@ class LocalSpeech:
     @property
     def tool_calls(self) -> Sequence[ToolCall]:
         """The complete calls that the turn ended in."""
-        return [ToolCall(call.id, call.name, call.arguments) for call in self.calls]
-
-    @property
-    def calls(self) -> list[Call]:
-        """Those calls, as the engine has them."""
-        return [call for call in self._turn.answer.calls if call.outcome is Outcome.COMPLETE]
+        return [ToolCall(call.id, call.name, call.arguments) for call in self._turn.calls]
 
 
 class LocalTalk:
     """A session of the engine."""
 
-    def __init__(self, engine: Engine, session: Session, begin: LocalTurns) -> None:
+    def __init__(self, engine: Engine, session: Session, fields: LocalFields) -> None:
         self._engine = engine
         self._session = session
-        self._begin = begin
-        self._last: LocalSpeech | None = None
-        """The last turn, as long as its calls may be answered."""
+        self._fields = fields
 
     @property
     def turns(self) -> int:
@@ -109,27 +126,22 @@ class LocalTalk:
 
     def say(self, words: str) -> Speech:
         """Begin a turn."""
-        return self._spoken(self._begin.say(self._session, words, self._calls()))
+        return LocalSpeech(self._engine, self._session, self._session.say(words, **self._fields.said))
 
     def tool_results(self, results: Mapping[str, str]) -> Speech:
         """Begin a turn with the results of tool calls, by their ids."""
-        return self._spoken(self._begin.tool_results(self._session, results, self._calls()))
-
-    def _calls(self) -> list[Call]:
-        return [] if self._last is None else self._last.calls
-
-    def _spoken(self, turn: Turn) -> LocalSpeech:
-        self._last = LocalSpeech(self._engine, self._session, turn)
-        return self._last
+        messages = [
+            {"role": "tool", "tool_call_id": call, "content": result} for call, result in results.items()
+        ]
+        return LocalSpeech(self._engine, self._session, self._session.say(messages, **self._fields.results))
 
     def rewind(self, turns: int) -> None:
         """Rewind so that `turns` turns remain."""
         self._session.rewind(turns)
-        self._last = None
 
     def fork(self) -> Talk:
         """A second conversation that continues from here."""
-        return LocalTalk(self._engine, self._session.fork(), self._begin)
+        return LocalTalk(self._engine, self._session.fork(), self._fields)
 
 
 class LocalHost:
@@ -141,18 +153,18 @@ class LocalHost:
         SamplingError,
         ChatTemplateError,
         ToolsRefused,
-        GrammarRefused,
         GrammarError,
     )
 
-    def __init__(self, engine: Engine, system: str | None, begin: LocalTurns) -> None:
+    def __init__(self, engine: Engine, system: str | None, fields: LocalFields) -> None:
         self._engine = engine
         self._system = system
-        self._begin = begin
+        self._fields = fields
 
     def open(self) -> Talk:
         """Begin a conversation."""
-        return LocalTalk(self._engine, self._engine.session(self._system), self._begin)
+        session = self._engine.session(self._system, tools=self._fields.tools)
+        return LocalTalk(self._engine, session, self._fields)
 
     def memory(self) -> dict[str, Any]:
         """Who holds the memory."""
@@ -174,8 +186,8 @@ def run(
     except (PullError, ConfigurationError) as error:
         raise Unusable(str(error)) from error
     with engine:
-        turns = LocalTurns(engine, chat_sampling(sampling, engine.loop.setup.defaults), asked)
-        Chat(LocalHost(engine, system, turns), shows_thinking=asked.shows_thinking).run()
+        fields = LocalFields(chat_sampling(sampling, engine.loop.setup.defaults), asked)
+        Chat(LocalHost(engine, system, fields), shows_thinking=asked.shows_thinking).run()
 
 
 def chat_sampling(sampling: Sampling, defaults: GenerationDefaults) -> Sampling:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from openai import OpenAI, pydantic_function_tool
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from tests.clients.recording import Recorder
 from tests.clients.travel import PRICE, QUESTION, WEATHER, City, Tools, Trip, assert_valid
@@ -168,7 +168,7 @@ def test_parsed_output(client: OpenAI, recorder: Recorder) -> None:
 
 def test_parsed_output_of_a_nested_type(client: OpenAI) -> None:
     class Journey(BaseModel):
-        trips: list[Trip]
+        trips: list[Trip] = Field(max_length=2)
         home: City | None
 
     answer = client.chat.completions.parse(
