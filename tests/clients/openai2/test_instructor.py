@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import instructor
 import pytest
-from instructor.core import InstructorRetryException
+from instructor.core import IncompleteOutputException, InstructorRetryException
 from openai import OpenAI
 
 from tests.clients.recording import Recorder
@@ -45,16 +45,16 @@ def test_a_partial_output_grows(url: str, recorder: Recorder) -> None:
 
 
 def test_parallel_outputs(url: str, recorder: Recorder) -> None:
-    """The model is free to call the tool; where it does not, instructor says so."""
+    """The model is free to call the tool; where it does not, or talks for too long, instructor says so."""
     client = instructor.from_openai(plain_client(url), mode=instructor.Mode.PARALLEL_TOOLS)
     problem = ""
     try:
         trips = list(
             client.chat.completions.create(response_model=Iterable[Trip], messages=MESSAGES, **PLAIN)
         )
-    except InstructorRetryException as error:
+    except (IncompleteOutputException, InstructorRetryException) as error:
         trips, problem = [], str(error)
-    assert trips or "No tool calls" in problem
+    assert trips or "No tool calls" in problem or "max_tokens" in problem
     assert all(isinstance(trip, Trip) for trip in trips)
     assert recorder.requests[-1]["tool_choice"] == "auto"
     assert recorder.refused == []
