@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml
 
 # What the 100 % of the core's branches is measured over; the other folders run after it, those that exist.
 CORE_TESTS := $(wildcard tests/core tests/property) tests/tidy
-OTHER_TESTS := $(filter-out $(CORE_TESTS) tests/gpu tests/soak,$(patsubst %/,%,$(wildcard tests/[a-z]*/)))
+OTHER_TESTS := $(filter-out $(CORE_TESTS) tests/clients tests/gpu tests/soak,$(patsubst %/,%,$(wildcard tests/[a-z]*/)))
 
 # Tests share the machine: torch gets two threads, in every verb, and one where two workers run.
 export OMP_NUM_THREADS ?= 2
@@ -40,6 +40,23 @@ test: install
 .PHONY: soak
 soak: install
 	$(BIN)/python -m pytest -m soak --timeout=0 tests
+
+# Other people's clients, unchanged, against a server of the embedded model. Not all of them install beside each other:
+# each requirements file has an environment and a folder of tests. Both need several hundred MiB and no GPU. AI SDK,
+# opencode and qwen-code run on Node and are not here; nor is mini-swe-agent, which calls through litellm.
+CLIENTS := .venv-clients
+
+$(CLIENTS)/openai3.stamp: tests/clients/requirements.txt
+$(CLIENTS)/openai2.stamp: tests/clients/requirements-openai2.txt
+$(CLIENTS)/%.stamp:
+	$(PYTHON) -m venv $(CLIENTS)/$*
+	$(CLIENTS)/$*/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
+.PHONY: clients
+clients: install $(CLIENTS)/openai3.stamp $(CLIENTS)/openai2.stamp
+	HOLDFAST_PYTHON=$(CURDIR)/$(BIN)/python $(CLIENTS)/openai3/bin/python -m pytest tests/clients/openai3 $(ARGS)
+	HOLDFAST_PYTHON=$(CURDIR)/$(BIN)/python $(CLIENTS)/openai2/bin/python -m pytest tests/clients/openai2 $(ARGS)
 
 .PHONY: check
 check: install
@@ -62,5 +79,5 @@ bench: install
 
 .PHONY: clean
 clean:
-	rm -rf $(VENV) .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info
+	rm -rf $(VENV) $(CLIENTS) .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

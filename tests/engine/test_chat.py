@@ -1,5 +1,6 @@
 """`holdfast chat` as a real process in a pseudo-terminal: it answers, is interrupted, and goes on."""
 
+import json
 import re
 import subprocess
 import sys
@@ -140,6 +141,44 @@ def test_the_embedded_default_is_interrupted_and_goes_on() -> None:
         terminal.type("Now name a colour.\n")
         cached = numbers(r"cached (\d+)", terminal.until(r"cached \d+.*\]"))[0]
         assert cached > 40, "the question, what was heard of the answer, and no more"
+        terminal.until(PROMPT)
+        terminal.type("/quit\n")
+        assert terminal.end()[0] == 0
+
+
+def test_tools_of_a_model_in_this_process(tmp_path: Path) -> None:
+    try:
+        pull("smollm2")
+    except PullError as error:
+        pytest.skip(str(error))
+    parameters = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "price", "parameters": parameters}}
+    (tmp_path / "tools.json").write_text(json.dumps([tool]))
+    options = ("--tools", str(tmp_path / "tools.json"), "--tool-choice", "price", "--max-tokens", "30")
+    sizes = ("--temperature", "0", "--context-length", "1024", "--kv-tokens", "4096")
+    with Terminal("chat", *options, *sizes) as terminal:
+        terminal.until(PROMPT)
+        terminal.type("What does Rome cost?\n")
+        assert 'calls price {"city": "Rome"}\n' in terminal.until(r"result of price> $")
+        terminal.type("120 euros\n")
+        before = numbers(r"cached (\d+)", terminal.until(COST))[0]
+        assert before > 100, "the tools, the question and the call are in memory"
+        terminal.type("\x04\x04")
+        assert terminal.end()[0] == 0
+
+
+def test_a_format_in_this_process(tmp_path: Path) -> None:
+    try:
+        pull("smollm2")
+    except PullError as error:
+        pytest.skip(str(error))
+    schema = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+    (tmp_path / "format.json").write_text(json.dumps(schema))
+    sizes = ("--context-length", "1024", "--kv-tokens", "4096", "--no-thinking")
+    with Terminal("chat", "--response-format", str(tmp_path / "format.json"), *sizes) as terminal:
+        terminal.until(PROMPT)
+        terminal.type("Which city?\n")
+        assert '{"city": "Rome"}\n' in terminal.until(COST)
         terminal.until(PROMPT)
         terminal.type("/quit\n")
         assert terminal.end()[0] == 0

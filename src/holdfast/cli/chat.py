@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.cli.answer_options import AnswerAsked, AnswerOptions
 from holdfast.cli.options import (
     NAMED_MODEL,
     chosen_model,
@@ -35,10 +36,12 @@ HELP = (
     "Ctrl-C    interrupts the model: what was shown stays, the rest is discarded\n"
     "/rewind   removes turns; /fork continues in a copy\n"
     "/memory   shows who holds the memory; /help lists everything\n\n"
+    "Tool calls are shown with their arguments; you type the results.\n\n"
     "\b\n"
     "holdfast chat                       the default model, downloaded once\n"
     "holdfast chat DIRECTORY             a local model, in this process\n"
-    "holdfast chat --url 127.0.0.1:8000  the model of a server"
+    "holdfast chat --url 127.0.0.1:8000  the model of a server\n"
+    "holdfast chat --tools tools.json    with tools, in OpenAI's form"
 )
 
 
@@ -65,6 +68,7 @@ def chat(
         str | None,
         typer.Option(help="System prompt.", envvar="HOLDFAST_SYSTEM", show_envvar=False),
     ] = None,
+    answer_options: dict[str, Any] | None = None,
     sampling_options: dict[str, Any] | None = None,
     engine_options: dict[str, object] | None = None,
 ) -> None:
@@ -78,10 +82,11 @@ def chat(
         url = None
     try:
         _require_sampling(stated)
+        asked = AnswerAsked.read(AnswerOptions(**(answer_options or {})))
         if url is not None:
-            _at_server(url, api_key, system, stated)
+            _at_server(url, api_key, system, stated, asked)
         else:
-            _here(model, system, stated, engine_options or {})
+            _here(model, system, stated, asked, engine_options or {})
     except OptionError as error:
         raise refusal("chat", error.typed, WRONG) from error
     except KeyboardInterrupt as interrupt:
@@ -96,21 +101,29 @@ def _require_sampling(stated: dict[str, Any]) -> None:
         raise OptionError(error.param, str(error).removeprefix(f"{error.param} ")) from error
 
 
-def _here(model: str, system: str | None, stated: dict[str, Any], engine_options: dict[str, object]) -> None:
+def _here(
+    model: str,
+    system: str | None,
+    stated: dict[str, Any],
+    asked: AnswerAsked,
+    engine_options: dict[str, object],
+) -> None:
     """Chat with a local model; raises `OptionError` for invalid engine options."""
     require_companions(engine_options)
     make_options(**engine_options)
     local = import_module("holdfast.cli.chat_local")
     try:
-        local.run(model, system, stated, engine_options)
+        local.run(model, system, stated, asked, engine_options)
     except local.Unusable as error:
         raise refusal("chat", str(error)) from error
 
 
-def _at_server(url: str, api_key: str | None, system: str | None, stated: dict[str, Any]) -> None:
+def _at_server(
+    url: str, api_key: str | None, system: str | None, stated: dict[str, Any], asked: AnswerAsked
+) -> None:
     """Chat with the model of a server."""
     remote = import_module("holdfast.cli.chat_remote")
     try:
-        remote.run(url, api_key, system, stated)
+        remote.run(url, api_key, system, stated, asked)
     except HoldfastError as error:
         raise server_refusal("chat", error) from error

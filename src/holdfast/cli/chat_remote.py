@@ -8,11 +8,23 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from holdfast.cli.answer_options import AnswerAsked
 from holdfast.cli.sampling_options import CHAT_DEFAULTS, SUGGESTIONS
 from holdfast.cli.terminal import Chat, Cost, Speech, Talk
-from holdfast.client import Client, HoldfastError, Retries, Sampling, Session, Turn, calls
+from holdfast.client import (
+    Client,
+    HoldfastError,
+    Retries,
+    Session,
+    ToolCall,
+    Turn,
+    TurnEvent,
+    calls,
+)
+from holdfast.client.values import TurnFields
 
 __all__ = ["run"]
 
@@ -26,34 +38,34 @@ class RemoteSpeech:
         self._session = session
         self._turn = turn
         self._tokens_taken = 0
-        self._read: queue.SimpleQueue[tuple[str, int] | HoldfastError | None] = queue.SimpleQueue()
+        self._read: queue.SimpleQueue[tuple[TurnEvent, int] | HoldfastError | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._listen, daemon=True)
         self._reader.start()
 
     def _listen(self) -> None:
         try:
-            for piece in self._turn:
-                self._read.put((piece, self._turn.tokens_shown))
+            for event in self._turn.events():
+                self._read.put((event, self._turn.tokens_settled))
         except HoldfastError as error:
             self._read.put(error)
         else:
             self._read.put(None)
 
-    def take(self) -> str | None:
-        """The next piece, or nothing after a moment."""
+    def take(self) -> Sequence[TurnEvent] | None:
+        """The next event, or nothing after a moment."""
         try:
             read = self._read.get(timeout=POLL_SECONDS)
         except queue.Empty:
-            return ""
+            return ()
         if read is None:
             return None
         if isinstance(read, HoldfastError):
             raise read
-        text, self._tokens_taken = read
-        return text
+        event, self._tokens_taken = read
+        return (event,)
 
     def cut(self) -> None:
-        """Interrupt; keep the text taken so far, and wait for the server's result."""
+        """Interrupt; keep what was taken so far, without half a call, and wait for the server's result."""
         self._session.interrupt(keep=self._tokens_taken)
         self._reader.join()
 
@@ -62,6 +74,12 @@ class RemoteSpeech:
         """What the turn cost."""
         self._reader.join()
         return self._turn.usage
+
+    @property
+    def tool_calls(self) -> Sequence[ToolCall]:
+        """The complete calls that the turn ended in."""
+        self._reader.join()
+        return self._turn.tool_calls
 
 
 class RemoteTalk:
@@ -78,7 +96,11 @@ class RemoteTalk:
 
     def say(self, words: str) -> Speech:
         """Begin a turn."""
-        return RemoteSpeech(self._session, self._session.say(words, **self._host.sampling))
+        return RemoteSpeech(self._session, self._session.say(words, **self._host.said))
+
+    def tool_results(self, results: Mapping[str, str]) -> Speech:
+        """Begin a turn with the results of tool calls, by their ids."""
+        return RemoteSpeech(self._session, self._session.tool_results(results, **self._host.answered))
 
     def rewind(self, turns: int) -> None:
         """Rewind so that `turns` turns remain."""
@@ -94,10 +116,16 @@ class RemoteHost:
 
     refusals = (HoldfastError,)
 
-    def __init__(self, client: Client, system: str | None, sampling: Sampling) -> None:
+    def __init__(
+        self, client: Client, system: str | None, sampling: Mapping[str, Any], asked: AnswerAsked
+    ) -> None:
         self._client = client
         self._system = system
-        self.sampling = sampling
+        self._tools = asked.tools
+        self.said = cast(TurnFields, {**sampling, **asked.said})
+        """The fields of turns with the user's words."""
+        self.answered = cast(TurnFields, {**sampling, **asked.results})
+        """The fields of turns with results of tools."""
         self._sessions: list[Session] = []
 
     def adopt(self, session: Session) -> RemoteTalk:
@@ -107,7 +135,7 @@ class RemoteHost:
 
     def open(self) -> Talk:
         """Begin a conversation."""
-        return self.adopt(self._client.session(self._system))
+        return self.adopt(self._client.session(self._system, tools=self._tools or None))
 
     def memory(self) -> dict[str, Any]:
         """Who holds the memory."""
@@ -119,19 +147,21 @@ class RemoteHost:
             session.close()
 
 
-def run(url: str, api_key: str | None, system: str | None, stated: dict[str, Any]) -> None:
+def run(
+    url: str, api_key: str | None, system: str | None, stated: dict[str, Any], asked: AnswerAsked
+) -> None:
     """Talk to a server; raises `HoldfastError` if it is unreachable or rejects the key.
 
-    `stated` are the sampling options given.
+    `stated` are the sampling options given, `asked` is what is asked of answers.
     """
     # An unreachable server is an error at once; later on, lost connections are retried.
     with Client(url, api_key, retries=Retries(attempts=1)) as client:
         suggested = client.ask(calls.models())[0].get("sampling_defaults")
     with Client(url, api_key) as client:
         silent = suggested is not None and all(suggested.get(name) is None for name in SUGGESTIONS)
-        sampling = cast(Sampling, {**CHAT_DEFAULTS, **stated} if silent else stated)
-        host = RemoteHost(client, system, sampling)
+        sampling = {**CHAT_DEFAULTS, **stated} if silent else stated
+        host = RemoteHost(client, system, sampling, asked)
         try:
-            Chat(host).run()
+            Chat(host, shows_thinking=asked.shows_thinking).run()
         finally:
             host.close()

@@ -17,6 +17,8 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from holdfast.cli.answer_options import CHOICES as TOOL_CHOICES
+from holdfast.cli.answer_options import AnswerOptions
 from holdfast.cli.config import ConfigError, find_config, read_config
 from holdfast.cli.sampling_options import CHAT_DEFAULTS, SAMPLING_FIELDS
 from holdfast.engine.options import CHOICES, EngineOptions, OptionError
@@ -24,6 +26,7 @@ from holdfast.engine.sampling import Sampling
 from holdfast.server.options import LOG_LEVELS, ServerOptions
 
 __all__ = [
+    "ANSWER_OPTIONS",
     "COMPANIONS",
     "ENGINE_OPTIONS",
     "NAMED_MODEL",
@@ -289,7 +292,36 @@ SAMPLING_OPTIONS: tuple[Option, ...] = tuple(
     for field in SAMPLING_FIELDS
 )
 
+ANSWER_OPTIONS: tuple[Option, ...] = (
+    Option("tools", str, "JSON file with the tools that the model may call, in OpenAI's form."),
+    Option(
+        "tool_choice",
+        str,
+        "Whether the model calls a tool when you say something: auto, none, required, or a tool's name.",
+        choices=TOOL_CHOICES,
+    ),
+    Option(
+        "response_format",
+        str,
+        "JSON file that answers must match: OpenAI's response_format, or a JSON schema.",
+    ),
+    Option(
+        "thinking",
+        bool,
+        "Whether the model reasons before it answers, where its chat template can switch it.",
+        flags=("--thinking/--no-thinking",),
+    ),
+    Option("thinking_tokens", int, "Maximum number of tokens of reasoning; its end is then forced."),
+    Option(
+        "show_thinking",
+        bool,
+        "Show reasoning as it comes, rather than folded into one line.",
+        flags=("--show-thinking/--fold-thinking",),
+    ),
+)
+
 GROUPS: Mapping[str, tuple[str, tuple[Option, ...], type[Any]]] = {
+    "answer_options": ("Answers", ANSWER_OPTIONS, AnswerOptions),
     "sampling_options": ("Answers", SAMPLING_OPTIONS, Sampling),
     "engine_options": ("Engine", ENGINE_OPTIONS, EngineOptions),
     "server_options": ("Server", SERVER_OPTIONS, ServerOptions),

@@ -1,4 +1,4 @@
-"""The chat's user interface in a terminal: prompt, commands, streaming, Ctrl-C, and the cost of a turn.
+"""The chat's user interface in a terminal: prompt, commands, answers, tool results, Ctrl-C, costs.
 
 Ctrl-C while the model generates interrupts it: the text shown stays in the conversation, later text does not.
 The signal handler only sets a flag that is checked between pieces. Ctrl-C or Ctrl-D at the prompt exits. The
@@ -11,23 +11,31 @@ import io
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
 
+from holdfast.cli.answer_view import AnswerView, printable
+from holdfast.client.values import ToolCall, TurnEvent
+
 __all__ = ["Chat", "Cost", "Host", "Speech", "Talk", "memory_table", "printable"]
 
 HELP = """\
 /rewind N   remove the last N turns (default: 1)
 /fork       continue in a copy of this conversation; /fork N switches to conversation N
+/thinking   show what the model thought before its last answer
 /memory     show who holds the memory
 /help       show this list
 /quit       exit (or Ctrl-D)
-Ctrl-C      during an answer: interrupt it; at the prompt: exit"""
+Ctrl-C      during an answer: interrupt it; at the prompt: exit
+When the model calls tools, type the result of each; an empty line leaves the calls unanswered."""
+
+COMMANDS = ("/rewind", "/fork", "/thinking", "/memory", "/help")
 
 LEAVE = frozenset({"/quit", "/exit"})
 
@@ -51,8 +59,8 @@ class Cost(Protocol):
 class Speech(Protocol):
     """A running turn."""
 
-    def take(self) -> str | None:
-        """New text, after a short wait; None at the end."""
+    def take(self) -> Sequence[TurnEvent] | None:
+        """What is new, after a short wait; None at the end."""
 
     def cut(self) -> None:
         """Interrupt; keep the text taken so far."""
@@ -60,6 +68,10 @@ class Speech(Protocol):
     @property
     def usage(self) -> Cost:
         """What the turn cost, after its end."""
+
+    @property
+    def tool_calls(self) -> Sequence[ToolCall]:
+        """The complete calls that the turn ended in."""
 
 
 class Talk(Protocol):
@@ -71,6 +83,9 @@ class Talk(Protocol):
 
     def say(self, words: str) -> Speech:
         """Begin a turn."""
+
+    def tool_results(self, results: Mapping[str, str]) -> Speech:
+        """Begin a turn with the results of tool calls, by their ids."""
 
     def rewind(self, turns: int) -> None:
         """Rewind so that `turns` turns remain."""
@@ -120,9 +135,11 @@ def listening() -> Iterator[Interrupt]:
 class Chat:
     """The loop of prompt and answer; forks are kept side by side."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, *, shows_thinking: bool = False) -> None:
         self.host = host
         self.console = Console(highlight=False)
+        self._shows_thinking = shows_thinking
+        self._reasoning = ""
         self.talks: list[Talk] = [host.open()]
         self.current = 0
 
@@ -155,7 +172,7 @@ class Chat:
             if line.startswith("/"):
                 self.command(line)
             else:
-                self.answer(line)
+                self.converse(line)
         except self.host.refusals as error:
             self.console.print(f"{error}", style="red", markup=False)
 
@@ -163,12 +180,14 @@ class Chat:
         """Run a command line that begins with a slash."""
         name, _, rest = line.partition(" ")
         rest = rest.strip()
-        if name not in ("/rewind", "/fork", "/memory", "/help") or (rest and not rest.isdecimal()):
+        if name not in COMMANDS or (rest and not rest.isdecimal()):
             self.console.print(f"unknown command {line}; /help lists all commands", markup=False)
         elif name == "/rewind":
             self.rewind(int(rest or 1))
         elif name == "/fork":
             self.fork(int(rest) if rest else None)
+        elif name == "/thinking":
+            self.console.print(self._reasoning or "no reasoning to show", style="dim", markup=False)
         elif name == "/memory":
             self.console.print(memory_table(self.host.memory()))
         else:
@@ -195,30 +214,48 @@ class Chat:
         self.current = number - 1
         self.console.print(f"[dim]conversation {number}, {self.talk.turns} turns[/]")
 
-    def answer(self, words: str) -> None:
-        """Run a turn until it ends or is interrupted."""
+    def converse(self, words: str) -> None:
+        """Run a turn, and turns with results as long as the model calls tools and the user answers."""
+        calls = self.answer(lambda: self.talk.say(words))
+        while calls and (results := self.ask_results(calls)):
+            calls = self.answer(partial(self.talk.tool_results, results))
+
+    def answer(self, begin: Callable[[], Speech]) -> Sequence[ToolCall]:
+        """Run a turn until it ends or is interrupted; the calls that wait for results."""
         began = time.monotonic()
         first: float | None = None
+        view = AnswerView(self.console, expanded=self._shows_thinking)
         with listening() as interrupt:
-            speech = self.talk.say(words)
-            while not interrupt.pressed and (text := speech.take()) is not None:
-                if text:
-                    first = time.monotonic() if first is None else first
-                    self.show(text)
+            speech = begin()
+            while not interrupt.pressed and (events := speech.take()) is not None:
+                if view.show(events) and first is None:
+                    first = time.monotonic()
             if interrupt.pressed:
                 speech.cut()
         ended = time.monotonic()
-        self.console.print()
+        view.close()
+        self._reasoning = printable(view.reasoning)
         self.console.print(
             summary(speech.usage, (first or ended) - began, ended - began, interrupt.pressed),
             style="dim",
             markup=False,
         )
+        return () if interrupt.pressed else speech.tool_calls
 
-    def show(self, text: str) -> None:
-        """Show text of the model without control characters."""
-        self.console.out(printable(text), end="", highlight=False)
-        self.console.file.flush()
+    def ask_results(self, calls: Sequence[ToolCall]) -> dict[str, str]:
+        """What the user types as the results of calls; nothing if a line is empty or the input ends."""
+        results: dict[str, str] = {}
+        for call in calls:
+            try:
+                line = self.console.input(f"result of {printable(call.name)}> ", markup=False).strip()
+            except (EOFError, KeyboardInterrupt):
+                self.console.print()
+                line = ""
+            if not line or not is_text(line):
+                self.console.print("[dim]the calls stay unanswered[/]")
+                return {}
+            results[call.id] = line
+        return results
 
 
 def take_any_bytes() -> None:
@@ -231,11 +268,6 @@ def take_any_bytes() -> None:
 def is_text(line: str) -> bool:
     """Whether the input decoded without lone surrogates."""
     return not any("\ud800" <= letter <= "\udfff" for letter in line)
-
-
-def printable(text: str) -> str:
-    """Text without control characters."""
-    return "".join(letter for letter in text if letter.isprintable() or letter in "\n\t")
 
 
 def summary(usage: Cost, first: float, total: float, interrupted: bool) -> str:

@@ -166,6 +166,11 @@ class Turn:
         return stream.tokens_of(sum(map(len, stream.pieces[: self._said])))
 
     @property
+    def tokens_settled(self) -> int:
+        """How many of the tokens so far lie outside half a call, where calls are read; else those shown."""
+        return self.tokens_shown if self._stream.reader is None else self._stream.settled_tokens
+
+    @property
     def answer(self) -> TurnAnswer:
         """The answer that stays in the history, in its parts; waits for the end."""
         self.wait()
@@ -270,15 +275,16 @@ class Session:
         grammar: Grammar | Mapping[str, Any] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         thinking_tokens: int | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> Turn:
         """Start a turn: iterate over it for text as it comes, or read its `text`.
 
         `said` is a user message, messages (results of tools have the role `tool`), or tokens. The text of the
         answer matches the `grammar`, which may be a JSON schema. `tool_choice` is OpenAI's; reasoning ends
-        after `thinking_tokens`.
+        after `thinking_tokens`; `template_kwargs` are variables of the chat template.
         """
         engine = self._engine
-        tokens = engine.checked("said", self._tokens_of(said))
+        tokens = engine.checked("said", self._tokens_of(said, template_kwargs))
         chosen = sampling if sampling is not None else Sampling()
         known = engine.known_tokens(self.id)
         turn_id = f"t-{secrets.token_hex(4)}"
@@ -307,7 +313,9 @@ class Session:
         """The complete tool calls of the last turn, whose results the next turn may bring."""
         return [call.call for call in self._engine.loop.session_log.calls_of(self.id, self.turns)]
 
-    def _tokens_of(self, said: str | Sequence[int] | Sequence[Message]) -> Sequence[int]:
+    def _tokens_of(
+        self, said: str | Sequence[int] | Sequence[Message], template_kwargs: Mapping[str, Any] | None
+    ) -> Sequence[int]:
         """The tokens of a message or messages, in the chat template if the model has one."""
         tokenizer = self._engine.loop.setup.tokenizer
         known = self._engine.known_tokens(self.id)
@@ -321,9 +329,11 @@ class Session:
         tools = read_tools(self.tools).offered
         if known == 0:
             system = [{"role": "system", "content": self.system}] if self.system is not None else []
-            return tokenizer.encode_chat([*system, *messages], tools=tools)
+            return tokenizer.encode_chat([*system, *messages], tools=tools, template_kwargs=template_kwargs)
         last = self._engine.last_token(self.id)
-        return tokenizer.encode_continuation(messages, last_token=last, calls=self.calls, tools=tools)
+        return tokenizer.encode_continuation(
+            messages, last_token=last, calls=self.calls, tools=tools, template_kwargs=template_kwargs
+        )
 
     def interrupt(self, keep: int | str = "all") -> None:
         """End the turn: `keep` is how many generated tokens stay, "all", or "none" to roll the turn back."""

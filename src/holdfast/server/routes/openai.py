@@ -15,6 +15,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.engine.chat_sampling import chat_defaults
 from holdfast.engine.sampling import Sampling
 from holdfast.server.dialects.requests import make_body, refuse_unbuilt
 from holdfast.server.dialects.tables import CHAT, COMPLETION_TOKENS, COMPLETIONS
@@ -112,6 +113,7 @@ def _model(service: Service) -> dict[str, Any]:
         "owned_by": "holdfast",
         "max_model_len": facts.context_length,
         "sampling_defaults": facts.defaults,
+        "chat_sampling": chat_defaults(facts.defaults),
     }
 
 

@@ -6,15 +6,17 @@ const LETTERS = "abcdefghijkmnpqrstuvwxyz23456789";
 const newName = (prefix) =>
   `${prefix}-${[...crypto.getRandomValues(new Uint8Array(10))].map((byte) => LETTERS[byte % 32]).join("")}`;
 const TTL_SECONDS = 1800;
+const newCall = (id, name) => ({ id, name, arguments: "", outcome: "", result: null });
 
 export class Branch extends EventTarget {
-  constructor(server, { id = newName("s"), parent = null, turns = [], exists = false } = {}) {
+  constructor(server, { id = newName("s"), parent = null, turns = [], exists = false, tools = [] } = {}) {
     super();
     this.id = id;
     this.parent = parent;
     this.forkedAt = turns.length;
     this.turns = turns;
     this.exists = exists;
+    this.tools = tools;
     this.opened = false;
     this.gone = "";
     this.seq = null;
@@ -35,6 +37,12 @@ export class Branch extends EventTarget {
     return this.turns.filter((turn) => turn.counts);
   }
 
+  // The turn whose calls wait for results: the last of the history, until another one has begun.
+  get calling() {
+    const last = this.turns.at(-1);
+    return last && last.counts && last.calls.length > 0 && last.reason === "tool_calls" ? last : null;
+  }
+
   changed(turn = null) {
     this.dispatchEvent(new CustomEvent("changed", { detail: turn }));
   }
@@ -42,7 +50,10 @@ export class Branch extends EventTarget {
   open() {
     const message = { type: "session.open", id: this.id };
     if (this.seq !== null) message.resume_after_seq = this.seq;
-    else if (!this.exists) message.ttl = TTL_SECONDS;
+    else if (!this.exists) {
+      message.ttl = TTL_SECONDS;
+      if (this.tools.length > 0) message.tools = this.tools;
+    }
     this.link.say(message);
   }
 
@@ -58,10 +69,10 @@ export class Branch extends EventTarget {
   }
 
   // What the user says. `mode` is "after" or "interrupt", for when the model speaks.
-  say(input, limit, mode = "after") {
+  say(input, limit, mode = "after", messages = null) {
     const turn = {
-      id: newName("t"), input, limit, mode, text: "", heard: 0, shown: 0,
-      state: "waiting", counts: false, usage: null, timing: null, problem: "",
+      id: newName("t"), input, messages, limit, mode, text: "", reasoning: "", calls: [], heard: 0, settled: 0,
+      shown: 0, state: "waiting", counts: false, usage: null, timing: null, problem: "",
     };
     this.turns.push(turn);
     if (this.opened) this.commit(turn);
@@ -69,8 +80,18 @@ export class Branch extends EventTarget {
     return turn;
   }
 
+  // The result of a call. When every call of the turn has one, they are said together.
+  giveResult(turn, call, result, limit) {
+    call.result = result;
+    const waiting = turn === this.calling && turn.calls.some((each) => each.result === null);
+    if (turn !== this.calling || waiting) return this.changed(turn);
+    const messages = turn.calls.map((each) => ({ role: "tool", tool_call_id: each.id, content: each.result }));
+    this.say("", limit, "after", messages);
+    this.changed(turn);
+  }
+
   commit(turn) {
-    this.link.say({ type: "input.append", text: turn.input });
+    this.link.say({ type: "input.append", ...(turn.messages ? { messages: turn.messages } : { text: turn.input }) });
     const sampling = { ...this.server.sampling, ...(turn.limit ? { max_tokens: turn.limit } : {}) };
     this.link.say({ type: "input.commit", turn_id: turn.id, mode: turn.mode, sampling });
   }
@@ -79,7 +100,7 @@ export class Branch extends EventTarget {
   interrupt() {
     const turn = this.speaking;
     if (!turn) return;
-    turn.cutAt = { text: turn.drawn ?? "", shown: turn.shown };
+    turn.cutAt = { text: turn.drawn ?? "", shown: turn.shown, calls: turn.calls.filter((call) => call.outcome) };
     this.link.say({ type: "response.interrupt", turn_id: turn.id, keep_tokens: turn.shown });
   }
 
@@ -97,7 +118,11 @@ export class Branch extends EventTarget {
     switch (message.type) {
       case "session.opened": this.wasOpened(message); break;
       case "response.started": if (turn) turn.state = "speaking"; break;
-      case "response.delta": if (turn) this.delta(turn, message); break;
+      case "response.delta":
+      case "response.reasoning.delta":
+      case "response.tool_call":
+      case "response.tool_call.delta":
+      case "response.tool_call.done": if (turn) this.delta(turn, message); break;
       case "response.done": if (turn) this.done(turn, message); break;
       case "session.rewound": this.rewound(message, turn); break;
       case "session.forked": this.forked(message); return;
@@ -121,21 +146,38 @@ export class Branch extends EventTarget {
     for (const turn of this.turns) if (turn.state === "waiting") this.commit(turn);
   }
 
+  // Half a call is never kept: what counts as heard ends before it, until it is whole.
   delta(turn, message) {
-    turn.text += message.text;
-    turn.heard = message.index + message.token_ids.length;
+    turn.heard += message.token_ids.length;
+    if (message.token_ids.length > 0) turn.settled = message.settled_tokens ?? turn.heard;
+    switch (message.type) {
+      case "response.delta": turn.text += message.text; break;
+      case "response.reasoning.delta": turn.reasoning += message.text; break;
+      case "response.tool_call": turn.calls.push(newCall(message.id, message.name)); break;
+      case "response.tool_call.delta": turn.calls[message.index].arguments += message.arguments; break;
+      case "response.tool_call.done": turn.calls[message.index].outcome = message.outcome; break;
+    }
   }
 
   done(turn, message) {
     const before = this.history.length;
     turn.state = message.finish_reason === "abort" ? "cut" : "done";
     turn.counts = message.turns > before;
-    if (turn.counts) turn.text = message.text;
+    if (turn.counts) this.stands(turn, message);
     else turn.problem = "Taken back: the session is as it was before.";
     turn.reason = message.finish_reason;
     turn.usage = message.usage;
     turn.timing = message.timing;
-    turn.heard = turn.shown = message.usage.completion_tokens;
+    turn.heard = turn.settled = turn.shown = message.usage.completion_tokens;
+  }
+
+  // What remains of a turn: its text, its reasoning and its whole calls.
+  stands(turn, message) {
+    turn.text = message.text;
+    turn.reasoning = message.reasoning ?? "";
+    turn.calls = (message.tool_calls ?? []).map((call) => ({
+      ...newCall(call.id, call.function.name), arguments: call.function.arguments, outcome: "complete",
+    }));
   }
 
   rewound(message, turn) {
@@ -150,8 +192,9 @@ export class Branch extends EventTarget {
   }
 
   forked(message) {
-    const turns = this.history.slice(0, message.turns).map((turn) => ({ ...turn }));
-    const child = new Branch(this.server, { id: message.id, parent: this, turns, exists: true });
+    const turns = this.history.slice(0, message.turns).map((turn) => structuredClone(turn));
+    const { server, tools } = this;
+    const child = new Branch(server, { id: message.id, parent: this, turns, exists: true, tools });
     this.dispatchEvent(new CustomEvent("forked", { detail: child }));
   }
 

@@ -11,8 +11,8 @@ export class Forest extends EventTarget {
   }
 
   // A session of its own, without a past.
-  plant() {
-    this.add(new Branch(this.server));
+  plant(tools = []) {
+    this.add(new Branch(this.server, { tools }));
   }
 
   add(branch, after = null) {

@@ -2,10 +2,6 @@
 
 const RETRY_MS = [300, 1000, 2000, 5000];
 
-// For people to read, where neither they nor the model say anything of it.
-const PLEASANT = { temperature: 0.2, top_p: 0.9 };
-const SUGGESTIONS = ["temperature", "top_p", "top_k", "min_p"];
-
 export class Server extends EventTarget {
   constructor() {
     super();
@@ -15,12 +11,11 @@ export class Server extends EventTarget {
     this.entered = new Promise((resolve) => (this.enter = resolve));
   }
 
-  // How to sample: as the model suggests, which the server does by itself, or pleasantly where it suggests nothing.
+  // How to sample for people to read; the server knows what the model suggests.
   async learn() {
     const answer = await this.call("GET", "/v1/models");
     if (!answer.ok) return;
-    const suggested = (await answer.json()).data[0].sampling_defaults ?? {};
-    this.sampling = SUGGESTIONS.some((name) => suggested[name] != null) ? {} : PLEASANT;
+    this.sampling = (await answer.json()).data[0].chat_sampling ?? {};
   }
 
   useKey(key) {

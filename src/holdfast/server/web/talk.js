@@ -1,6 +1,8 @@
 // The conversation: one session's turns, and the box to type in. Text from the model only ever becomes text.
 
+import { CallCards } from "/web/calls.js";
 import { element, milliseconds, onceAFrame } from "/web/draw.js";
+import { readTools } from "/web/tools.js";
 
 export class Talk {
   constructor(forest) {
@@ -21,10 +23,9 @@ export class Talk {
     this.said.addEventListener("keydown", (event) => this.typed(event));
     this.cutIn.addEventListener("click", () => this.send("interrupt"));
     this.stop.addEventListener("click", () => this.interrupt());
-    document.getElementById("fresh").addEventListener("click", () => {
-      forest.plant();
-      this.said.focus();
-    });
+    this.tools = document.getElementById("tools");
+    this.toolsProblem = document.getElementById("tools-problem");
+    document.getElementById("fresh").addEventListener("click", () => this.begin());
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && !document.querySelector("dialog[open]")) this.interrupt();
     });
@@ -36,6 +37,20 @@ export class Talk {
     });
   }
 
+  // A new session, with the tools that were given for it; what is wrong with them is said instead.
+  begin() {
+    const { tools, problem } = readTools(this.tools.value);
+    this.toolsProblem.textContent = problem;
+    this.toolsProblem.hidden = !problem;
+    if (problem) {
+      document.getElementById("tools-box").open = true;
+      this.tools.focus();
+      return;
+    }
+    this.forest.plant(tools);
+    this.said.focus();
+  }
+
   typed(event) {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
@@ -45,10 +60,14 @@ export class Talk {
   send(mode) {
     const text = this.said.value.trim();
     if (!text) return;
-    if (this.forest.current.gone) this.forest.plant();
-    this.forest.current.say(text, Number(this.limit.value) || 0, mode);
+    if (this.forest.current.gone) this.forest.plant(this.forest.current.tools);
+    this.forest.current.say(text, this.tokens, mode);
     this.said.value = "";
     this.said.focus();
+  }
+
+  get tokens() {
+    return Number(this.limit.value) || 0;
   }
 
   interrupt() {
@@ -72,7 +91,7 @@ export class Talk {
     this.welcome.hidden = branch.turns.length > 0;
     this.stop.disabled = !branch.speaking;
     this.cutIn.hidden = !branch.speaking;
-    document.getElementById("branch").textContent = branch.gone || branch.problem || `Session ${branch.id}`;
+    document.getElementById("branch").textContent = branch.gone || branch.problem || described(branch);
     if (follows) this.transcript.scrollTop = this.transcript.scrollHeight;
   }
 
@@ -92,26 +111,47 @@ export class Talk {
       const text = document.createTextNode("");
       const answer = element("div", { class: "answer" }, text);
       const foot = element("p", { class: "foot" });
-      const whole = element("article", { class: "turn" }, element("div", { class: "said" }, turn.input), answer, foot);
-      node = { turn: whole, text, answer, foot };
+      const said = element("div", { class: "said" }, turn.input);
+      said.hidden = turn.messages !== null;
+      const thought = document.createTextNode("");
+      const folded = element("summary");
+      const reasoning = element("details", { class: "reasoning" }, folded, element("div", {}, thought));
+      const calls = new CallCards((call, result) => this.forest.current.giveResult(turn, call, result, this.tokens));
+      const whole = element("article", { class: "turn" }, said, reasoning, answer, calls.list, foot);
+      node = { turn: whole, text, answer, foot, thought, folded, reasoning, calls };
       this.drawn.set(turn, node);
       this.transcript.append(whole);
     }
     // Only what is new is appended, so that a long answer costs no more at its end than at its start.
-    if (turn.text.startsWith(node.text.data)) node.text.appendData(turn.text.slice(node.text.data.length));
-    else node.text.data = turn.text;
+    grow(node.text, turn.text);
+    grow(node.thought, turn.reasoning);
+    node.reasoning.hidden = !turn.reasoning;
+    const thinks = turn.state === "speaking" && !turn.text && turn.calls.length === 0;
+    node.folded.textContent = `${thinks ? "Thinking" : "Thought"}: ${turn.reasoning.length} characters`;
+    node.calls.draw(turn.calls, turn === this.forest.current.calling);
     turn.drawn = turn.text;
-    turn.shown = turn.heard;
+    turn.shown = turn.settled;
     node.turn.dataset.state = turn.state;
     node.turn.dataset.counts = turn.counts || ["waiting", "speaking"].includes(turn.state) ? "yes" : "no";
-    node.answer.hidden = turn.state === "waiting" || (!turn.text && turn.state !== "speaking");
+    const silent = turn.state !== "speaking" || turn.reasoning || turn.calls.length > 0;
+    node.answer.hidden = turn.state === "waiting" || (!turn.text && silent);
     node.foot.textContent = footnote(turn);
   }
 }
 
+function grow(node, text) {
+  if (text.startsWith(node.data)) node.appendData(text.slice(node.data.length));
+  else node.data = text;
+}
+
+function described(branch) {
+  const names = branch.tools.map((tool) => tool.function.name);
+  return names.length > 0 ? `Session ${branch.id}, tools: ${names.join(", ")}` : `Session ${branch.id}`;
+}
+
 function footnote(turn) {
   if (turn.state === "waiting") return "Waiting for its turn…";
-  if (turn.state === "speaking") return `${turn.shown} tokens…`;
+  if (turn.state === "speaking") return `${turn.heard} tokens…`;
   if (!turn.usage) return turn.problem;
   const { computed_tokens: computed, cached_tokens: cached, completion_tokens: said } = turn.usage;
   const parts = [

@@ -55,7 +55,9 @@ export class Timeline {
     const node = element("div", { class: shared ? "node stem" : "node" });
     node.append(element("p", { class: "who" }, shared ? `from turn ${number} of ${branch.parent.id}` : `turn ${number}`));
     if (!shared) {
-      node.append(element("p", {}, turn.input), element("p", {}, turn.text || "…"));
+      const calls = turn.calls.map((call) => `calls ${call.name}`).join(", ");
+      const input = turn.messages ? "results of tools" : turn.input;
+      node.append(element("p", {}, input), element("p", {}, turn.text || calls || "…"));
       const rewind = () => branch.rewind(number);
       const fork = () => branch.fork(number);
       node.append(

@@ -1,0 +1,82 @@
+"""A real server of the embedded model, in the project's own environment, behind a recording proxy.
+
+`HOLDFAST_PYTHON` is the interpreter of that environment. Clients never leave the machine: their telemetry is
+off, and what they would look up elsewhere they have with them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clients.recording import Recorder
+from tests.clients.travel import Tools
+
+ROOT = Path(__file__).parents[2]
+READY = re.compile(r"Holdfast serves \S+ on (http://\S+)")
+
+os.environ.update(
+    {
+        "OPENAI_API_KEY": "none",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "OPENAI_AGENTS_DISABLE_TRACING": "1",
+        "LANGSMITH_TRACING": "false",
+        "OTEL_SDK_DISABLED": "true",
+    }
+)
+
+
+@pytest.fixture(scope="session")
+def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server that must end with status 0."""
+    python = os.environ.get("HOLDFAST_PYTHON", str(ROOT / ".venv" / "bin" / "python"))
+    log = tmp_path_factory.mktemp("server") / "errors"
+    sizes = ["--kv-tokens", "32768", "--context-length", "4096", "--audit", "strict", "--seed", "7"]
+    command = [python, "-m", "holdfast.cli", "serve", "smollm2", "--port", "0", *sizes]
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+    try:
+        assert process.stdout is not None
+        found = next((match for line in process.stdout if (match := READY.search(line))), None)
+        assert found is not None, log.read_text()
+        yield found[1]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            status = process.wait(timeout=120)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+    assert status == 0, log.read_text()
+
+
+@pytest.fixture(scope="session")
+def shared_recorder(server_url: str) -> Iterator[Recorder]:
+    recorder = Recorder(server_url)
+    yield recorder
+    recorder.close()
+
+
+@pytest.fixture
+def recorder(shared_recorder: Recorder) -> Recorder:
+    """The proxy, without what earlier tests sent."""
+    shared_recorder.clear()
+    return shared_recorder
+
+
+@pytest.fixture
+def url(recorder: Recorder) -> str:
+    """What clients call their base URL."""
+    return f"{recorder.url}/v1"
+
+
+@pytest.fixture
+def tools() -> Tools:
+    return Tools()
