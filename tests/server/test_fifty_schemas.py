@@ -8,9 +8,9 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
+from tests.constraints.schemas import hundred
 
 from holdfast.engine.pull import PullError, pull
-from tests.constraints.schemas import hundred
 from tests.server.serving import Server
 
 SCHEMAS = 50
