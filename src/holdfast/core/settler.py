@@ -151,13 +151,10 @@ class Settler:
         tokens = out.tokens
         if not row.sample:
             return f"{len(tokens)} tokens came back where none was asked for" if tokens else None
-        sampled = len(tokens) - out.forced
-        if not 1 <= sampled <= row.drafts + 1:
-            return f"{sampled} tokens came back where 1 to {row.drafts + 1} were possible"
-        if out.forced:
-            left = row.turn.request.max_tokens - row.turn.generated - sampled
-            if not 0 < out.forced <= left:
-                return f"{out.forced} forced tokens came back where at most {left} were possible"
+        if out.forced or not 1 <= len(tokens) <= row.drafts + 1:
+            miscount = _miscount(row, out)
+            if miscount is not None:
+                return miscount
         vocabulary = self.registry.policy.vocabulary
         for token in tokens:
             if not 0 <= token < vocabulary:
@@ -389,3 +386,14 @@ class Settler:
         else:
             # A parcel that cannot be read is dropped: the session is computed again.
             registry.drop_memory(session)
+
+
+def _miscount(row: Row[Turn], out: RowResult) -> str | None:
+    """What is wrong with the number of tokens that a row brought, sampled or forced, or None."""
+    sampled = len(out.tokens) - out.forced
+    if not 1 <= sampled <= row.drafts + 1:
+        return f"{sampled} tokens came back where 1 to {row.drafts + 1} were possible"
+    left = row.turn.request.max_tokens - row.turn.generated - sampled
+    if not 0 < out.forced <= left:
+        return f"{out.forced} forced tokens came back where at most {left} were possible"
+    return None
