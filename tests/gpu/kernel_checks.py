@@ -445,13 +445,13 @@ def check_sampling(dtype: torch.dtype) -> Errors:
 
 def check_masked_sampling(dtype: torch.dtype) -> Errors:
     """Under masks: the tokens of the float64 formula, except in rows that rounding decides."""
-    rows, width = 64, 8_210
+    rows, width = 24, 8_210
     logits = normal(dtype, rows, width) * torch.tensor([1.0, 4.0], device="cuda").to(dtype).repeat(
-        32
+        12
     ).unsqueeze(1)
     places = torch.arange(rows)
     given = [
-        torch.tensor([0.0, 0.6, 1.0, 1.3]).repeat(16),
+        torch.tensor([0.0, 0.6, 1.0, 1.3]).repeat(6),
         torch.where(places % 2 == 0, 0, 20).int(),
         torch.where(places % 3 == 0, 1.0, 0.9),
         torch.where(places % 5 == 0, 0.05, 0.0),
@@ -476,7 +476,7 @@ def check_masked_sampling(dtype: torch.dtype) -> Errors:
         different += actual[row] != expected
         yield 0.0 if actual[row] < 0 or mask[actual[row]] else math.inf
         yield 0.0 if (actual[row] < 0) == (expected < 0) else math.inf
-    yield 0.0 if different <= 2 else math.inf
+    yield 0.0 if different <= 1 else math.inf
     # All tokens allowed: as without a mask. Logits that the mask forbids do not matter.
     whole = masks | {"mask_rows": torch.full((rows,), 3, dtype=torch.int32, device="cuda")}
     plain = kernels.sample_tokens(logits, *on_device)

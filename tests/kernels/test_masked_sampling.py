@@ -155,7 +155,7 @@ def test_allowed_logits_decide_whether_a_row_is_a_number(sample: Sample, tempera
 
 def test_limits_count_allowed_tokens_alone(sample: Sample) -> None:
     """top_k, top_p and min_p are over what the mask leaves: the most likely tokens are forbidden here."""
-    width, draws = 50, 300
+    width, draws = 50, 80
     logits = torch.arange(width, 0, -1).float().repeat(draws, 1)
     masks = torch.zeros(1, width, dtype=torch.bool)
     masks[0, 20:30] = True
