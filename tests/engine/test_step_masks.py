@@ -9,7 +9,7 @@ from holdfast.engine.constraints.masks import MaskRows
 from holdfast.engine.constraints.toy import ToyCompiled, ToyMatcher
 from holdfast.engine.constraints.turn import TurnConstraint
 from holdfast.engine.step.masks import ROWS_FIRST, StepMasks, Wanted
-from holdfast.engine.step.sampler import Masks
+from holdfast.kernels import TokenMasks
 from holdfast.kernels.torch.sampling import allowed_tokens
 
 WIDTH, END = 75, 0
@@ -38,8 +38,8 @@ def allowed_by(each: ToyMatcher) -> list[int]:
     return rows.allowed(0)
 
 
-def allowed_in(masks: Masks, sample: int) -> list[int]:
-    rows = allowed_tokens(masks.words, masks.rows, WIDTH)
+def allowed_in(masks: TokenMasks, sample: int) -> list[int]:
+    rows = allowed_tokens(masks, WIDTH)
     return rows[sample].nonzero().squeeze(1).tolist()
 
 
