@@ -11,6 +11,7 @@ from holdfast.bench.timing import in_turn
 
 SCRIPTS = (
     "cpu.__main__",
+    "cpu.constrained",
     "cpu.engine",
     "cpu.host_step",
     "cpu.speculation",

@@ -21,16 +21,15 @@ from random import Random
 from statistics import median
 from typing import Any
 
+from holdfast.bench.constrained import widened
+from holdfast.bench.schemas import FIXED_KEYS, Made, make_schema
 from holdfast.engine.constraints.grammar import Grammar, Kind
 from holdfast.engine.constraints.guidance import GuidanceBuilder
 from holdfast.engine.constraints.masks import MaskRows
 from holdfast.engine.constraints.vocabulary import Vocabulary
 from holdfast.engine.pull import pull
-from holdfast.engine.text.tokenizer import Tokenizer, open_tokenizer, read_encoder
+from holdfast.engine.text.tokenizer import open_tokenizer
 from holdfast.models.checkpoint import open_checkpoint
-from tests.constraints.schemas import Made, make_schema
-
-FIXED_KEYS = ["name", "age", "height", "weight", "score", "identifier"]
 
 
 @dataclass
@@ -65,20 +64,6 @@ def timed(into: list[float], work: Callable[..., Any], *arguments: object) -> An
     result = work(*arguments)
     into.append((time.process_time_ns() - before) / 1e6)
     return result
-
-
-def widened(tokenizer: Tokenizer, size: int) -> Tokenizer:
-    """The tokenizer with more tokens: texts of two words of its own."""
-    document = json.loads(tokenizer.written())
-    vocabulary: dict[str, int] = document["model"]["vocab"]
-    words = [text for text in vocabulary if text.removeprefix("Ġ").isalpha()]
-    random = Random(1)
-    while len(vocabulary) < size:
-        text = random.choice(words) + random.choice(words)
-        vocabulary.setdefault(text, len(vocabulary))
-    return Tokenizer(
-        read_encoder(json.dumps(document)), template=None, names={}, eos_tokens=tokenizer.eos_tokens
-    )
 
 
 class Guidance:

@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 
+from holdfast.bench.schemas import make_schema
 from holdfast.engine.constraints.grammar import Grammar, Kind
 from holdfast.engine.constraints.guidance import GuidanceBuilder, MaskFiller
 from holdfast.engine.constraints.masks import MaskRows, words_for
 from holdfast.engine.constraints.matcher import Fill
 from holdfast.engine.constraints.toy import ToyMatcher
 from tests.constraints.conftest import Open
-from tests.constraints.schemas import make_schema
 from tests.constraints.vocabularies import END
 from tests.constraints.walks import allowed_by, spell
 

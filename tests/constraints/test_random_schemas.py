@@ -9,9 +9,9 @@ import jsonschema_rs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.bench.schemas import hundred, make_schema
 from holdfast.engine.constraints.grammar import Grammar, Kind
 from holdfast.engine.constraints.guidance import GuidanceBuilder
-from tests.constraints.schemas import hundred, make_schema
 from tests.constraints.vocabularies import END
 from tests.constraints.walks import allowed_by, spell, wander
 

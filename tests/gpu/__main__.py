@@ -5,8 +5,8 @@
 
 Run in the root of a checkout. Needs torch, triton, transformers, safetensors and numpy. Every kernel is
 compared with float64 formulas; small models of each memory layout must generate the same tokens on the CPU,
-on the GPU and from CUDA graphs. `python3 -m tests.gpu.parity` compares whole models with transformers. Exit
-status 1: a check failed.
+on the GPU and from CUDA graphs, also under constraints (of llguidance where it is installed). `python3 -m
+tests.gpu.parity` compares whole models with transformers. Exit status 1: a check failed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from itertools import chain
 
+from holdfast.engine.constraints.vocabulary import available
 from tests.gpu.checks import run_checks
-from tests.gpu.tokens import check_tokens
+from tests.gpu.tokens import check_constrained_tokens, check_tokens
 
 
 def main() -> int:
@@ -30,10 +32,12 @@ def main() -> int:
     print(json.dumps({"check": "kernels against float64 formulas", "failed": failed}), flush=True)
     if only:
         return 1 if failed else 0
-    different = [case for case, same in check_tokens() if not same]
+    checks = chain(check_constrained_tokens(), check_tokens())
+    different = [case for case, same in checks if not same]
     for case in different:
         print(json.dumps({"check": "tokens", "case": case, "same": False}), flush=True)
-    print(json.dumps({"check": "tokens: CPU, GPU, graphs", "different": len(different)}), flush=True)
+    found = {"different": len(different), "llguidance": available()}
+    print(json.dumps({"check": "tokens: CPU, GPU, graphs", **found}), flush=True)
     return 1 if failed or different else 0
 
 

@@ -33,6 +33,9 @@ def check_linear(dtype: torch.dtype) -> Errors:
             )
             expected = x.double() @ weight.double().T + bias.double()
             yield error(kernels.linear(x, weight, bias), expected)
+            out = torch.full((tokens, outputs), NAN, dtype=dtype, device="cuda")
+            kernels.linear(x, weight, bias, out=out)
+            yield error(out, expected)
             if outputs == 1:
                 continue
             for activation in ("swiglu", "geglu", "swiglu_clamped", "relu_squared"):

@@ -8,7 +8,7 @@ if not torch.cuda.is_available():
 
 from tests.gpu.checks import CHECKS
 from tests.gpu.kernel_checks import LIMITS
-from tests.gpu.tokens import check_tokens
+from tests.gpu.tokens import check_constrained_tokens, check_tokens
 
 
 @pytest.mark.parametrize("name", sorted(CHECKS))
@@ -21,3 +21,8 @@ def test_kernels_agree_with_the_formulas(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.timeout(600)
 def test_sessions_generate_the_same_tokens() -> None:
     assert [case for case, same in check_tokens() if not same] == []
+
+
+@pytest.mark.timeout(600)
+def test_constrained_turns_generate_the_same_tokens() -> None:
+    assert [case for case, same in check_constrained_tokens() if not same] == []

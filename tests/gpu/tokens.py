@@ -1,17 +1,28 @@
 """Greedy and seeded tokens of sessions on the CPU, on the GPU with single launches, and from CUDA graphs.
 
-The sessions are interrupted, rewound, forked and spilled to the host, with the strict audit on.
+The sessions are interrupted, rewound, forked and spilled to the host, with the strict audit on. Constrained
+turns run beside free ones, with toy matchers and, where llguidance is installed, under a JSON schema.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Encoder
+
+from holdfast.bench.constrained import ConstrainedTalk
 from holdfast.bench.loops import Talk, open_loop, open_model
 from holdfast.bench.small_models import SMALL_MODELS, saved_small_model
 from holdfast.core.layout import Tier
 from holdfast.core.turn import KEEP_ALL
+from holdfast.engine.constraints.grammar import Grammar, Kind
+from holdfast.engine.constraints.guidance import GuidanceBuilder
+from holdfast.engine.constraints.matcher import Compiled
+from holdfast.engine.constraints.toy import ToyCompiled
+from holdfast.engine.constraints.vocabulary import Vocabulary, available
 from holdfast.engine.loop import EngineLoop
+from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.models.model import Model
 
 
@@ -78,6 +89,77 @@ def strict_loop(model: Model, graphs: bool, page_size: int, overlap: bool, rows:
 def answers(model: Model, graphs: bool, page_size: int, overlap: bool) -> list[int]:
     """The tokens of the conversation on a strict engine."""
     return conversation(strict_loop(model, graphs, page_size, overlap), 128)
+
+
+VOCABULARY, END = 128, 0
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "identifier": {"type": "integer"},
+        "kinds": {"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 2, "maxItems": 4},
+    },
+    "required": ["name", "identifier", "kinds"],
+    "additionalProperties": False,
+}
+
+
+def small_tokenizer() -> Tokenizer:
+    """The printable characters of ASCII."""
+    letters = ["\u0120", *map(chr, range(33, 127))]
+    encoder = Encoder(models.BPE(vocab={text: 1 + place for place, text in enumerate(letters)}, merges=[]))
+    encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    encoder.decoder = decoders.ByteLevel()
+    encoder.add_special_tokens([AddedToken("<|end|>", special=True)])
+    end = encoder.token_to_id("<|end|>")
+    return Tokenizer(encoder, template=None, names={}, eos_tokens=(end,))
+
+
+def compiled_constraints() -> list[tuple[Compiled, int]]:
+    """What the turns are constrained by, and the end-of-turn token of each."""
+    found: list[tuple[Compiled, int]] = [(ToyCompiled(VOCABULARY, END, seed), END) for seed in range(4)]
+    if available():
+        tokenizer = small_tokenizer()
+        vocabulary = Vocabulary(tokenizer, size=VOCABULARY, end_tokens=tokenizer.eos_tokens)
+        schema = GuidanceBuilder(vocabulary).compile(Grammar.of(Kind.JSON_SCHEMA, SCHEMA))
+        found += [(schema, tokenizer.eos_tokens[0])] * 2
+    return found
+
+
+def constrained_answers(model: Model, graphs: bool, overlap: bool) -> list[int]:
+    """Constrained turns, greedy and sampled, beside free ones on a strict engine."""
+    loop = strict_loop(model, graphs, 16, overlap)
+    constraints = compiled_constraints()
+    free = [Talk(loop, f"free {number}") for number in range(2)]
+    talks = [
+        ConstrainedTalk(loop, f"constrained {number}", compiled, [end])
+        for number, (compiled, end) in enumerate(constraints)
+    ]
+    said: list[int] = []
+    for turn in range(2):
+        for number, talk in enumerate([*talks, *free]):
+            tokens = [(number + turn + 5 * place) % VOCABULARY for place in range(7 + 3 * number)]
+            talk.begin(tokens, 40, 0.9 * (number % 2))
+        for talk in [*talks, *free]:
+            said += talk.finish()
+        for talk, (compiled, _) in zip(talks, constraints, strict=True):
+            assert talk.said and compiled.matcher().accept(talk.said), "a token that the constraint refuses"
+    assert not loop.scheduler.audit.census()
+    return said
+
+
+def check_constrained_tokens() -> Iterator[tuple[str, bool]]:
+    """Each layout and mode, and whether the tokens of constrained turns agree."""
+    for name in SMALL_MODELS:
+        with saved_small_model(name) as path:
+            here = open_model(path, "cpu", "float32", dummy=False)
+            there = open_model(path, "cuda", "float32", dummy=False)
+        expected = constrained_answers(here, False, False)
+        for overlap in (False, True):
+            for graphs in (False, True):
+                same = constrained_answers(there, graphs, overlap) == expected
+                kind = "graphs" if graphs else "launches"
+                yield f"{name}, constrained, overlap {overlap}, {kind}: {len(expected)} tokens", same
 
 
 def check_tokens() -> Iterator[tuple[str, bool]]:

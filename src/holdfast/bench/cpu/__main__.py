@@ -2,9 +2,10 @@
 
     python -m holdfast.bench.cpu --llama-server PATH [--lines cpu.jsonl] [--minutes 6] [--tiny]
 
-Runs `holdfast bench throughput`, `turns` and `abort` and `holdfast.bench.cpu.speculation`, each for
-`--minutes` at most, and prints one Markdown table with the targets. Every figure is appended to `--lines`. A
-signal ends the running command; the table shows the figures measured so far. `--tiny` is a smoke test.
+Runs `holdfast bench throughput`, `turns` and `abort`, `holdfast.bench.cpu.speculation` and
+`holdfast.bench.cpu.constrained`, each for `--minutes` at most, and prints one Markdown table with the
+targets. Every figure is appended to `--lines`. A signal ends the running command; the table shows the figures
+measured so far. `--tiny` is a smoke test.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ ROWS = (
         {"": (">=", 1.5)}, lambda figure: figure["text"] == "extraction"),
     Row("`--speculate ngram`, free text, to none", "speculation",
         {}, lambda figure: figure["text"] == "free text"),
+    Row("16 rows with JSON schemas, tokens/s, to none", "constrained", {"": (">=", 0.95)}),
+    Row("object with six fixed keys, steps per token", "steps_per_token_of_fixed_keys", {"": ("<=", 0.6)}),
 )  # fmt: skip
 
 
@@ -76,12 +79,15 @@ def commands(llama_server: str | None, minutes: float, threads: int | None, tiny
     small = ["--rounds", "1", "--output-tokens", "4"] if tiny else []
     few = ["--streams", "1", "--streams", "2", "--prefill", "64"] if tiny else []
     guesses = [sys.executable, "-m", "holdfast.bench.cpu.speculation", "--json"]
-    guesses += ["--threads", str(threads)] if threads is not None else []
+    constrained = [sys.executable, "-m", "holdfast.bench.cpu.constrained", "--json"]
+    for command in (guesses, constrained):
+        command += ["--threads", str(threads)] if threads is not None else []
     return [
         [*bench, "throughput", *common, *small, *few],
         [*bench, "turns", *common, *small, *(["--turns", "2"] if tiny else [])],
         [*bench, "abort", *common, *small, *(["--turn", "3"] if tiny else ["--rounds", "4"])],
         [*guesses, *(["--repeats", "1", "--tokens", "16"] if tiny else [])],
+        [*constrained, *(["--repeats", "1", "--tokens", "16", "--rows", "4"] if tiny else [])],
     ]
 
 

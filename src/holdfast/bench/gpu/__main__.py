@@ -4,11 +4,13 @@
     PYTHONPATH=src python3 -m holdfast.bench.gpu --checks             # checks alone
     PYTHONPATH=src python3 -m holdfast.bench.gpu --timings --model qwen3-8b
     PYTHONPATH=src python3 -m holdfast.bench.gpu --timings --model qwen3-8b --profile 1 64
+    PYTHONPATH=src python3 -m holdfast.bench.gpu --timings --part constrained --tokenizer tokenizer.json
 
 Needs torch, triton, safetensors, numpy and one NVIDIA GPU; the checks (`python3 -m tests.gpu`) need a
-checkout and transformers too. Models have real shapes and dummy weights. Prints one JSON object a line: the
-figure, SGLang's on the same GPU with the same shapes and lengths (`anchor`), their ratio, and the target
-(`aim`). Exit status 1: a check failed.
+checkout and transformers too. Constrained turns need llguidance and a tokenizer, which
+`holdfast.bench.cpu.constrained --write-tokenizer` writes; they are left out without. Models have real shapes
+and dummy weights. Prints one JSON object a line: the figure, SGLang's on the same GPU with the same shapes
+and lengths (`anchor`), their ratio, and the target (`aim`). Exit status 1: a check failed.
 """
 
 from __future__ import annotations
@@ -27,15 +29,18 @@ from typing import Any
 
 import torch
 
+from holdfast.bench import constrained
 from holdfast.bench.gpu import timings
 from holdfast.bench.gpu.graphs import measure_ceilings, require_gpu
 from holdfast.bench.gpu.report import note, report
 from holdfast.bench.gpu.roofline import Roofline
 from holdfast.bench.gpu.shapes import SHAPES, dense_only, shaped_model, to_fp8
 from holdfast.bench.loops import capture_graphs, open_loop
+from holdfast.engine.constraints.errors import GrammarError
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.memory_plan import plan_memory
 from holdfast.engine.options import make_options
+from holdfast.engine.pull import PullError
 from holdfast.models.model import Model
 
 CHECKS = Path("tests/gpu/__main__.py")
@@ -53,15 +58,17 @@ OPTIONS: dict[str, Any] = {
 STATE_SLOTS = 700
 ROUNDS = 10
 SESSION_RUNS = 3
-PARTS = ["decode", "turns", "prefill", "sessions", "tiers", "dense", "fp8"]
+PARTS = ["decode", "turns", "prefill", "sessions", "constrained", "tiers", "dense", "fp8"]
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The parts to measure, and the batch sizes whose kernels are profiled."""
+    """The parts to measure, the batch sizes whose kernels are profiled, and the tokenizer of grammars."""
 
     parts: Sequence[str]
     profiled: Sequence[int]
+    tokenizer: Path | None = None
+    """For constrained turns: a `tokenizer.json`."""
 
 
 def measure_decode(name: str, loop: EngineLoop, roofline: Roofline) -> None:
@@ -97,6 +104,26 @@ def measure_sessions(name: str, loop: EngineLoop) -> None:
     note(name, "audit, share of a decode step of 64", timings.share_of_audit(loop, 64), "of the time")
 
 
+def measure_constrained(name: str, loop: EngineLoop, tokenizer: Path | None) -> None:
+    """64 rows with JSON schemas beside 64 without, and the steps of an object with six fixed keys."""
+    try:
+        schemas = constrained.Constraints(
+            constrained.read_tokenizer(tokenizer), loop.setup.model.config.vocabulary
+        )
+    except (GrammarError, PullError) as error:
+        report(model=name, part="constrained", skipped=str(error))
+        return
+    with timings.compilations() as compiled:
+        rates = constrained.measure(loop, schemas, 64, 256, SESSION_RUNS)
+    note(name, "64 rows without schemas", rates.free, "tokens/s")
+    note(name, "64 rows with schemas", rates.constrained, "tokens/s")
+    report(model=name, measure="64 rows with schemas, to none", value=round(rates.ratio, 3), aim=0.95,
+           reached=rates.ratio >= 0.95, tokens_per_step=round(rates.tokens_per_step, 2),
+           compiled_in_them=compiled)  # fmt: skip
+    tokens, steps = constrained.steps_of_fixed_keys(loop, schemas)
+    report(model=name, measure="six fixed keys", tokens=tokens, steps=steps, ratio=round(steps / tokens, 3))
+
+
 def measure_tiers(name: str, model: Model) -> None:
     """Sessions of 32k tokens where two fit: every turn finds its session spilled to the host."""
     small = {**OPTIONS, "kv_tokens": 80_000, "window_tokens": 8192, "state_slots": 8, "checkpoints": 0}
@@ -128,6 +155,8 @@ def measure(name: str, chosen: Selection, bandwidth: float) -> None:
             measure_prefill(name, loop)
         if "sessions" in chosen.parts:
             measure_sessions(name, loop)
+        if "constrained" in chosen.parts:
+            measure_constrained(name, loop, chosen.tokenizer)
     for batch in chosen.profiled:
         for kernel, took, count in timings.kernel_times(loop, batch)[:24]:
             report(model=name, profile=batch, kernel=kernel, us=round(took, 1), launches=count)
@@ -217,6 +246,7 @@ def main() -> int:
     parser.add_argument(
         "--profile", type=int, nargs="*", default=[], help="batch sizes whose kernels are listed"
     )
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer.json for constrained turns")
     arguments = parser.parse_args()
     require_gpu()
     torch.manual_seed(1)
@@ -230,7 +260,7 @@ def main() -> int:
     if not arguments.checks:
         ceilings = measure_ceilings()
         report(copy_tb_s=round(ceilings.bandwidth / 1e12, 2), product_tflop_s=round(ceilings.rate / 1e12))
-        chosen = Selection(arguments.part or PARTS, arguments.profile)
+        chosen = Selection(arguments.part or PARTS, arguments.profile, arguments.tokenizer)
         for name in arguments.model or SHAPES:
             measure(name, chosen, ceilings.bandwidth)
             gc.collect()

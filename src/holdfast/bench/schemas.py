@@ -2,7 +2,8 @@
 
 `make_schema(random)` draws a schema in the manner of JSONSchemaBench: nested objects, arrays, enums,
 patterns, formats, bounds, references, unions and recursion. `Made.instance` draws a value that the schema
-allows, with its properties in the schema's order, which is the order that constrained output has.
+allows, with its properties in the schema's order, which is the order that constrained output has. Used by the
+benchmarks of constrained turns and by `tests/constraints`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+__all__ = ["FIXED_KEYS", "Made", "endless", "hundred", "make_schema", "object_of"]
+
 Instance = Callable[[Random], Any]
+
+FIXED_KEYS = ["name", "age", "height", "weight", "score", "identifier"]
+ENDLESS_ITEMS = 200
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 TEXT = [*LETTERS, *"ABCXYZ 0123456789.,-_/<>", '"', "\\", "\n", "é", "日", "😀"]
@@ -90,8 +96,25 @@ def hundred() -> list[dict[str, Any]]:
     return [make_schema(Random(seed), depth=1 + seed % 4).schema for seed in range(100)]
 
 
+def endless(schema: dict[str, Any]) -> dict[str, Any]:
+    """A long array of what a schema describes: a turn does not end while it is measured."""
+    items = {name: value for name, value in schema.items() if name != "$defs"}
+    array = {"type": "array", "items": items, "minItems": ENDLESS_ITEMS}
+    return array | ({"$defs": schema["$defs"]} if "$defs" in schema else {})
+
+
+def object_of(names: list[str]) -> dict[str, Any]:
+    """The schema of an object of integers with these keys and no others."""
+    return {
+        "type": "object",
+        "properties": {name: {"type": "integer", "minimum": 0, "maximum": 99} for name in names},
+        "required": names,
+        "additionalProperties": False,
+    }
+
+
 def _any(random: Random, depth: int) -> Made:
-    makers = [_leaf, _leaf, _leaf]
+    makers: list[Callable[[Random], Made]] = [_leaf, _leaf, _leaf]
     if depth > 0:
         makers += [
             lambda each: _object(each, depth - 1),
@@ -145,7 +168,7 @@ def _number(random: Random) -> Made:
 
 
 def _enum(random: Random) -> Made:
-    values = random.choice(
+    values: list[Any] = random.choice(
         [
             ["red", "green", "blue"],
             [1, 2, "three", None],
