@@ -204,7 +204,7 @@ class TurnStream:
     def _read(self, token: int, reader: AnswerReader) -> None:
         reasoned = reader.reasons
         may_stop = len(self.tokens) > self.sampling.min_tokens
-        if token in self.ends and self._may_end(may_stop):
+        if token in self.ends and (may_stop or self._must_stop()):
             self.finish = "stop"
         marker = reader.marker_of(token)
         silent = token in self._silent or (self.finish is not None and self.sampling.skip_special_tokens)
@@ -234,13 +234,14 @@ class TurnStream:
         self.constraint.force(self.reader.end_marker)
         return True
 
-    def _may_end(self, may_stop: bool) -> bool:
-        """Whether an end token ends the turn: under a constraint it comes early where nothing else may."""
-        return may_stop or self.constraint is not None
+    def _must_stop(self) -> bool:
+        """Whether nothing may follow by the grammar, whatever `min_tokens` asks for."""
+        matcher = None if self.constraint is None else self.constraint.matcher
+        return matcher is not None and matcher.complete
 
     def _say(self, token: int) -> None:
         may_stop = len(self.tokens) > self.sampling.min_tokens
-        if token in self.ends and self._may_end(may_stop):
+        if token in self.ends and (may_stop or self._must_stop()):
             self.finish = "stop"
             # An end token has no text unless the caller asked for special tokens.
             text = "" if self.sampling.skip_special_tokens else self._detokenizer.add([token])
