@@ -103,7 +103,7 @@ def test_a_session_by_its_id_takes_only_what_is_new(client: openai.OpenAI, echo:
         known = answer.usage.total_tokens
 
 
-@pytest.mark.parametrize("field", ["functions", "prompt_logprobs", "chat_template", "lora_path"])
+@pytest.mark.parametrize("field", ["functions", "audio", "lora_path", "chat_template"])
 def test_what_is_not_built_is_refused_in_so_many_words(client: openai.OpenAI, field: str) -> None:
     with pytest.raises(openai.BadRequestError, match="not supported yet") as caught:
         client.chat.completions.create(

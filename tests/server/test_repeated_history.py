@@ -39,7 +39,6 @@ NEW: dict[str, list[Message]] = {
     "a message": [user("two")],
     "the same words again": [user("one")],
     "several": [user("two"), user("three")],
-    "an answer of a tool": [{"role": "tool", "content": "4"}],
     "a message and a note": [user("two"), system("note")],
     "a note alone": [system("note")],
 }

@@ -172,8 +172,8 @@ def test_sessions_and_realtime_refuse_every_field_that_they_do_not_know(echo: Se
         ):
             answer = echo.post(f"/v1/sessions/{session}/turns", body)
             assert answer.status_code == 400, (field, answer.text)
-            told = answer.json()["error"]["param"].removesuffix("[0]")
-            assert told.endswith(param) and SECRET not in answer.text
+            named = answer.json()["error"]["param"].removesuffix("[0]")
+            assert named.endswith(param) and SECRET not in answer.text
         talk.say("input.commit", **{field: [SECRET]})
         assert talk.refused()["param"].removesuffix("[0]") == field
         talk.say("input.commit", sampling={field: [SECRET]})

@@ -6,7 +6,6 @@ refusals have stable codes; `from_refusal` maps each to its status.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -96,8 +95,6 @@ TYPE_OF_STATUS = {
 
 RETRY_SECONDS = 1
 
-_FIELD = re.compile(r"[.\[]")
-
 
 class Problem(Exception):
     """An error answer: what is wrong with a request, or with the server."""
@@ -120,10 +117,10 @@ class Problem(Exception):
         )
 
     def renamed(self, names: Mapping[str, str]) -> Problem:
-        """The same problem with the name that the client writes, of a field or a place inside of it."""
+        """The same problem with the name that the client writes, of a field or of an entry of it."""
         if self.param is None:
             return self
-        field = self.param if self.param in names else _FIELD.split(self.param, maxsplit=1)[0]
+        field = self.param if self.param in names else self.param.partition("[")[0]
         if field not in names:
             return self
         name, message = names[field] + self.param.removeprefix(field), self.message
