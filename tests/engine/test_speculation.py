@@ -1,6 +1,7 @@
 """Guesses change nothing but the number of steps: the same tokens, the same distribution, no memory lost."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,14 @@ import pytest
 from holdfast.core.session import Session
 from holdfast.core.tokens import TokenLog
 from holdfast.core.turn import Turn
+from holdfast.engine.constraints.toy import ToyMatcher
+from holdfast.engine.constraints.turn import TurnConstraint
 from holdfast.engine.engine import Engine
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.step.speculation import LENGTH_FIRST, LENGTH_MAX, PAUSE_MAX, Speculator, Trace
 from holdfast.engine.text.stream import TurnStream
-from tests.engine.tiny import END, greedy, tiny_engine, tokenizer, write_model
+from tests.engine.tiny import END, VOCABULARY, greedy, tiny_engine, tokenizer, write_model
 
 FAMILIES = ["llama", "bamba", "mistral", "olmo3"]
 REPEATING = [20, 21, 22, 23, 24, 25, 26] * 6
@@ -212,3 +215,36 @@ def test_a_shorter_history_is_never_read_past_its_end() -> None:
     assert driver.guess() == []
     driver.tokens.extend([70, 1, 2, 3])
     assert driver.guess()[:1] == [70]
+
+
+@pytest.mark.parametrize(("forced", "kept"), [([], 2), ([7], 0)])
+def test_drafts_of_a_constrained_turn_end_where_its_constraint_does(
+    engine: Engine, forced: list[int], kept: int
+) -> None:
+    """Two more tokens may come; nothing is drafted where a token is forced."""
+
+    class Two(ToyMatcher):
+        def validate(self, tokens: Sequence[int]) -> int:
+            return min(2, len(tokens))
+
+        def accept(self, tokens: Sequence[int]) -> bool:
+            return True
+
+        def rollback(self, count: int) -> None:
+            assert count <= 2
+
+        def forced(self) -> list[int]:
+            return forced
+
+    constraint = TurnConstraint(Two(VOCABULARY, END))
+    speculator = Speculator(lambda _: TurnStream(tokenizer(), Sampling(), (END,), constraint=constraint))
+    free = Speculator(lambda _: TurnStream(tokenizer(), Sampling(), (END,)))
+    turn = engine.session(id="s").say(REPEATING, greedy(2))
+    session, core = engine.loop.scheduler.registry.find("s"), turn._turn
+    turn.wait()
+    tokens = session.sequence.tokens
+    length = len(tokens)
+    tokens.extend(REPEATING)
+    drafts = free(session, core)
+    assert len(drafts) > 2 and speculator(session, core) == drafts[:kept]
+    tokens.cut(length)

@@ -188,9 +188,11 @@ def sampled_token(
         return -1
     if heat == 0.0:
         return int(values.argmax())
-    speeds = torch.softmax(values / heat, 0) / times.double()
-    kept = kept_tokens(values / heat, top_k, top_p, min_p)
-    return max((token for token in kept if allowed[token]), key=lambda token: float(speeds[token]))
+    tokens = allowed.nonzero().squeeze(1)
+    scaled = values[tokens] / heat
+    speeds = torch.softmax(scaled, 0) / times[tokens].double()
+    kept = kept_tokens(scaled, top_k, top_p, min_p)
+    return int(tokens[max(kept, key=lambda place: float(speeds[place]))])
 
 
 def packed_mask(allowed: Tensor) -> Tensor:

@@ -168,6 +168,7 @@ print("compiled")
 
 
 SAMPLING = """
+from holdfast.kernels import TokenMasks
 from holdfast.kernels.triton import sampling
 
 arguments = {}
@@ -183,7 +184,7 @@ for rows, width in ((1, 30), (5, 151_936)):
     given = (floats, whole, floats, floats, whole.long(), whole)
     masks = torch.zeros(1, -(-width // 32), dtype=torch.int32)
     sampling.sample_tokens(logits, *given)
-    sampling.sample_tokens(logits, *given, masks=masks, mask_rows=whole)
+    sampling.sample_tokens(logits, *given, masks=TokenMasks(masks, whole))
 # Two pointers, and of the sizes those that are not 1: the arguments that a mask costs.
 for name, found in arguments.items():
     plain, masked = found[-2:]

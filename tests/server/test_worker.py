@@ -1,16 +1,23 @@
 """The engine process's loop, with the API process played by the test: what is told before which step."""
 
 import os
+import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 
+import msgspec
 import pytest
 import zmq
 
 from holdfast.core.scheduler import Scheduler
+from holdfast.engine.grammars import Grammars
+from holdfast.engine.loop_times import LoopTimes
 from holdfast.server.link import wire
 from holdfast.server.link import worker as worker_module
 from holdfast.server.link.commands import EngineCommands
 from holdfast.server.link.worker import Worker
+from tests.engine.test_grammars import Held
 from tests.server.in_process import echo_commands
 
 SESSION = "ann/talk"
@@ -44,7 +51,10 @@ def start(engine: EngineCommands, call: int, text: str) -> wire.StartTurn:
 
 
 def make_engine(overlap: bool = False) -> EngineCommands:
-    return echo_commands("echo-hybrid", audit="strict", overlap=overlap)
+    """An engine that only commands wake: there is no journal, and no grammar is compiled."""
+    made = echo_commands("echo-hybrid", audit="strict", overlap=overlap)
+    made.loop.setup.grammars.close()
+    return made
 
 
 def run(
@@ -134,3 +144,43 @@ def test_a_large_ledger_is_recounted_in_slices_after_the_last_work(monkeypatch: 
     assert begun.count(True) == 1 and slices == len(begun) > 2
     worker._idle()
     assert len(begun) == slices, "once after each spell of work"
+
+
+def test_an_idle_engine_sleeps_while_a_grammar_is_compiled_and_wakes_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The turn waits, the process does not spin, and the end of the compilation ends its sleep."""
+    builder = Held()
+    engine = echo_commands("echo")
+    engine.loop.setup.grammars.close()
+    engine.loop.setup = replace(engine.loop.setup, grammars=Grammars(builder))
+    engine = EngineCommands(engine.loop, engine._outbox)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    here, there = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    try:
+        here.bind("inproc://worker")
+        there.connect("inproc://worker")
+        worker = Worker(there, engine, os.getppid())
+        rounds: list[float] = []
+        monkeypatch.setattr(LoopTimes, "end_round", lambda _: rounds.append(time.monotonic()))
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        here.send(wire.encode(wire.OpenSession(1, SESSION, "ann")))
+        asked = msgspec.structs.replace(start(engine, 2, "aaaa"), grammar=wire.GrammarFields("regex", "a+"))
+        here.send(wire.encode(asked))
+        time.sleep(0.3)
+        waited = len(rounds)
+        builder.go.set()
+        ended: list[str] = []
+        while not ended:
+            assert here.poll(5000), "the engine sleeps for ever"
+            report = wire.decode_report(here.recv())
+            ended += [end.outcome for end in report.ends] if isinstance(report, wire.Step) else []
+        here.send(wire.encode(wire.Stop()))
+        thread.join(10)
+        assert waited < 600, "the process spins while it waits"
+        assert not thread.is_alive() and not engine.waits
+    finally:
+        for socket in (here, there):
+            socket.close(0)
+        context.term()

@@ -18,7 +18,7 @@ from holdfast.engine.listeners import SessionObserver, Unobserved
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.memory_plan import plan_memory
 from holdfast.engine.options import EngineOptions, tenant_parts
-from holdfast.engine.setup import EngineSetup
+from holdfast.engine.setup import AnswerSetup, EngineSetup
 from holdfast.engine.step.executor import Executor, PlanRunner
 from holdfast.engine.step.speculation import Speculator
 from holdfast.engine.text.stream import TurnStream
@@ -34,7 +34,6 @@ from holdfast.models.model import Model, ModelDescription
 __all__ = ["Clock", "MakeExecutor", "build_loop"]
 
 Clock = Callable[[], float]
-NO_FORMATS = Chosen(None, None)
 MakeExecutor = Callable[[Callable[[Turn], TurnStream]], PlanRunner]
 """Makes the executor of a model that has no weights, given the streams of turns in flight."""
 
@@ -47,19 +46,19 @@ def build_loop(
     *,
     make_executor: MakeExecutor | None = None,
     identity: str = "",
-    formats: Chosen = NO_FORMATS,
-    grammars: Grammars | None = None,
+    answers: AnswerSetup | None = None,
     observer: SessionObserver | None = None,
     clock: Clock = time.monotonic,
 ) -> EngineLoop:
     """The loop of an engine that is ready to make steps.
 
-    `identity` names the model's weights: snapshots are valid for the same weights only. Without `grammars`,
+    `identity` names the model's weights: snapshots are valid for the same weights only. Without `answers`,
     turns with a grammar are refused.
     """
-    compiled = grammars if grammars is not None else Grammars(None, "this engine has no grammar compiler")
+    if answers is None:
+        answers = AnswerSetup(Chosen(None, None), Grammars(None, "this engine has no grammar compiler"))
     memory_plan = plan_memory(model, options)
-    setup = EngineSetup(model, tokenizer, defaults, options, memory_plan, formats, compiled)
+    setup = EngineSetup(model, tokenizer, defaults, options, memory_plan, answers.formats, answers.grammars)
     live = LiveTurns()
     speculator = Speculator(live.stream_of) if options.speculate == "ngram" else None
     session_log = SessionLog(open_journal(options, tokenizer))

@@ -33,6 +33,7 @@ from holdfast.engine.grammars import Grammars
 from holdfast.engine.listeners import SessionObserver
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions
+from holdfast.engine.setup import AnswerSetup
 from holdfast.engine.step.executor import Flight
 from holdfast.engine.text.stream import TokenLogprob, TurnStream
 from holdfast.engine.text.tokenizer import Tokenizer
@@ -221,15 +222,16 @@ def open_echo(
         options = replace(options, state_slots=STATE_SLOTS)
     tokenizer = echo_tokenizer()
     end = tokenizer.eos_tokens[0]
+    names = tokenizer.added_tokens.values()
+    formats = choose_formats(options.tool_parser, options.reasoning_parser, TEMPLATE, names, {})
     return build_loop(
         echo_model(name, options.context_length),
         tokenizer,
         GenerationDefaults((end,)),
         options,
         make_executor=lambda stream_of: EchoExecutor(stream_of, end),
-        grammars=Grammars(echo_builder(), "constrained output needs the package llguidance"),
-        formats=choose_formats(
-            options.tool_parser, options.reasoning_parser, TEMPLATE, tokenizer.added_tokens.values(), {}
+        answers=AnswerSetup(
+            formats, Grammars(echo_builder(), "constrained output needs the package llguidance")
         ),
         observer=observer,
         clock=clock,

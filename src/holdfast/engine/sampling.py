@@ -103,7 +103,7 @@ class Sampling:
         None,
         Bound(0, LOGPROBS_MAX),
         "Report log-probabilities of the sampled tokens and of so many most likely ones, taken before "
-        "temperature, penalties and bias.",
+        "temperature, penalties, bias and grammars.",
     )
     prompt_logprobs: int | None = declared(
         None, Bound(0, LOGPROBS_MAX), "Report log-probabilities of the prompt's tokens in the same way."

@@ -12,7 +12,15 @@ from holdfast.engine.tools.choose import Chosen
 from holdfast.models.generation import GenerationDefaults
 from holdfast.models.model import ModelDescription
 
-__all__ = ["EngineSetup"]
+__all__ = ["AnswerSetup", "EngineSetup"]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSetup:
+    """What answers may be: the formats of tool calls and reasoning, and the compiler of grammars."""
+
+    formats: Chosen
+    grammars: Grammars
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from holdfast.engine.listeners import SessionObserver
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions, OptionError, check_context
 from holdfast.engine.pull import ECHO_MODELS, cache_directory, resolve_model
+from holdfast.engine.setup import AnswerSetup
 from holdfast.engine.step.executor import Executor
 from holdfast.engine.text.tokenizer import Tokenizer, open_tokenizer
 from holdfast.engine.tiers.files import weights_identity
@@ -74,8 +75,7 @@ def open_loop(
             checkpoint.generation,
             options,
             identity=identity,
-            formats=formats,
-            grammars=grammars(),
+            answers=AnswerSetup(formats, grammars()),
             observer=observer,
         )
         if loaded.device.type == "cuda" and not options.fast_start and isinstance(loop.executor, Executor):

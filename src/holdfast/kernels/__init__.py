@@ -4,7 +4,7 @@ CPU tensors run in `kernels/torch`, CUDA tensors in `kernels/triton`; both give 
 rounding. No function synchronises with the device: grid sizes come from host-side integers (shapes and the
 counts in `Batch`), so a step can be captured in a CUDA graph. Inputs may be strided views unless a function
 says otherwise. Models and the executor call these functions; the rest of the public interface is `Batch`,
-`Pages`, `Pieces`, `PieceQueue` and their builders, `Rotation`, `Mamba2Weights`, `StepTables`, `configure`.
+`Pages`, `Pieces`, `PieceQueue` and their builders, the parameter types, and `configure`.
 
 Conventions, for all functions:
 
@@ -36,7 +36,7 @@ from holdfast.kernels.cuda.attention import build_queue, takes_queue
 from holdfast.kernels.cuda.products import takes_products
 from holdfast.kernels.cuda.twelve import TwelveBits, pack_weight, packed_size
 from holdfast.kernels.dispatch import configure, implementation
-from holdfast.kernels.parameters import Mamba2Weights, Rotation, StepTables
+from holdfast.kernels.parameters import Mamba2Weights, Rotation, StepTables, TokenMasks
 from holdfast.kernels.settings import KernelSettings
 from holdfast.kernels.torch.activation import DEFAULT_CLAMP, Activation, Clamp
 
@@ -53,6 +53,7 @@ __all__ = [
     "Pieces",
     "Rotation",
     "StepTables",
+    "TokenMasks",
     "TwelveBits",
     "attend",
     "build_batch",
@@ -380,8 +381,7 @@ def sample_tokens(
     positions: torch.Tensor,
     *,
     greedy: bool = False,
-    masks: torch.Tensor | None = None,
-    mask_rows: torch.Tensor | None = None,
+    masks: TokenMasks | None = None,
 ) -> torch.Tensor:
     """One token per row of logits [rows, vocabulary], int64; -1 for a row with NaN or no finite maximum.
 
@@ -391,18 +391,17 @@ def sample_tokens(
     than top_p of the probability, and it has at least min_p of the maximum, all after the temperature.
     `greedy` tells the host that no row has a temperature.
 
-    `masks` are packed bits, int32 [n, words]: bit `t % 32` of word `t // 32` allows token t. `mask_rows`
-    int32 has the mask of each row, -1 for none. A token that is not allowed counts as a logit of -inf, and so
-    does one past the mask's end; a row whose mask allows nothing gives -1.
+    A token that a row's mask does not allow counts as a logit of -inf, and so does one past the mask's end;
+    a row whose mask allows nothing gives -1.
     """
     given = (temperature, top_k, top_p, min_p, seeds, positions)
     assert all(each.is_contiguous() and each.shape == logits.shape[:1] for each in given)
-    named: dict[str, torch.Tensor] = {}
-    if masks is not None and mask_rows is not None:
-        assert masks.element_size() == mask_rows.element_size() == 4 and masks.stride(1) == 1
-        assert mask_rows.is_contiguous() and mask_rows.shape == logits.shape[:1]
-        named = {"masks": masks, "mask_rows": mask_rows}
-    out: torch.Tensor = implementation(logits).sample_tokens(logits, *given, greedy=greedy, **named)
+    if masks is None:
+        out: torch.Tensor = implementation(logits).sample_tokens(logits, *given, greedy=greedy)
+    else:
+        assert masks.words.element_size() == masks.rows.element_size() == 4 and masks.words.stride(1) == 1
+        assert masks.rows.is_contiguous() and masks.rows.shape == logits.shape[:1]
+        out = implementation(logits).sample_tokens(logits, *given, greedy=greedy, masks=masks)
     return out
 
 

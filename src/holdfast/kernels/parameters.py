@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -53,3 +54,14 @@ class StepTables:
     window: torch.Tensor | None  # int32 [table rows, pages]
     reserved_full: int
     reserved_window: int
+
+
+class TokenMasks(NamedTuple):
+    """Which tokens may be sampled, as packed bits.
+
+    `words` int32 [n, words]: bit `t % 32` of word `t // 32` of a mask allows token t. `rows` int32 has the
+    mask of each row of logits, -1 for none.
+    """
+
+    words: torch.Tensor
+    rows: torch.Tensor

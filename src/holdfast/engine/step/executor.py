@@ -57,13 +57,13 @@ from holdfast.engine.step.inputs import (
 )
 from holdfast.engine.step.masks import StepMasks, Wanted
 from holdfast.engine.step.results import logprobs_of, row_result
-from holdfast.engine.step.sampler import BatchSampler, Masks, Sampled, token_logprobs
+from holdfast.engine.step.sampler import BatchSampler, Sampled, token_logprobs
 from holdfast.engine.step.split_keys import sharing_for
 from holdfast.engine.step.staging import Arrival, Staging, fill
 from holdfast.engine.step.tables import UNUSED_ROW, BlockTables
 from holdfast.engine.text.stream import TokenLogprob, TurnStream
 from holdfast.engine.tiers.host import HostTier, copier_for
-from holdfast.kernels import Batch
+from holdfast.kernels import Batch, TokenMasks
 from holdfast.models.memory import Memory, UnitCounts
 from holdfast.models.model import Model
 
@@ -234,7 +234,7 @@ class Executor:
         nothing = torch.zeros(1, words_for(logits.shape[1]), dtype=torch.int32, device=self.model.device)
         for values in (logits, logits.float()):
             kernels.sample_tokens(
-                values, heat, whole, top_p, top_p, whole.long(), whole, masks=nothing, mask_rows=whole
+                values, heat, whole, top_p, top_p, whole.long(), whole, masks=TokenMasks(nothing, whole)
             )
 
     def _buffers(self, shape: Shape, width: int) -> StepBuffers:
@@ -361,7 +361,7 @@ class Executor:
                 self._masks.forbid(index, banned)
         return masked
 
-    def _sample_masked(self, flight: Flight, unsampled: Unsampled, masks: Masks) -> None:
+    def _sample_masked(self, flight: Flight, unsampled: Unsampled, masks: TokenMasks) -> None:
         """Sample rows that need only their parameters, which are on the device, and their masks."""
         given, count = unsampled.given, len(unsampled.samples)
         tokens = kernels.sample_tokens(
@@ -372,13 +372,12 @@ class Executor:
             given.min_p[:count],
             given.seeds[:count],
             given.sample_position[:count],
-            masks=masks.words,
-            mask_rows=masks.rows,
+            masks=masks,
         )
         self._take(flight, unsampled, tokens)
 
     def _sample_special(
-        self, flight: Flight, unsampled: Unsampled, masks: Masks | None, masked: Collection[int]
+        self, flight: Flight, unsampled: Unsampled, masks: TokenMasks | None, masked: Collection[int]
     ) -> None:
         """Sample with penalties, biases, log-probabilities and minimum lengths."""
         flight.sampled = self.sampler.sample(

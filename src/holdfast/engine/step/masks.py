@@ -19,7 +19,7 @@ from holdfast.engine.constraints.masks import MaskRows, words_for
 from holdfast.engine.constraints.matcher import Fill, Matcher
 from holdfast.engine.constraints.turn import TurnConstraint
 from holdfast.engine.step.inputs import aligned
-from holdfast.engine.step.sampler import Masks
+from holdfast.kernels import TokenMasks
 
 __all__ = ["StepMasks", "Wanted"]
 
@@ -97,7 +97,7 @@ class StepMasks:
         if not words.any():
             words[:] = before
 
-    def send(self) -> Masks:
+    def send(self) -> TokenMasks:
         """Copy the masks to the device, without waiting for the copy."""
         head = aligned(self._samples)
         size = head + self._used * self._words
@@ -106,7 +106,7 @@ class StepMasks:
             self._read = torch.cuda.Event()
             self._read.record()
         words = self._target[head:size].view(self._used, self._words)
-        return Masks(words, self._target[: self._samples])
+        return TokenMasks(words, self._target[: self._samples])
 
     def _reserve(self, samples: int, rows: int) -> None:
         """Make room for a step. The device has read the step before."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,18 +21,10 @@ from torch import Tensor
 
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.step.inputs import Parameters
-from holdfast.kernels import sample_tokens
+from holdfast.kernels import TokenMasks, sample_tokens
 
 COLDEST = 1e-5
 """Below this temperature sampling is greedy: logits over it would be lost in rounding."""
-
-
-class Masks(NamedTuple):
-    """The token masks of a step's samples on the device, as `kernels.sample_tokens` takes them."""
-
-    words: Tensor
-    rows: Tensor
-    """The mask of each sample, int32 [samples], -1 for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +160,7 @@ class BatchSampler:
         logits: Tensor,
         rows: Sequence[int],
         positions: Sequence[int],
-        masks: Masks | None = None,
+        masks: TokenMasks | None = None,
         masked: Collection[int] = (),
     ) -> Sampled:
         """The next token of each row from float32 logits [rows, vocabulary], among those that masks allow.
@@ -194,8 +186,7 @@ class BatchSampler:
             self._integers(positions),
             # Under masks there is one variant of the kernels, compiled at startup.
             greedy=masks is None and not any(_heat(state.sampling) for state in states),
-            masks=None if masks is None else masks.words,
-            mask_rows=None if masks is None else masks.rows,
+            masks=masks,
         )
         self._count(states, rows, tokens)
         if places is None or plain is None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from holdfast.kernels.cpu.library import library
 from holdfast.kernels.cpu.structures import ChoiceStructure, MasksStructure
+from holdfast.kernels.parameters import TokenMasks
 
 
 def argmax(values: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -35,8 +36,7 @@ def sample(
     min_p: Tensor,
     seeds: Tensor,
     positions: Tensor,
-    masks: Tensor | None = None,
-    mask_rows: Tensor | None = None,
+    masks: TokenMasks | None = None,
 ) -> Tensor | None:
     """`kernels.sample_tokens`: the token of each row, -1 for a NaN or no finite maximum."""
     loaded = library()
@@ -50,10 +50,11 @@ def sample(
     choice = ChoiceStructure(*(tensor.data_ptr() for tensor in kept))
     tokens = torch.empty(rows, dtype=torch.int64)
     constraint = None
-    if masks is not None and mask_rows is not None:
-        kept.append(mask_rows.to(torch.int64))
+    if masks is not None:
+        words = masks.words
+        kept.append(masks.rows.to(torch.int64))
         constraint = ctypes.byref(
-            MasksStructure(masks.data_ptr(), kept[-1].data_ptr(), masks.stride(0), masks.shape[1])
+            MasksStructure(words.data_ptr(), kept[-1].data_ptr(), words.stride(0), words.shape[1])
         )
     failed = loaded.hf_sample(
         values.data_ptr(),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 
 from holdfast.kernels.cpu import sampling as compiled
+from holdfast.kernels.parameters import TokenMasks
 
 CANDIDATES = (128, 2048)  # most likely tokens to look at before a full sort is needed
 NO_TOKEN = -1
@@ -58,16 +59,15 @@ def sample_tokens(
     positions: torch.Tensor,
     *,
     greedy: bool = False,
-    masks: torch.Tensor | None = None,
-    mask_rows: torch.Tensor | None = None,
+    masks: TokenMasks | None = None,
 ) -> torch.Tensor:
     values = logits.float()
-    if masks is not None and mask_rows is not None:
+    if masks is not None:
         heat = torch.zeros_like(temperature) if greedy else temperature
-        tokens = compiled.sample(values, heat, top_k, top_p, min_p, seeds, positions, masks, mask_rows)
+        tokens = compiled.sample(values, heat, top_k, top_p, min_p, seeds, positions, masks)
         if tokens is not None:
             return tokens
-        values = values.masked_fill(~allowed_tokens(masks, mask_rows, values.shape[1]), -torch.inf)
+        values = values.masked_fill(~allowed_tokens(masks, values.shape[1]), -torch.inf)
     elif not greedy:
         tokens = compiled.sample(values, temperature, top_k, top_p, min_p, seeds, positions)
         if tokens is not None:
@@ -86,12 +86,12 @@ def sample_tokens(
     return torch.where(peak.isfinite(), best, NO_TOKEN)
 
 
-def allowed_tokens(masks: torch.Tensor, mask_rows: torch.Tensor, width: int) -> torch.Tensor:
+def allowed_tokens(masks: TokenMasks, width: int) -> torch.Tensor:
     """Which tokens the rows may take, bool [rows, width]; in a masked row none beyond its mask."""
-    rows = mask_rows.long()
-    words = masks[rows.clamp(min=0)]
-    bits = (words.unsqueeze(2) >> torch.arange(32, dtype=torch.int32, device=masks.device)) & 1
-    allowed = torch.zeros(len(rows), width, dtype=torch.bool, device=masks.device)
+    rows, device = masks.rows.long(), masks.words.device
+    words = masks.words[rows.clamp(min=0)]
+    bits = (words.unsqueeze(2) >> torch.arange(32, dtype=torch.int32, device=device)) & 1
+    allowed = torch.zeros(len(rows), width, dtype=torch.bool, device=device)
     reached = min(width, 32 * words.shape[1])
     allowed[:, :reached] = bits.flatten(1)[:, :reached].bool()
     return allowed.logical_or_((rows < 0).unsqueeze(1))

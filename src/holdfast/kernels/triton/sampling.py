@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from holdfast.kernels.parameters import TokenMasks
 from holdfast.kernels.triton.launch import ceiling, power_of_two
 
 SECTION = 8192
@@ -256,8 +257,7 @@ def sample_tokens(
     positions: torch.Tensor,
     *,
     greedy: bool = False,
-    masks: torch.Tensor | None = None,
-    mask_rows: torch.Tensor | None = None,
+    masks: TokenMasks | None = None,
 ) -> torch.Tensor:
     rows, width = logits.shape
     assert logits.stride(1) == 1
@@ -272,7 +272,10 @@ def sample_tokens(
     peak_tokens, tokens = torch.empty(2, rows, sections, dtype=torch.int32, device=logits.device)
     sizes = (logits.stride(0), width, sections)
     # None is a constant to Triton: without masks the kernels have no such arguments.
-    constraint = (None,) * 4 if masks is None else (masks, mask_rows, masks.stride(0), masks.shape[1])
+    constraint: tuple[torch.Tensor | int | None, ...] = (None,) * 4
+    if masks is not None:
+        words = masks.words
+        constraint = (words, masks.rows, words.stride(0), words.shape[1])
     blocks: dict[str, int] = {"SECTION": section, "BLOCK_SECTIONS": power_of_two(sections)}
     warps = 8 if section >= 4096 else 4
     _find_peaks[(rows, sections)](

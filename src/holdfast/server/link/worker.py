@@ -81,8 +81,7 @@ class Worker:
         self.stopping = False
         self.backlog = Backlog(commands.session_of)
         self._clock = clock
-        journal, grammars = commands.loop.session_log.descriptor, commands.loop.setup.grammars.descriptor
-        self._wait = _any_of(socket, [grammars] if journal is None else [journal, grammars])
+        self._wait: Callable[[int], object] = _any_of(socket, _descriptors(commands.loop))
         self._pulsed = 0.0
         self._counted = 0
         self._worked = 0.0
@@ -211,8 +210,16 @@ class Worker:
         self._send()
 
 
+def _descriptors(loop: EngineLoop) -> list[int]:
+    """What wakes the process besides commands: the journal, and grammars that are compiled."""
+    grammars, journal = loop.setup.grammars, loop.session_log.descriptor
+    return [*([grammars.descriptor] if grammars.available else []), *([] if journal is None else [journal])]
+
+
 def _any_of(socket: zmq.Socket[bytes], descriptors: list[int]) -> Callable[[int], object]:
     """A poll, in milliseconds, for a command or for a descriptor."""
+    if not descriptors:
+        return socket.poll
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     for descriptor in descriptors:
