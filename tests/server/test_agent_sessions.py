@@ -60,6 +60,19 @@ def test_a_stream_of_a_turn_with_calls(caller: Server) -> None:
         assert tokens == result["token_ids"]
 
 
+def test_a_call_that_its_limit_cuts(caller: Server) -> None:
+    name = caller.open(tools=TOOLS)
+    text = calling("weather", BERN)
+    body = {"input": text, "stream": True, "sampling": {"max_tokens": text.index("Bern")}}
+    told = events_of(caller.post(f"/v1/sessions/{name}/turns", body))
+    (kind, ended), (_, result) = told[-2:]
+    assert (kind, ended["outcome"]) == ("tool_call.done", "cut")
+    assert (result["finish_reason"], result["tool_calls"]) == ("length", [])
+    (cut,) = result["incomplete_tool_calls"]
+    assert cut["outcome"] == "cut" and cut["function"]["arguments"] == ended["arguments"]
+    assert caller.get(f"/v1/sessions/{name}").json()["tool_calls"] == []
+
+
 LONG_CALL = calling("weather", {"city": "Bern" * 1200})
 
 
