@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-# They run in environments of their own (`make clients`), which read `clients/pytest.ini` instead.
+# They run in environments of their own (`make clients`), which read `clients/pytest.ini`, not this file.
 collect_ignore = ["clients"]
 
 pytest.register_assert_rewrite("tests.core", "tests.property", "tests.sim")
