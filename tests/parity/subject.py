@@ -10,6 +10,7 @@ greedy decoding gives.
 
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer as Encoder
@@ -84,11 +85,11 @@ class Watched:
         executor = self.loop.executor
         sample = executor.sampler.sample
 
-        def watched(logits: torch.Tensor, rows: list[int], positions: list[int]) -> Sampled:
+        def watched(logits: torch.Tensor, rows: list[int], positions: list[int], *masks: Any) -> Sampled:
             owners = {place: number for number, (place, _) in executor._sampler_rows.items()}
             for index, (row, position) in enumerate(zip(rows, positions, strict=True)):
                 self.seen[owners[row], position] = logits[index].clone()
-            return sample(logits, rows, positions)
+            return sample(logits, rows, positions, *masks)
 
         executor.sampler.sample = watched  # type: ignore[method-assign,assignment]
 

@@ -46,7 +46,7 @@ HISTORY: list[dict[str, Any]] = [
 
 def rendered(source: str, messages: Sequence[Mapping[str, Any]], **variables: object) -> str:
     template = ChatTemplate(source, {})
-    return template._rendered(messages, add_generation_prompt=False, **variables)
+    return template.render_unchecked(messages, add_generation_prompt=False, **variables)
 
 
 def form_of(source: str) -> TemplateForm:

@@ -228,13 +228,23 @@ class Executor:
         return lambda: run_step(self.model, self.memory, batch, given, self.tables.sampled, logits)
 
     def _compile_masked(self, logits: Tensor) -> None:
-        """Sample once under a mask: compiling kernels while serving would stall every stream."""
+        """Sample once in each way under a mask: compiling kernels while serving would stall every stream."""
         heat, top_p = torch.ones(2, 1, device=self.model.device)
         whole = torch.zeros(1, dtype=torch.int32, device=self.model.device)
         nothing = torch.zeros(1, words_for(logits.shape[1]), dtype=torch.int32, device=self.model.device)
-        for values in (logits, logits.float()):
+        special = logits.float(), whole.long()
+        ways = ((logits, whole, False), (*special, False), (*special, True))
+        for values, positions, greedy in ways:
             kernels.sample_tokens(
-                values, heat, whole, top_p, top_p, whole.long(), whole, masks=TokenMasks(nothing, whole)
+                values,
+                heat,
+                whole,
+                top_p,
+                top_p,
+                whole.long(),
+                positions,
+                greedy=greedy,
+                masks=TokenMasks(nothing, whole),
             )
 
     def _buffers(self, shape: Shape, width: int) -> StepBuffers:

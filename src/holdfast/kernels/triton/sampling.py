@@ -27,6 +27,9 @@ NOWHERE = tl.constexpr(2147483647)  # above every token
 PARAMETERS = ["temperature", "top_k", "top_p", "min_p", "seeds", "positions", "masks", "mask_rows"]
 """Arguments whose alignment within a step's words varies; Triton must not specialise on it."""
 
+SCRATCH = ["peaks", "peak_tokens", "noisy", "values", "totals", "counts", "masses", "tokens"]
+"""Parts of one allocation, whose alignment varies with the number of rows."""
+
 
 @triton.jit
 def _mix(value):
@@ -89,7 +92,7 @@ def _read(logits, row, columns, stride, width, masks, mask_rows, mask_stride, ma
     return tl.load(logits + row * stride + columns, mask=inside, other=float("-inf")).to(tl.float32)
 
 
-@triton.jit(do_not_specialize_on_alignment=PARAMETERS)
+@triton.jit(do_not_specialize_on_alignment=PARAMETERS + SCRATCH)
 def _find_peaks(
     logits, masks, mask_rows, mask_stride, mask_width, peaks, tokens, stride, width, sections,
     SECTION: tl.constexpr,
@@ -108,7 +111,7 @@ def _find_peaks(
     tl.store(tokens + row * sections + section, first)
 
 
-@triton.jit(do_not_specialize_on_alignment=PARAMETERS)
+@triton.jit(do_not_specialize_on_alignment=PARAMETERS + SCRATCH)
 def _draw_sections(
     logits, masks, mask_rows, mask_stride, mask_width,
     temperature, min_p, seeds, positions, peaks, noisy, values, totals, tokens,
@@ -136,7 +139,7 @@ def _draw_sections(
     tl.store(tokens + at, winner)
 
 
-@triton.jit(do_not_specialize_on_alignment=PARAMETERS)
+@triton.jit(do_not_specialize_on_alignment=PARAMETERS + SCRATCH)
 def _weigh_sections(
     logits, masks, mask_rows, mask_stride, mask_width,
     temperature, top_k, top_p, peaks, noisy, values, counts, masses, tokens, stride, width, sections,
@@ -201,7 +204,7 @@ def _weigh_again(
     return tl.sum(count, axis=0), tl.sum(mass, axis=0)
 
 
-@triton.jit(do_not_specialize_on_alignment=PARAMETERS)
+@triton.jit(do_not_specialize_on_alignment=PARAMETERS + SCRATCH)
 def _choose(
     logits, masks, mask_rows, mask_stride, mask_width, temperature, top_k, top_p, min_p, seeds, positions,
     peaks, peak_tokens, noisy, values, totals, counts, masses, tokens, out, stride, width, sections,
