@@ -58,6 +58,9 @@ OPTIONS: dict[str, Any] = {
 STATE_SLOTS = 700
 ROUNDS = 10
 SESSION_RUNS = 3
+CONSTRAINED_RUNS = 7
+"""More, since each run has other texts, of which more or less is forced."""
+
 PARTS = ["decode", "turns", "prefill", "sessions", "constrained", "tiers", "dense", "fp8"]
 
 
@@ -114,7 +117,7 @@ def measure_constrained(name: str, loop: EngineLoop, tokenizer: Path | None) -> 
         report(model=name, part="constrained", skipped=str(error))
         return
     with timings.compilations() as compiled:
-        rates = constrained.measure(loop, schemas, 64, 256, SESSION_RUNS)
+        rates = constrained.measure(loop, schemas, 64, 256, CONSTRAINED_RUNS)
     note(name, "64 rows without schemas", rates.free, "tokens/s")
     note(name, "64 rows with schemas", rates.constrained, "tokens/s")
     report(model=name, measure="64 rows with schemas, to none", value=round(rates.ratio, 3), aim=0.95,

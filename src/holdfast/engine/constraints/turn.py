@@ -18,49 +18,50 @@ __all__ = ["TurnConstraint"]
 class TurnConstraint:
     """What may follow the tokens of one turn. `matcher` is None where only `force` constrains."""
 
-    __slots__ = ("_pending", "_refusal", "matcher", "takes_runs")
+    __slots__ = ("_run", "matcher", "takes_runs")
 
     def __init__(self, matcher: Matcher | None, *, takes_runs: bool = True) -> None:
         """Without `takes_runs` forced tokens are sampled one at a time: each needs its own logits."""
         self.matcher = matcher
         self.takes_runs = takes_runs
-        self._pending: list[int] = []
-        self._refusal = ""
+        self._run: list[int] | None = None
+        """The forced tokens that come next; None while they are not known."""
 
     @property
     def failed(self) -> bool:
         """Whether a token was refused, or a limit exceeded: nothing may follow."""
-        return bool(self._refusal) or (self.matcher is not None and self.matcher.failed)
+        return self.matcher is not None and self.matcher.failed
 
     @property
     def why(self) -> str:
         """Why it has failed."""
-        return self._refusal or ("" if self.matcher is None else self.matcher.why)
+        return "" if self.matcher is None else self.matcher.why
 
     @property
     def free(self) -> bool:
         """Whether any token may follow: no mask is needed."""
-        return self.matcher is None and not self._pending and not self._refusal
+        return self.matcher is None and not self._run
 
     def force(self, tokens: Sequence[int]) -> None:
-        """These tokens come next, instead of whatever was pending."""
-        self._pending = list(tokens)
+        """These tokens come next, instead of those that the grammar forces."""
+        self._run = list(tokens)
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Take tokens of the turn, in order."""
-        for token in tokens:
-            if not self._pending:
-                break
-            if token != self._pending.pop(0):
-                self._pending.clear()
+        run, count = self._run, len(tokens)
+        # A run that is taken token by token is the same as one taken at once.
+        follows = run is not None and count < len(run) and run[:count] == list(tokens)
+        self._run = run[count:] if run is not None and follows else None
         if self.matcher is not None:
             self.matcher.accept(tokens)
 
-    def forced(self) -> list[int]:
+    def forced(self) -> Sequence[int]:
         """The tokens that come next; empty if there is a choice, or if nothing may follow."""
-        if self._pending or self.failed:
-            return [] if self.failed else list(self._pending)
-        return [] if self.matcher is None else self.matcher.forced()
+        if self.failed:
+            return ()
+        if self._run is None:
+            self._run = [] if self.matcher is None else self.matcher.forced()
+        return self._run
 
     def cut(self, drafts: Sequence[int]) -> list[int]:
         """The drafts up to the first that cannot come, or after which a token is forced."""

@@ -69,7 +69,7 @@ def _take_forced(stream: TurnStream, room: int) -> list[int]:
         run = constraint.forced()[: room - len(taken)]
         if not run:
             break
-        taken += stream.push(run)
+        taken += stream.push(list(run))
     return taken
 
 
