@@ -53,6 +53,8 @@ def as_version_2(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("DELETE FROM facts")
         connection.execute("INSERT INTO facts VALUES ('vocabulary', ?)", (sample_of(tokenizer()),))
+        connection.execute("ALTER TABLE turns DROP COLUMN details")
+        connection.execute("ALTER TABLE sessions DROP COLUMN tools")
         connection.execute("PRAGMA user_version = 2")
         connection.commit()
 

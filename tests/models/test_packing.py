@@ -59,9 +59,11 @@ def test_projections_and_the_head_are_packed_as_they_are_used(
     given: list[tuple[int, TwelveBits | None]] = []
     usual = kernels.linear, kernels.linear_gated
 
-    def linear(x: torch.Tensor, weight: torch.Tensor, _: object, twelve: TwelveBits | None) -> torch.Tensor:
+    def linear(
+        x: torch.Tensor, weight: torch.Tensor, _: object, twelve: TwelveBits | None, out: torch.Tensor | None
+    ) -> torch.Tensor:
         given.append((weight.shape[0], twelve))
-        return usual[0](x, weight, None, twelve)
+        return usual[0](x, weight, None, twelve, out)
 
     def gate(
         x: torch.Tensor, weight: torch.Tensor, _: object, activation: kernels.Activation, twelve: TwelveBits

@@ -8,8 +8,8 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from tests.constraints.schemas import hundred
 
+from holdfast.bench.schemas import hundred
 from holdfast.engine.pull import PullError, pull
 from tests.server.serving import Server
 

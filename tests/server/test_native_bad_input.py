@@ -48,8 +48,9 @@ SAMPLING: list[tuple[str, Any]] = [
     ("skip_special_tokens", "no"),
     ("n", 10**9),
     ("n", 0),
-    ("json_schema", "{}"),
-    ("regex", "a*"),
+    ("json_schema", "{"),
+    ("json_schema", '{"type": "no such type"}'),
+    ("regex", "a("),
     ("ebnf", "root ::= x"),
     ("stop_regex", "x"),
 ]

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from holdfast.core.errors import Refused
+from holdfast.engine.constraints import Fault, GrammarError
+from holdfast.engine.grammars import GrammarRefused
 from holdfast.server.http.problems import STATUS_OF_CODE, from_refusal
 from tests.server.bad_values import JSON, SECRET
 from tests.server.serving import Server
@@ -116,6 +118,7 @@ FIGURES_ALONE = {
     "insufficient_memory",
     "bad_text",
     "history_changed",
+    "unknown_format",
 }
 """Refusals whose own words hold nothing of the client's."""
 
@@ -125,10 +128,21 @@ def kinds_of(refusal: type[Refused]) -> list[type[Refused]]:
     return [kind for below in refusal.__subclasses__() for kind in kinds_of(below)] or [refusal]
 
 
+def test_every_fault_of_a_grammar_has_a_status() -> None:
+    for fault in Fault:
+        refusal = GrammarRefused(GrammarError(fault, "too long", "/properties/a"))
+        problem = from_refusal(refusal.code, str(refusal), refusal.param)
+        assert refusal.code in STATUS_OF_CODE and problem.param == "grammar"
+        assert "too long" in problem.message
+        assert (problem.status >= 500) == (fault is Fault.BUSY), fault
+
+
 def test_every_refusal_of_the_core_has_words_for_clients() -> None:
     refusals = kinds_of(Refused)
     assert len(refusals) > 15
     for refusal in refusals:
+        if refusal is GrammarRefused:
+            continue  # The client's own grammar is at fault, and the words say where.
         assert refusal.code in STATUS_OF_CODE, refusal
         said = from_refusal(refusal.code, SECRET, refusal.param).message
         assert (said == SECRET) == (refusal.code in FIGURES_ALONE), refusal

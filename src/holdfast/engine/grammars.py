@@ -45,7 +45,7 @@ class GrammarRefused(Refused):
     param = "grammar"
 
     def __init__(self, error: GrammarError) -> None:
-        super().__init__(str(error))
+        super().__init__(f"{self.param}: {error}")
         self.code = CODES[error.fault]
         self.place = error.place
 

@@ -26,6 +26,9 @@ from holdfast.engine.text.tokenizer import Tokenizer
 
 __all__ = ["LibraryTokenizer", "Vocabulary", "available", "control_tokens", "library"]
 
+PADDING_MAX = 1 << 16
+"""Logits beyond the tokenizer's tokens: llguidance allocates for each, and a damaged model claims billions."""
+
 _PRIVATE_FIRST, _PRIVATE_COUNT = 0xE100, 0x1000
 _NONCE_CHARACTERS = 10
 
@@ -73,6 +76,9 @@ class Vocabulary:
         """Raises `GrammarError` if llguidance is missing or cannot read this kind of tokenizer."""
         if size < tokenizer.vocabulary_size:
             raise ValueError(f"the tokenizer has {tokenizer.vocabulary_size} tokens, the model {size}")
+        if size > tokenizer.vocabulary_size + PADDING_MAX:
+            problem = f"the model has {size} logits, its tokenizer {tokenizer.vocabulary_size} tokens"
+            raise GrammarError(Fault.UNAVAILABLE, problem)
         if not end_tokens:
             raise GrammarError(
                 Fault.UNAVAILABLE, "constrained output needs a model with an end-of-turn token"

@@ -50,6 +50,13 @@ STATUS_OF_CODE = {
     "history_changed": 409,
     "history_repeated": 400,
     "journal_unavailable": 503,
+    "invalid_grammar": 400,
+    "unsupported_grammar": 400,
+    "grammar_too_large": 400,
+    "grammar_too_slow": 400,
+    "grammars_unavailable": 400,
+    "grammars_busy": 503,
+    "unknown_format": 400,
 }
 
 WORDS_OF_CODE = {
