@@ -27,7 +27,7 @@ from holdfast.engine.text.tokenizer import Tokenizer
 __all__ = ["LibraryTokenizer", "Vocabulary", "available", "control_tokens", "library"]
 
 PADDING_MAX = 1 << 16
-"""Logits beyond the tokenizer's tokens: llguidance allocates for each, and a damaged model claims billions."""
+"""Logits beyond the tokenizer's tokens: llguidance allocates for each; a damaged model claims billions."""
 
 _PRIVATE_FIRST, _PRIVATE_COUNT = 0xE100, 0x1000
 _NONCE_CHARACTERS = 10
