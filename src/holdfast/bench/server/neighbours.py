@@ -20,6 +20,7 @@ import asyncio
 import json
 import multiprocessing
 import os
+import re
 import runpy
 import statistics
 import sys
@@ -96,6 +97,15 @@ def serving(step_ms: float, keys: int) -> Iterator[tuple[Target, int]]:
 # --- neighbours -----------------------------------------------------------------------------------
 
 
+async def skip_response(reader: asyncio.StreamReader) -> None:
+    """Read one response to the end of its body."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+    if length is None:
+        raise ConnectionError(f"the server answered a neighbour with {head[:60]!r}")
+    await reader.readexactly(int(length[1]))
+
+
 @dataclass(slots=True)
 class Stream:
     """One neighbour, and the times at which its tokens arrived."""
@@ -107,7 +117,7 @@ class Stream:
         """Stream one long turn after another on a session."""
         reader, writer = await asyncio.open_connection(*target.address)
         writer.write(target.request("POST", "/v1/sessions", {"id": self.name}))
-        await reader.readuntil(b"}}")
+        await skip_response(reader)
         while True:
             sampling = {"max_tokens": 100_000, "ignore_eos": True}
             body = {"input": self.name, "stream": True, "sampling": sampling}
@@ -118,7 +128,7 @@ class Stream:
                 if b'"token_ids"' in piece:
                     self.arrivals.append(time.perf_counter())
             writer.write(target.request("POST", f"/v1/sessions/{self.name}/rewind", {"to_turn": 0}))
-            await reader.readuntil(b"}}")
+            await skip_response(reader)
 
     def pauses(self, since: float, until: float) -> list[float]:
         """Pauses that overlap with a time span, in milliseconds."""
