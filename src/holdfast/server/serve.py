@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import logging
 import signal
 import socket
@@ -23,6 +22,7 @@ from typing import Any
 import uvicorn
 import uvloop
 
+from holdfast.engine.garbage import bound_pauses
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pull import ECHO_MODELS, resolve_model
 from holdfast.server.app import build_app
@@ -167,8 +167,7 @@ class Serving:
     async def _announce(self, supervisor: Supervisor, listener: socket.socket, name: str) -> None:
         """Print the address and the memory plan when the server is ready."""
         await supervisor.wait_ready()
-        gc.freeze()
-        gc.set_threshold(20_000, 20, 50)
+        bound_pauses()
         facts = supervisor.facts
         assert facts is not None
         host, port = listener.getsockname()[:2]

@@ -37,6 +37,7 @@ from holdfast.bench.gpu.roofline import Roofline
 from holdfast.bench.gpu.shapes import SHAPES, dense_only, shaped_model, to_fp8
 from holdfast.bench.loops import capture_graphs, open_loop
 from holdfast.engine.constraints.errors import GrammarError
+from holdfast.engine.garbage import bound_pauses
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.memory_plan import plan_memory
 from holdfast.engine.options import make_options
@@ -221,8 +222,7 @@ def measure_fp8(name: str, model: Model) -> None:
 def few_collections() -> Iterator[None]:
     """Freeze what was loaded and collect garbage rarely, as the server does."""
     usual = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    bound_pauses()
     try:
         yield
     finally:

@@ -19,6 +19,7 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
+from holdfast.engine.garbage import collect_when_idle
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import EngineClient
 from holdfast.server.link.lived_time import LivedTime, wait_lived
@@ -170,6 +171,8 @@ class Supervisor:
         """Kill an engine that has sent nothing for too long."""
         while True:
             await asyncio.sleep(self._tick)
+            if not self.client.turns:
+                collect_when_idle()
             silent = self._silence.tick()
             if self.up and silent > self.hang_seconds:
                 log.error(

@@ -9,7 +9,6 @@ rolled back, and sessions are written to disk, until a second `Stop` cuts that s
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
@@ -21,6 +20,7 @@ from typing import TextIO
 
 import zmq
 
+from holdfast.engine.garbage import bound_pauses, collect_when_idle
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pull import PullError
@@ -170,7 +170,10 @@ class Worker:
         ledger = loop.scheduler.registry.ledger
         if loop.scheduler.registry.copies or any(pool.retiring for pool in ledger.pools.values()):
             loop.step()  # For copies of forks and cuts, and for units that a step has to free.
-        if ledger.settled != self._counted and time.monotonic() - self._worked > QUIET_SECONDS:
+        quiet = time.monotonic() - self._worked > QUIET_SECONDS
+        if quiet:
+            collect_when_idle()
+        if quiet and ledger.settled != self._counted:
             with loop.times.measured("audit"):
                 self._recount()
                 loop.dispatcher.tell()
@@ -324,9 +327,7 @@ def main(path: str, parent: int, errors: TextIO = sys.stderr) -> int:
         if loop is None:
             return 2
         commands = EngineCommands(loop, outbox)
-        # The model stays loaded: keep the garbage collector from scanning it, and idle sessions often.
-        gc.freeze()
-        gc.set_threshold(20_000, 20, 50)
+        bound_pauses()
         facts = model_facts(loop, configure.model)
         socket.send(
             wire.encode(wire.Ready(facts, vocabulary_of(loop.setup.tokenizer), stored_sessions(loop)))
