@@ -26,8 +26,8 @@ from holdfast.core.layout import Tier
 from holdfast.core.session import Place
 from holdfast.core.turn import KEEP_ALL
 from holdfast.core.turn import Turn as CoreTurn
-from holdfast.engine.asking import ask, grammar_of
-from holdfast.engine.constraints.grammar import Grammar
+from holdfast.engine.answer_builder import AnswerBuilder, Asked
+from holdfast.engine.constraints.grammar import Grammar, Kind
 from holdfast.engine.listeners import Refusal, Reply, TurnListener
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions, make_options
@@ -50,6 +50,13 @@ WAITING_SECONDS = 0.005
 """How long a step without work waits for a grammar."""
 RESTING = {"host": Tier.HOST, "disk": Tier.DISK}
 """The tiers that the memory of a session may be moved to."""
+
+
+def as_grammar(asked: Grammar | Mapping[str, Any] | None) -> Grammar | None:
+    """A grammar, or that of a JSON schema; raises `GrammarError` for a schema that is none."""
+    if asked is None or isinstance(asked, Grammar):
+        return asked
+    return Grammar.of(Kind.JSON_SCHEMA, dict(asked))
 
 
 class TurnFailed(RuntimeError):
@@ -289,7 +296,8 @@ class Session:
         known = engine.known_tokens(self.id)
         turn_id = f"t-{secrets.token_hex(4)}"
         tools = read_tools(self.tools, tool_choice)
-        asked = ask(engine.loop.setup, tokens, tools, grammar_of(grammar), thinking_tokens, turn_id)
+        asked = Asked(tools, as_grammar(grammar), thinking_tokens=thinking_tokens, seed=turn_id)
+        built = engine.answers.build(tokens, asked)
         spec = TurnSpec(
             turn_id,
             TENANT,
@@ -297,8 +305,8 @@ class Session:
             chosen,
             self.id,
             computes_from=None if chosen.prompt_logprobs is None else known,
-            grammar=asked.grammar,
-            answer=asked.answer,
+            grammar=built.grammar,
+            answer=built.answer,
         )
         self._current = Turn(engine, spec)
         return self._current
@@ -408,6 +416,7 @@ class Engine:
         else:
             self.loop = open_loop(model, make_options(**options), progress)
         self.verbs = Verbs(self.loop)
+        self.answers = AnswerBuilder(self.loop.setup.tokenizer, self.loop.setup.formats)
 
     @property
     def options(self) -> EngineOptions:
@@ -462,7 +471,7 @@ class Engine:
         With `sampling.n` above one, a prompt's choices follow one another. The text of every answer matches
         the `grammar`, which may be a JSON schema.
         """
-        constraint = grammar_of(grammar)
+        constraint = as_grammar(grammar)
         tokenizer = self.loop.setup.tokenizer
         listed: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
         encoded = [

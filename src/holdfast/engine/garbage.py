@@ -1,7 +1,7 @@
 """The garbage collector of a process whose clients wait for the next token.
 
-A collection stops the process for about half a microsecond per object that it visits. What start-up has
-loaded is excluded, collections that run by themselves visit few objects, and full ones wait until no client does.
+A collection stops the process for about half a microsecond per object that it visits. What start-up
+loaded is excluded, collections that run by themselves visit few objects, and full ones wait for idle time.
 """
 
 import gc

@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 
+from holdfast.engine.answer_builder import TAIL_TOKENS
 from holdfast.server.dialects.refused import MESSAGE_FIELDS
 from holdfast.server.dialects.requests import make_body, refuse_unbuilt
 from holdfast.server.http.problems import Problem, bad_field
 from holdfast.server.limits import MESSAGES_MAX, Room, too_long, values_max
 from holdfast.server.link import wire
 from holdfast.server.text import jobs
-from holdfast.server.text.answer_writer import TAIL_TOKENS
 from holdfast.server.text.lanes import JOB_SECONDS, Lane, TextProcess
 from holdfast.server.text.process import tokenizer_of
 

@@ -21,13 +21,15 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from holdfast.engine.answer_builder import AnswerBuilder, AnswerRefused
 from holdfast.engine.text.chat_template import ChatTemplateError
 from holdfast.engine.text.tokenizer import Tokenizer, TooManyTokens, read_encoder
+from holdfast.engine.tools.choose import Chosen
 from holdfast.engine.tools.events import Call, Outcome
 from holdfast.engine.tools.request import Mode, ToolsRefused
 from holdfast.server.link import wire
 from holdfast.server.text import jobs
-from holdfast.server.text.answer_writer import AnswerWriter, GrammarRefused, read_asked_tools
+from holdfast.server.text.answer_writer import CODES, read_asked_tools, written
 
 _PLACE = re.compile(r"^messages\[([0-9]+)\]")
 NAME_CHARACTERS_MAX = 64
@@ -62,7 +64,7 @@ class TextWorker:
     def __init__(self, setup: jobs.Setup) -> None:
         self._tokenizer = tokenizer_of(setup.vocabulary, lambda: _alarm(setup.render_seconds), setup.calls)
         self._tokens_max = setup.tokens_max
-        self._answers = AnswerWriter(self._tokenizer, setup.calls, setup.reasoning)
+        self._answers = AnswerBuilder(self._tokenizer, Chosen(setup.calls, setup.reasoning))
 
     def answer(self, job: jobs.Job) -> jobs.Answer:
         """Run a job; every failure is a refusal."""
@@ -74,8 +76,8 @@ class TextWorker:
             return jobs.Refused("chat_template", str(error))
         except ToolsRefused as error:
             return jobs.Refused("invalid_value", str(error), None, error.param)
-        except GrammarRefused as error:
-            return jobs.Refused(error.code, str(error), None, error.field)
+        except AnswerRefused as error:
+            return jobs.Refused(CODES.get(error.fault, "invalid_grammar"), str(error), None, error.field)
         except MemoryError:
             return jobs.Refused("tokenizer", "the input needs too much memory")
         except (RecursionError, TypeError, ValueError, OverflowError):
@@ -89,7 +91,7 @@ class TextWorker:
             case jobs.Chat():
                 return self._chat(job)
             case jobs.AnswerTo():
-                return self._answers.written(job.tail, job.asks, read_asked_tools(job.asks))
+                return written(self._answers, job.tail, job.asks, read_asked_tools(job.asks))
             case jobs.Spell():
                 return jobs.Spelled(self._tokenizer.decode(job.tokens, skip_special_tokens=False))
             case jobs.Body():
@@ -109,7 +111,7 @@ class TextWorker:
                 template_kwargs=job.asks.template_kwargs,
                 most=self._tokens_max,
             )
-            return self._answers.written(tokens, job.asks, tools)
+            return written(self._answers, tokens, job.asks, tools)
         system = [] if job.system is None else [{"role": "system", "content": job.system}]
         try:
             tokens = self._tokenizer.encode_chat(
@@ -120,7 +122,7 @@ class TextWorker:
             )
         except (ChatTemplateError, ToolsRefused) as error:
             raise _counted_from(len(system), error) from error
-        return self._answers.written(tokens, job.asks, tools)
+        return written(self._answers, tokens, job.asks, tools)
 
 
 def _counted_from(first: int, error: ChatTemplateError | ToolsRefused) -> ChatTemplateError | ToolsRefused:
