@@ -20,7 +20,7 @@ from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.engine.tools.answer import AnswerSpec
 from holdfast.engine.tools.choose import Chosen
 from holdfast.engine.tools.constraint import Reasons, tool_grammar
-from holdfast.engine.tools.formats import call_format, reasoning_format
+from holdfast.engine.tools.formats import RESPONSE_TEMPLATE, call_format, reasoning_format
 from holdfast.engine.tools.plain_rendering import PLAIN_FORMAT
 from holdfast.engine.tools.request import Mode, Tools
 
@@ -80,12 +80,15 @@ class AnswerBuilder:
     def build(self, prompt: Sequence[int], asked: Asked) -> Built:
         """The grammar and the specification of the answer to a prompt; raises `AnswerRefused`."""
         reasons = self._reasons(prompt) if asked.reads else None
-        return Built(self._grammar(asked, reasons), self._answer(asked, reasons) if asked.reads else None)
+        answer = self._answer(prompt, asked, reasons) if asked.reads else None
+        return Built(self._grammar(asked, reasons), answer)
 
-    def _answer(self, asked: Asked, reasons: Reasons | None) -> AnswerSpec | None:
+    def _answer(self, prompt: Sequence[int], asked: Asked, reasons: Reasons | None) -> AnswerSpec | None:
         """How the answer is read; None where all of it is text."""
         tools = asked.tools
-        calls = self._call_format if tools.callable_tools or self._channels else None
+        calls = self._call_format if tools.callable_tools else None
+        if calls is None and self._channels and self._calls is not None:
+            calls = self._calls.name
         reasoning = self._reasoning if asked.separate_reasoning else None
         if calls is None and reasoning is None:
             return None
@@ -96,6 +99,7 @@ class AnswerBuilder:
             thinking_tokens=asked.thinking_tokens,
             tools=tools.for_parser().types if tools.callable_tools else {},
             seed=asked.seed,
+            prompt_end=self._end_of(prompt) if calls == RESPONSE_TEMPLATE else "",
         )
 
     @property
@@ -106,18 +110,22 @@ class AnswerBuilder:
     @property
     def _call_format(self) -> str:
         """How calls are written: as the template tells the model."""
-        if self._channels or self._tokenizer.template is None:
-            return PLAIN_FORMAT if self._calls is None else self._calls.name
+        named = PLAIN_FORMAT if self._calls is None else self._calls.name
+        if self._tokenizer.template is None or (self._channels and named != RESPONSE_TEMPLATE):
+            return named
         return call_format(self._tokenizer.chat.call_format).name
 
     def _reasons(self, prompt: Sequence[int]) -> Reasons | None:
         """How the answer to a prompt reasons; None if the model does not, or the prompt has ended it."""
         if self._markers is None:
             return None
-        end = self._tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
+        end = self._end_of(prompt)
         if end.rstrip().endswith(self._markers.closes):
             return None
         return Reasons(self._markers, self._markers.is_open_in(end))
+
+    def _end_of(self, prompt: Sequence[int]) -> str:
+        return self._tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
 
     def _grammar(self, asked: Asked, reasons: Reasons | None) -> Grammar | None:
         tools, constraint = asked.tools, asked.grammar
@@ -126,6 +134,10 @@ class AnswerBuilder:
             return constraint
         if constraint is None and not _constrains_calls(tools):
             return None
+        field = "tools" if constraint is None else asked.field
+        if self._calls is not None and self._calls.name == RESPONSE_TEMPLATE:
+            problem = "answers in the format of the checkpoint's response template cannot be constrained"
+            raise AnswerRefused(GrammarError(Fault.UNSUPPORTED, problem), field)
         _require_strict_schemas(tools)
         final = "" if constraint is None or _must_call(tools) else _embedded(constraint)
         calls = self._call_format if tools.callable_tools or self._channels else PLAIN_FORMAT
@@ -133,7 +145,6 @@ class AnswerBuilder:
         assert source is not None, "there are calls or a constraint"
         if len(source.encode("utf-8", "replace")) > SOURCE_BYTES_MAX:
             problem = f"the grammar of its calls has more than {SOURCE_BYTES_MAX} bytes"
-            field = "tools" if constraint is None else asked.field
             raise AnswerRefused(GrammarError(Fault.TOO_LARGE, problem), field)
         return Grammar(Kind.LARK, source)
 

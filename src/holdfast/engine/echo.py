@@ -33,12 +33,11 @@ from holdfast.engine.grammars import Grammars
 from holdfast.engine.listeners import SessionObserver
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions
-from holdfast.engine.setup import AnswerSetup
+from holdfast.engine.setup import AnswerSetup, formats_of
 from holdfast.engine.step.executor import Flight
 from holdfast.engine.text.stream import TokenLogprob, TurnStream
 from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.engine.tiers.host import HostTier
-from holdfast.engine.tools.options import choose_formats
 from holdfast.models.config import ModelConfig
 from holdfast.models.families import family_of
 from holdfast.models.fields import Fields, Json
@@ -222,8 +221,7 @@ def open_echo(
         options = replace(options, state_slots=STATE_SLOTS)
     tokenizer = echo_tokenizer()
     end = tokenizer.eos_tokens[0]
-    names = tokenizer.added_tokens.values()
-    formats = choose_formats(options.tool_parser, options.reasoning_parser, TEMPLATE, names, {})
+    formats = formats_of(options, tokenizer, {})
     return build_loop(
         echo_model(name, options.context_length),
         tokenizer,

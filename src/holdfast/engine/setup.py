@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from holdfast.engine.grammars import Grammars
 from holdfast.engine.memory_plan import MemoryPlan
-from holdfast.engine.options import EngineOptions
+from holdfast.engine.options import EngineOptions, OptionError
 from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.engine.tools.choose import Chosen
+from holdfast.engine.tools.options import choose_formats
 from holdfast.models.generation import GenerationDefaults
 from holdfast.models.model import ModelDescription
 
-__all__ = ["AnswerSetup", "EngineSetup"]
+__all__ = ["AnswerSetup", "EngineSetup", "formats_of"]
+
+
+def formats_of(options: EngineOptions, tokenizer: Tokenizer, config: Mapping[str, Any]) -> Chosen:
+    """How a model writes tool calls and marks its reasoning: by the options, or as its checkpoint shows."""
+    template = None if tokenizer.template is None else tokenizer.template.source
+    parsers = options.tool_parser, options.reasoning_parser
+    tokens = tokenizer.added_tokens.values()
+    try:
+        return choose_formats(*parsers, template, tokens, config, tokenizer.response_template)
+    except ValueError as error:
+        raise OptionError("tool_parser", f"{options.tool_parser} cannot be used: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,11 @@ from holdfast.engine.listeners import SessionObserver
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions, OptionError, check_context
 from holdfast.engine.pull import ECHO_MODELS, cache_directory, resolve_model
-from holdfast.engine.setup import AnswerSetup
+from holdfast.engine.setup import AnswerSetup, formats_of
 from holdfast.engine.step.executor import Executor
 from holdfast.engine.text.tokenizer import Tokenizer, open_tokenizer
 from holdfast.engine.tiers.files import weights_identity
 from holdfast.engine.tools.choose import Chosen
-from holdfast.engine.tools.options import choose_formats
 from holdfast.kernels import KernelSettings
 from holdfast.kernels import configure as configure_kernels
 from holdfast.kernels.cpu.library import match_threads
@@ -52,6 +51,7 @@ def open_loop(
     check_context(options, checkpoint.config.context_length, checkpoint.config.context_reach)
     tokenizer = open_tokenizer(checkpoint)  # Fails before the weights are loaded, which takes long.
     formats = _formats(checkpoint, tokenizer, options)
+    tokenizer = tokenizer.writing_calls(formats.calls)
     ends = checkpoint.generation.eos_tokens or tokenizer.eos_tokens
     grammars = begin_grammars(tokenizer, checkpoint.config.vocabulary, ends)
     placement = choose_placement(checkpoint, device, options.dtype)
@@ -85,14 +85,11 @@ def open_loop(
 
 def _formats(checkpoint: Checkpoint, tokenizer: Tokenizer, options: EngineOptions) -> Chosen:
     """How the model writes tool calls, and marks its reasoning."""
-    template = None if tokenizer.template is None else tokenizer.template.source
-    tokens = tokenizer.added_tokens.values()
     if checkpoint.metadata is not None:
         model_type = checkpoint.metadata.get("general.architecture")
     else:
         model_type = Fields.read(checkpoint.path / "config.json").raw("model_type")
-    config = {"model_type": model_type}
-    return choose_formats(options.tool_parser, options.reasoning_parser, template, tokens, config)
+    return formats_of(options, tokenizer, {"model_type": model_type})
 
 
 @contextmanager

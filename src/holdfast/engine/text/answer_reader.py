@@ -15,10 +15,11 @@ from holdfast.core.errors import Refused
 from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.engine.tools.answer import Answer, AnswerSpec
 from holdfast.engine.tools.events import Call, CallEnd, Event, Outcome, Reasoning, Text, Transcript, call_ids
-from holdfast.engine.tools.formats import CallFormat, call_format, reasoning_format
+from holdfast.engine.tools.formats import RESPONSE_TEMPLATE, CallFormat, call_format, reasoning_format
 from holdfast.engine.tools.machine import OfferedTools
 from holdfast.engine.tools.parser import AnswerParser
 from holdfast.engine.tools.reasoning import ReasoningFormat
+from holdfast.engine.tools.template_calls import template_format
 
 __all__ = ["AnswerReader", "UnknownFormat"]
 
@@ -91,7 +92,7 @@ class AnswerReader:
     )
 
     def __init__(self, spec: AnswerSpec, tokenizer: Tokenizer) -> None:
-        calls, reasoning = _formats(spec)
+        calls, reasoning = _formats(spec, tokenizer)
         self.spec = spec
         offered = OfferedTools(
             {
@@ -207,12 +208,16 @@ class AnswerReader:
         )
 
 
-def _formats(spec: AnswerSpec) -> tuple[CallFormat | None, ReasoningFormat | None]:
+def _formats(spec: AnswerSpec, tokenizer: Tokenizer) -> tuple[CallFormat | None, ReasoningFormat | None]:
     try:
         calls = None if spec.calls is None else call_format(spec.calls)
         reasoning = None if spec.reasoning is None else reasoning_format(spec.reasoning)
     except ValueError as error:
         raise UnknownFormat(str(error)) from error
+    if spec.calls == RESPONSE_TEMPLATE:
+        if tokenizer.response_template is None:
+            raise UnknownFormat("the model has no response template")
+        calls = template_format(tokenizer.response_template, spec.prompt_end)
     return calls, reasoning
 
 

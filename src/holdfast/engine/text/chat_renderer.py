@@ -17,9 +17,11 @@ from holdfast.engine.text.chat_roles import Message, MessagesRefused
 from holdfast.engine.text.chat_template import ChatTemplate
 from holdfast.engine.tools.choose import choose
 from holdfast.engine.tools.events import Call
+from holdfast.engine.tools.formats import RESPONSE_TEMPLATE
 from holdfast.engine.tools.plain_rendering import PLAIN_FORMAT, plain_messages
 from holdfast.engine.tools.rendering import TemplateForm, probe, tail_after_calls, template_messages
 from holdfast.engine.tools.request import Tool, ToolsRefused
+from holdfast.engine.tools.response_template import ResponseTemplate
 
 __all__ = ["ChatRenderer", "Prepared"]
 
@@ -36,9 +38,17 @@ class ChatRenderer:
     """One template, and how it takes tools."""
 
     def __init__(
-        self, template: ChatTemplate, tokens: Collection[str], call_format: str | None = None
+        self,
+        template: ChatTemplate,
+        tokens: Collection[str],
+        call_format: str | None = None,
+        own: ResponseTemplate | None = None,
     ) -> None:
-        """`tokens` are the texts of added tokens. Without a `call_format` the template shows the model's."""
+        """`tokens` are the texts of added tokens. Without a `call_format` the template shows the model's.
+
+        `own` is the checkpoint's description of its answers.
+        """
+        self._own = own if call_format == RESPONSE_TEMPLATE else None
         self._template = template
         self._shown_format = call_format or choose(template.source, tokens, {}).calls
 
@@ -99,7 +109,7 @@ class ChatRenderer:
         if not answers:
             return self._template.continuation(messages, said_end=said_end, **variables)
         render = partial(self._template.render, known=2, **variables)
-        tail = tail_after_calls(render, self.call_format, calls, messages, self._form)
+        tail = tail_after_calls(render, self.call_format, calls, messages, self._form, self._own)
         return tail.removeprefix(said_end)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -32,10 +33,13 @@ from holdfast.engine.text.control_tokens import ControlTokens, Disguise
 from holdfast.engine.text.gguf_vocabulary import build_tokenizer
 from holdfast.engine.tools.events import Call
 from holdfast.engine.tools.request import Tool
+from holdfast.engine.tools.response_template import ResponseTemplate, TemplateRefused, read_response_template
 from holdfast.models.fields import ConfigurationError, Fields, reading, require_size
 
 if TYPE_CHECKING:  # text processes run without torch
     from holdfast.models.checkpoint import Checkpoint
+
+log = logging.getLogger("holdfast.engine")
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _TOKENIZER_BYTES_MAX = 256 << 20
@@ -97,11 +101,13 @@ class Tokenizer:
         eos_tokens: tuple[int, ...],
         guard: Callable[[], AbstractContextManager[None]] = nullcontext,
         call_format: str | None = None,
+        response_template: object = None,
     ) -> None:
         """`names` are special tokens by role, such as bos_token; `eos_tokens` end a turn. Templates are
         rendered inside `guard`. `call_format` is how the model writes tool calls, where the template does not
-        show it.
+        show it; `response_template` is the checkpoint's own description of its answers, as it is written.
         """
+        self.response_template_source = response_template
         self._encoder = encoder
         self._call_format = call_format
         self._guard = guard
@@ -113,6 +119,18 @@ class Tokenizer:
         self.names = dict(names)
         self.eos_tokens = eos_tokens
         self.template = None if template is None else ChatTemplate(template, names)
+
+    def writing_calls(self, call_format: str | None) -> Tokenizer:
+        """The same tokenizer for a model that writes tool calls in that format."""
+        return Tokenizer(
+            self._encoder,
+            template=None if self.template is None else self.template.source,
+            names=self.names,
+            eos_tokens=self.eos_tokens,
+            guard=self._guard,
+            call_format=call_format,
+            response_template=self.response_template_source,
+        )
 
     def written(self) -> str:
         """The tokenizer serialised as JSON, for `read_encoder`."""
@@ -269,7 +287,13 @@ class Tokenizer:
         if self.template is None:
             raise ChatTemplateError("this model has no chat template; send text or token ids instead")
         added = [token.content for token in self._encoder.get_added_tokens_decoder().values()]
-        return ChatRenderer(self.template, added, self._call_format)
+        return ChatRenderer(self.template, added, self._call_format, self.response_template)
+
+    @cached_property
+    def response_template(self) -> ResponseTemplate | None:
+        """The checkpoint's own description of its answers."""
+        written = self.response_template_source
+        return None if written is None else read_response_template(written)
 
     def _encode_rendered(self, text: str, disguise: Disguise, most: int | None) -> list[int]:
         if disguise.empty:
@@ -407,7 +431,25 @@ def _from_directory(directory: Path, eos_tokens: tuple[int, ...]) -> Tokenizer:
     ends = eos_tokens or ((number,) if number is not None else ())
     jinja = directory / "chat_template.jinja"
     with reading(jinja if jinja.exists() else config):
-        return Tokenizer(encoder, template=_template_of(jinja, fields), names=names, eos_tokens=ends)
+        return Tokenizer(
+            encoder,
+            template=_template_of(jinja, fields),
+            names=names,
+            eos_tokens=ends,
+            response_template=_response_template(fields),
+        )
+
+
+def _response_template(fields: Fields) -> object:
+    """The description of answers; None if there is none, or none that can be used."""
+    written = fields.raw("response_template")
+    try:
+        if written is not None:
+            read_response_template(written)
+    except TemplateRefused as error:
+        log.warning("%s: %s; answers are read by a named parser", fields.where, error)
+        return None
+    return written
 
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")

@@ -19,7 +19,8 @@ class AnswerSpec:
     """The formats of an answer, by their names in `formats`; None where it has no calls, or no reasoning.
 
     `tools` maps the offered tools to the JSON types of their parameters (`OfferedTools.types`).
-    `reasoning_is_open` if the prompt ends inside the reasoning. After `thinking_tokens` tokens of reasoning
+    `reasoning_is_open` if the prompt ends inside the reasoning; `prompt_end` is the end of the prompt, for
+    formats that look at it. After `thinking_tokens` tokens of reasoning
     its end marker is forced. Calls get ids from `seed`.
     """
 
@@ -29,6 +30,7 @@ class AnswerSpec:
     thinking_tokens: int | None = None
     tools: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     seed: str = ""
+    prompt_end: str = ""
 
 
 @dataclass(frozen=True, slots=True)

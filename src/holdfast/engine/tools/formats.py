@@ -14,12 +14,15 @@ from holdfast.engine.tools import harmony, xml_calls
 from holdfast.engine.tools.emitter import Emitter
 from holdfast.engine.tools.harmony import HarmonyCalls
 from holdfast.engine.tools.json_calls import JsonCallFormat, JsonCalls
-from holdfast.engine.tools.machine import Machine, OfferedTools
+from holdfast.engine.tools.machine import Machine, OfferedTools, PlainText
 from holdfast.engine.tools.markers import MarkerLexer
 from holdfast.engine.tools.pythonic_calls import PythonicCalls, PythonicFormat
 from holdfast.engine.tools.reasoning import ReasoningFormat
 from holdfast.engine.tools.values import Notation
 from holdfast.engine.tools.xml_calls import XmlCalls
+
+RESPONSE_TEMPLATE = "response-template"
+"""The format that the checkpoint itself describes; `template_calls.template_format` builds its machine."""
 
 BuildMachine = Callable[[Emitter, MarkerLexer, OfferedTools | None], Machine]
 
@@ -46,6 +49,10 @@ def _json(name: str, call_format: JsonCallFormat) -> CallFormat:
 
 def _pythonic(name: str, call_format: PythonicFormat) -> CallFormat:
     return CallFormat(name, call_format.markers, partial(PythonicCalls, call_format))
+
+
+def _plain(emitter: Emitter, lexer: MarkerLexer, _: OfferedTools | None) -> Machine:
+    return PlainText(emitter, lexer)
 
 
 MISTRAL = JsonCallFormat(opens="[TOOL_CALLS]", named=True, call_id="[CALL_ID]", arguments="[ARGS]")
@@ -78,6 +85,8 @@ CALL_FORMATS: Mapping[str, CallFormat] = {
 }
 """`mistral` and `mistral-json` read both generations; they differ in the grammar that constrains answers."""
 
+OWN_FORMAT = CallFormat(RESPONSE_TEMPLATE, (), _plain, reasons=True, reads_special_tokens=True)
+
 CALL_FORMAT_ALIASES: Mapping[str, str] = {
     "qwen": "hermes",
     "qwen2.5": "hermes",
@@ -109,6 +118,8 @@ REASONING_FORMAT_ALIASES: Mapping[str, str] = {
 
 def call_format(name: str) -> CallFormat:
     """The call format of that name or alias; ValueError lists the names."""
+    if name == RESPONSE_TEMPLATE:
+        return OWN_FORMAT
     found = CALL_FORMATS.get(CALL_FORMAT_ALIASES.get(name, name))
     if found is None:
         names = ", ".join(sorted([*CALL_FORMATS, *CALL_FORMAT_ALIASES]))

@@ -19,6 +19,7 @@ from typing import Any
 
 from holdfast.engine.tools.events import Call
 from holdfast.engine.tools.request import ToolsRefused
+from holdfast.engine.tools.response_template import ResponseTemplate
 
 Message = Mapping[str, Any]
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
@@ -102,12 +103,13 @@ def tail_after_calls(
     calls: Sequence[Call],
     results: Sequence[Message],
     form: TemplateForm,
+    own: ResponseTemplate | None = None,
 ) -> str:
     """What a template writes after an answer that ended in calls, when the conversation goes on.
 
     For append-only sessions: the calls themselves are in the history already and are not rendered again. The
     text begins after the last call; where the model has generated the end of its turn, the caller removes
-    it.
+    it. `own` is the checkpoint's description of its answers, if its format is that.
     """
     shown = calls if form.several_calls else calls[-1:]
     written = [_history_call(call, call is calls[-1], form) for call in shown]
@@ -120,12 +122,20 @@ def tail_after_calls(
         _template_message(message, f"messages[{place}]", form, names) for place, message in enumerate(results)
     ]
     _, mark, tail = render([*before, *after]).partition(_MARK)
-    closing = re.compile(_CLOSINGS[format_name]).match(tail) if mark else None
-    if closing is None:
+    end = _end_of_call(tail, format_name, own) if mark else None
+    if end is None:
         raise ToolsRefused(
             "messages", "the model's chat template does not render calls in the model's format"
         )
-    return tail[closing.end() :]
+    return tail[end:]
+
+
+def _end_of_call(tail: str, format_name: str, own: ResponseTemplate | None) -> int | None:
+    """Where the last call ends, in the text after its last argument."""
+    if own is not None:
+        return own.end_of_calls(tail)
+    found = re.compile(_CLOSINGS[format_name]).match(tail)
+    return None if found is None else found.end()
 
 
 def _history_call(call: Call, is_last: bool, form: TemplateForm) -> dict[str, Any]:

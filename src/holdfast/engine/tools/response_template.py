@@ -48,6 +48,8 @@ class Field:
     arguments: Mapping[str, Any]
     transform: object
     transform_each: bool
+    closing: str = ""
+    """The text that closes it, where that is not a pattern."""
 
     @property
     def part(self) -> Part:
@@ -68,6 +70,22 @@ class ResponseTemplate:
     def implicit(self) -> Field | None:
         """The field that has no opening."""
         return next((field for field in self.fields if field.opens is None), None)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether answers have more than text."""
+        return any(field.part is not Part.TEXT for field in self.fields)
+
+    @property
+    def reasoning_end(self) -> str:
+        """The text that ends the reasoning; empty where there is none, or a pattern ends it."""
+        return next((field.closing for field in self.fields if field.part is Part.REASONING), "")
+
+    def end_of_calls(self, text: str) -> int | None:
+        """The place after the first end of a region of calls."""
+        closes = next((field.closes for field in self.fields if field.part is Part.CALLS), None)
+        found = None if closes is None else next(closes.matches_in(text), None)
+        return None if found is None else found.end
 
     def begun_in(self, prompt: str) -> str:
         """The part of the answer that the prompt already has: what follows its last anchor."""
@@ -122,7 +140,13 @@ def _read_field(name: str, field: object, where: str) -> Field:
         arguments,
         field.get("transform"),
         transform_each,
+        _closing_text(field),
     )
+
+
+def _closing_text(field: Mapping[str, Any]) -> str:
+    texts = field.get("close", "")
+    return texts if isinstance(texts, str) else str(texts[0])
 
 
 def _border(written: Mapping[str, Any], literal: str, pattern: str, where: str) -> Pattern | None:

@@ -7,11 +7,12 @@ so its calls arrive whole; one that cannot be read is text. Special tokens must 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from holdfast.engine.tools.emitter import Emitter
 from holdfast.engine.tools.events import Outcome
-from holdfast.engine.tools.formats import CallFormat
+from holdfast.engine.tools.formats import OWN_FORMAT, CallFormat
 from holdfast.engine.tools.machine import HELD_MAX, OfferedTools
 from holdfast.engine.tools.markers import MarkerLexer
 from holdfast.engine.tools.patterns import Match, Pattern, Search
@@ -27,7 +28,7 @@ REGION_MAX = 1 << 20
 def template_format(template: ResponseTemplate, prompt: str) -> CallFormat:
     """The format of one answer: the prompt may have begun it."""
     build = partial(TemplateCalls, template, template.begun_in(prompt))
-    return CallFormat("response-template", (), build, reasons=True, reads_special_tokens=True)
+    return replace(OWN_FORMAT, build=build, reasoning_end=template.reasoning_end)
 
 
 class TemplateCalls:

@@ -56,6 +56,7 @@ class AnswerFields(msgspec.Struct, omit_defaults=True, frozen=True):
     thinking_tokens: int | None = None
     tools: dict[str, dict[str, list[str]]] = {}
     seed: str = ""
+    prompt_end: str = ""
 
 
 class StartTurn(msgspec.Struct, tag="start", frozen=True):
@@ -263,6 +264,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
     template: str | None
     names: dict[str, str]
     eos_tokens: list[int]
+    response_template: Any = None
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):

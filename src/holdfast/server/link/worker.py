@@ -264,7 +264,13 @@ def model_facts(loop: EngineLoop, path: str) -> wire.ModelFacts:
 def vocabulary_of(tokenizer: Tokenizer) -> wire.Vocabulary:
     """The tokenizer in the form from which the API process builds it."""
     template = None if tokenizer.template is None else tokenizer.template.source
-    return wire.Vocabulary(tokenizer.written(), template, tokenizer.names, list(tokenizer.eos_tokens))
+    return wire.Vocabulary(
+        tokenizer.written(),
+        template,
+        tokenizer.names,
+        list(tokenizer.eos_tokens),
+        tokenizer.response_template_source,
+    )
 
 
 def stored_sessions(loop: EngineLoop) -> list[wire.StoredSession]:

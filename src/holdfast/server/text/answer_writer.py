@@ -57,4 +57,5 @@ def _answer_fields(spec: AnswerSpec) -> wire.AnswerFields:
             tool: {name: list(types) for name, types in parameters.items()}
             for tool, parameters in spec.tools.items()
         },
+        prompt_end=spec.prompt_end,
     )

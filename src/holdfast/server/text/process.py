@@ -55,6 +55,7 @@ def tokenizer_of(
         eos_tokens=tuple(vocabulary.eos_tokens),
         guard=guard,
         call_format=calls,
+        response_template=vocabulary.response_template,
     )
 
 
