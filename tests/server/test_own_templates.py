@@ -35,7 +35,7 @@ OWN = {
             "close": "</do>",
             "repeats": True,
             "content": "json",
-            "transform": {"function": {"name": "{fn}", "arguments": "{with}"}},
+            "transform": {"function": {"name": "{content.fn}", "arguments": "{content.with}"}},
         },
         "content": {"close": "<|end_of_turn|>"},
     },
