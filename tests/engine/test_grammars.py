@@ -25,7 +25,7 @@ from holdfast.engine.listeners import Refusal
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import make_options
 from holdfast.engine.sampling import Sampling
-from holdfast.engine.turn_spec import TurnSpec
+from holdfast.engine.turn_spec import HistoryChanged, TurnSpec
 from holdfast.engine.verbs import Verbs
 from tests.engine.direct import Heard
 from tests.engine.test_verbs import VERBS, Replies
@@ -72,6 +72,9 @@ class Told(Heard):
 
     def dropped(self, reason: str) -> None:
         self.answers.append("dropped")
+
+    def replayed(self, *_: object) -> None:
+        self.answers.append("replayed")
 
 
 @pytest.fixture
@@ -268,3 +271,35 @@ def test_the_echo_says_what_a_schema_allows(name: str) -> None:
         assert set(json.loads(turn.text)) == {"name", "ages"} and turn.finish_reason == "stop"
         with pytest.raises(GrammarRefused, match="/type"):
             session.say("hello", grammar={"type": 3})
+
+
+def finished_once(loop: EngineLoop, builder: Held) -> Verbs:
+    """A session with one finished turn whose grammar was compiled; there is no compiler any more."""
+    verbs = opened(loop)
+    builder.go.set()
+    assert submit(verbs, "t1", fingerprint="body").refusal is None
+    run(verbs)
+    while loop.session_log.is_being_written("s", "t1"):
+        loop.session_log.flush()
+    loop.setup.grammars.close()
+    loop.setup = replace(loop.setup, grammars=Grammars(None, "no compiler"))
+    return Verbs(loop, patient=True)
+
+
+def test_a_turn_that_is_repeated_needs_no_compiler(loop: EngineLoop, builder: Held) -> None:
+    verbs = finished_once(loop, builder)
+    assert submit(verbs, "t1", fingerprint="body").answers == ["replayed"]
+    assert isinstance(submit(verbs, "t2", fingerprint="body").refusal, GrammarRefused)
+    assert builder.compiled == 1
+
+
+def test_a_repeated_turn_that_is_forgotten_while_it_waits_is_written_again(
+    loop: EngineLoop, builder: Held
+) -> None:
+    verbs = finished_once(loop, builder)
+    submit(verbs, "t2", grammar=None)
+    again = submit(verbs, "t1", fingerprint="body")
+    assert again.answers == []
+    loop.session_log.sessions["s"].finished.clear()
+    run(verbs)
+    assert isinstance(again.refusal, HistoryChanged)

@@ -333,7 +333,7 @@ class Verbs:
     def submit(self, listener: TurnListener, spec: TurnSpec) -> None:
         """Queue a turn, when its grammar is compiled and its session is ready for it."""
         compilation: Compilation | None = None
-        if spec.grammar is not None:
+        if spec.grammar is not None and not self._is_repeated(spec):
             try:
                 compilation = self._grammars.request(spec.grammar)
             except GrammarError as error:
@@ -404,6 +404,12 @@ class Verbs:
                 log.info("turn %s is ending already: %s", turn.request.turn_id, refusal)
         self._dispatcher.tell()
 
+    def _is_repeated(self, spec: TurnSpec) -> bool:
+        """Whether a turn has been carried out: its grammar is not needed again."""
+        if spec.session_id is None or spec.fingerprint is None:
+            return False
+        return self._session_log.knows_turn(spec.session_id, spec.turn_id)
+
     def _is_being_written(self, spec: TurnSpec) -> bool:
         """Whether a turn that is repeated has ended, and will be durable in a moment."""
         if spec.session_id is None or spec.fingerprint is None:
@@ -422,6 +428,8 @@ class Verbs:
             if finished is not None:
                 listener.replayed(finished, session)
                 return
+        if spec.grammar is not None and compilation is None:
+            raise HistoryChanged("the turn that this one repeats was cut off meanwhile", session)
         known = session.sequence.known
         # A turn in flight changes the history too; that the session is busy is said by the core.
         if session.turn is None and spec.opens and known:

@@ -310,6 +310,11 @@ class SessionLog:
         entry = self.sessions.get(session_id)
         return self.fault is None and entry is not None and turn_id in entry.unwritten
 
+    def knows_turn(self, session_id: str, turn_id: str) -> bool:
+        """Whether a turn of that name has finished, written or not."""
+        entry = self.sessions.get(session_id)
+        return entry is not None and (turn_id in entry.finished or turn_id in entry.unwritten)
+
     def replay(self, session_id: str, turn_id: str, fingerprint: str) -> FinishedTurn | None:
         """The result of a finished turn, if there is one; a conflict if its request was another."""
         entry = self.sessions.get(session_id)
