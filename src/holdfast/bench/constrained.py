@@ -27,8 +27,10 @@ from holdfast.engine.constraints.guidance import GuidanceBuilder
 from holdfast.engine.constraints.matcher import Compiled
 from holdfast.engine.constraints.turn import TurnConstraint
 from holdfast.engine.constraints.vocabulary import Vocabulary, control_tokens
+from holdfast.engine.engine import Engine
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.pull import pull
+from holdfast.engine.sampling import Sampling
 from holdfast.engine.text.stream import TurnStream
 from holdfast.engine.text.tokenizer import Tokenizer, open_tokenizer, read_encoder
 from holdfast.models.checkpoint import open_checkpoint
@@ -37,6 +39,7 @@ __all__ = [
     "ConstrainedTalk",
     "Constraints",
     "Rates",
+    "first_token_delay",
     "measure",
     "read_tokenizer",
     "steps_of_fixed_keys",
@@ -178,6 +181,30 @@ def _window(
     while loop.busy:
         loop.step()
     return Window(said, steps, took)
+
+
+def first_token_delay(engine: Engine) -> tuple[float, float]:
+    """Milliseconds to the first token without a schema, and what a hundred schemas add that are new; medians.
+
+    Each schema is checked, compiled and used once, beside a turn of another input and none.
+    """
+    free: list[float] = []
+    added: list[float] = []
+    for number, schema in enumerate(hundred()):
+        kinds: list[tuple[int, dict[str, object] | None]] = [(2 * number, None), (2 * number + 1, schema)]
+        took = {seed % 2: _first_token(engine, seed, asked) for seed, asked in in_turn(kinds, number)}
+        free.append(took[0])
+        added.append(took[1] - took[0])
+    return median(free), median(added)
+
+
+def _first_token(engine: Engine, seed: int, schema: dict[str, object] | None) -> float:
+    sampling = Sampling(max_tokens=4, ignore_eos=True)
+    with engine.session() as session:
+        begun = time.perf_counter()
+        turn = session.say(prompt(INPUT_TOKENS, seed), sampling, grammar=schema)
+        next(iter(turn), None)
+        return (time.perf_counter() - begun) * 1000
 
 
 def steps_of_fixed_keys(loop: EngineLoop, constraints: Constraints) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Turns under JSON schemas on the CPU: tokens a second beside the same turns without, and steps per token.
+"""Turns under JSON schemas on the CPU: tokens a second and first tokens beside the same turns without.
 
     python -m holdfast.bench.cpu.constrained [--rows 16] [--tokens 64] [--repeats 5] [--threads 2] [--json]
     python -m holdfast.bench.cpu.constrained --write-tokenizer tokenizer.json
@@ -15,9 +15,16 @@ from pathlib import Path
 
 import torch
 
-from holdfast.bench.constrained import Constraints, measure, read_tokenizer, steps_of_fixed_keys
+from holdfast.bench.constrained import (
+    Constraints,
+    first_token_delay,
+    measure,
+    read_tokenizer,
+    steps_of_fixed_keys,
+)
 from holdfast.bench.figures import OURS
 from holdfast.bench.machine import ForeignLoad
+from holdfast.engine.engine import Engine
 from holdfast.engine.options import make_options
 from holdfast.engine.startup import open_loop
 
@@ -30,12 +37,15 @@ def figures(rows: int, tokens: int, repeats: int) -> list[dict[str, object]]:
     constraints = Constraints(read_tokenizer(None), loop.setup.model.config.vocabulary)
     rates = measure(loop, constraints, rows, tokens, repeats)
     said, steps = steps_of_fixed_keys(loop, constraints)
+    first, added = first_token_delay(Engine(loop))
     common = {"system": OURS, "foreign_load": round(load.cores(), 2)}
     found = [
         _figure("constrained", rates.ratio, "ratio") | {"rows": rows, "rounds": repeats},
         _figure("constrained_rate", rates.constrained, "tokens/s") | {"rows": rows},
         _figure("free_rate", rates.free, "tokens/s") | {"rows": rows},
         _figure("steps_per_token_of_fixed_keys", steps / said, "ratio") | {"tokens": said, "steps": steps},
+        _figure("first_token", first, "ms") | {"turns": 100},
+        _figure("first_token_added_by_a_new_schema", added, "ms") | {"schemas": 100},
     ]
     return [figure | common for figure in found]
 
