@@ -7,11 +7,12 @@ from typing import Any
 
 from rich.table import Table
 
+from holdfast.bench.agents.workload import AgentLoad
 from holdfast.bench.core.report import Check, Figure, plain
 from holdfast.bench.figures import OURS
 from holdfast.bench.url.load import Load
 
-__all__ = ["comparison_table", "core_table", "crowd_table", "make_table", "sessions_table"]
+__all__ = ["agents_table", "comparison_table", "core_table", "crowd_table", "make_table", "sessions_table"]
 
 JsonFigure = dict[str, Any]
 
@@ -91,7 +92,21 @@ def sessions_table(figures: Sequence[JsonFigure], url: str, model: str, load: Lo
         f"{load.sessions} conversations of {load.turns} turns, {load.input_tokens} words in, "
         f"{load.output_tokens} tokens out, {load.aborts:.0%} aborted, {load.idle} idle"
     )
-    table = Table(title=f"holdfast bench sessions: {model} at {url}", caption=f"times are medians; {sizes}")
+    return _load_table(figures, f"holdfast bench sessions: {model} at {url}", sizes)
+
+
+def agents_table(figures: Sequence[JsonFigure], url: str, model: str, load: AgentLoad) -> Table:
+    """`bench agents`: one line for each quantity and API."""
+    sizes = (
+        f"{load.sessions} agents of {load.turns} turns, {load.input_tokens} words in and "
+        f"{load.output_tokens} tokens out each, {load.forks:.0%} with a sub-agent, tools of {load.pause:g} s"
+    )
+    return _load_table(figures, f"holdfast bench agents: {model} at {url}", sizes)
+
+
+def _load_table(figures: Sequence[JsonFigure], title: str, sizes: str) -> Table:
+    """The figures of a load; those of one quantity are adjacent."""
+    table = Table(title=title, caption=f"times are medians; {sizes}")
     for heading in ("name", "by"):
         table.add_column(heading, no_wrap=True)
     for heading in ("value", "p90", "p99"):

@@ -1,8 +1,8 @@
 """`holdfast bench`: measure, and show each figure beside its baseline.
 
 `core` measures the memory core alone, without torch; `throughput`, `turns` and `abort` compare Holdfast with
-other systems; `sessions` measures a running server. Each prints a table, or with `--json` one object a line;
-progress goes to standard error. A missed target does not change the exit status.
+other systems; `sessions` and `agents` measure a running server. Each prints a table, or with `--json` one
+object a line; progress goes to standard error. A missed target does not change the exit status.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.bench.core.registry import MEASUREMENTS
 from holdfast.bench.core.report import Figure, Settings
 from holdfast.bench.models import RANDOM_BAMBA, find_model
 from holdfast.bench.tables import comparison_table, core_table
-from holdfast.cli import bench_sessions
+from holdfast.cli import bench_agents, bench_sessions
 from holdfast.cli.progress import status_line
 from holdfast.cli.pull import CACHE
 from holdfast.cli.refusals import refusal
@@ -45,6 +45,7 @@ def _no_common_options() -> None:
 
 
 app.command("sessions", help=bench_sessions.HELP)(bench_sessions.sessions)
+app.command("agents", help=bench_agents.HELP)(bench_agents.agents)
 
 
 @app.command("core")

@@ -16,7 +16,7 @@ from holdfast.client.errors import error_from_response, lost_connection
 from holdfast.client.stream import EventDecoder
 from holdfast.client.transport import bearer
 
-__all__ = ["ChatApi", "SessionsApi"]
+__all__ = ["ChatApi", "ChatConversation", "SessionConversation", "SessionsApi"]
 
 SYSTEM = "You are a voice on the telephone. Answer at once and go on until you are interrupted."
 BUSY_POLL_SECONDS = 0.002
@@ -32,18 +32,25 @@ class SessionsApi:
 
     async def open(self) -> Conversation:
         """Open a session."""
-        return _SessionConversation(await self.client.session(SYSTEM))
+        return SessionConversation(await self.client.session(SYSTEM))
 
     async def close(self) -> None:
         """Close the connections."""
         await self.client.close()
 
 
-class _SessionConversation:
+class SessionConversation:
+    """A session."""
+
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
+    async def fork(self) -> SessionConversation:
+        """A conversation that goes on from here."""
+        return SessionConversation(await self.session.fork())
+
     async def turn(self, ask: Ask, sample: Sample) -> None:
+        """Run a turn and fill in the sample, except for `total`."""
         began = time.perf_counter()
         turn = await self._begin(ask)
         async with turn:
@@ -75,6 +82,7 @@ class _SessionConversation:
                 await asyncio.sleep(BUSY_POLL_SECONDS)
 
     async def close(self) -> None:
+        """Close the session."""
         await self.session.close()
 
 
@@ -95,7 +103,7 @@ class ChatApi:
 
     async def open(self) -> Conversation:
         """Start an empty history."""
-        return _ChatConversation(self)
+        return ChatConversation(self)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -116,12 +124,21 @@ class ChatApi:
             raise lost_connection(self.url, error) from error
 
 
-class _ChatConversation:
-    def __init__(self, api: ChatApi) -> None:
+class ChatConversation:
+    """A history that the client keeps."""
+
+    def __init__(self, api: ChatApi, system: str = SYSTEM) -> None:
         self.api = api
-        self.history: list[dict[str, str]] = [{"role": "system", "content": SYSTEM}]
+        self.history: list[dict[str, str]] = [{"role": "system", "content": system}]
+
+    async def fork(self) -> ChatConversation:
+        """A conversation that goes on from here."""
+        forked = ChatConversation(self.api)
+        forked.history = list(self.history)
+        return forked
 
     async def turn(self, ask: Ask, sample: Sample) -> None:
+        """Run a turn and fill in the sample, except for `total`."""
         began = time.perf_counter()
         self.history.append({"role": "user", "content": ask.words})
         body: dict[str, Any] = {
@@ -157,4 +174,5 @@ class _ChatConversation:
             self.history.append({"role": "assistant", "content": said or "…"})
 
     async def close(self) -> None:
+        """Forget the history."""
         self.history.clear()

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from holdfast.client import HoldfastError
 
-__all__ = ["Api", "Ask", "Conversation", "Load", "Sample", "percentile", "run_load"]
+__all__ = ["WORDS", "Api", "Ask", "Conversation", "Load", "Sample", "percentile", "run_load"]
 
 WORDS = (
     "river", "stone", "light", "garden", "window", "paper", "music", "winter", "bridge", "market", "silver",

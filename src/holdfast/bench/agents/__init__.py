@@ -1,0 +1,1 @@
+"""Coding agents as a load: long conversations with tool results, pauses and sub-agents."""
