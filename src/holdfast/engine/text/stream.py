@@ -55,6 +55,7 @@ class TurnStream:
         "grammar",
         "input_first",
         "logprobs",
+        "note",
         "pieces",
         "prompt_logprobs",
         "reader",
@@ -75,11 +76,13 @@ class TurnStream:
         grammar: Grammar | None = None,
         constraint: TurnConstraint | None = None,
         reader: AnswerReader | None = None,
+        note: str | None = None,
     ) -> None:
         """A `reader` with a thinking budget needs a `constraint`, to force the end of the reasoning.
 
-        `grammar` is kept for the journal; what enforces it is the `constraint`.
+        `grammar` and `note` are kept for the journal; what enforces the grammar is the `constraint`.
         """
+        self.note = note
         self.sampling = sampling
         self.grammar = grammar
         self.constraint = constraint
