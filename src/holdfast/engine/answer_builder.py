@@ -3,8 +3,7 @@
 `AnswerBuilder` serves one model, in the text process of a server and for callers in this process. The end of
 the prompt says whether the answer begins inside the reasoning. A turn with tools that the model may or may
 not call has no grammar unless a tool is strict, or only one call or only some tools are allowed: free text
-costs no masks. A
-constraint on the text of an answer applies after the reasoning, and not to calls.
+costs no masks. A constraint on the text of an answer applies after the reasoning, and not to calls.
 """
 
 from __future__ import annotations

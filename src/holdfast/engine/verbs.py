@@ -476,8 +476,8 @@ class Verbs:
             grammar=spec.grammar,
             constraint=constraint,
             reader=reader,
-            note=spec.note,
         )
+        stream.note = spec.note
         self._dispatcher.listen(turn, stream, listener)
         listener.begun(turn, stream)
 

@@ -76,13 +76,13 @@ class TurnStream:
         grammar: Grammar | None = None,
         constraint: TurnConstraint | None = None,
         reader: AnswerReader | None = None,
-        note: str | None = None,
     ) -> None:
         """A `reader` with a thinking budget needs a `constraint`, to force the end of the reasoning.
 
-        `grammar` and `note` are kept for the journal; what enforces the grammar is the `constraint`.
+        `grammar` is kept for the journal; what enforces it is the `constraint`.
         """
-        self.note = note
+        self.note: str | None = None
+        """Text of the turn's client that is kept with the turn."""
         self.sampling = sampling
         self.grammar = grammar
         self.constraint = constraint
