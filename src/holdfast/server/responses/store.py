@@ -216,7 +216,7 @@ class ResponseStore:
             try:
                 return await begin(kept), kept
             except Problem as problem:
-                full = problem.code == "context_length_exceeded" and problem.param != "max_output_tokens"
+                full = problem.code == "context_length_exceeded"
                 if not (creation.truncates and full) or dropped == len(items) - 1:
                     raise
             dropped, more = min(dropped + more, len(items) - 1), 2 * more
