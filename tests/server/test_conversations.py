@@ -121,11 +121,11 @@ def test_metadata_and_deletion(client: openai.OpenAI) -> None:
 
 def test_log_probabilities_of_the_text(client: openai.OpenAI) -> None:
     asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    answer: Any = client.responses.create(model="echo", input="abc", **asked)  # type: ignore[call-overload]
+    answer: Any = client.responses.create(model="echo", input="abc", **asked)
     logprobs = answer.output[0].content[0].logprobs
     assert "".join(entry.token for entry in logprobs).startswith("abc")
     assert {len(entry.top_logprobs) for entry in logprobs[:3]} == {2}
-    stream: Any = client.responses.create(model="echo", input="abc", stream=True, **asked)  # type: ignore[call-overload]
+    stream: Any = client.responses.create(model="echo", input="abc", stream=True, **asked)
     streamed = [entry for event in stream if event.type.endswith("text.delta") for entry in event.logprobs]
     assert [entry.token for entry in streamed] == [entry.token for entry in logprobs][: len(streamed)]
     assert len(streamed) >= 3
