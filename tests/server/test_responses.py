@@ -172,6 +172,31 @@ def test_a_loop_whose_client_keeps_the_items(client: openai.OpenAI) -> None:
     assert figures(say(client, items, **asked))[0] == figures(answer)[0]
 
 
+def test_requests_of_codex_are_answered(server: Server) -> None:
+    """Two requests of codex-cli 0.169.0, as it sent them, with shorter texts and fewer tools.
+
+    The first one makes the model call a tool, the second brings the result.
+    """
+    first, second = json.loads((Path(__file__).parent / "codex_requests.json").read_text())
+    kinds = []
+    for request in (first, second):
+        answer = server.post("/v1/responses", request)
+        assert answer.status_code == 200, answer.text
+        events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+        assert events[-1]["type"] == "response.completed"
+        assert [tool["type"] for tool in events[0]["response"]["tools"]] == [
+            "function",
+            "function",
+            "namespace",
+        ]
+        done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+        kinds.append([item["type"] for item in done])
+    assert kinds == [["reasoning", "function_call"], ["message"]]
+    for choice in ("required", {"type": "web_search"}):
+        answer = server.post("/v1/responses", {**first, "tool_choice": choice})
+        assert answer.status_code == 400, "a search that may be required is refused"
+
+
 def test_other_tools_of_the_client_are_called_as_functions(client: openai.OpenAI) -> None:
     tools: Any = [
         {

@@ -3,6 +3,8 @@
 A model calls functions. So every tool that the client runs is shown to it as one: a custom tool takes a text
 `input`, `local_shell` takes a `command`, and the functions of a namespace have its name before theirs. A
 `ToolKind` says how a call of it is shown to the client. Tools that OpenAI runs itself are refused by name.
+Only a web search that is one of several tools is left out instead, because Codex sends it with every request:
+the model is not told of it, and the response does not list it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from holdfast.engine.constraints.grammar import Kind
 from holdfast.server.dialects.constraints import Constraint
 from holdfast.server.http.problems import Problem, bad_field
 
-__all__ = ["FUNCTION", "ToolKind", "ToolSet", "read_format", "read_tools", "told_flat"]
+__all__ = ["FUNCTION", "ToolKind", "ToolSet", "read_format", "read_tools", "shown_tools", "told_flat"]
 
 HOSTED = (
     "web_search",
@@ -69,8 +71,22 @@ def read_tools(tools: Sequence[Mapping[str, Any]] | None, choice: Any) -> ToolSe
     offered: list[dict[str, Any]] = []
     kinds: dict[str, ToolKind] = {}
     for place, tool in enumerate(tools or ()):
+        if tool in _left_out(tools or (), choice):
+            continue
         _add(tool, f"tools[{place}]", None, offered, kinds)
     return ToolSet(offered, _read_choice(choice, kinds), kinds)
+
+
+def _left_out(tools: Sequence[Mapping[str, Any]], choice: Any) -> list[Mapping[str, Any]]:
+    """Web searches that the model may do without: it has other tools, and need not call any."""
+    searches = [tool for tool in tools if tool.get("type") == "web_search"]
+    return searches if choice in (None, "auto", "none") and len(searches) < len(tools) else []
+
+
+def shown_tools(tools: Sequence[Mapping[str, Any]] | None, choice: Any) -> list[Mapping[str, Any]]:
+    """The tools of a request as its response lists them."""
+    left_out = _left_out(tools or (), choice)
+    return [tool for tool in tools or () if tool not in left_out]
 
 
 def _add(

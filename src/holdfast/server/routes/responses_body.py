@@ -16,7 +16,7 @@ from holdfast.server.responses.creation import Creation
 from holdfast.server.responses.ids import Place, conversation_key, conversation_of, response_of
 from holdfast.server.responses.items import read_items
 from holdfast.server.responses.store import previous_missing
-from holdfast.server.responses.tools import read_format, read_tools
+from holdfast.server.responses.tools import read_format, read_tools, shown_tools
 from holdfast.server.routes.openai import require_model
 from holdfast.server.service import Service
 
@@ -196,7 +196,7 @@ def _shown(service: Service, body: ResponseBody) -> dict[str, Any]:
         "conversation": None if key is None else {"id": conversation_key(key)},
         "background": bool(body.background),
         "store": body.store is not False,
-        "tools": body.tools or [],
+        "tools": shown_tools(body.tools, body.tool_choice),
         "tool_choice": body.tool_choice or "auto",
         "parallel_tool_calls": answer.parallel_tool_calls is not False,
         "temperature": _first(sampling.temperature, defaults.get("temperature"), 1.0),
