@@ -61,9 +61,13 @@ class Recorder:
             def do_GET(self) -> None:
                 recorder._pass_on(self, b"")
 
+            def do_DELETE(self) -> None:
+                recorder._pass_on(self, b"")
+
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                recorder.requests.append(json.loads(body))
+                body = self.rfile.read(int(self.headers.get("content-length") or 0))
+                if body:
+                    recorder.requests.append(json.loads(body))
                 recorder._pass_on(self, body)
 
             def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002

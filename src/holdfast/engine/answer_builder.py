@@ -2,8 +2,8 @@
 
 `AnswerBuilder` serves one model, in the text process of a server and for callers in this process. The end of
 the prompt says whether the answer begins inside the reasoning. A turn with tools that the model may or may
-not call has no grammar unless a tool is strict or only one call is allowed: free text costs no masks. A
-constraint on the text of an answer applies after the reasoning, and not to calls.
+not call has no grammar unless a tool is strict, or only one call or only some tools are allowed: free text
+costs no masks. A constraint on the text of an answer applies after the reasoning, and not to calls.
 """
 
 from __future__ import annotations
@@ -157,7 +157,8 @@ def _constrains_calls(tools: Tools) -> bool:
     """Whether calls need a grammar: free ones are parsed only."""
     if not tools.callable_tools:
         return False
-    return _must_call(tools) or not tools.parallel or any(tool.strict for tool in tools.callable_tools)
+    free = tools.parallel and tools.allowed is None
+    return _must_call(tools) or not free or any(tool.strict for tool in tools.callable_tools)
 
 
 def _require_strict_schemas(tools: Tools) -> None:

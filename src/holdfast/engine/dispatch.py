@@ -15,7 +15,7 @@ from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Session
 from holdfast.core.turn import Turn
 from holdfast.engine.durable.answers import details_of
-from holdfast.engine.durable.recovery import finished_turn
+from holdfast.engine.durable.recovery import finished_turn, noted_turn
 from holdfast.engine.durable.session_log import Act, SessionLog
 from holdfast.engine.listeners import SessionObserver, TurnListener
 from holdfast.engine.text.stream import TurnStream
@@ -190,7 +190,8 @@ class Dispatcher:
         if stream is not None:
             stream.end(cut=event.kind is EventKind.ABORTED)
         finished = finished_turn(event, session, turn, stream)
-        details = "" if stream is None else details_of(stream.grammar, stream.spec, finished.answer)
+        noted = None if stream is None or stream.note is None else noted_turn(stream.note, finished)
+        details = "" if stream is None else details_of(stream.grammar, stream.spec, finished.answer, noted)
         number = len(session.boundaries)
-        self._session_log.ended(session.id, turn.request.tokens, finished, number, details)
+        self._session_log.ended(session.id, turn.request.tokens, finished, number, details, noted)
         self._session_log.when_durable(told)

@@ -45,7 +45,7 @@ class TurnSpec(NamedTuple):
     key: a finished turn with both is replayed instead of being run. The turn's text must match its `grammar`.
     `answer` says how reasoning and tool calls are found in it; without one, all of it is text.
     `expect_return` is in how many seconds the client will be back with a tool's result. `tools` are the
-    session's from now on; None leaves them as they are.
+    session's from now on; None leaves them as they are. A `note` is kept with the turn and its result.
     """
 
     turn_id: str
@@ -66,3 +66,4 @@ class TurnSpec(NamedTuple):
     answer: AnswerSpec | None = None
     expect_return: float | None = None
     tools: list[dict[str, Any]] | None = None
+    note: str | None = None

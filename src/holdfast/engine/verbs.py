@@ -1,6 +1,6 @@
 """The verbs of clients, each written once: wait, act on the core, write the journal, acknowledge.
 
-    open  submit  abort  interrupt  rewind  fork  spill  restore  close
+    open  submit  abort  interrupt  rewind  fork  update  spill  restore  close
 
 Used by `engine.Session` in this process and by the engine process behind the server (`server.link.commands`).
 A verb that cannot act yet waits for its session (`waiting`) until a `retry` between two steps; a turn also
@@ -294,6 +294,16 @@ class Verbs:
 
         self._when_ready(reply, session_id, act, end_of_turn(turns), forks=True)
 
+    def update(self, reply: Reply, session_id: str, metadata: dict[str, object]) -> None:
+        """Replace a session's metadata. Waits for nothing."""
+        with Refusing(reply):
+            self._session_log.require_writable()
+            session = self._scheduler.registry.find(session_id)
+            self._dispatcher.note_opened(session)
+            self._session_log.updated(session_id, metadata)
+            self._acknowledge(reply, session_id)
+        self._dispatcher.tell()
+
     def spill(self, reply: Reply, session_id: str, tier: Tier | None = None) -> None:
         """Start moving an idle session's memory to a tier, by default the nearest with room.
 
@@ -446,7 +456,7 @@ class Verbs:
         compilation: Compilation | None,
     ) -> None:
         setup, scheduler = self.loop.setup, self._scheduler
-        require_text(turn_id=spec.turn_id, fingerprint=spec.fingerprint)
+        require_text(turn_id=spec.turn_id, fingerprint=spec.fingerprint, note=spec.note)
         sampling = spec.sampling.with_defaults(setup.defaults)
         known = 0 if session is None else session.sequence.known
         request = self._request(spec, sampling, known)
@@ -475,6 +485,7 @@ class Verbs:
             constraint=constraint,
             reader=reader,
         )
+        stream.note = spec.note
         self._dispatcher.listen(turn, stream, listener)
         listener.begun(turn, stream)
 

@@ -21,7 +21,20 @@ from holdfast.server.http.answers import json_answer
 from holdfast.server.http.keys import Keys
 from holdfast.server.http.middleware import RequestMiddleware
 from holdfast.server.http.problems import Problem, internal_error
-from holdfast.server.routes import live, openai, realtime, sessions, sglang, status, tokenize, web
+from holdfast.server.responses.conversations import Conversations
+from holdfast.server.responses.store import ResponseStore
+from holdfast.server.routes import (
+    conversations,
+    live,
+    openai,
+    realtime,
+    responses,
+    sessions,
+    sglang,
+    status,
+    tokenize,
+    web,
+)
 from holdfast.server.routes.realtime_channel import Channels
 from holdfast.server.routes.schema import components
 from holdfast.server.routes.sglang_sessions import Native
@@ -33,7 +46,18 @@ __all__ = ["all_routes", "build_app", "nowhere"]
 
 log = logging.getLogger("holdfast.server")
 
-ROUTE_MODULES = (openai, tokenize, sessions, realtime, sglang, status, live, web)
+ROUTE_MODULES = (
+    openai,
+    responses,
+    conversations,
+    tokenize,
+    sessions,
+    realtime,
+    sglang,
+    status,
+    live,
+    web,
+)
 WEBSOCKET = "WS"
 PATH_CHARACTERS_MAX = 128
 MATCH_CHARACTERS_MAX = 64
@@ -57,6 +81,8 @@ def build_app(service: Service, keys: Keys, draining: Callable[[], bool]) -> ASG
     app.state.live = LiveMemory(service)
     app.state.storm = Storm(service, draining)
     app.state.native = Native(service)
+    stored = ResponseStore(service)
+    app.state.responses = (stored, Conversations(service, stored))
     for module in ROUTE_MODULES:
         app.include_router(module.router)
     app.add_api_websocket_route("/{path:path}", _no_socket)

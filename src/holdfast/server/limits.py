@@ -20,6 +20,7 @@ from holdfast.core.tokens import TOKEN_MAX
 from holdfast.engine.fields import INTEGER_MAX, Bound
 from holdfast.engine.sampling import CHOICES_MAX, LOGPROBS_MAX
 from holdfast.engine.tools.request import TOOLS_MAX
+from holdfast.server.dialects.answer_options import GRAMMAR
 from holdfast.server.dialects.tables import DIALECTS
 from holdfast.server.http.problems import Problem, bad_field
 
@@ -33,6 +34,7 @@ METADATA_BYTES_MAX = 64 << 10
 METADATA_DEPTH_MAX = 64
 SYSTEM_BYTES_MAX = 1 << 20
 CALLS_BYTES_MAX = 1 << 20
+ITEMS_BYTES_MAX = 8 << 20
 NAME_CHARACTERS_MAX = 128
 WORD_CHARACTERS_MAX = 1024
 VALUES_MAX = 1 << 18
@@ -119,6 +121,9 @@ def _declared_limits() -> Iterator[Limit]:
 _TEXT = Bound(context=True)
 _FITS = "the context length; far longer texts are refused before they are tokenised"
 
+_ITEMS = Bound(entries=MESSAGES_MAX, size=ITEMS_BYTES_MAX, depth=16, context=True)
+_SMALL = Bound(characters=NAME_CHARACTERS_MAX, size=4096, depth=8)
+
 LIMITS: tuple[Limit, ...] = (
     # Names.
     *map(_name, ("*.id", "*.turn_id", "*.request_id", "*.session_id", "*.rid")),
@@ -143,6 +148,21 @@ LIMITS: tuple[Limit, ...] = (
     Limit("*.role", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
     Limit("*.name", Bound(characters=WORD_CHARACTERS_MAX), "1,024 characters"),
     Limit("*.type", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
+    # Responses and conversations.
+    Limit("ResponseBody.input", _ITEMS, f"8,192 items, 8 MiB, nested 16 deep; {_FITS}"),
+    Limit("*.items", _ITEMS, "8,192 items, 8 MiB, nested 16 deep"),
+    Limit("*.instructions", Bound(characters=SYSTEM_BYTES_MAX, context=True), "as `system`"),
+    Limit("*.previous_response_id", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
+    Limit("*.conversation", _SMALL, "128 characters, or 4 KiB"),
+    Limit("*.include", Bound(characters=NAME_CHARACTERS_MAX, entries=64), "64 of 128 characters"),
+    Limit("ResponseBody.text", GRAMMAR, _words(GRAMMAR)),
+    Limit("ResponseBody.reasoning", _SMALL, "4 KiB, nested 8 deep"),
+    Limit("ResponseBody.stream_options", _SMALL, "4 KiB, nested 8 deep"),
+    _numbers("*.max_tool_calls", 0, INTEGER_MAX),
+    Limit("*.user", Bound(characters=WORD_CHARACTERS_MAX), "1,024 characters"),
+    Limit("*.safety_identifier", Bound(characters=WORD_CHARACTERS_MAX), "1,024 characters"),
+    Limit("*.prompt_cache_key", Bound(characters=WORD_CHARACTERS_MAX), "1,024 characters"),
+    Limit("*.service_tier", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
     # Session data.
     Limit("*.metadata", Bound(size=METADATA_BYTES_MAX, depth=METADATA_DEPTH_MAX), "64 KiB, nested 64 deep"),
     _numbers("*.ttl", 0, TTL_MAX, "30 days"),

@@ -39,6 +39,8 @@ from holdfast.server.sessions import (
     SessionRecord,
     SessionTable,
     engine_name,
+    hidden_name,
+    is_hidden,
     new_name,
     require_name,
 )
@@ -191,6 +193,13 @@ class Service:
     ) -> SessionRecord:
         """Open a session for a caller."""
         given, name = name, require_name(name, "id") if name is not None else new_name("s")
+        return await self._open(caller, given, name, asked)
+
+    async def open_hidden(self, caller: Caller, key: str, asked: SessionGiven) -> SessionRecord:
+        """Open a session that a dialect keeps for a caller; it does not count among the caller's own."""
+        return await self._open(caller, None, hidden_name(key), asked)
+
+    async def _open(self, caller: Caller, given: str | None, name: str, asked: SessionGiven) -> SessionRecord:
         if asked.ttl is not None and not 0 < asked.ttl <= TTL_MAX:
             raise bad_field("ttl", f"must be more than 0 and at most {TTL_MAX:.0f} seconds")
         if asked.system is not None:
@@ -199,8 +208,9 @@ class Service:
             checked_tools(asked.tools)
             written = msgspec.json.encode(asked.tools).decode()
             await self._require_share("tools", written, caller.tenant)
-        self.require_room(caller.tenant)
-        self._require_free(caller.tenant, name)
+        if not is_hidden(name):
+            self.require_room(caller.tenant)
+            self._require_free(caller.tenant, name)
         key = engine_name(caller.tenant, name)
         number = self.link.number()
         metadata = dict(asked.metadata)
@@ -216,7 +226,14 @@ class Service:
             self.table.add(record)
 
         await self.link.call(command, number, opened, self.table.opening(caller.tenant, name))
-        return self.table.find(caller.tenant, name)
+        return self._found(caller.tenant, name)
+
+    def _found(self, tenant: str, name: str) -> SessionRecord:
+        """A session that was opened a moment ago."""
+        record = self.table.get(tenant, name)
+        if record is None:
+            raise self.table.absence(tenant, name)
+        return record
 
     async def _require_share(self, field: str, text: str, tenant: str) -> None:
         """Raise if the system text or the tools leave too little of the context for a conversation."""
@@ -248,7 +265,10 @@ class Service:
         """Close a session; a turn in flight is rolled back first. Idempotent."""
         if self.table.has_gone(caller.tenant, require_name(name, "session_id")):
             return
-        record = self.table.find(caller.tenant, name)
+        await self.close_record(self.table.find(caller.tenant, name))
+
+    async def close_record(self, record: SessionRecord) -> None:
+        """Close a session that was found."""
         key = engine_name(record.tenant, record.name)
         number = self.link.number()
         try:
@@ -317,6 +337,26 @@ class Service:
         key = engine_name(record.tenant, record.name)
         return bool((await self._call_on(record, lambda number: wire.MoveSession(number, key, to))).answer)
 
+    async def turns(self, record: SessionRecord, names: Sequence[str] = ()) -> list[wire.NotedTurn]:
+        """The turns of a session that were given notes; those in `names` alone, if there are any."""
+        key = engine_name(record.tenant, record.name)
+        question = wire.Question.TURNS
+        done = await self._call_on(record, lambda number: wire.Ask(number, question, key, list(names)))
+        return msgspec.convert(done.answer, list[wire.NotedTurn])
+
+    async def update(self, record: SessionRecord, metadata: dict[str, Any]) -> None:
+        """Replace a session's metadata."""
+        key = engine_name(record.tenant, record.name)
+
+        def updated(_: wire.Done) -> None:
+            record.metadata = metadata
+
+        await self._call_on(record, lambda number: wire.UpdateSession(number, key, metadata), updated)
+
+    async def fork_hidden(self, record: SessionRecord, key: str, turns: int) -> SessionRecord:
+        """Fork a session of a dialect's own into another, at the end of turn `turns`."""
+        return await self._fork(record, None, hidden_name(key), turns, None, True)
+
     async def fork(
         self, record: SessionRecord, name: str | None, turns: int | None, request_id: str | None = None
     ) -> SessionRecord:
@@ -327,6 +367,17 @@ class Service:
         if request_id is None:
             self.require_room(record.tenant)
         self._require_free(record.tenant, name)
+        return await self._fork(record, given, name, turns, request_id, room)
+
+    async def _fork(
+        self,
+        record: SessionRecord,
+        given: str | None,
+        name: str,
+        turns: int | None,
+        request_id: str | None,
+        room: bool,
+    ) -> SessionRecord:
         parent, child = engine_name(record.tenant, record.name), engine_name(record.tenant, name)
 
         def made(done: wire.Done) -> None:
@@ -347,7 +398,7 @@ class Service:
                 made,
                 self.table.opening(record.tenant, name),
             )
-        return self.table.find(record.tenant, done.answer.partition("/")[2])
+        return self._found(record.tenant, done.answer.partition("/")[2])
 
     # --- turns ------------------------------------------------------------------------------------
 

@@ -20,9 +20,19 @@ from holdfast.server.http.problems import Problem, bad_field
 from holdfast.server.link import wire
 from holdfast.server.seeds import SeedSequence
 
-__all__ = ["SessionRecord", "SessionTable", "engine_name", "request_name", "require_name"]
+__all__ = [
+    "SessionRecord",
+    "SessionTable",
+    "engine_name",
+    "hidden_name",
+    "is_hidden",
+    "request_name",
+    "require_name",
+]
 
 NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.-]{1,128}")
+HIDDEN = "~"
+"""The first character of the names of hidden sessions."""
 GONE_KEPT = 16_384
 GONE = {
     "closed": (404, "session_not_found", "the session is closed"),
@@ -38,6 +48,16 @@ def require_name(name: str, param: str) -> str:
         needed = "must be 1 to 128 of the characters A-Z, a-z, 0-9, _, . and -, and not . or .. alone"
         raise bad_field(param, needed, "bad_name")
     return name
+
+
+def hidden_name(key: str) -> str:
+    """The name of a session that a dialect keeps for a client; clients neither see nor use such names."""
+    return HIDDEN + key
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a session's name is one of a dialect's own."""
+    return name.startswith(HIDDEN)
 
 
 def engine_name(tenant: str, name: str) -> str:
@@ -69,7 +89,7 @@ class SessionRecord:
 class Holding:
     """The sessions of one tenant in the order of opening, and those being opened."""
 
-    __slots__ = ("names", "numbers", "opening", "order", "unopened")
+    __slots__ = ("hidden", "names", "numbers", "opening", "order", "unopened")
 
     def __init__(self) -> None:
         self.numbers = 0
@@ -80,6 +100,8 @@ class Holding:
         """How many requests ask the engine for a session of each name."""
         self.unopened = 0
         """How many of these names have no open session."""
+        self.hidden: dict[str, SessionRecord] = {}
+        """Hidden sessions by name, in the order of their last use."""
 
 
 class SessionTable:
@@ -99,6 +121,10 @@ class SessionTable:
         key = engine_name(record.tenant, record.name)
         self._gone.pop(key, None)
         holding = self._holding(record.tenant)
+        if is_hidden(record.name):
+            holding.hidden[record.name] = record
+            self._records[key] = (0, record)
+            return
         if key in self._records:
             number = self._records[key][0]
         else:
@@ -115,11 +141,24 @@ class SessionTable:
             holding = self._holdings[tenant] = Holding()
         return holding
 
+    def hidden_of(self, tenant: str) -> list[SessionRecord]:
+        """The hidden sessions of a tenant, least recently used first."""
+        holding = self._holdings.get(tenant)
+        return [] if holding is None else list(holding.hidden.values())
+
+    def use_hidden(self, record: SessionRecord) -> None:
+        """A hidden session is used: it is the last of its tenant's to be closed."""
+        hidden = self._holding(record.tenant).hidden
+        if hidden.pop(record.name, None) is not None:
+            hidden[record.name] = record
+
     def opening(self, tenant: str, name: str) -> Callable[[], None]:
         """Reserve a name and count the session while the engine is asked to open it.
 
         The returned function ends the reservation; call it when the engine has answered.
         """
+        if is_hidden(name):
+            return lambda: None
         key, holding = engine_name(tenant, name), self._holding(tenant)
         holding.unopened += not holding.opening[name] and key not in self._records
         holding.opening[name] += 1
@@ -198,6 +237,9 @@ class SessionTable:
             return
         number, record = found
         holding = self._holdings[record.tenant]
+        if is_hidden(record.name):
+            del holding.hidden[record.name]
+            return
         del holding.order[bisect_left(holding.order, number)]
         del holding.names[number]
         holding.unopened += holding.opening[record.name] > 0

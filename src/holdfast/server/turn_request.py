@@ -61,6 +61,8 @@ class TurnAsked:
     computes_from: int | None = None
     fingerprint: str | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
+    note: str | None = None
+    """Text that is kept with the turn of a session, for the dialect that wrote it."""
 
 
 def fingerprint_of(body: Any) -> str:

@@ -89,6 +89,7 @@ class TurnStarter:
             answer=_seeded(written.answer, f"{session}/{asked.name}"),
             expect_return=asked.answer.expect_return_seconds,
             tools=tools,
+            note=asked.note,
         )
 
     async def start_requests(self, tenant: str, asked: Sequence[TurnAsked]) -> list[TurnFeed]:

@@ -2,7 +2,8 @@
 
 A finished turn keeps its whole answer, so that it can be replayed. The turn's row in the history keeps what
 was asked of its output (grammar, formats) and its complete calls, so that a session can go on with their
-results after a restart or a fork. Used by the session log and the journal.
+results after a restart or a fork. The row of a turn with a note keeps the note and the whole result: unlike
+those that are kept to be replayed, it stays as long as the turn. Used by the session log and the journal.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ from holdfast.engine.constraints.grammar import Grammar
 from holdfast.engine.tools.answer import Answer, AnswerSpec
 from holdfast.engine.tools.events import Call, Outcome
 
-__all__ = ["StoredAnswer", "StoredCall", "calls_in", "details_of", "read_answer", "stored_answer"]
+__all__ = [
+    "NotedTurn",
+    "StoredAnswer",
+    "StoredCall",
+    "calls_in",
+    "details_of",
+    "noted_in",
+    "read_answer",
+    "stored_answer",
+]
 
 COMPLETE = Outcome.COMPLETE.value
 
@@ -43,6 +53,21 @@ class StoredAnswer:
     reasoning: str
     calls: tuple[StoredCall, ...]
     reasoning_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotedTurn:
+    """A note, and the result of its turn as it ended. `answer` if the turn was read for parts."""
+
+    turn_id: str
+    note: str
+    outcome: str
+    reason: str
+    text: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    answer: StoredAnswer | None = None
 
 
 def stored_answer(answer: Answer) -> StoredAnswer:
@@ -81,9 +106,14 @@ def _call(value: object) -> StoredCall:
     return call
 
 
-def details_of(grammar: Grammar | None, spec: AnswerSpec | None, answer: StoredAnswer | None) -> str:
+def details_of(
+    grammar: Grammar | None,
+    spec: AnswerSpec | None,
+    answer: StoredAnswer | None,
+    noted: NotedTurn | None = None,
+) -> str:
     """What a turn's row keeps besides its tokens, as JSON; empty for a plain turn."""
-    if grammar is None and spec is None:
+    if grammar is None and spec is None and noted is None:
         return ""
     details: dict[str, Any] = {}
     if grammar is not None:
@@ -93,7 +123,28 @@ def details_of(grammar: Grammar | None, spec: AnswerSpec | None, answer: StoredA
     complete = [call for call in answer.calls if call.outcome == COMPLETE] if answer is not None else []
     if complete:
         details["calls"] = complete
+    if noted is not None:
+        details["noted"] = asdict(noted)
     return json.dumps(details)
+
+
+def noted_in(details: str) -> NotedTurn | None:
+    """The note of a turn's row with the result; None if it has none, or the value is damaged."""
+    if not details:
+        return None
+    try:
+        values = json.loads(details).get("noted")
+        if values is None:
+            return None
+        if values.get("answer") is not None:
+            values["answer"] = read_answer(values["answer"])
+        noted = NotedTurn(**values)
+    except (ValueError, TypeError, AttributeError):
+        return None
+    texts = (noted.turn_id, noted.note, noted.outcome, noted.reason, noted.text)
+    counts = (noted.prompt_tokens, noted.cached_tokens, noted.completion_tokens)
+    valid = all(isinstance(text, str) for text in texts) and all(isinstance(count, int) for count in counts)
+    return noted if valid else None
 
 
 def calls_in(details: str, tokens: int) -> Sequence[StoredCall]:

@@ -32,11 +32,15 @@ from holdfast.engine.durable.records import (
     SnapshotDropped,
     SnapshotWritten,
     Truncated,
+    Updated,
     detail,
 )
 
 LOG_KEPT = 10_000
 """Rows of the log table that are kept."""
+
+ABOUT = ("ttl", "metadata", "system", "created", "parent", "tools")
+"""The columns of a session's description, in the order of its checksum."""
 
 
 class JournalRows:
@@ -81,7 +85,9 @@ class JournalRows:
                 )
                 self._keep_last("requests", record.session)
             case Retooled():
-                self._retool(record)
+                self._redescribe(record.session, "tools", record.tools)
+            case Updated():
+                self._redescribe(record.session, "metadata", record.metadata)
             case SnapshotWritten():
                 self._run(
                     "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)",
@@ -141,21 +147,19 @@ class JournalRows:
         )
         self._delete_answers(name)
 
-    def _retool(self, record: Retooled) -> None:
-        """Change the tools of a session. A damaged description stays damaged."""
-        found = self._run(
-            "SELECT about_sum, ttl, metadata, system, created, parent, tools FROM sessions WHERE id = ?",
-            (record.session,),
-        ).fetchone()
-        if found is None:
-            self._require_absent(record.session)
+    def _redescribe(self, session: str, column: str, value: str) -> None:
+        """Change one column of a session's description. A damaged description stays damaged."""
+        found = self._run(f"SELECT about_sum, {', '.join(ABOUT)} FROM sessions WHERE id = ?", (session,))
+        row = found.fetchone()
+        if row is None:
+            self._require_absent(session)
             return
-        expected, *about = found
-        if description_checksum(record.session, *about) == expected:
-            about[-1] = record.tools
-            checksum = description_checksum(record.session, *about)
-            values = (record.tools, checksum, record.session)
-            self._run("UPDATE sessions SET tools = ?, about_sum = ? WHERE id = ?", values)
+        expected, *about = row
+        if description_checksum(session, *about) == expected:
+            about[ABOUT.index(column)] = value
+            checksum = description_checksum(session, *about)
+            statement = f"UPDATE sessions SET {column} = ?, about_sum = ? WHERE id = ?"
+            self._run(statement, (value, checksum, session))
 
     def _close(self, session: str) -> None:
         if self._run("DELETE FROM sessions WHERE id = ?", (session,)).rowcount != 1:

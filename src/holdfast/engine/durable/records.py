@@ -56,6 +56,7 @@ class RecordKind(StrEnum):
     CLOSED = "closed"
     REQUESTED = "requested"
     RETOOLED = "retooled"
+    UPDATED = "updated"
     SNAPSHOT_WRITTEN = "snapped"
     SNAPSHOT_DROPPED = "unsnapped"
 
@@ -136,6 +137,15 @@ class Retooled:
 
 
 @dataclass(frozen=True, slots=True)
+class Updated:
+    """A session has other metadata from now on; `metadata` is JSON."""
+
+    kind: ClassVar[RecordKind] = RecordKind.UPDATED
+    session: str
+    metadata: str
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotWritten:
     """A snapshot file holds the memory of a session's first `length` tokens."""
 
@@ -155,7 +165,16 @@ class SnapshotDropped:
 
 
 Record = (
-    Opened | Ended | Truncated | Forked | Closed | Requested | Retooled | SnapshotWritten | SnapshotDropped
+    Opened
+    | Ended
+    | Truncated
+    | Forked
+    | Closed
+    | Requested
+    | Retooled
+    | Updated
+    | SnapshotWritten
+    | SnapshotDropped
 )
 
 
@@ -222,7 +241,7 @@ def detail(record: Record) -> str:
             return f"{record.asked} ({record.request_id})"
         case SnapshotWritten():
             return f"{record.length} tokens, {record.bytes} bytes in {record.file}"
-        case Opened() | Retooled() | SnapshotDropped():
+        case Opened() | Retooled() | Updated() | SnapshotDropped():
             return ""
 
 

@@ -18,7 +18,7 @@ from holdfast.core.registry import Event
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Session
 from holdfast.core.turn import Turn, TurnRequest
-from holdfast.engine.durable.answers import stored_answer
+from holdfast.engine.durable.answers import NotedTurn, stored_answer
 from holdfast.engine.durable.journal import Journal, JournalError
 from holdfast.engine.durable.journal_tables import MEND
 from holdfast.engine.durable.records import FinishedTurn, StoredSession
@@ -173,6 +173,21 @@ def history_of(stored: StoredSession) -> list[tuple[TurnRequest, list[int]]]:
         (TurnRequest(turn.turn_id, tuple(turn.input), max(1, len(turn.output))), turn.output)
         for turn in stored.turns
     ]
+
+
+def noted_turn(note: str, finished: FinishedTurn) -> NotedTurn:
+    """A turn's note with its result."""
+    return NotedTurn(
+        turn_id=finished.turn_id,
+        note=note,
+        outcome=finished.outcome,
+        reason=finished.reason,
+        text=finished.text,
+        prompt_tokens=finished.prompt_tokens,
+        cached_tokens=finished.cached_tokens,
+        completion_tokens=len(finished.tokens),
+        answer=finished.answer,
+    )
 
 
 def finished_turn(event: Event, session: Session, turn: Turn, stream: TurnStream | None) -> FinishedTurn:

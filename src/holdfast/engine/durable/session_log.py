@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from holdfast.core.errors import JournalUnavailable, Refused, RequestConflict, SessionExists, TurnConflict
-from holdfast.engine.durable.answers import COMPLETE, StoredCall, calls_in
+from holdfast.engine.durable.answers import COMPLETE, NotedTurn, StoredCall, calls_in, noted_in
 from holdfast.engine.durable.journal import Journal
 from holdfast.engine.durable.journal_writer import JournalWriter
 from holdfast.engine.durable.records import (
@@ -34,6 +34,7 @@ from holdfast.engine.durable.records import (
     Retooled,
     StoredSession,
     Truncated,
+    Updated,
     is_text,
 )
 
@@ -72,7 +73,8 @@ def require_text(**fields: str | None) -> None:
 class SessionEntry:
     """A session's description and its replayable results. `created` is the time of day.
 
-    `calls` are the complete tool calls of its last turns that have some, by the number of the turn.
+    `calls` are the complete tool calls of its last turns that have some, by the number of the turn; `noted`
+    are all its turns with notes, likewise.
     """
 
     tenant: str
@@ -82,6 +84,7 @@ class SessionEntry:
     created: float
     tools: Tools = field(default_factory=list)
     calls: dict[int, Calls] = field(default_factory=dict)
+    noted: dict[int, NotedTurn] = field(default_factory=dict)
     finished: dict[str, FinishedTurn] = field(default_factory=dict)
     unwritten: set[str] = field(default_factory=set)
     """Turns that have ended and are not durable yet."""
@@ -243,6 +246,7 @@ class SessionLog:
         entry = SessionEntry(parent.tenant, parent.ttl, dict(parent.metadata), parent.system, time.time())
         entry.tools = list(parent.tools)
         entry.calls = {number: calls for number, calls in parent.calls.items() if number <= turns}
+        entry.noted = {number: noted for number, noted in parent.noted.items() if number <= turns}
         self.sessions[session_id] = entry
         self.append(Forked(session_id, parent_id, turns, entry.created))
 
@@ -251,12 +255,18 @@ class SessionLog:
         self.sessions[session_id].tools = tools
         self.append(Retooled(session_id, json.dumps(tools)))
 
+    def updated(self, session_id: str, metadata: dict[str, object]) -> None:
+        """A session has other metadata from now on."""
+        self.sessions[session_id].metadata = metadata
+        self.append(Updated(session_id, json.dumps(metadata)))
+
     def truncated(self, session_id: str, turns: int, kept: int | None) -> None:
         """A session was cut to `turns` turns; a number `kept` is how many tokens the last one keeps."""
         entry = self.sessions[session_id]
         entry.calls = {number: calls for number, calls in entry.calls.items() if number <= turns}
         if kept is not None and turns in entry.calls:
             entry.calls[turns] = [call for call in entry.calls[turns] if call.end <= kept]
+        entry.noted = {number: noted for number, noted in entry.noted.items() if number <= turns}
         self.append(Truncated(session_id, turns, kept))
 
     def closed(self, session_id: str, reason: str) -> None:
@@ -272,6 +282,9 @@ class SessionLog:
         entry.tools = json.loads(stored.tools)
         for number, turn in enumerate(stored.turns, start=1):
             _keep_calls(entry, number, calls_in(turn.details, len(turn.output)))
+            noted = noted_in(turn.details)
+            if noted is not None:
+                entry.noted[number] = noted
         entry.finished = {turn.turn_id: turn for turn in stored.finished}
         entry.requests = dict(stored.requests)
         self.sessions[stored.id] = entry
@@ -285,12 +298,15 @@ class SessionLog:
         turn: FinishedTurn,
         number: int = 0,
         details: str = "",
+        noted: NotedTurn | None = None,
     ) -> None:
         """Turn `number` of a session was committed; its result can be replayed once it is durable."""
         entry = self.sessions[session_id]
         self.append(Ended(session_id, tokens, turn, details))
         if turn.answer is not None:
             _keep_calls(entry, number, [call for call in turn.answer.calls if call.outcome == COMPLETE])
+        if noted is not None:
+            entry.noted[number] = noted
         entry.unwritten.add(turn.turn_id)
 
         def written() -> None:

@@ -55,6 +55,7 @@ class TurnStream:
         "grammar",
         "input_first",
         "logprobs",
+        "note",
         "pieces",
         "prompt_logprobs",
         "reader",
@@ -80,6 +81,8 @@ class TurnStream:
 
         `grammar` is kept for the journal; what enforces it is the `constraint`.
         """
+        self.note: str | None = None
+        """Text of the turn's client that is kept with the turn."""
         self.sampling = sampling
         self.grammar = grammar
         self.constraint = constraint

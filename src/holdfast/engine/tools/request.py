@@ -54,12 +54,16 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools of one request. `named` is the tool that must be called, where one must."""
+    """The tools of one request. `named` is the tool that must be called, where one must.
+
+    `allowed` are the names of those that may be called, where not all may: the others are only described.
+    """
 
     offered: tuple[Tool, ...]
     mode: Mode = Mode.AUTO
     named: str = ""
     parallel: bool = True
+    allowed: frozenset[str] | None = None
 
     @property
     def callable_tools(self) -> tuple[Tool, ...]:
@@ -68,6 +72,8 @@ class Tools:
             return ()
         if self.mode is Mode.NAMED:
             return tuple(tool for tool in self.offered if tool.name == self.named)
+        if self.allowed is not None:
+            return tuple(tool for tool in self.offered if tool.name in self.allowed)
         return self.offered
 
     def for_parser(self) -> OfferedTools:
@@ -80,8 +86,8 @@ def read_tools(tools: object, choice: object = None, parallel: object = None) ->
     offered = _read_offered(tools)
     if parallel is not None and not isinstance(parallel, bool):
         raise ToolsRefused("parallel_tool_calls", "must be true or false")
-    mode, named = _read_choice(choice, offered)
-    return Tools(offered, mode, named, parallel=parallel is not False)
+    mode, named, allowed = _read_choice(choice, offered)
+    return Tools(offered, mode, named, parallel is not False, allowed)
 
 
 def _read_offered(tools: object) -> tuple[Tool, ...]:
@@ -125,24 +131,44 @@ def _read_tool(tool: object, where: str) -> Tool:
     return Tool(name, description, parameters, strict is True)
 
 
-def _read_choice(choice: object, offered: tuple[Tool, ...]) -> tuple[Mode, str]:
+def _read_choice(choice: object, offered: tuple[Tool, ...]) -> tuple[Mode, str, frozenset[str] | None]:
     if choice is None:
-        return (Mode.AUTO if offered else Mode.NONE), ""
+        return (Mode.AUTO if offered else Mode.NONE), "", None
     if choice == "none":
-        return Mode.NONE, ""
+        return Mode.NONE, "", None
     if not offered:
         raise ToolsRefused("tool_choice", "needs tools")
     if choice in ("auto", "required"):
-        return Mode(choice), ""
+        return Mode(choice), "", None
     if not isinstance(choice, Mapping):
         raise ToolsRefused("tool_choice", "must be 'auto', 'none', 'required' or name a function")
+    if choice.get("type") == "allowed_tools":
+        return _read_allowed(choice.get("allowed_tools"), offered)
     if choice.get("type") != "function":
-        raise ToolsRefused("tool_choice.type", "must be 'function'")
+        raise ToolsRefused("tool_choice.type", "must be 'function' or 'allowed_tools'")
     function = choice.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
     if name not in {tool.name for tool in offered}:
         raise ToolsRefused("tool_choice.function.name", f"{name!r} is not the name of a tool")
-    return Mode.NAMED, str(name)
+    return Mode.NAMED, str(name), None
+
+
+def _read_allowed(given: object, offered: tuple[Tool, ...]) -> tuple[Mode, str, frozenset[str]]:
+    """OpenAI's choice among some of the tools."""
+    where = "tool_choice.allowed_tools"
+    if not isinstance(given, Mapping) or given.get("mode") not in ("auto", "required"):
+        raise ToolsRefused(f"{where}.mode", "must be 'auto' or 'required'")
+    listed = given.get("tools")
+    if not isinstance(listed, Sequence) or isinstance(listed, str) or not listed:
+        raise ToolsRefused(f"{where}.tools", "must be an array of tools")
+    known, allowed = {tool.name for tool in offered}, set()
+    for place, tool in enumerate(listed):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if name not in known:
+            raise ToolsRefused(f"{where}.tools[{place}]", "is not the name of a tool")
+        allowed.add(str(name))
+    return Mode(given["mode"]), "", frozenset(allowed)
 
 
 def parameter_types(schema: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:

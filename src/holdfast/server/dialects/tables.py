@@ -36,6 +36,7 @@ __all__ = [
     "DIALECTS",
     "GENERATE",
     "REALTIME",
+    "RESPONSES",
     "SESSIONS",
     "TOP_LOGPROBS_MAX",
     "Dialect",
@@ -221,6 +222,53 @@ COMPLETIONS = Dialect(
 )
 
 
+RESPONSES = Dialect(
+    "OpenAI responses",
+    FieldTable(
+        Sampling,
+        "ResponseBody",
+        (
+            Row("max_tokens", "max_output_tokens"),
+            *same("min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+            *same("frequency_penalty", "presence_penalty", "logit_bias", "seed", "stop", "stop_token_ids"),
+            *same("ignore_eos", "skip_special_tokens"),
+            Absent("n", "is not supported here: a response is one answer; fork it with previous_response_id"),
+            Elsewhere("logprobs", "top_logprobs"),
+            Absent("prompt_logprobs", NOT_BUILT),
+            Absent("keep_stop", NOT_BUILT, ("include_stop_str_in_output", "no_stop_trim")),
+        ),
+        nullable=True,
+        other_names={"messages": "input"},
+    ),
+    FieldTable(
+        TurnOptions,
+        "ResponseBody",
+        (
+            *same("on_abort", "timeout"),
+            Absent("append_history", "is not supported here: items are always appended"),
+        ),
+        nullable=True,
+    ),
+    FieldTable(
+        AnswerOptions,
+        "ResponseBody",
+        (
+            Elsewhere("constraint", "text.format"),
+            Elsewhere("tools", "tools"),
+            Elsewhere("tool_choice", "tool_choice"),
+            *same("parallel_tool_calls", "thinking", "thinking_tokens"),
+            Elsewhere("reasoning_effort", "reasoning.effort"),
+            *same("chat_template_kwargs"),
+            Absent("separate_reasoning", "is not supported here: reasoning is always separate"),
+            Absent("stream_reasoning", "is not supported here: reasoning is always streamed"),
+            *same("expect_return_seconds"),
+        ),
+        nullable=True,
+    ),
+    Unknown.IGNORED,
+)
+
+
 # --- SGLang ---------------------------------------------------------------------------------------
 
 GENERATE = Dialect(
@@ -319,7 +367,7 @@ REALTIME = Dialect(
     Unknown.REFUSED,
 )
 
-DIALECTS = (SESSIONS, REALTIME, CHAT, COMPLETIONS, GENERATE)
+DIALECTS = (SESSIONS, REALTIME, CHAT, COMPLETIONS, RESPONSES, GENERATE)
 
 
 def why_unknown(path: str) -> str:

@@ -22,7 +22,7 @@ from holdfast.engine.turn_spec import TurnSpec
 from holdfast.engine.verbs import Verbs, never_spent
 from holdfast.server.link import wire
 from holdfast.server.link.reports import SURVEYS, Surveys
-from holdfast.server.link.results import CallReply, Outbox, TurnReply
+from holdfast.server.link.results import CallReply, Outbox, TurnReply, noted_turns
 from holdfast.server.link.rounds import Spent
 from holdfast.server.link.wire import Question
 
@@ -60,6 +60,8 @@ class EngineCommands:
                 verbs.open(self._reply(call), name, *about)
             case wire.CloseSession(call=call, session=name):
                 verbs.close(self._reply(call), name)
+            case wire.UpdateSession(call=call, session=name):
+                verbs.update(self._reply(call), name, command.metadata)
             case wire.Interrupt(call=call, session=name):
                 verbs.interrupt(self._reply(call), name, command.keep, command.turn, command.request_id)
             case wire.Rewind(call=call, session=name):
@@ -111,6 +113,7 @@ class EngineCommands:
                 answer=answer,
                 expect_return=command.expect_return,
                 tools=command.tools,
+                note=command.note,
             ),
         )
 
@@ -190,6 +193,8 @@ class EngineCommands:
         assert command.name is not None, f"{command.what} is asked of a session"
         if command.what == Question.LEASED:
             return leased_units(loop, command.name)
+        if command.what == Question.TURNS:
+            return noted_turns(loop, loop.scheduler.registry.find(command.name), command.names)
         assert command.what == Question.SESSION, f"{command.what} is a report"
         return session_report(loop, loop.scheduler.registry.find(command.name))
 

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from holdfast.core.events import Event, EventKind
 from holdfast.core.session import Session
 from holdfast.core.turn import Turn
@@ -22,7 +24,7 @@ from holdfast.engine.tools.events import Event as AnswerEvent
 from holdfast.engine.turn_spec import HistoryRefused
 from holdfast.server.link import wire
 
-__all__ = ["CallReply", "Outbox", "TurnReply", "view"]
+__all__ = ["CallReply", "Outbox", "TurnReply", "noted_turns", "view"]
 
 
 class Outbox:
@@ -273,6 +275,29 @@ def view(session: Session, session_log: SessionLog) -> wire.SessionView:
     last = tokens[len(tokens) - 1] if len(tokens) else None
     calls = [_call_fields(call) for call in session_log.calls_of(session.id, turns)]
     return wire.SessionView(session.id, session.sequence.known, last, turns, calls)
+
+
+def noted_turns(loop: EngineLoop, session: Session, names: Sequence[str]) -> list[wire.NotedTurn]:
+    """The turns of a session that have notes, in order; only those in `names`, if there are any."""
+    entry, turns = loop.session_log.sessions.get(session.id), len(session.boundaries)
+    found = {} if entry is None else entry.noted
+    return [
+        wire.NotedTurn(
+            number,
+            noted.turn_id,
+            noted.note,
+            noted.outcome,
+            noted.reason,
+            noted.text,
+            noted.prompt_tokens,
+            noted.cached_tokens,
+            noted.completion_tokens,
+            None if noted.answer is None else answer_parts(noted.answer),
+            is_last=number == turns,
+        )
+        for number, noted in sorted(found.items())
+        if not names or noted.turn_id in names
+    ]
 
 
 def _call_fields(call: StoredCall) -> wire.CallFields:

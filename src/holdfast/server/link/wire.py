@@ -90,6 +90,8 @@ class StartTurn(msgspec.Struct, tag="start", frozen=True):
     """Seconds until the client is expected back after this turn, with a tool's result."""
     tools: list[dict[str, Any]] | None = None
     """With a session's first turn: the session's tools from now on; None leaves them as they are."""
+    note: str | None = None
+    """Text of the API process's own, kept with the turn and in the journal: what a dialect shows of it."""
 
 
 class EndTurn(msgspec.Struct, tag="end", frozen=True):
@@ -143,6 +145,14 @@ class CloseSession(msgspec.Struct, tag="close", frozen=True):
     session: str
 
 
+class UpdateSession(msgspec.Struct, tag="update", frozen=True):
+    """Replace a session's metadata."""
+
+    call: int
+    session: str
+    metadata: dict[str, Any]
+
+
 class MoveSession(msgspec.Struct, tag="move", frozen=True):
     """Move an idle session's memory to `host` or `disk`, the nearest of them (None), or the `device`."""
 
@@ -159,12 +169,14 @@ class Question(StrEnum):
     SESSIONS = "sessions"
     SESSION = "session"
     LEASED = "leased"
+    TURNS = "turns"
     FLUSH = "flush"
 
 
 class Ask(msgspec.Struct, tag="ask", frozen=True):
     """A question: `memory` (of all, or as tenant `name` may see it), `picture`, `session` and `leased` (of
-    session `name`), `sessions` (of `names`), `flush`."""
+    session `name`), `turns` (of session `name`: those with notes, or those in `names` alone), `sessions` (of
+    `names`), `flush`."""
 
     call: int
     what: Question
@@ -190,6 +202,7 @@ Command = (
     | Rewind
     | Fork
     | CloseSession
+    | UpdateSession
     | MoveSession
     | Ask
     | Stop
@@ -283,6 +296,25 @@ class Unable(msgspec.Struct, tag="unable", frozen=True):
 
     message: str
     model: bool = False
+
+
+class NotedTurn(msgspec.Struct, frozen=True):
+    """A turn of a session that was given a note: the note, and the result as it ended.
+
+    `number` counts the session's turns from 1; `is_last` if no turn has followed.
+    """
+
+    number: int
+    name: str
+    note: str
+    outcome: str
+    reason: str
+    text: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    answer: AnswerParts | None = None
+    is_last: bool = False
 
 
 class Done(msgspec.Struct, tag="done", frozen=True):

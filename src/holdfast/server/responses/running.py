@@ -1,0 +1,148 @@
+"""Responses in flight: a task reads each turn, whoever listens, and keeps its events for those who come back.
+
+`Running.read` gives the events from any sequence number on, as they come; `ended` is set after the last. The
+events of background responses are kept for a while after the end (`Recent`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from holdfast.server.http.problems import Problem, turn_failed
+from holdfast.server.link import wire
+from holdfast.server.link.engine_client import TurnFeed
+from holdfast.server.responses.events import Event, ResponseEvents, Spell
+from holdfast.server.responses.form import Note, output_of, response_object, result_of, status_of
+from holdfast.server.responses.ids import Place
+
+__all__ = ["Recent", "Running"]
+
+RECENT_MAX = 256
+
+Finish = Callable[["Running", "wire.NotedTurn | None"], Awaitable[None]]
+
+
+class Running:
+    """One response whose turn was started."""
+
+    def __init__(self, tenant: str, place: Place, note: Note, feed: TurnFeed, spell: Spell) -> None:
+        self.tenant = tenant
+        self.place = place
+        self.note = note
+        self.feed = feed
+        self.background = False
+        self.problem: Problem | None = None
+        """Why the turn failed, or was lost."""
+        self.shown: dict[str, Any] | None = None
+        """The response as it ended."""
+        self.ended = asyncio.Event()
+        self._events = ResponseEvents(place.key, note, spell)
+        self._spell = spell
+        self._log: list[Event] = []
+        self._news = asyncio.Event()
+        self._speaks = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The tenant, and the key of the response."""
+        return self.tenant, self.place.key
+
+    def current(self) -> dict[str, Any]:
+        """The response as it is now."""
+        if self.shown is not None:
+            return self.shown
+        status = "queued" if self.background and not self._speaks else "in_progress"
+        return response_object(self.place.response_id, self.note, status, [])
+
+    async def run(self, streams: bool, finish: Finish) -> None:
+        """Read the turn to its end. `finish` is awaited before the end is told."""
+        try:
+            if streams:
+                self._publish(self._events.opening(self.background))
+            async for delta in self.feed.deltas():
+                self._speaks = True
+                if streams:
+                    self._publish(self._events.of(delta))
+            end = self.feed.end
+            assert end is not None, "a turn has an end"
+            result = result_of(end)
+            if end.outcome == "failed":
+                self.problem = turn_failed(end.reason)
+            await finish(self, result)
+            self._end(result, streams, end.logprobs)
+        except Problem as problem:
+            self.problem = problem
+            await finish(self, None)
+            events, self.shown = self._events.failed(self._error())
+            self._publish(events if streams else [])
+        finally:
+            self.ended.set()
+            self._publish([])
+
+    def _end(self, result: wire.NotedTurn, streams: bool, logprobs: list[wire.Logprob] | None) -> None:
+        error = None if self.problem is None else self._error()
+        if streams:
+            events, self.shown = self._events.closing(result, error)
+            self._publish(events)
+            return
+        status = status_of(result)
+        output = output_of(self.place.key, result, self.note, self._spell(logprobs))
+        output = [] if status == "failed" else output
+        self.shown = response_object(self.place.response_id, self.note, status, output, result, error)
+
+    def _error(self) -> dict[str, Any]:
+        assert self.problem is not None, "a response fails for a reason"
+        return {"code": "server_error", "message": self.problem.message}
+
+    def _publish(self, events: list[Event]) -> None:
+        self._log += events
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def read(self, after: int | None = None) -> AsyncIterator[Event]:
+        """The events that follow sequence number `after`."""
+        place = 0 if after is None else after + 1
+        while True:
+            news = self._news
+            while place < len(self._log):
+                yield self._log[place]
+                place += 1
+            if self.ended.is_set() and place >= len(self._log):
+                return
+            await news.wait()
+
+    @property
+    def streamed(self) -> bool:
+        """Whether its events were kept."""
+        return bool(self._log)
+
+    async def result(self) -> dict[str, Any]:
+        """The response as it ended; raises the problem if it failed."""
+        await self.ended.wait()
+        if self.problem is not None:
+            raise self.problem
+        assert self.shown is not None, "a response that has ended is known"
+        return self.shown
+
+
+class Recent:
+    """The last background responses, and those that left no turn behind, after their end."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], Running] = {}
+
+    def add(self, running: Running) -> None:
+        """Keep one; the oldest is forgotten."""
+        self._kept[running.key] = running
+        while len(self._kept) > RECENT_MAX:
+            del self._kept[next(iter(self._kept))]
+
+    def get(self, key: tuple[str, str]) -> Running | None:
+        """One that is still known."""
+        return self._kept.get(key)
+
+    def drop(self, key: tuple[str, str]) -> bool:
+        """Forget one; whether it was known."""
+        return self._kept.pop(key, None) is not None
