@@ -302,7 +302,12 @@ def test_values_have_room_for_a_whole_context() -> None:
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
 BEGIN, END = "<!-- limits:begin -->", "<!-- limits:end -->"
-CALLS = {"OpenSessionBody": "/open_session", "CompletionBody": "/v1/completions", "StormBody": "/v1/storm"}
+CALLS = {
+    "OpenSessionBody": "/open_session",
+    "CompletionBody": "/v1/completions",
+    "MessageBlock": "/v1/messages",
+    "StormBody": "/v1/storm",
+}
 
 
 def drawn() -> str:

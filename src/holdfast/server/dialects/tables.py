@@ -35,6 +35,7 @@ __all__ = [
     "COMPLETION_TOKENS",
     "DIALECTS",
     "GENERATE",
+    "MESSAGES",
     "REALTIME",
     "SESSIONS",
     "TOP_LOGPROBS_MAX",
@@ -213,6 +214,60 @@ COMPLETIONS = Dialect(
 )
 
 
+# --- Anthropic ------------------------------------------------------------------------------------
+
+_CHAT_ONLY = "is not supported here: use /v1/chat/completions"
+
+MESSAGES = Dialect(
+    "Anthropic messages",
+    FieldTable(
+        Sampling,
+        "MessagesBody",
+        (
+            *same("max_tokens", "temperature", "top_p", "top_k"),
+            Row("stop", "stop_sequences", kind=list[str]),
+            *(
+                Absent(field, _CHAT_ONLY)
+                for field in (
+                    *("min_tokens", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
+                    *("logit_bias", "seed", "stop_token_ids", "ignore_eos", "n", "logprobs"),
+                    *("prompt_logprobs", "skip_special_tokens", "keep_stop"),
+                )
+            ),
+        ),
+        nullable=True,
+        other_names={"input": "messages"},
+    ),
+    FieldTable(
+        TurnOptions,
+        "MessagesBody",
+        tuple(Absent(field, _CHAT_ONLY) for field in ("on_abort", "timeout", "append_history")),
+        nullable=True,
+    ),
+    FieldTable(
+        AnswerOptions,
+        "MessagesBody",
+        (
+            # One field of Anthropic's stands for two of ours: `routes/messages_body.py` reads them.
+            Elsewhere("constraint", "output_config"),
+            Elsewhere("reasoning_effort", "output_config"),
+            Elsewhere("tools", "tools"),
+            Elsewhere("tool_choice", "tool_choice"),
+            Elsewhere("parallel_tool_calls", "tool_choice"),
+            Elsewhere("thinking", "thinking"),
+            Elsewhere("thinking_tokens", "thinking"),
+            *(
+                Absent(field, _CHAT_ONLY)
+                for field in ("chat_template_kwargs", "separate_reasoning", "stream_reasoning")
+            ),
+            Absent("expect_return_seconds", _CHAT_ONLY),
+        ),
+        nullable=True,
+    ),
+    Unknown.IGNORED,
+)
+
+
 # --- SGLang ---------------------------------------------------------------------------------------
 
 GENERATE = Dialect(
@@ -312,7 +367,7 @@ REALTIME = Dialect(
     Unknown.REFUSED,
 )
 
-DIALECTS = (SESSIONS, REALTIME, CHAT, COMPLETIONS, GENERATE)
+DIALECTS = (SESSIONS, REALTIME, CHAT, COMPLETIONS, MESSAGES, GENERATE)
 
 
 def why_unknown(path: str) -> str:

@@ -33,7 +33,7 @@ from holdfast.server.service import Service
 from holdfast.server.sessions import new_name
 from holdfast.server.turn_request import Input, TurnAsked
 
-__all__ = ["router"]
+__all__ = ["require_model", "router"]
 
 router = APIRouter(tags=["openai"])
 
@@ -121,7 +121,7 @@ def _unknown_model() -> Problem:
     return Problem(404, "model_not_found", "this server serves another model; see /v1/models", "model")
 
 
-def _require_model(service: Service, name: str | None) -> None:
+def require_model(service: Service, name: str | None) -> None:
     """Raise for the name of another model; empty and default names are accepted."""
     if name not in (None, "", "default", service.model_name, service.facts.path):
         raise _unknown_model()
@@ -131,7 +131,7 @@ def _require_model(service: Service, name: str | None) -> None:
 async def chat(request: Request) -> Response:
     service, caller = service_of(request), caller_of(request)
     body = await body_of(request, CHAT_BODY.read)
-    _require_model(service, body.model)
+    require_model(service, body.model)
     body.check()
     if not service.prompts.chats:
         raise bad_field("messages", "this model has no chat template; use /v1/completions")
@@ -160,7 +160,7 @@ async def chat(request: Request) -> Response:
 async def completions(request: Request) -> Response:
     service, caller = service_of(request), caller_of(request)
     body = await body_of(request, COMPLETION_BODY.read)
-    _require_model(service, body.model)
+    require_model(service, body.model)
     body.check()
     defaults = {} if body.session_id is not None else {"max_tokens": COMPLETION_TOKENS}
     sampling = COMPLETIONS.sampling.read(body, **defaults)
