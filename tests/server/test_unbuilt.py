@@ -28,6 +28,12 @@ DIALECTS: dict[str, tuple[str, Body, str, dict[str, Any]]] = {
         "",
         {"session_id": None, "best_of": 1, "add_special_tokens": True},
     ),
+    "messages": (
+        "/v1/messages",
+        {"messages": [USER], **BRIEF},
+        "",
+        {"session_id": None, "add_special_tokens": None},
+    ),
     "stream options": (
         "/v1/chat/completions",
         {"messages": [USER], "stream": True, **BRIEF},
@@ -48,6 +54,7 @@ DIALECTS: dict[str, tuple[str, Body, str, dict[str, Any]]] = {
 BUILT = {
     "chat": {"session_id", *(row.written for row in CHAT.answer.rows)},
     "completions": {"session_id", "best_of", *(row.written for row in COMPLETIONS.answer.rows)},
+    "messages": {"tools", "tool_choice", "thinking"},
     "stream options": set[str](),
     "generate": {"input_ids", "session_params", "rid"},
     "native sampling": {"no_stop_trim", *(row.written for row in GENERATE.answer.rows)},

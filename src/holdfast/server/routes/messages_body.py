@@ -202,7 +202,8 @@ def _constraint(given: MessageFormat, place: str) -> Constraint:
 
 def _require_no_edits(given: dict[str, Any] | None) -> None:
     """Raise for edits of the context that would clear something."""
-    for edit in (given or {}).get("edits") or ():
+    edits = (given or {}).get("edits") or []
+    for edit in edits if isinstance(edits, list) else [edits]:
         if not (
             isinstance(edit, dict)
             and edit.get("type") == "clear_thinking_20251015"

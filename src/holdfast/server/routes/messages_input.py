@@ -308,6 +308,6 @@ def _opened(signature: str | None, place: str) -> str:
     if signature is None or not signature.startswith(SEALED):
         return ""
     try:
-        return base64.urlsafe_b64decode(signature.removeprefix(SEALED)).decode()
+        return base64.b64decode(signature.removeprefix(SEALED), altchars=b"-_", validate=True).decode()
     except ValueError:
         raise bad_field(f"{place}.signature", "is not one that this server made") from None
