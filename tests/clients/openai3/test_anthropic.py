@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -11,6 +14,7 @@ import pytest
 from anthropic import Anthropic, AsyncAnthropic, beta_tool
 
 from tests.clients.recording import Recorder
+from tests.clients.restarting import ROOT, serving
 from tests.clients.travel import (
     PRICE_PARAMETERS,
     QUESTION,
@@ -203,3 +207,26 @@ def test_the_asynchronous_client(recorder: Recorder) -> None:
             return list(await asyncio.gather(*map(ask, ("Rome", "Oslo", "Paris"))))
 
     assert all(asyncio.run(run())) and recorder.refused == []
+
+
+def test_a_conversation_goes_on_after_a_restart_of_the_server(tmp_path: Path, tools: Tools) -> None:
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    for choice in (named("weather"), {"type": "none"}):
+        with serving(tmp_path) as url:
+            client = Anthropic(base_url=url, api_key="none", max_retries=0)
+            answer = client.messages.create(messages=messages, tools=[WEATHER], tool_choice=choice, **PLAIN)
+        if answer.stop_reason == "tool_use":
+            messages += [answer.to_param(), results(answer, tools)]
+    assert len(tools.calls) == 1 and calls_of(answer) == [] and answer.content
+
+
+def test_the_examples_of_the_documentation_run(
+    recorder: Recorder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "messages.md").read_text().replace("http://127.0.0.1:8000", recorder.url)
+    (example,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    exec(compile(example, "messages.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("tool_use weather {")
+    command, _ = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    said = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+    assert json.loads(said)["type"] == "message" and recorder.refused == []
