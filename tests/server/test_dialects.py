@@ -32,6 +32,7 @@ from holdfast.server.dialects.tables import (
     COMPLETIONS,
     DIALECTS,
     GENERATE,
+    MESSAGES,
     REALTIME,
     RESPONSES,
     SESSIONS,
@@ -42,6 +43,8 @@ from holdfast.server.dialects.turn_options import TurnOptions
 from holdfast.server.http.bodies import decode_json
 from holdfast.server.http.problems import Problem
 from holdfast.server.routes import (
+    messages,
+    messages_body,
     openai,
     realtime_messages,
     responses_body,
@@ -106,6 +109,7 @@ BODIES: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     CHAT.name: (openai.CHAT_BODY.read, {"messages": []}),
     COMPLETIONS.name: (openai.COMPLETION_BODY.read, {"prompt": "x"}),
     RESPONSES.name: (responses_body.RESPONSE_BODY.read, {"input": "x"}),
+    MESSAGES.name: (messages_body.MESSAGES_BODY.read, {"messages": []}),
     GENERATE.name: (sglang_body.GENERATE_BODY.read, {"text": "x"}),
     SESSIONS.name: (sessions.TURN.read, {"input": "x"}),
     REALTIME.name: (realtime_messages.COMMIT.read, {"type": "input.commit"}),
@@ -287,6 +291,9 @@ def assert_told(dialect: Dialect, table: FieldTable[Any], entry: Elsewhere) -> N
     if table.declaration is not Sampling:
         return  # Only sampling is checked by its declaration.
     empty = decoded(dialect, {table.prefix.rstrip("."): {}}, table.prefix)
+    assert table.names(empty)[entry.field] == entry.name
+    if table.declaration is not Sampling:
+        return  # Only sampling checks its values when it is made.
     with pytest.raises(Problem) as caught:
         table.read(empty, **{entry.field: -1})
     assert (caught.value.param, caught.value.message.split()[0]) == (entry.name, entry.name)
@@ -321,7 +328,9 @@ def test_null_is_as_good_as_left_out_where_the_dialect_says_so() -> None:
 
 
 def properties(component: str) -> dict[str, Any]:
-    assert sglang.router.routes, "routes describe their bodies when they are imported"
+    assert sglang.router.routes and messages.router.routes, (
+        "routes describe their bodies when they are imported"
+    )
     found: dict[str, Any] = schema.components()[component]["properties"]
     return found
 
@@ -352,7 +361,7 @@ def described_parts(shown: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "request-fields.md"
 BEGIN, END = "<!-- fields:begin -->", "<!-- fields:end -->"
-SHOWN = (CHAT, COMPLETIONS, RESPONSES, GENERATE, SESSIONS, REALTIME)
+SHOWN = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, GENERATE, SESSIONS, REALTIME)
 
 
 def entry_shown(table: FieldTable[Any], field: Declared) -> str:

@@ -206,14 +206,15 @@ def test_an_origin_that_cannot_be_read_is_refused(echo: Server, origin: str) -> 
     )
 
 
-def test_allowed_pages_may_send_what_openai_s_client_sends(serve: Serve) -> None:
+def test_allowed_pages_may_send_what_openai_s_and_anthropic_s_clients_send(serve: Serve) -> None:
     page = "https://app.example"
     server = serve("echo", "--cors-origin", page)
     sent = (
         "accept, authorization, content-type, idempotency-key, openai-beta, openai-organization, "
         "openai-project, user-agent, x-request-id, x-stainless-arch, x-stainless-helper-method, "
         "x-stainless-lang, x-stainless-os, x-stainless-package-version, x-stainless-retry-count, "
-        "x-stainless-runtime, x-stainless-runtime-version, x-stainless-timeout"
+        "x-stainless-runtime, x-stainless-runtime-version, x-stainless-timeout, anthropic-beta, "
+        "anthropic-dangerous-direct-browser-access, anthropic-version, x-api-key, x-app"
     )
     for method in sorted({method for methods in all_routes().values() for method in methods} - {"WS"}):
         asked = {
@@ -234,6 +235,9 @@ def test_allowed_pages_may_send_what_openai_s_client_sends(serve: Serve) -> None
         "/v1/chat/completions", body, headers={"Origin": page, "Sec-Fetch-Site": "cross-site"}
     )
     assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == page
+    message = server.post("/v1/messages", {**body, "max_tokens": 4}, headers={"Origin": page})
+    assert message.status_code == 200 and message.headers["access-control-allow-origin"] == page
+    assert "request-id" in message.headers["access-control-expose-headers"].split(", ")
     with Talk(server, origin=page) as talk:
         assert talk.open()["turns"] == 0
 

@@ -306,6 +306,7 @@ CALLS = {
     "OpenSessionBody": "/open_session",
     "CompletionBody": "/v1/completions",
     "ResponseBody": "/v1/responses",
+    "MessageBlock": "/v1/messages",
     "StormBody": "/v1/storm",
 }
 

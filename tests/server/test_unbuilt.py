@@ -40,6 +40,12 @@ DIALECTS: dict[str, tuple[str, Body, str, dict[str, Any]]] = {
             "prompt_logprobs": None,
         },
     ),
+    "messages": (
+        "/v1/messages",
+        {"messages": [USER], **BRIEF},
+        "",
+        {"session_id": None, "add_special_tokens": None},
+    ),
     "stream options": (
         "/v1/chat/completions",
         {"messages": [USER], "stream": True, **BRIEF},
@@ -70,6 +76,7 @@ BUILT = {
         "prompt_logprobs",
         *(row.written for row in COMPLETIONS.answer.rows),
     },
+    "messages": {"tools", "tool_choice", "thinking"},
     "stream options": set[str](),
     "generate": {"input_ids", "session_params", "rid"},
     "native sampling": {"no_stop_trim", *(row.written for row in GENERATE.answer.rows)},

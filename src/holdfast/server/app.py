@@ -18,6 +18,7 @@ from starlette.websockets import WebSocket
 
 from holdfast import __version__
 from holdfast.server.http.answers import json_answer
+from holdfast.server.http.error_forms import error_body
 from holdfast.server.http.keys import Keys
 from holdfast.server.http.middleware import RequestMiddleware
 from holdfast.server.http.problems import Problem, internal_error
@@ -26,6 +27,7 @@ from holdfast.server.responses.store import ResponseStore
 from holdfast.server.routes import (
     conversations,
     live,
+    messages,
     openai,
     realtime,
     responses,
@@ -35,6 +37,7 @@ from holdfast.server.routes import (
     tokenize,
     web,
 )
+from holdfast.server.routes.access import request_id_of
 from holdfast.server.routes.realtime_channel import Channels
 from holdfast.server.routes.schema import components
 from holdfast.server.routes.sglang_sessions import Native
@@ -50,6 +53,7 @@ ROUTE_MODULES = (
     openai,
     responses,
     conversations,
+    messages,
     tokenize,
     sessions,
     realtime,
@@ -99,13 +103,13 @@ def build_app(service: Service, keys: Keys, draining: Callable[[], bool]) -> ASG
     app.openapi = described  # type: ignore[method-assign]
     guarded: ASGIApp = RequestMiddleware(app, keys, service.options, draining)
     if service.options.cors_origin:
-        # Any header is allowed: OpenAI's client alone sends a dozen of its own.
+        # Any header is allowed: OpenAI's and Anthropic's clients send a dozen of their own.
         guarded = CORSMiddleware(
             guarded,
             allow_origins=list(service.options.cors_origin),
             allow_methods=sorted({method for methods in all_routes().values() for method in methods}),
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "request-id", "retry-after"],
         )
     return guarded
 
@@ -122,10 +126,15 @@ def all_routes() -> dict[str, set[str]]:
     return found
 
 
-async def _problem(_request: Request, error: Exception) -> Response:
+async def _problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, Problem)
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
-    return json_answer(error.body(), error.status, headers)
+    return _refusal(request, error, headers)
+
+
+def _refusal(request: Request, problem: Problem, headers: dict[str, str]) -> Response:
+    body = error_body(problem, request.scope["path"], request_id_of(request))
+    return json_answer(body, problem.status, headers)
 
 
 async def _no_socket(websocket: WebSocket) -> None:
@@ -134,9 +143,9 @@ async def _no_socket(websocket: WebSocket) -> None:
     await websocket.send_denial_response(json_answer(problem.body(), problem.status))
 
 
-async def _mistake(_request: Request, _error: Exception) -> Response:
+async def _mistake(request: Request, _error: Exception) -> Response:
     """An unexpected exception: the middleware logs it, the client gets no details."""
-    return json_answer(internal_error().body(), 500)
+    return _refusal(request, internal_error(), {})
 
 
 async def _http_problem(request: Request, error: Exception) -> Response:
@@ -149,8 +158,7 @@ async def _http_problem(request: Request, error: Exception) -> Response:
     elif error.status_code == 405:
         headers["Allow"] = allowed = ", ".join(sorted(_methods(request)))
         message = f"{_shown(request.scope['path'])} takes {allowed}, not this method"
-    problem = Problem(error.status_code, code, message)
-    return json_answer(problem.body(), error.status_code, headers)
+    return _refusal(request, Problem(error.status_code, code, message), headers)
 
 
 def nowhere(path: str, method: str) -> str:

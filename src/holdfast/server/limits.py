@@ -20,7 +20,7 @@ from holdfast.core.tokens import TOKEN_MAX
 from holdfast.engine.fields import INTEGER_MAX, Bound
 from holdfast.engine.sampling import CHOICES_MAX, LOGPROBS_MAX
 from holdfast.engine.tools.request import TOOLS_MAX
-from holdfast.server.dialects.answer_options import GRAMMAR
+from holdfast.server.dialects.answer_options import GRAMMAR, TOOLS
 from holdfast.server.dialects.tables import DIALECTS
 from holdfast.server.http.problems import Problem, bad_field
 
@@ -145,6 +145,22 @@ LIMITS: tuple[Limit, ...] = (
         "*.tool_calls", Bound(entries=TOOLS_MAX, size=CALLS_BYTES_MAX, depth=METADATA_DEPTH_MAX), "512, 1 MiB"
     ),
     Limit("*.tool_call_id", Bound(characters=WORD_CHARACTERS_MAX), "1,024 characters"),
+    Limit("*.tool_use_id", Bound(characters=WORD_CHARACTERS_MAX), "1,024 characters"),
+    Limit(
+        "MessageBlock.input", Bound(size=CALLS_BYTES_MAX, depth=METADATA_DEPTH_MAX), "1 MiB, nested 64 deep"
+    ),
+    Limit("*.input_schema", Bound(size=TOOLS.size, depth=TOOLS.depth), "1 MiB, nested 72 deep"),
+    Limit("*.schema", GRAMMAR, _words(GRAMMAR)),
+    Limit("*.description", Bound(characters=CALLS_BYTES_MAX), "1,048,576 characters"),
+    Limit("*.thinking", _TEXT, _FITS),
+    Limit("*.signature", _TEXT, _FITS),
+    Limit("*.data", _TEXT, _FITS),
+    Limit(
+        "*.context_management",
+        Bound(size=METADATA_BYTES_MAX, depth=METADATA_DEPTH_MAX),
+        "64 KiB, nested 64 deep",
+    ),
+    _numbers("*.budget_tokens", 1, INTEGER_MAX),
     Limit("*.role", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
     Limit("*.name", Bound(characters=WORD_CHARACTERS_MAX), "1,024 characters"),
     Limit("*.type", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["FIELDS", "HINTS", "MESSAGE_FIELDS", "NOT_BUILT", "Values"]
+__all__ = ["ANTHROPIC_FIELDS", "FIELDS", "HINTS", "MESSAGE_FIELDS", "NOT_BUILT", "Values"]
 
 Values = tuple[Any, ...]
 
@@ -159,6 +159,20 @@ FIELDS: dict[str, Values] = {
     **SERVING,
 }
 """Fields of a body or of its sampling, with the values besides `null` that ask for nothing."""
+
+ANTHROPIC_FIELDS: dict[str, Values] = {
+    "anthropic_beta": OFF,
+    "betas": OFF,
+    "compaction": OFF,
+    "container": OFF,
+    "diagnostics": (*OFF, {"previous_message_id": None}),
+    "fallback_credit_token": OFF,
+    "fallbacks": OFF,
+    "inference_geo": (*OFF, "global"),
+    "mcp_servers": OFF,
+    "speed": (*OFF, "standard"),
+}
+"""Fields of Anthropic's Messages, in the same way; `/v1/messages` refuses those above, too."""
 
 HINTS = frozenset(
     {

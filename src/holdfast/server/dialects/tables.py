@@ -35,6 +35,7 @@ __all__ = [
     "COMPLETION_TOKENS",
     "DIALECTS",
     "GENERATE",
+    "MESSAGES",
     "REALTIME",
     "RESPONSES",
     "SESSIONS",
@@ -80,6 +81,7 @@ class Dialect:
 
 _FEW_LOGPROBS = Bound(0, TOP_LOGPROBS_MAX)
 _NO_MESSAGES = "is not supported here: the input is not messages"
+_CHAT_ONLY = "is not supported here: use /v1/chat/completions"
 _NO_CHAT = "is not supported here: use /v1/chat/completions or /v1/sessions"
 
 
@@ -246,6 +248,7 @@ RESPONSES = Dialect(
         (
             *same("on_abort", "timeout"),
             Absent("append_history", "is not supported here: items are always appended"),
+            *(Absent(field, _CHAT_ONLY) for field in ("continue_final_message", "add_generation_prompt")),
         ),
         nullable=True,
     ),
@@ -262,6 +265,61 @@ RESPONSES = Dialect(
             Absent("separate_reasoning", "is not supported here: reasoning is always separate"),
             Absent("stream_reasoning", "is not supported here: reasoning is always streamed"),
             *same("expect_return_seconds"),
+        ),
+        nullable=True,
+    ),
+    Unknown.IGNORED,
+)
+
+
+# --- Anthropic ------------------------------------------------------------------------------------
+
+MESSAGES = Dialect(
+    "Anthropic messages",
+    FieldTable(
+        Sampling,
+        "MessagesBody",
+        (
+            *same("max_tokens", "temperature", "top_p", "top_k"),
+            Row("stop", "stop_sequences", kind=list[str]),
+            *(
+                Absent(field, _CHAT_ONLY)
+                for field in (
+                    *("min_tokens", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
+                    *("logit_bias", "seed", "stop_token_ids", "ignore_eos", "n", "logprobs"),
+                    *("prompt_logprobs", "skip_special_tokens", "keep_stop"),
+                )
+            ),
+        ),
+        nullable=True,
+        other_names={"input": "messages"},
+    ),
+    FieldTable(
+        TurnOptions,
+        "MessagesBody",
+        (
+            *(Absent(field, _CHAT_ONLY) for field in ("on_abort", "timeout", "append_history")),
+            *(Absent(field, _CHAT_ONLY) for field in ("continue_final_message", "add_generation_prompt")),
+        ),
+        nullable=True,
+    ),
+    FieldTable(
+        AnswerOptions,
+        "MessagesBody",
+        (
+            # One field of Anthropic's stands for two of ours: `routes/messages_body.py` reads them.
+            Elsewhere("constraint", "output_config"),
+            Elsewhere("reasoning_effort", "output_config"),
+            Elsewhere("tools", "tools"),
+            Elsewhere("tool_choice", "tool_choice"),
+            Elsewhere("parallel_tool_calls", "tool_choice"),
+            Elsewhere("thinking", "thinking"),
+            Elsewhere("thinking_tokens", "thinking"),
+            *(
+                Absent(field, _CHAT_ONLY)
+                for field in ("chat_template_kwargs", "separate_reasoning", "stream_reasoning")
+            ),
+            Absent("expect_return_seconds", _CHAT_ONLY),
         ),
         nullable=True,
     ),
@@ -367,7 +425,7 @@ REALTIME = Dialect(
     Unknown.REFUSED,
 )
 
-DIALECTS = (SESSIONS, REALTIME, CHAT, COMPLETIONS, RESPONSES, GENERATE)
+DIALECTS = (SESSIONS, REALTIME, CHAT, COMPLETIONS, RESPONSES, MESSAGES, GENERATE)
 
 
 def why_unknown(path: str) -> str:

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.server.http.bodies import too_large
 from holdfast.server.http.body_memory import BodyMemory
+from holdfast.server.http.error_forms import error_body, is_anthropic
 from holdfast.server.http.hosts import Hosts, foreign_page
 from holdfast.server.http.keys import Caller, Keys
 from holdfast.server.http.problems import Problem, bad_field, internal_error
@@ -99,6 +100,8 @@ class RequestMiddleware:
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 status = message["status"]
                 message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
+                if is_anthropic(scope["path"]):
+                    message["headers"].append((b"request-id", request_id.encode()))
                 if unread:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
@@ -109,10 +112,10 @@ class RequestMiddleware:
             scope.setdefault("state", {}).update(caller=caller, request_id=request_id, began=began)
             await self.app(scope, read, labelled)
         except Problem as problem:
-            await refuse(scope, labelled, problem, started=status != 0)
+            await refuse(scope, labelled, problem, request_id, started=status != 0)
         except Exception as error:
             log.error("request failed", exc_info=error, extra={"fields": {"request": request_id}})
-            await refuse(scope, labelled, internal_error(), started=status != 0)
+            await refuse(scope, labelled, internal_error(), request_id, started=status != 0)
         finally:
             self.bodies.give_back(caller.tenant, received)
         log.debug(
@@ -134,7 +137,9 @@ class RequestMiddleware:
         if caller is None:
             if not public:
                 raise Problem(
-                    401, "invalid_api_key", "this call needs a valid key: Authorization: Bearer KEY"
+                    401,
+                    "invalid_api_key",
+                    "this call needs a valid key: Authorization: Bearer KEY, or x-api-key: KEY",
                 )
             caller = Caller("", admin=False)
         if self._crosses_sites(scope, headers):
@@ -214,7 +219,7 @@ def _decoded(text: str) -> str | None:
         return None
 
 
-async def refuse(scope: Scope, send: Send, problem: Problem, started: bool) -> None:
+async def refuse(scope: Scope, send: Send, problem: Problem, request_id: str, *, started: bool) -> None:
     """Answer with a problem, unless an answer has been started."""
     if started:
         return
@@ -224,7 +229,7 @@ async def refuse(scope: Scope, send: Send, problem: Problem, started: bool) -> N
     if problem.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     prefix = "websocket.http.response" if scope["type"] == "websocket" else "http.response"
-    body = msgspec.json.encode(problem.body())
+    body = msgspec.json.encode(error_body(problem, scope["path"], request_id))
     headers.append((b"content-length", str(len(body)).encode()))
     await send({"type": f"{prefix}.start", "status": problem.status, "headers": headers})
     await send({"type": f"{prefix}.body", "body": body})
