@@ -137,7 +137,9 @@ class Settings:
         answer = self.answer.changed(fields, "session")
         names = dict.fromkeys((*ECHOED, *ECHOED_BETA))
         given = {name: getattr(fields, name) for name in names if getattr(fields, name) is not UNSET}
-        self.answer, self.echoed = answer, _merged(self.echoed, given)
+        if "audio" in given:
+            given["audio"] = _merged_audio(self.echoed.get("audio", {}), given["audio"])
+        self.answer, self.echoed = answer, {**self.echoed, **given}
 
     def shown(self) -> dict[str, Any]:
         """The session as its client sees it."""
@@ -156,7 +158,7 @@ class Settings:
             limits = {"temperature": temperature, "max_response_output_tokens": answer.shown_limit}
             return {**shown, "modalities": ["text"], **limits, **SHOWN_BETA, **echoed}
         echoed = {name: self.echoed[name] for name in ECHOED if name in self.echoed}
-        audio = _merged(AUDIO_SHOWN, echoed.pop("audio", None) or {})
+        audio = _merged_audio(AUDIO_SHOWN, echoed.pop("audio", {}))
         shown |= {
             "type": "realtime",
             "output_modalities": ["text"],
@@ -222,10 +224,10 @@ def _read_choice(choice: str | Mapping[str, Any], place: str) -> str | dict[str,
     return {"type": "function", "function": {"name": function["name"]}}
 
 
-def _merged(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with others over them; objects are merged, all else is replaced."""
+def _merged_audio(before: Mapping[str, Any], given: Any) -> dict[str, Any]:
+    """The settings of `audio` with others over them: each of those of its input and of its output alone."""
     merged = dict(before)
-    for name, value in given.items():
-        held = merged.get(name)
-        merged[name] = _merged(held, value) if isinstance(held, dict) and isinstance(value, dict) else value
+    for side, fields in given.items() if isinstance(given, dict) else ():
+        held = merged.get(side)
+        merged[side] = {**held, **fields} if isinstance(held, dict) and isinstance(fields, dict) else fields
     return merged
