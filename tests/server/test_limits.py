@@ -18,12 +18,14 @@ from holdfast.server.http.problems import Problem
 from holdfast.server.limits import LIMITS, Bound, Room, find_limit
 from holdfast.server.options import ServerOptions
 from holdfast.server.routes import live, realtime_messages, schema
+from holdfast.server.routes.realtime_openai import client_events
 from tests.server.serving import Server
 
 ROOM = Room(tokens=64, text_bytes=512)
 KINDS: list[type[msgspec.Struct]] = [
     *schema._described,
     *get_args(realtime_messages.DECODED),
+    *get_args(client_events.DECODED),
     live.LookMessage,
 ]
 SCALARS = (inspect.StrType, inspect.IntType, inspect.FloatType, inspect.ListType, inspect.DictType)
@@ -196,6 +198,8 @@ def sample(kind: inspect.Type) -> Any:
             return 1
         case inspect.ListType():
             return []
+        case inspect.StructType():
+            return {field.encode_name: sample(field.type) for field in first.fields if field.required}
     raise AssertionError(first)
 
 
@@ -308,6 +312,8 @@ CALLS = {
     "ResponseBody": "/v1/responses",
     "MessageBlock": "/v1/messages",
     "StormBody": "/v1/storm",
+    "SessionFields": "session.update",
+    "ResponseFields": "response.create",
 }
 
 

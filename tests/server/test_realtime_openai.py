@@ -1,4 +1,4 @@
-"""Clients of another protocol on `/v1/realtime`: an error at once, in the form that they read."""
+"""Which protocol a connection to `/v1/realtime` speaks, and the errors for messages that cannot be read."""
 
 import asyncio
 import json
@@ -8,25 +8,13 @@ import openai
 import pytest
 
 from holdfast.server.routes.realtime import Said
-from holdfast.server.routes.realtime_openai import MESSAGES
+from holdfast.server.routes.realtime_openai.client_events import ClientEvent
+from holdfast.server.routes.realtime_openai.protocol import HOLDFAST_MESSAGES, OPENAI_EVENTS
 from tests.server.bad_values import SECRET
+from tests.server.conftest import Serve
+from tests.server.openai_talking import OpenAITalk
 from tests.server.serving import Server
 from tests.server.talking import Body, Talk
-
-OPENAI_MESSAGES: list[dict[str, Any]] = [
-    {"type": "session.update", "session": {"type": "realtime", "instructions": SECRET}},
-    {"type": "conversation.item.create", "item": {"type": "message", "role": "user", "content": []}},
-    {"type": "conversation.item.truncate", "item_id": "i", "content_index": 0, "audio_end_ms": 1},
-    {"type": "conversation.item.delete", "item_id": "i"},
-    {"type": "conversation.item.retrieve", "item_id": "i"},
-    {"type": "input_audio_buffer.append", "audio": "A" * 100_000},
-    {"type": "input_audio_buffer.commit"},
-    {"type": "input_audio_buffer.clear"},
-    {"type": "output_audio_buffer.clear"},
-    {"type": "response.create"},
-    {"type": "response.cancel"},
-    {"type": "transcription_session.update"},
-]
 
 
 def told(talk: Talk) -> Body:
@@ -38,24 +26,28 @@ def told(talk: Talk) -> Body:
     return message
 
 
-def test_openai_s_client_is_told_at_once_what_is_spoken_here(echo: Server) -> None:
+def test_openai_s_client_talks_unchanged(echo: Server) -> None:
     async def main() -> None:
         async with (
             openai.AsyncOpenAI(base_url=f"{echo.url}/v1", api_key="none") as client,
             client.realtime.connect(model="gpt-realtime") as connection,
         ):
             first = await asyncio.wait_for(connection.recv(), 60)
-            assert first.type == "error" and first.error.event_id is None
-            assert first.error.code == "unsupported_protocol"
-            assert first.error.type == "invalid_request_error"
-            assert "docs/realtime.md" in first.error.message and "session.open" in first.error.message
-            await connection.session.update(session={"type": "realtime"}, event_id="mine-1")
+            assert first.type == "session.created"
+            await connection.session.update(session={"type": "realtime", "output_modalities": ["text"]})
             second = await asyncio.wait_for(connection.recv(), 60)
-            assert second.type == "error" and second.error.event_id == "mine-1"
-            assert second.event_id != first.event_id
+            assert second.type == "session.updated" and second.event_id != first.event_id
+            content: Any = [{"type": "input_text", "text": "hello"}]
+            await connection.conversation.item.create(
+                item={"type": "message", "role": "user", "content": content}
+            )
             await connection.response.create()
-            third = await asyncio.wait_for(connection.recv(), 60)
-            assert third.type == "error" and third.error.event_id is None
+            async for event in connection:
+                assert event.type != "error", event
+                if event.type == "response.done":
+                    assert event.response.output is not None
+                    assert event.response.output[0].content[0].text == "hello"  # type: ignore[union-attr, index]
+                    break
 
     asyncio.run(main())
 
@@ -66,32 +58,65 @@ def test_openai_s_client_is_told_at_once_what_is_spoken_here(echo: Server) -> No
         {"additional_headers": {"OpenAI-Beta": "realtime=v1"}},
         {"subprotocols": ["realtime", "openai-insecure-api-key.none", "openai-beta.realtime-v1"]},
         {"subprotocols": ["openai-insecure-api-key.none", "realtime"]},
+        {"query": "?intent=conversation"},
     ],
-    ids=["header", "subprotocols", "key first"],
+    ids=["header", "subprotocols", "key first", "query"],
 )
 def test_a_connection_that_openai_s_clients_make_is_spoken_to_first(
     echo: Server, options: dict[str, Any]
 ) -> None:
-    with Talk(echo, **options) as talk:
-        assert told(talk)["error"]["code"] == "unsupported_protocol"
+    with OpenAITalk(echo, **{"query": "", **options}) as talk:
+        beta = "beta" in json.dumps(options).lower()
+        assert ("modalities" in talk.session) == beta
         if "subprotocols" in options:
             assert talk.connection.subprotocol == "realtime", "a browser breaks a connection off without"
-        # Whoever knows this protocol too may go on in it.
-        assert talk.open()["turns"] == 0
-        assert talk.turn("hello")["text"] == "hello"
+        assert talk.ask("hello")["output"][0]["content"][0]["text"] == "hello"
 
 
-@pytest.mark.parametrize("inside", [False, True], ids=["without a session", "in a session"])
-def test_every_message_of_openai_s_is_answered(echo: Server, inside: bool) -> None:
+@pytest.mark.parametrize("query", ["", "?model=any"])
+def test_the_first_message_may_choose_holdfast_s_protocol(echo: Server, query: str) -> None:
+    with OpenAITalk(echo, query=query) as talk:
+        talk.send({"type": "session.open"})
+        assert talk.hear("session.opened")["turns"] == 0
+        # From then on the connection stays in that protocol.
+        talk.send({"type": "response.create", "event_id": "mine"})
+        error = talk.hear("error")["error"]
+        assert (error["code"], error["param"], error["event_id"]) == ("unsupported_protocol", "type", "mine")
+        talk.send({"type": "input.append", "text": "hello"})
+        talk.send({"type": "input.commit"})
+        assert talk.hear("response.done")["text"] == "hello"
+
+
+def test_the_first_event_may_choose_openai_s_protocol(echo: Server) -> None:
     with Talk(echo) as talk:
-        if inside:
-            talk.open()
-        for number, message in enumerate(OPENAI_MESSAGES):
-            event_id = {"event_id": f"e-{number}"} if number % 2 else {}
-            talk.connection.send(json.dumps({**message, **event_id}))
-            error = told(talk)["error"]
-            assert (error["code"], error["param"]) == ("unsupported_protocol", "type"), message["type"]
-            assert error["event_id"] == event_id.get("event_id")
+        talk.connection.send('{"type": "hello"}')
+        assert told(talk)["error"]["param"] == "type"
+        talk.connection.send('{"type": "session.update", "session": {"instructions": "Be brief."}}')
+        assert talk.hear("session.created", "error")["session"]["instructions"] == ""
+        assert talk.hear("session.updated", "error")["session"]["instructions"] == "Be brief."
+        talk.say("session.open")
+        assert told(talk)["error"]["code"] == "unsupported_protocol"
+
+
+def test_the_subprotocol_holdfast_is_never_left(echo: Server) -> None:
+    with Talk(echo, subprotocols=["holdfast", "realtime"]) as talk:
+        assert talk.connection.subprotocol == "holdfast"
+        talk.connection.send('{"type": "session.update", "session": {}, "event_id": "e"}')
+        error = told(talk)["error"]
+        assert (error["code"], error["event_id"]) == ("unsupported_protocol", "e")
+        assert talk.open()["turns"] == 0
+
+
+def test_the_key_of_a_browser_is_accepted(serve: Serve) -> None:
+    server = serve("echo", environment={"HOLDFAST_API_KEYS": "ann:secret-of-ann"})
+    names = ["realtime", "openai-insecure-api-key.secret-of-ann", "openai-beta.realtime-v1"]
+    with OpenAITalk(server, query="?model=any", subprotocols=names) as talk:
+        assert talk.ask("hello")["status"] == "completed"
+        headers = {"authorization": "Bearer secret-of-ann"}
+        (session,) = server.get("/v1/sessions", headers=headers).json()["sessions"]
+        assert session["id"] == talk.session["id"]
+    with pytest.raises(Exception, match="401"):
+        OpenAITalk(server, query="?model=any", subprotocols=["realtime", "openai-insecure-api-key.wrong"])
 
 
 @pytest.mark.parametrize(
@@ -128,7 +153,8 @@ def test_every_message_that_is_not_understood_is_answered_with_its_event_id(
 
 
 def test_all_messages_that_there_are_are_named() -> None:
-    assert tuple(kind.__struct_config__.tag for kind in get_args(Said)) == MESSAGES
+    assert tuple(kind.__struct_config__.tag for kind in get_args(Said)) == HOLDFAST_MESSAGES
+    assert tuple(kind.__struct_config__.tag for kind in get_args(ClientEvent)) == OPENAI_EVENTS
 
 
 def test_our_own_clients_are_not_spoken_to_first(echo: Server) -> None:

@@ -37,6 +37,22 @@ CALLS_BYTES_MAX = 1 << 20
 ITEMS_BYTES_MAX = 8 << 20
 NAME_CHARACTERS_MAX = 128
 WORD_CHARACTERS_MAX = 1024
+EVENT_ID_CHARACTERS_MAX = 512
+REALTIME_SHOWN_AGAIN = (
+    "*.audio",
+    "SessionFields.include",
+    "SessionFields.prompt",
+    "*.tracing",
+    "*.truncation",
+    "*.voice",
+    "*.speed",
+    "*.turn_detection",
+    "*.input_audio_format",
+    "*.output_audio_format",
+    "*.input_audio_transcription",
+    "*.input_audio_noise_reduction",
+)
+"""Settings of OpenAI's realtime sessions that are shown again as they came."""
 VALUES_MAX = 1 << 18
 """Values in one body, where the context is not longer: numbers, texts, keys, lists and objects."""
 
@@ -119,6 +135,7 @@ def _declared_limits() -> Iterator[Limit]:
 
 
 _TEXT = Bound(context=True)
+_SHOWN_AGAIN = Bound(-1e6, 1e6, characters=16 << 10, entries=1024, size=16 << 10, depth=16)
 _FITS = "the context length; far longer texts are refused before they are tokenised"
 
 _ITEMS = Bound(entries=MESSAGES_MAX, size=ITEMS_BYTES_MAX, depth=16, context=True)
@@ -179,6 +196,25 @@ LIMITS: tuple[Limit, ...] = (
     Limit("*.safety_identifier", Bound(characters=WORD_CHARACTERS_MAX), "1,024 characters"),
     Limit("*.prompt_cache_key", Bound(characters=WORD_CHARACTERS_MAX), "1,024 characters"),
     Limit("*.service_tier", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
+    # Realtime events of OpenAI's clients.
+    *(
+        Limit(f"*.{field}", Bound(characters=EVENT_ID_CHARACTERS_MAX), "512 characters")
+        for field in ("event_id", "item_id", "previous_item_id", "response_id", "call_id")
+    ),
+    Limit("*.output_modalities", Bound(entries=8, characters=NAME_CHARACTERS_MAX), "8"),
+    Limit("*.modalities", Bound(entries=8, characters=NAME_CHARACTERS_MAX), "8"),
+    *(
+        Limit(field, Bound(1, INTEGER_MAX, characters=NAME_CHARACTERS_MAX), '1 to 2^31, or "inf"')
+        for field in (
+            "SessionFields.max_output_tokens",
+            "ResponseFields.max_output_tokens",
+            "*.max_response_output_tokens",
+        )
+    ),
+    Limit("*.effort", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
+    *(Limit(f"*.{field}", _TEXT, _FITS) for field in ("transcript", "arguments", "output")),
+    *(_numbers(f"*.{field}", 0, INTEGER_MAX) for field in ("content_index", "audio_end_ms", "text_end")),
+    *(Limit(field, _SHOWN_AGAIN, "16 KiB, nested 16 deep") for field in REALTIME_SHOWN_AGAIN),
     # Session data.
     Limit("*.metadata", Bound(size=METADATA_BYTES_MAX, depth=METADATA_DEPTH_MAX), "64 KiB, nested 64 deep"),
     _numbers("*.ttl", 0, TTL_MAX, "30 days"),

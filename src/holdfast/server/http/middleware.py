@@ -46,6 +46,8 @@ SUBPROTOCOL = "holdfast.key."
 """Browsers cannot set headers on a WebSocket: they send the key as a subprotocol of this name."""
 SUBPROTOCOL_ENCODED = "holdfast.key64."
 """The same for keys with characters that a subprotocol cannot have: URL-safe base64 without padding."""
+SUBPROTOCOL_OPENAI = "openai-insecure-api-key."
+"""The same from OpenAI's clients in browsers."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
@@ -204,8 +206,9 @@ def _key(headers: dict[str, str]) -> str | None:
     if kind.lower() == "bearer" and key.strip():
         return key.strip()
     for protocol in headers.get("sec-websocket-protocol", "").split(","):
-        if protocol.strip().startswith(SUBPROTOCOL):
-            return protocol.strip().removeprefix(SUBPROTOCOL)
+        for prefix in (SUBPROTOCOL, SUBPROTOCOL_OPENAI):
+            if protocol.strip().startswith(prefix):
+                return protocol.strip().removeprefix(prefix)
         if protocol.strip().startswith(SUBPROTOCOL_ENCODED):
             return _decoded(protocol.strip().removeprefix(SUBPROTOCOL_ENCODED))
     return headers.get("x-api-key")

@@ -20,7 +20,8 @@ import logging
 from typing import Any, cast
 
 from fastapi import APIRouter
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.types import Message
+from starlette.websockets import WebSocket
 
 from holdfast.server import limits
 from holdfast.server.dialects.tables import REALTIME
@@ -28,6 +29,7 @@ from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem, bad_field, told_as
 from holdfast.server.routes.access import caller_of, service_of
 from holdfast.server.routes.realtime_channel import Channel, Channels, Job, encoded
+from holdfast.server.routes.realtime_connection import Connection, Speaker
 from holdfast.server.routes.realtime_messages import (
     AppendMessage,
     CloseMessage,
@@ -40,11 +42,13 @@ from holdfast.server.routes.realtime_messages import (
     Said,
     read_message,
 )
-from holdfast.server.routes.realtime_openai import (
-    Misunderstood,
+from holdfast.server.routes.realtime_openai.conversation import OpenAIConversation, session_asked_for
+from holdfast.server.routes.realtime_openai.protocol import (
+    OPENAI_EVENTS,
     chosen_subprotocol,
     comes_from_openai,
-    wrong_protocol,
+    kind_of,
+    speaks_holdfast,
 )
 from holdfast.server.routes.realtime_outbox import Outbox
 from holdfast.server.routes.sessions import ask_turn, kept_tokens
@@ -64,68 +68,62 @@ CLOSE_SECONDS = 10.0
 class Conversation:
     """One connection."""
 
-    def __init__(self, websocket: WebSocket, service: Service, caller: Caller, channels: Channels) -> None:
+    def __init__(
+        self,
+        websocket: WebSocket,
+        service: Service,
+        caller: Caller,
+        channels: Channels,
+        outbox: Outbox,
+    ) -> None:
         self.websocket = websocket
         self.service = service
         self.caller = caller
         self.channels = channels
-        self.outbox = Outbox()
+        self.outbox = outbox
         self.channel: Channel | None = None
         self.pending: PendingInput | None = None
         self._closing: asyncio.Task[None] | None = None
 
-    async def run(self) -> None:
-        """Read and write until one side disconnects."""
-        if comes_from_openai(self.websocket):
-            self._tell(Misunderstood(wrong_protocol()), {})
-        writing = asyncio.create_task(self._write())
-        reading = asyncio.create_task(self._read())
-        try:
-            await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._leave()
-            for task in (reading, writing):
-                task.cancel()
-            results = await asyncio.gather(reading, writing, return_exceptions=True)
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
-
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Let the session go; a turn in flight ends by its `on_abort`."""
         if self.channel is not None:
             self.channels.detach(self.channel, self.outbox)
             self.channel = None
 
-    async def _write(self) -> None:
-        """Send queued messages. After a frame error the connection is already closed: the send fails, and the
-        reader gets the reason."""
-        try:
-            while (text := await self.outbox.take()) is not None:
-                await self.websocket.send({"type": "websocket.send", "text": text})
-            assert self.outbox.closing is not None
-            # Detach before the close handshake, which a slow client may delay.
-            self._leave()
-            await asyncio.wait_for(self.websocket.close(*self.outbox.closing), CLOSE_SECONDS)
-        except (WebSocketDisconnect, RuntimeError, TimeoutError) as error:
-            log.debug("connection closed: %s", type(error).__name__)
+    async def finish(self) -> None:
+        """Nothing is left: channels outlive connections."""
 
-    async def _read(self) -> None:
+    async def listen(self, first: Message | None) -> Message | None:
+        """Take messages until the client disconnects, or speaks OpenAI's protocol: then that message is
+        returned. A connection with the subprotocol `holdfast`, or with a session, stays in this one."""
+        message = first
         while True:
-            message = await self.websocket.receive()
+            if message is None:
+                message = await self.websocket.receive()
             if message["type"] == "websocket.disconnect":
-                return
-            if self.outbox.closing is not None:
-                continue
-            self._notice_the_end()
-            labels: dict[str, Any] = {}
-            try:
-                text = message.get("text")
-                if text is None:
-                    raise Problem(400, "invalid_message", "messages are JSON text, not binary")
-                reading = self.service.reading(self.caller)
-                await self._hear(await read_message(text, reading), labels, reading.room)
-            except Problem as problem:
-                self._tell(problem, labels)
+                return None
+            text = message.get("text")
+            if self._may_change and text is not None and kind_of(text) in OPENAI_EVENTS:
+                return message
+            if self.outbox.closing is None:
+                await self._take(text)
+            message = None
+
+    @property
+    def _may_change(self) -> bool:
+        return self.pending is None and not speaks_holdfast(self.websocket)
+
+    async def _take(self, text: str | None) -> None:
+        self._notice_the_end()
+        labels: dict[str, Any] = {}
+        try:
+            if text is None:
+                raise Problem(400, "invalid_message", "messages are JSON text, not binary")
+            reading = self.service.reading(self.caller)
+            await self._hear(await read_message(text, reading), labels, reading.room)
+        except Problem as problem:
+            self._tell(problem, labels)
 
     def _notice_the_end(self) -> None:
         """Let go of a session that has ended or was taken over."""
@@ -254,5 +252,14 @@ async def accept(websocket: WebSocket) -> None:
 async def realtime(websocket: WebSocket) -> None:
     channels = websocket.app.state.channels
     assert isinstance(channels, Channels)
+    service, caller, outbox = service_of(websocket), caller_of(websocket), Outbox()
+    session_asked_for(websocket)
     await accept(websocket)
-    await Conversation(websocket, service_of(websocket), caller_of(websocket), channels).run()
+
+    def speaks(openai: bool) -> Speaker:
+        if openai:
+            return OpenAIConversation(websocket, service, caller, outbox)
+        return Conversation(websocket, service, caller, channels, outbox)
+
+    openai = comes_from_openai(websocket) and not speaks_holdfast(websocket)
+    await Connection(websocket, outbox, openai, speaks).run()

@@ -12,7 +12,7 @@ from holdfast.server.http.bodies import Reading, parse_large
 from holdfast.server.http.problems import Problem, bad_field
 from holdfast.server.limits import MESSAGES_MAX
 from holdfast.server.prompts import SessionMessage
-from holdfast.server.routes.realtime_openai import misunderstood
+from holdfast.server.routes.realtime_openai.protocol import misunderstood
 from holdfast.server.routes.sessions import SAMPLING, Count, SamplingBody
 
 __all__ = [

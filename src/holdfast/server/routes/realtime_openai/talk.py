@@ -1,0 +1,215 @@
+"""The Holdfast session behind a connection: opened with its first response, and brought to the client's list.
+
+The session's first turn has the instructions and the tools. Later instructions are appended as a system
+message, which keeps everything computed; where the chat template takes none there, and where tools change,
+the session is rewound to its beginning and the conversation sent again. A session that the engine lost or
+that expired is opened again in the same way, unless the client named it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.server.dialects.turn_options import TurnOptions
+from holdfast.server.http.keys import Caller
+from holdfast.server.http.problems import Problem
+from holdfast.server.link.engine_client import TurnFeed
+from holdfast.server.routes.realtime_openai.history import Cut, Turn, plan
+from holdfast.server.routes.realtime_openai.items import Item, chat_messages
+from holdfast.server.routes.realtime_openai.settings import AnswerSettings
+from holdfast.server.service import Service
+from holdfast.server.sessions import SessionRecord
+from holdfast.server.turn_request import Input, TurnAsked
+
+__all__ = ["Asked", "Talk", "apart"]
+
+GONE = ("session_not_found", "session_expired", "session_lost")
+FIELDS = {
+    "max_tokens": "max_output_tokens",
+    "messages": "conversation",
+    "input": "conversation",
+    "chat_template_kwargs": "reasoning.effort",
+}
+"""What OpenAI's clients call the fields of a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A response to make: its name, the session's settings, and those of this response."""
+
+    name: str
+    session: AnswerSettings
+    answer: AnswerSettings
+
+    @property
+    def extra(self) -> str:
+        """What the response's instructions add to the session's; empty if it has none of its own."""
+        own, all_of_it = self.session.instructions, self.answer.instructions
+        if own and all_of_it.startswith(own):
+            return all_of_it.removeprefix(own).lstrip("\n")
+        return "" if own == all_of_it else all_of_it
+
+
+class Talk:
+    """One session, and the turns that this connection has taken on it."""
+
+    def __init__(self, service: Service, caller: Caller, name: str, *, stays: bool) -> None:
+        """`stays`: the client named the session, and it stays open when the connection ends."""
+        self.service = service
+        self.caller = caller
+        self.name = name
+        self.stays = stays
+        self.turns: list[Turn] = []
+        self._before = 0
+        """Turns that the session had when this connection came."""
+        self._opened = False
+        self._spoke = False
+        """Whether it has had a turn of this connection."""
+        self._takes_notes = True
+        """Whether the chat template takes a system message in the middle, as far as is known."""
+
+    # --- the session ------------------------------------------------------------------------------
+
+    async def record(self) -> SessionRecord:
+        """The session; opened if it is not open yet, and again if it was lost."""
+        table, tenant = self.service.table, self.caller.tenant
+        if not self._opened:
+            record = table.get(tenant, self.name) if self.stays else None
+            if record is None:
+                record = await self.service.open_session(self.caller, self.name)
+            self._opened = True
+            self._before = record.view.turns
+            return record
+        try:
+            return table.find(tenant, self.name)
+        except Problem as problem:
+            if self.stays or problem.code not in GONE:
+                raise
+        self.turns.clear()
+        return await self.service.open_session(self.caller, self.name)
+
+    async def close(self) -> None:
+        """The connection has ended."""
+        if self._opened and not self.stays:
+            await self.service.close_session(self.caller, self.name)
+
+    @property
+    def _may_begin_again(self) -> bool:
+        return self._before == 0
+
+    async def _keep(self, record: SessionRecord, turns: int) -> None:
+        """Rewind so that so many turns of this connection remain."""
+        if turns < len(self.turns):
+            await self.service.rewind(record, self._before + turns)
+            del self.turns[turns:]
+
+    async def cut(self, cut: Cut) -> None:
+        """Cut the last turn, which has ended."""
+        turn = cut.turn
+        await self.service.interrupt(await self.record(), turn.name, cut.tokens)
+        *same, text = turn.answer[-1]
+        cut.item.texts = (text[: cut.characters],)
+        turn.answer[-1] = (*same, cut.item.text)
+
+    # --- turns ------------------------------------------------------------------------------------
+
+    async def start(self, items: Sequence[Item], asked: Asked) -> tuple[TurnFeed, Turn]:
+        """Start a turn that answers these items."""
+        record = await self.record()
+        if record.view.turns != self._before + len(self.turns):
+            said = "the session was changed by another client; connect again to go on with it"
+            raise Problem(409, "history_changed", said)
+        made = plan([] if self._must_begin_again(record, asked) else self.turns, items)
+        await self._keep(record, made.turns)
+        if made.cut is not None:
+            await self.cut(made.cut)
+        try:
+            return await self._start(record, made.rest, asked)
+        except Problem as problem:
+            if not self.turns or not self._may_begin_again or not _refused_by_template(problem):
+                raise
+        if self._notes(asked):
+            self._takes_notes = False
+        await self._keep(record, 0)
+        return await self._start(record, plan([], items).rest, asked)
+
+    def _must_begin_again(self, record: SessionRecord, asked: Asked) -> bool:
+        """Whether the history cannot be continued: other tools, or instructions that it cannot take."""
+        if not self.turns or not self._may_begin_again:
+            return False
+        tools = list(asked.answer.tools or ())
+        return (bool(tools) and tools != record.tools) or (not self._takes_notes and self._notes(asked))
+
+    def _notes(self, asked: Asked) -> bool:
+        """Whether a later turn needs instructions that the history does not have."""
+        return bool(self.turns) and bool(
+            asked.extra or asked.session.instructions != self.turns[-1].instructions
+        )
+
+    async def _start(self, record: SessionRecord, items: list[Item], asked: Asked) -> tuple[TurnFeed, Turn]:
+        anew = not self.turns and self._may_begin_again
+        if anew and self._spoke:
+            record.tools = []  # Those of the first turn that was rewound; the next one says which there are.
+        tools = asked.answer.tools
+        turn = TurnAsked(
+            Input(messages=self._messages(items, asked, anew=anew)),
+            asked.answer.sampling(self.service.facts.context_length),
+            asked.name,
+            TurnOptions(append_history=True),
+            asked.answer.options(callable_tools=tools != () or not record.tools),
+            cut=True,
+            fields=FIELDS,
+        )
+        self.service.check_turn(turn)
+        feed = await self.service.start_turn(record, turn)
+        instructions = asked.session.instructions if self._takes_notes else asked.answer.instructions
+        made = Turn(asked.name, [item.said for item in items], instructions)
+        self.turns.append(made)
+        self._spoke = True
+        return feed, made
+
+    def _messages(self, items: Sequence[Item], asked: Asked, *, anew: bool) -> list[dict[str, Any]]:
+        """The messages of a turn. Results of calls follow the calls; other instructions come after them."""
+        messages = chat_messages(items)
+        own, extra = asked.session.instructions, asked.extra
+        if anew and (not messages or not self._takes_notes):
+            return [*_system(asked.answer.instructions or own), *messages]
+        if anew:
+            return [*_system(own), *messages, *_system(extra)]
+        known = self.turns[-1].instructions if self.turns else ""
+        results = next(
+            (place for place, message in enumerate(messages) if message["role"] != "tool"), len(messages)
+        )
+        note = _system(own) if own != known else []
+        return [*messages[:results], *note, *messages[results:], *_system(extra)]
+
+    def ended(self, turn: Turn, *, kept: bool, answer: Sequence[Item]) -> None:
+        """A turn has ended; one that was rolled back is none."""
+        if not kept:
+            self.turns.remove(turn)
+            return
+        turn.answer = [item.said for item in answer]
+
+
+def apart(items: Sequence[Item], asked: Asked, context_length: int) -> TurnAsked:
+    """A response outside of the conversation: a request of its own."""
+    return TurnAsked(
+        Input(messages=[*_system(asked.answer.instructions), *chat_messages(items)]),
+        asked.answer.sampling(context_length),
+        asked.name,
+        TurnOptions(),
+        asked.answer.options(callable_tools=True),
+        cut=True,
+        fields=FIELDS,
+    )
+
+
+def _system(text: str) -> list[dict[str, Any]]:
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _refused_by_template(problem: Problem) -> bool:
+    """Whether messages cannot follow the history, although they might as a whole conversation."""
+    return problem.code == "chat_template" or (problem.param or "").startswith("conversation[")
