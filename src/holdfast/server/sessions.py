@@ -20,7 +20,7 @@ from holdfast.server.http.problems import Problem, bad_field
 from holdfast.server.link import wire
 from holdfast.server.seeds import SeedSequence
 
-__all__ = ["SessionRecord", "SessionTable", "engine_name", "request_name", "require_name"]
+__all__ = ["SessionRecord", "SessionTable", "engine_name", "hidden_name", "request_name", "require_name"]
 
 NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.-]{1,128}")
 GONE_KEPT = 16_384
@@ -48,6 +48,11 @@ def engine_name(tenant: str, name: str) -> str:
 def request_name(tenant: str, rid: str) -> str:
     """The engine's name of a one-shot request; no session has such a name."""
     return f"{tenant}#{rid}"
+
+
+def hidden_name(tenant: str) -> str:
+    """An engine's name for the session of a conversation that is sent whole; clients can name no such one."""
+    return f"{tenant}~{secrets.token_hex(8)}"
 
 
 @dataclass(slots=True)

@@ -111,6 +111,9 @@ class EngineCommands:
                 answer=answer,
                 expect_return=command.expect_return,
                 tools=command.tools,
+                volatile=command.volatile,
+                keep=command.keep,
+                parent=command.parent,
             ),
         )
 
@@ -190,8 +193,11 @@ class EngineCommands:
         assert command.name is not None, f"{command.what} is asked of a session"
         if command.what == Question.LEASED:
             return leased_units(loop, command.name)
+        session = loop.scheduler.registry.find(command.name)
+        if command.what == Question.TOKENS:
+            return session.sequence.tokens.slice(0, session.sequence.known)
         assert command.what == Question.SESSION, f"{command.what} is a report"
-        return session_report(loop, loop.scheduler.registry.find(command.name))
+        return session_report(loop, session)
 
 
 def _grammar(fields: wire.GrammarFields) -> Grammar:

@@ -89,6 +89,13 @@ class StartTurn(msgspec.Struct, tag="start", frozen=True):
     """Seconds until the client is expected back after this turn, with a tool's result."""
     tools: list[dict[str, Any]] | None = None
     """With a session's first turn: the session's tools from now on; None leaves them as they are."""
+    volatile: bool = False
+    """Whether the session stands for a conversation that its client sends whole: it is opened by its first
+    turn, and is in no journal."""
+    keep: int | None = None
+    """With a volatile session: how many tokens of its history, or of `parent`'s, the input follows."""
+    parent: str | None = None
+    """The volatile session that this one is forked from."""
 
 
 class EndTurn(msgspec.Struct, tag="end", frozen=True):
@@ -158,12 +165,13 @@ class Question(StrEnum):
     SESSIONS = "sessions"
     SESSION = "session"
     LEASED = "leased"
+    TOKENS = "tokens"
     FLUSH = "flush"
 
 
 class Ask(msgspec.Struct, tag="ask", frozen=True):
-    """A question: `memory` (of all, or as tenant `name` may see it), `picture`, `session` and `leased` (of
-    session `name`), `sessions` (of `names`), `flush`."""
+    """A question: `memory` (of all, or as tenant `name` may see it), `picture`, `session`, `leased`
+    and `tokens` (of session `name`), `sessions` (of `names`), `flush`."""
 
     call: int
     what: Question
