@@ -317,7 +317,9 @@ class Scheduler:
         child = self._open(new_id, parent.tenant, parent.ttl, parent.volatile)
         child.boundaries = parent.boundaries_below(known)
         child.sequence.tokens.extend(parent.sequence.tokens.slice(0, known))
-        shareable = parent.sequence.lease is not None and parent.place is Place.HOME and known
+        # Where nothing of the parent's can be resumed from, the tree may have some.
+        resumed = resume_length(parent.sequence, known)
+        shareable = parent.sequence.lease is not None and parent.place is Place.HOME and resumed
         if shareable and not registry.in_flight.has_copies_of(parent):
             self._share(parent, child, known)
         return child

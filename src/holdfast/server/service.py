@@ -17,7 +17,7 @@ import msgspec
 from holdfast.core.turn import KEEP_ALL
 from holdfast.engine.sampling import SamplingError
 from holdfast.server.answer_parts import complete_calls, shown_calls
-from holdfast.server.conversations import Conversations
+from holdfast.server.found_sessions import Conversations
 from holdfast.server.http.bodies import Reading
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import (

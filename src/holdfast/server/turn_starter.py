@@ -3,7 +3,7 @@
 A turn on a session is written for the history that the API process knows; if it changed meanwhile, the engine
 rejects the turn and it is written again. A whole conversation that is sent to a session with a history is
 compared with it, and what is new is appended. One that is sent without a session goes on in the hidden
-session that has its beginning (`conversations`). Used by `service`.
+session that has its beginning (`found_sessions`). Used by `service`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import ExitStack
 import msgspec
 
 from holdfast.engine.sampling import Sampling
-from holdfast.server.conversations import STALE, Claim, Conversations, keys_of, turn_fields
+from holdfast.server.found_sessions import STALE, Claim, Conversations, keys_of, turn_fields
 from holdfast.server.http.problems import Problem, context_exceeded, from_refusal, told_as
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import EngineClient, TurnFeed

@@ -111,6 +111,8 @@ class Conversation:
     trail: Trail = NO_TRAIL
     known: int = 0
     """How many tokens the session has."""
+    inherited: int = 0
+    """How many of them it had when it was forked: checkpoints of these are its parent's."""
     turns: int = 0
     """Turns that have ended: what was found before the last of them is stale."""
     keys: list[bytes] = field(default_factory=list)
@@ -165,6 +167,10 @@ class Conversations:
     def __contains__(self, name: str | None) -> bool:
         return name in self._by_name
 
+    def all(self) -> list[Conversation]:
+        """All conversations."""
+        return list(self._by_name.values())
+
     def takes(self, asked: TurnAsked) -> bool:
         """Whether a request is a conversation that goes on in a session."""
         sampling = asked.sampling
@@ -203,9 +209,8 @@ class Conversations:
         assert found is not None, "the request was compared with trails"
         if found.trail is None:
             return self._new(tenant, key, call, found, tokens)
-        conversation, trail, turns = candidates[found.trail]
-        present = self._by_name.get(conversation.name) is conversation
-        if not present or conversation.call is not None or conversation.turns != turns:
+        conversation, trail, _ = candidates[found.trail]
+        if not self._is_as_found(candidates[found.trail]):
             return None
         whole = trail.first(found.stretches + 1)
         if found.is_all and found.opening_tokens and len(whole.stretches) > trail.last and not whole.answered:
@@ -218,14 +223,28 @@ class Conversations:
         asked = _with_input(kept, found, tokens)
         if len(kept.stretches) > trail.last:
             return self._in_place(conversation, key, call, asked, tokens, kept.known)
-        self._tenants[tenant].move_to_end(conversation.name)
+        parent = next((each for each in candidates if self._computed(each, kept)), candidates[found.trail])
+        self._tenants[tenant].move_to_end(parent.conversation.name)
         child = self._add(tenant)
         if child is None:
             return None
+        child.inherited = kept.known
         for each in conversation.keys:
             self._note_key(child, each)
         self._begin(child, key, call, asked, tokens)
-        return Claim(child, "forked", tokens, kept.known, kept.known, conversation.name)
+        return Claim(child, "forked", tokens, kept.known, kept.known, parent.conversation.name)
+
+    def _computed(self, candidate: Candidate, kept: Trail) -> bool:
+        """Whether a session has a part of a trail, and has computed its end itself."""
+        conversation = candidate.conversation
+        same = candidate.trail.first(len(kept.stretches))[:2] == kept[:2]
+        return same and conversation.inherited < kept.known and self._is_as_found(candidate)
+
+    def _is_as_found(self, candidate: Candidate) -> bool:
+        """Whether a session is idle and has had no turn since it was compared."""
+        conversation = candidate.conversation
+        present = self._by_name.get(conversation.name) is conversation
+        return present and conversation.call is None and conversation.turns == candidate.turns
 
     def _in_place(
         self,
