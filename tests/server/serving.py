@@ -119,6 +119,7 @@ class Server:
         """Nothing is held, nothing was found, the process lives."""
         assert self.process.poll() is None, "\n".join(["the server ended:", *self.lines])
         self.close_all()
+        self.post("/flush_cache")  # Conversations that were sent whole have sessions of their own.
         self.settle()
 
     # --- the process ------------------------------------------------------------------------------

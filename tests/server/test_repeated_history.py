@@ -1,4 +1,4 @@
-"""A conversation sent to a session that has it already: refused, and never appended a second time."""
+"""A conversation sent to a session that has it already: what is new is appended, nothing twice."""
 
 import threading
 from typing import Any
@@ -35,6 +35,15 @@ REPEATED: dict[str, list[Message]] = {
     "its last answer alone": [assistant("one")],
     "what is new, and an answer": [user("two"), assistant("three")],
 }
+DIFFERS: dict[str, int | None] = {
+    "all of it": 0,
+    "its system message and what is new": 1,
+    "its developer message and what is new": 0,
+    "its last answer and what is new": 0,
+    "its last answer alone": 0,
+    "what is new, and an answer": 0,
+}
+"""Which of the messages differs from the history, which is that of `x` and `one`."""
 NEW: dict[str, list[Message]] = {
     "a message": [user("two")],
     "the same words again": [user("one")],
@@ -54,17 +63,62 @@ def ask(server: Server, path: str, session: str, messages: list[Message], **fiel
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_conversation_that_the_session_has_is_refused_and_changes_nothing(echo: Server, path: str) -> None:
+def test_a_conversation_that_differs_is_refused_where_it_does_and_changes_nothing(
+    echo: Server, path: str
+) -> None:
     session = echo.open()
     assert ask(echo, path, session, [system("x"), user("one")])[0] == 200
     known = echo.state(session)["tokens"]["known"]
-    for case, messages in REPEATED.items():
+    for case, place in DIFFERS.items():
+        status, answer = ask(echo, path, session, REPEATED[case])
+        error, param = answer["error"], f"{PATHS[path]}[{place}]"
+        assert (status, error["code"], error["param"]) == (409, "history_differs", param), case
+        assert (
+            error["message"].startswith(f"{param}: differs") and "send only new messages" in error["message"]
+        )
+    for messages in ([system("x"), user("one")], [system("x"), user("one"), assistant("on")]):
         status, answer = ask(echo, path, session, messages)
-        error = answer["error"]
-        assert (status, error["code"], error["param"]) == (400, "history_repeated", PATHS[path]), case
-        assert "send only new messages" in error["message"]
+        assert (status, answer["error"]["code"]) == (409, "history_differs")
     state = echo.state(session)
     assert (state["tokens"]["known"], state["turns"]) == (known, 1)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_conversation_that_goes_on_from_the_history_is_appended_as_the_difference(
+    echo: Server, path: str
+) -> None:
+    session, plain = echo.open(), echo.open()
+    messages = [system("x"), user("one")]
+    assert ask(echo, path, session, messages)[0] == ask(echo, path, plain, messages)[0] == 200
+    for said in ("two", "three", "name <|end|> it"):
+        messages += [assistant(messages[-1]["content"]), user(said)]
+        assert ask(echo, path, session, messages)[0] == ask(echo, path, plain, [user(said)])[0] == 200
+        states = [echo.state(each) for each in (session, plain)]
+        assert states[0]["tokens"] == states[1]["tokens"] and states[0]["turns"] == states[1]["turns"]
+    status, answer = ask(echo, path, session, [*messages[:-1], user("zwei"), assistant("x"), user("y")])
+    assert (status, answer["error"]["param"]) == (409, f"{PATHS[path]}[7]")
+
+
+def test_the_history_may_leave_out_the_system_text_that_the_session_was_opened_with(echo: Server) -> None:
+    path, session = "/v1/chat/completions", echo.open(system="x")
+    assert ask(echo, path, session, [user("one")])[0] == 200
+    assert ask(echo, path, session, [user("one"), assistant("one"), user("two")])[0] == 200
+    longer = [user("one"), assistant("one"), user("two"), assistant("two"), user("three")]
+    assert ask(echo, path, session, [system("x"), *longer])[0] == 200
+    status, answer = ask(echo, path, session, [user("one"), assistant("eins"), user("two")])
+    assert (status, answer["error"]["param"]) == (409, "messages[1]")
+    assert echo.state(session)["turns"] == 3
+
+
+def test_an_answer_that_was_cut_goes_on_from_what_its_client_has(echo: Server) -> None:
+    session = echo.open()
+    echo.say(session, [user("one two three")], turn_id="t")
+    assert (
+        echo.post(f"/v1/sessions/{session}/interrupt", {"turn_id": "t", "keep_tokens": 7}).status_code == 200
+    )
+    said = [user("one two three"), assistant("one two"), user("go on")]
+    status, answer = ask(echo, "/v1/chat/completions", session, said)
+    assert (status, answer["choices"][0]["message"]["content"]) == (200, "go on")
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -133,7 +187,7 @@ def test_of_two_that_open_a_session_at_once_one_does(echo: Server) -> None:
             thread.join()
         assert echo.state(session)["turns"] == [status for status, _ in answers].count(200) == 1
         codes = {answer["error"]["code"] for status, answer in answers if status != 200}
-        assert codes <= {"session_busy", "history_repeated"}
+        assert codes <= {"session_busy", "history_repeated", "history_differs"}
 
 
 def test_the_engine_decides_whether_there_is_a_history() -> None:

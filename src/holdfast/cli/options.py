@@ -276,6 +276,11 @@ SERVER_OPTIONS: tuple[Option, ...] = (
         int,
         "Maximum number of open sessions per key (default: half of --max-sessions if there are several).",
     ),
+    Option(
+        "found_sessions",
+        int,
+        "Maximum number of hidden sessions for chats that send their whole history; 0 turns them off.",
+    ),
     Option("seed", int, "Seed that turns without one derive theirs from (default: random)."),
     Option(
         "storm", bool, "Allow the admin to start a load test of sessions from the page.", flags=("--storm",)

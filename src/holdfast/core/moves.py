@@ -67,10 +67,12 @@ class Moves:
         return {component: count for component, count in units.items() if count}
 
     def spill_tier(self, session: Session, tiers: tuple[Tier, ...] = SPILL_TIERS) -> Tier | None:
-        """The first of some tiers with room for a session's parcel, or None."""
+        """The first of some tiers with room for a session's parcel, or None; a volatile one has no files."""
         needs = self.parcel_units(session)
         account = session.holder.account
         for tier in tiers:
+            if session.volatile and tier is Tier.DISK:
+                continue
             pools = [(self.ledger.pools.get((component, tier)), need) for component, need in needs.items()]
             if pools and all(pool is not None and pool.available(account) >= need for pool, need in pools):
                 return tier

@@ -31,7 +31,11 @@ EXPIRED_KEPT = 4096
 
 
 class Registry:
-    """The scheduler's shared state. `tenants` counts open sessions; `expired` are names of closed ones."""
+    """The scheduler's shared state.
+
+    `tenants` counts open sessions of tenants, `volatile` those that count towards no limit; `expired` are
+    names of closed ones.
+    """
 
     __slots__ = (
         "counters",
@@ -48,6 +52,7 @@ class Registry:
         "sessions",
         "tenants",
         "tree",
+        "volatile",
     )
 
     def __init__(self, ledger: Ledger, tree: PrefixTree, policy: Policy) -> None:
@@ -58,6 +63,7 @@ class Registry:
         self.numbers = 0
         self.sessions: dict[str, Session] = {}
         self.tenants: dict[str, int] = {}
+        self.volatile = 0
         self.expired: dict[str, None] = {}
         self.deadlines = Deadlines()
         self.queues = Queues()
@@ -130,7 +136,10 @@ class Registry:
     def enter(self, session: Session) -> None:
         """Add a new session, at rest."""
         self.sessions[session.id] = session
-        self.tenants[session.tenant] = self.tenants.get(session.tenant, 0) + 1
+        if session.volatile:
+            self.volatile += 1
+        else:
+            self.tenants[session.tenant] = self.tenants.get(session.tenant, 0) + 1
         self.queues.rest(session)
         if session.ttl is not None:
             self.watch(session, self.now + session.ttl)
@@ -139,9 +148,12 @@ class Registry:
         """Remove a closed session."""
         del self.sessions[session.id]
         self.deadlines.drop(session.number)
-        self.tenants[session.tenant] -= 1
-        if not self.tenants[session.tenant]:
-            del self.tenants[session.tenant]
+        if session.volatile:
+            self.volatile -= 1
+        else:
+            self.tenants[session.tenant] -= 1
+            if not self.tenants[session.tenant]:
+                del self.tenants[session.tenant]
         self.queues.leave(session)
         self.in_flight.forget(session)
 

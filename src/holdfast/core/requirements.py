@@ -11,12 +11,14 @@ from holdfast.core.tokens import all_known
 from holdfast.core.turn import TurnRequest
 
 
-def require_new_session(registry: Registry, session_id: str, tenant: str) -> None:
-    """Raise unless a session of this name may be opened."""
+def require_new_session(registry: Registry, session_id: str, tenant: str, volatile: bool = False) -> None:
+    """Raise unless a session of this name may be opened; volatile ones count towards no limit."""
     policy = registry.policy
     if session_id in registry.sessions:
         raise errors.SessionExists(f"session {session_id} is open already")
-    if len(registry.sessions) >= policy.sessions_max:
+    if volatile:
+        return
+    if len(registry.sessions) - registry.volatile >= policy.sessions_max:
         raise errors.TooManySessions(f"the server has {policy.sessions_max} open sessions, the maximum")
     if registry.tenants.get(tenant, 0) >= policy.tenant_sessions_max:
         raise errors.TooManySessions(

@@ -28,7 +28,7 @@ from holdfast.core.registry import Registry
 from holdfast.core.requirements import require_fit, require_known_tokens, require_new_session
 from holdfast.core.session import Life, LifeEvent, Place, PlaceEvent, Session
 from holdfast.core.settler import Settler
-from holdfast.core.sharing import fork
+from holdfast.core.sharing import fork, publish
 from holdfast.core.tiers import adopt
 from holdfast.core.turn import KEEP_ALL, Ending, Turn, TurnEvent, TurnRequest, TurnState
 
@@ -64,15 +64,18 @@ class Scheduler:
 
     # --- sessions ---------------------------------------------------------------------------------
 
-    def open(self, session_id: str, tenant: str, now: float, ttl: float | None = None) -> Session:
+    def open(
+        self, session_id: str, tenant: str, now: float, ttl: float | None = None, volatile: bool = False
+    ) -> Session:
         """Open a named session. It shares prefixes with sessions of its `tenant` alone."""
         self.tick(now)
-        return self._open(session_id, tenant, ttl if ttl is not None else self.registry.policy.session_ttl)
+        ttl = ttl if ttl is not None else self.registry.policy.session_ttl
+        return self._open(session_id, tenant, ttl, volatile)
 
-    def _open(self, session_id: str, tenant: str, ttl: float | None) -> Session:
+    def _open(self, session_id: str, tenant: str, ttl: float | None, volatile: bool = False) -> Session:
         registry = self.registry
-        require_new_session(registry, session_id, tenant)
-        session = Session(registry.ledger, session_id, tenant, registry.number(), registry.now, ttl)
+        require_new_session(registry, session_id, tenant, volatile)
+        session = Session(registry.ledger, session_id, tenant, registry.number(), registry.now, ttl, volatile)
         registry.expired.pop(session_id, None)
         registry.enter(session)
         return session
@@ -145,8 +148,11 @@ class Scheduler:
 
     # --- turns ------------------------------------------------------------------------------------
 
-    def submit(self, session_id: str, request: TurnRequest, now: float) -> Turn:
-        """Queue a turn on a session. Refusals change nothing."""
+    def submit(self, session_id: str, request: TurnRequest, now: float, keep: int | None = None) -> Turn:
+        """Queue a turn on a session. Refusals change nothing.
+
+        With `keep` the turn follows that many tokens of the history, and the rest of it is cut.
+        """
         self.tick(now)
         session = self.registry.find(session_id)
         if session.life not in (Life.IDLE, Life.SEALING):
@@ -157,8 +163,29 @@ class Scheduler:
             raise errors.AlreadyComputed(
                 f"session {session_id} has computed {session.sequence.computed} tokens, past {first}"
             )
-        require_fit(self.registry, session.tenant, session.sequence.known, request, self._drafting)
+        known = session.sequence.known if keep is None else keep
+        require_fit(self.registry, session.tenant, known, request, self._drafting)
+        if known != session.sequence.known:
+            self._require_known(session, known)
+            self._require_idle(session)
+            self._cut(session, known)
+            session.boundaries = session.boundaries_below(known)
+            session.last = None
+        if session.volatile:
+            self._share_history(session)
         return self._enqueue(session, request)
+
+    def _share_history(self, session: Session) -> None:
+        """Let requests that come during a turn of a volatile session lean on the history before it.
+
+        A fork has to wait until the turn is over; the same conversation may be sent twice at once. Only where
+        every length can be resumed: elsewhere this would cost checkpoints.
+        """
+        registry, sequence = self.registry, session.sequence
+        at_home = sequence.lease is not None and session.place is Place.HOME and not session.unsettled
+        copying = registry.in_flight.is_copying(session)
+        if at_home and not copying and registry.ledger.layout.cuts_anywhere:
+            publish(registry.tree, sequence, sequence.computed, rank=1)
 
     def request(self, tenant: str, request: TurnRequest, now: float) -> Turn:
         """Queue a request of its own: a session of one turn, named after it, that closes when it ends."""
@@ -269,21 +296,30 @@ class Scheduler:
         del session.boundaries[turns:]
         session.last = None
 
-    def fork(self, session_id: str, new_id: str, now: float, turns: int | None = None) -> Session:
-        """A new session that goes on from the end of an earlier turn, or of the last; memory is shared."""
+    def fork(
+        self, session_id: str, new_id: str, now: float, turns: int | None = None, known: int | None = None
+    ) -> Session:
+        """A new session that goes on from the end of an earlier turn, or of the last; memory is shared.
+
+        With `known` it goes on from the first `known` tokens, wherever turns end.
+        """
         self.tick(now)
         registry = self.registry
         parent = registry.find(session_id)
         turns = len(parent.boundaries) if turns is None else turns
         if not 0 <= turns <= len(parent.boundaries):
             raise errors.UnknownBoundary(f"session {session_id} has only {len(parent.boundaries)} turns")
-        require_new_session(registry, new_id, parent.tenant)
+        if known is None:
+            known = parent.boundaries[turns - 1] if turns else 0
+        self._require_known(parent, known)
+        require_new_session(registry, new_id, parent.tenant, parent.volatile)
         self._require_idle(parent)
-        child = self._open(new_id, parent.tenant, parent.ttl)
-        child.boundaries = parent.boundaries[:turns]
-        known = child.boundaries[-1] if turns else 0
+        child = self._open(new_id, parent.tenant, parent.ttl, parent.volatile)
+        child.boundaries = parent.boundaries_below(known)
         child.sequence.tokens.extend(parent.sequence.tokens.slice(0, known))
-        shareable = parent.sequence.lease is not None and parent.place is Place.HOME and known
+        # Where nothing of the parent's can be resumed from, the tree may have some.
+        resumed = resume_length(parent.sequence, known)
+        shareable = parent.sequence.lease is not None and parent.place is Place.HOME and resumed
         if shareable and not registry.in_flight.has_copies_of(parent):
             self._share(parent, child, known)
         return child
@@ -305,6 +341,13 @@ class Scheduler:
             registry.in_flight.add_copies(copies, child)
             registry.queues.rest(child)
             return
+
+    def _require_known(self, session: Session, known: int) -> None:
+        """Raise unless a session has `known` tokens."""
+        if not 0 <= known <= session.sequence.known:
+            raise errors.UnknownBoundary(
+                f"session {session.id} has {session.sequence.known} tokens, not {known}"
+            )
 
     def _require_idle(self, session: Session) -> None:
         """Raise unless nothing is happening on a session; a seal that has not been planned is given up."""

@@ -100,7 +100,9 @@ class Session:
     """A conversation. A one-shot request is a session of one turn that is never named.
 
     `durable`: what its last turn said would survive the process. `parcel`: its memory on another tier.
-    `expected`: when its next turn is expected, if its last one said so; 0 if not.
+    `expected`: when its next turn is expected, if its last one said so; 0 if not. `volatile`: it stands for a
+    conversation that its client sends whole with each request, so that it may be lost at any time: it is in
+    no journal and in no file, and counts towards no limit of sessions.
     """
 
     __slots__ = (
@@ -121,10 +123,18 @@ class Session:
         "ttl",
         "turn",
         "unsettled",
+        "volatile",
     )
 
     def __init__(
-        self, ledger: Ledger, name: str, tenant: str, number: int, now: float, ttl: float | None
+        self,
+        ledger: Ledger,
+        name: str,
+        tenant: str,
+        number: int,
+        now: float,
+        ttl: float | None,
+        volatile: bool = False,
     ) -> None:
         self.holder: Holder = ledger.holder(Kind.SESSION, name, tenant)
         self.checkpoints: Holder = ledger.holder(Kind.CHECKPOINT, name, tenant)
@@ -135,6 +145,7 @@ class Session:
         self.idle_since = now
         self.expected = 0.0
         self.ttl = ttl
+        self.volatile = volatile
         self.life = Life.IDLE
         self.place = Place.HOME
         self.parcel: Parcel | None = None
@@ -153,6 +164,11 @@ class Session:
     def one_shot(self) -> bool:
         """Whether this is a request of its own rather than a conversation."""
         return self.ttl is None
+
+    def boundaries_below(self, known: int) -> list[int]:
+        """The boundaries of its first `known` tokens: a turn that reaches past them ends there."""
+        kept = [boundary for boundary in self.boundaries if boundary <= known]
+        return kept if known in (0, *kept[-1:]) else [*kept, known]
 
     @property
     def state(self) -> str:

@@ -189,7 +189,7 @@ class Settler:
         session.boundaries.append(sequence.known)
         session.last = turn
         turn.unsealed = sequence.known - sequence.planned
-        session.durable = not registry.policy.durable_turns
+        session.durable = session.volatile or not registry.policy.durable_turns
         self._depart(session)
         if turn.request.expect_return is not None:
             session.expected = registry.now + min(EXPECTED_SECONDS_MAX, turn.request.expect_return)
@@ -284,7 +284,7 @@ class Settler:
         turn.generated = known - turn.input_end
         session.boundaries.append(known)
         session.last = turn
-        session.durable = not registry.policy.durable_turns
+        session.durable = session.volatile or not registry.policy.durable_turns
 
     def close(self, session: Session, reason: str) -> None:
         """Give back everything a session has; its history may stay in the tree."""

@@ -116,7 +116,7 @@ class Dispatcher:
 
     def note_opened(self, session: Session) -> None:
         """Write down a session that was opened on the core itself, before its first change."""
-        if session.id not in self._session_log.sessions and not session.one_shot:
+        if session.id not in self._session_log.sessions and not _is_unlogged(session):
             self._session_log.opened(session.id, session.tenant, session.ttl)
 
     def join_close(self, session_id: str, act: Act) -> bool:
@@ -172,7 +172,7 @@ class Dispatcher:
         self._release(turn)
         live = self.live.turns.pop(turn.number, None)
         session = self._scheduler.registry.sessions.get(event.session_id)
-        stands = session is not None and session.last is turn and not session.one_shot
+        stands = session is not None and session.last is turn and not _is_unlogged(session)
 
         def told() -> None:
             if live is not None:
@@ -195,3 +195,8 @@ class Dispatcher:
         number = len(session.boundaries)
         self._session_log.ended(session.id, turn.request.tokens, finished, number, details, noted)
         self._session_log.when_durable(told)
+
+
+def _is_unlogged(session: Session) -> bool:
+    """Whether nothing of a session is written down."""
+    return session.one_shot or session.volatile

@@ -10,7 +10,7 @@ token is one byte.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -136,11 +136,11 @@ class EchoExecutor:
             return RowResult([])
         if turn.over:
             return RowResult([self.end])
+        stream = self.stream_of(turn)
         words = self._words.get(turn.number)
         if words is None:
-            words = self._words[turn.number] = [*self._message(turn.request.tokens), self.end]
+            words = self._words[turn.number] = [*self._message(self._heard(turn, stream)), self.end]
         token = words[(row.start + row.count - turn.input_end) % len(words)]
-        stream = self.stream_of(turn)
         if stream.constraint is not None:
             token = self._allowed(stream.constraint, token)
         logprobs = [TokenLogprob(token, 0.0)] if stream.sampling.logprobs is not None else None
@@ -168,7 +168,15 @@ class EchoExecutor:
             (each for each in (self.end, *CLOSING) if each in allowed), min(allowed, default=self.end)
         )
 
-    def _message(self, tokens: tuple[int, ...]) -> list[int]:
+    def _heard(self, turn: Turn, stream: TurnStream) -> Sequence[int]:
+        """The input of a turn, or all that came before where the input does no more than open the answer."""
+        tokens = turn.request.tokens
+        if self.end in tokens or len(tokens) > len(OPENING):
+            return tokens
+        prompt = stream.prompt_tokens
+        return prompt if prompt[-len(OPENING) :] == OPENING else tokens
+
+    def _message(self, tokens: Sequence[int]) -> list[int]:
         """The bytes of the last message, without special tokens and role."""
         ends = [place for place, token in enumerate(tokens) if token == self.end]
         if not ends:
@@ -199,6 +207,7 @@ def echo_tokenizer() -> Tokenizer:
 
 
 NEWLINE = echo_tokenizer().encode("\n")[0]
+OPENING = echo_tokenizer().encode(f"{START}assistant\n")
 CLOSING = echo_tokenizer().encode('"}]')
 """What brings JSON to its end, tried in this order where the echo is not allowed."""
 

@@ -45,7 +45,10 @@ class TurnSpec(NamedTuple):
     key: a finished turn with both is replayed instead of being run. The turn's text must match its `grammar`.
     `answer` says how reasoning and tool calls are found in it; without one, all of it is text.
     `expect_return` is in how many seconds the client will be back with a tool's result. `tools` are the
-    session's from now on; None leaves them as they are. A `note` is kept with the turn and its result.
+    session's from now on; None leaves them as they are. A `note` is kept with the turn and its result. A
+    `volatile` turn follows the first `keep` tokens of its session, whose other tokens are cut, or of
+    `parent`, from which its session is forked; where its session is not open, and there is no parent, the
+    turn opens it.
     """
 
     turn_id: str
@@ -67,3 +70,6 @@ class TurnSpec(NamedTuple):
     expect_return: float | None = None
     tools: list[dict[str, Any]] | None = None
     note: str | None = None
+    volatile: bool = False
+    keep: int | None = None
+    parent: str | None = None

@@ -349,7 +349,9 @@ class Verbs:
             except GrammarError as error:
                 listener.refused(GrammarRefused(error))
                 return
-        if spec.session_id is not None:
+        if spec.volatile and spec.session_id is not None:
+            self._follow_later(listener, spec, spec.session_id, compilation)
+        elif spec.session_id is not None:
             self._submit_later(listener, spec, spec.session_id, compilation)
         elif compilation is not None:
             self._request_later(listener, spec, compilation)
@@ -379,6 +381,53 @@ class Verbs:
 
         self._waiting.add(listener)
         self._queues.add_turn(session_id, attempt)
+
+    def _follow_later(
+        self, listener: TurnListener, spec: TurnSpec, session_id: str, compilation: Compilation | None
+    ) -> None:
+        """Submit a volatile turn, as soon as the memory that it follows can be cut or shared.
+
+        It does not wait for a turn before it: its client has tokens for a session of their own.
+        """
+        follows = spec.parent if spec.parent is not None else session_id
+        wait = MemoryWait(self._scheduler, follows, lambda _: spec.keep or 0, spec.parent is not None)
+
+        def attempt() -> bool:
+            if listener not in self._waiting:
+                return True
+            if compilation is not None and compilation.state is State.WAITING:
+                return False
+            if not wait.over(self.loop.now()):
+                return False
+            self._waiting.discard(listener)
+            with Refusing(listener):
+                self._require_same(follows, wait.session)
+                self._follow(listener, spec, session_id, compilation)
+            return True
+
+        self._waiting.add(listener)
+        self._queues.add_turn(follows, attempt)
+
+    def _follow(
+        self, listener: TurnListener, spec: TurnSpec, session_id: str, compilation: Compilation | None
+    ) -> None:
+        """Queue a volatile turn on its session; one that is made for it is closed again if it is refused."""
+        now = self._catch_up()
+        scheduler = self._scheduler
+        if spec.parent is not None:
+            session, opened = scheduler.fork(spec.parent, session_id, now, known=spec.keep), True
+        elif spec.known:
+            session, opened = scheduler.registry.find(session_id), False
+            if session.sequence.known != spec.known:
+                raise HistoryChanged("the history has changed", session)
+        else:
+            session, opened = scheduler.open(session_id, spec.tenant, now, volatile=True), True
+        try:
+            self._begin(listener, spec, session, compilation)
+        except (Refused, SamplingError):
+            if opened:
+                scheduler.close(session_id, now)
+            raise
 
     def _request_later(self, listener: TurnListener, spec: TurnSpec, compilation: Compilation) -> None:
         """Begin a request of its own now, or as soon as its grammar is compiled."""
@@ -459,6 +508,8 @@ class Verbs:
         require_text(turn_id=spec.turn_id, fingerprint=spec.fingerprint, note=spec.note)
         sampling = spec.sampling.with_defaults(setup.defaults)
         known = 0 if session is None else session.sequence.known
+        if spec.keep is not None:
+            known = spec.keep
         request = self._request(spec, sampling, known)
         chosen = sampling.choice(spec.choice)
         chosen.check_vocabulary(setup.model.config.vocabulary)
@@ -466,6 +517,8 @@ class Verbs:
         reader = None if spec.answer is None else AnswerReader(_seeded(spec, spec.answer), setup.tokenizer)
         if session is None:
             turn = scheduler.request(spec.tenant, request, self.loop.now())
+        elif session.volatile:
+            turn = scheduler.submit(session.id, request, self.loop.now(), spec.keep)
         else:
             self._session_log.require_writable()
             turn = scheduler.submit(session.id, request, self.loop.now())

@@ -17,6 +17,7 @@ __all__ = ["LOG_LEVELS", "ServerOptions", "ip_address"]
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 MEBIBYTE = 1 << 20
+FOUND_SESSIONS_MAX = 1 << 16
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_.-]{1,253}")
 
@@ -27,7 +28,8 @@ class ServerOptions:
 
     `api_keys` is a file of one key a line, `name:key` or the key alone; `HOLDFAST_API_KEYS` in the
     environment gives the same, separated by commas. A tenant may have `tenant_sessions` open; None for as
-    many as the server. Turns without a seed get one derived from `seed`.
+    many as the server. Turns without a seed get one derived from `seed`. Conversations that clients send
+    whole go on in one of `found_sessions` sessions that nobody sees; 0 runs each as a request of its own.
     """
 
     host: str = "127.0.0.1"
@@ -48,6 +50,7 @@ class ServerOptions:
     drain_seconds: float = 30.0
     hang_seconds: float = 300.0
     tenant_sessions: int | None = None
+    found_sessions: int = 1024
     storm: bool = False
     seed: int | None = None
 
@@ -62,6 +65,8 @@ class ServerOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionError(name, "must be at least 1")
+        if not 0 <= self.found_sessions <= FOUND_SESSIONS_MAX:
+            raise OptionError("found_sessions", f"must be from 0 to {FOUND_SESSIONS_MAX}")
         for name in self.allowed_host:
             if name != "*" and not _HOST_NAME.fullmatch(name) and ip_address(name.strip("[]")) is None:
                 raise OptionError("allowed_host", "must be a host name without a port, or * for any")

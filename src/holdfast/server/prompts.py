@@ -7,15 +7,17 @@ event loop.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from holdfast.engine.answer_builder import TAIL_TOKENS
+from holdfast.engine.text.control_tokens import SECRET_BYTES
 from holdfast.server.dialects.refused import MESSAGE_FIELDS
 from holdfast.server.dialects.requests import make_body, refuse_unbuilt
-from holdfast.server.http.problems import Problem, bad_field
+from holdfast.server.http.problems import STATUS_OF_CODE, Problem, bad_field
 from holdfast.server.limits import MESSAGES_MAX, Room, too_long, values_max
 from holdfast.server.link import wire
 from holdfast.server.text import jobs
@@ -178,6 +180,7 @@ class Prompts:
         bos = self.tokenizer.names.get("bos_token")
         self.bos = None if bos is None else self.tokenizer.token_of(bos)
         memory = MEMORY_BYTES + TOKEN_BYTES * context_length
+        secret = secrets.token_bytes(SECRET_BYTES)
         small = jobs.Setup(
             vocabulary,
             context_length,
@@ -186,6 +189,7 @@ class Prompts:
             JOB_SECONDS,
             calls=calls,
             reasoning=reasoning,
+            secret=secret,
         )
         large = msgspec.structs.replace(small, nice=LARGE_NICE)
         self._small = Lane(lambda: TextProcess.start(small))
@@ -276,7 +280,7 @@ class Prompts:
             param = answer.param or PARAM_OF_CODE.get(answer.code)
             named = param is None or answer.message.startswith(param)
             message = answer.message if named else f"{param}: {answer.message}"
-            raise Problem(400, answer.code, message, param)
+            raise Problem(STATUS_OF_CODE.get(answer.code, 400), answer.code, message, param)
         return answer
 
 

@@ -17,6 +17,7 @@ import msgspec
 from holdfast.core.turn import KEEP_ALL
 from holdfast.engine.sampling import SamplingError
 from holdfast.server.answer_parts import complete_calls, shown_calls
+from holdfast.server.found_sessions import Conversations
 from holdfast.server.http.bodies import Reading
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import (
@@ -80,6 +81,7 @@ class Service:
         self.model_name = model_name
         self.table = SessionTable()
         self.ordinary = OrdinarySessions()
+        self.conversations = Conversations(options.found_sessions, self._close_hidden, self._count_found)
         self.seeds = Seeds(options.seed)
         self.created = int(time.time())
 
@@ -121,10 +123,12 @@ class Service:
     def session_gone(self, session: str, reason: str) -> None:
         """A session was closed, or has expired."""
         self.table.remove(session, reason)
+        self.conversations.gone(session)
 
     def engine_lost(self) -> None:
         """An engine process that served has ended."""
         self.metrics.engine_lost()
+        self.conversations.clear()
 
     def engine_ready(self, ready: wire.Ready) -> None:
         """An engine is ready; sessions that it does not know are lost."""
@@ -163,6 +167,7 @@ class Service:
         """
         if feed.replayed:
             return
+        self.conversations.ended(feed)
         self.metrics.turn_ended(feed)
         self.traces.turn_ended(feed)
         end = feed.end
@@ -429,11 +434,27 @@ class Service:
 
     @property
     def _starter(self) -> TurnStarter:
-        return TurnStarter(self.link, self.seeds, self.prompts, self.facts)
+        return TurnStarter(self.link, self.seeds, self.prompts, self.facts, self.conversations)
+
+    def _close_hidden(self, name: str) -> None:
+        """End the session of a conversation; nobody waits for that."""
+        self.link.send(wire.CloseSession(self.link.number(), name))
+
+    def _count_found(self, how: str) -> None:
+        self.metrics.conversations.labels(how).inc()
+
+    async def flush(self) -> None:
+        """Evict prefixes that nobody uses; conversations that are sent whole are found no more."""
+        self.conversations.close_idle()
+        await self.ask("flush")
 
     def leave(self, feed: TurnFeed, keeps: bool) -> None:
-        """A turn's client disconnected: end the turn within a step, by its `on_abort`."""
-        self.link.end(feed, KEEP_ALL if keeps else None, "the client went away")
+        """A turn's client disconnected: end the turn within a step, by its `on_abort`.
+
+        A conversation that is sent whole keeps its prompt, for the client to try again.
+        """
+        nothing = 0 if self.conversations.left(feed) else None
+        self.link.end(feed, KEEP_ALL if keeps else nothing, "the client went away")
 
     async def drain(self, seconds: float) -> None:
         """Wait for the turns in flight, for at most `seconds`."""

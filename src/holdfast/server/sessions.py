@@ -24,6 +24,7 @@ __all__ = [
     "SessionRecord",
     "SessionTable",
     "engine_name",
+    "found_name",
     "hidden_name",
     "is_hidden",
     "request_name",
@@ -68,6 +69,11 @@ def engine_name(tenant: str, name: str) -> str:
 def request_name(tenant: str, rid: str) -> str:
     """The engine's name of a one-shot request; no session has such a name."""
     return f"{tenant}#{rid}"
+
+
+def found_name(tenant: str) -> str:
+    """An engine's name for the session of a conversation that is sent whole; clients can name no such one."""
+    return f"{tenant}~{secrets.token_hex(8)}"
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from holdfast.engine.tools.request import Tool, ToolsRefused, read_tools
 from holdfast.server.dialects.answer_options import AnswerOptions
 from holdfast.server.http.problems import Problem, bad_field
 from holdfast.server.link import wire
-from holdfast.server.prompts import Prompts
+from holdfast.server.prompts import Prompts, begins_with_system
 from holdfast.server.sessions import SessionRecord
 from holdfast.server.text import jobs
 from holdfast.server.turn_request import Input, TurnAsked
@@ -36,6 +36,8 @@ class WrittenTurn:
     tokens: list[int]
     grammar: wire.GrammarFields | None = None
     answer: wire.AnswerFields | None = None
+    found: jobs.Found | None = None
+    """With a conversation that was compared with trails: where it goes on."""
 
 
 def checked_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
@@ -82,7 +84,29 @@ class TurnWriter:
     async def write(self, asked: TurnAsked, record: SessionRecord | None, tenant: str) -> WrittenTurn:
         """A tenant's turn, to follow a session's history."""
         asks = self._asks(asked, record)
-        written = await self._written(asked.input, asks, record, tenant)
+        return self._checked(asked, await self._written(asked.input, asks, record, tenant))
+
+    async def write_after(self, asked: TurnAsked, record: SessionRecord, history: list[int]) -> WrittenTurn:
+        """What a whole conversation adds to the history of its session; raises the problem if they differ."""
+        messages = asked.input.messages or []
+        system = None if begins_with_system(messages) else record.system
+        job = jobs.Chat(messages, None, True, system, [], self._asks(asked, record), history=history)
+        return self._checked(asked, _turn(await self._prompts.chat(job, record.tenant)))
+
+    async def write_whole(
+        self, asked: TurnAsked, tenant: str, trails: list[list[jobs.Stretch]]
+    ) -> WrittenTurn:
+        """A whole conversation, to follow the longest beginning of it that a session has."""
+        messages = asked.input.messages or []
+        job = jobs.Chat(messages, None, True, asks=self._asks(asked, None), one_shot=True, trails=trails)
+        return self._checked(asked, _turn(await self._prompts.chat(job, tenant)))
+
+    def asks(self, asked: TurnAsked) -> jobs.Asks:
+        """What a request without a session asks of its answer."""
+        return self._asks(asked, None)
+
+    def _checked(self, asked: TurnAsked, written: WrittenTurn) -> WrittenTurn:
+        """A turn that the model can take."""
         if written.tokens and max(written.tokens) >= self._facts.vocabulary:
             # Tokenizers may have special tokens without a row in the embedding table.
             raise bad_field("input", "has a special token that the model does not have")
@@ -112,8 +136,7 @@ class TurnWriter:
             one_shot=record is None,
             prompt_end=said.prompt_end,
         )
-        made = await self._prompts.chat(job, tenant)
-        return WrittenTurn(made.tokens, made.grammar, made.answer)
+        return _turn(await self._prompts.chat(job, tenant))
 
     async def _plain_tokens(self, said: Input, first: bool, tenant: str) -> list[int]:
         """The tokens of text outside of a chat template, or those given."""
@@ -154,6 +177,10 @@ class TurnWriter:
             thinking_tokens=options.thinking_tokens,
             reads=asked.reads,
         )
+
+
+def _turn(made: jobs.Written) -> WrittenTurn:
+    return WrittenTurn(made.tokens, made.grammar, made.answer, made.found)
 
 
 def grammar_field(options: AnswerOptions) -> str:

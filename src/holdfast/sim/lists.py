@@ -102,7 +102,8 @@ class Lists:
         for table in (*tables, registry.transits.values(), registry.in_flight.uncopied):
             for session in table:
                 self._require(session, session in open_ones, "list: it is closed")
-        if registry.tenants != Counter(session.tenant for session in open_ones):
+        counted = Counter(session.tenant for session in open_ones if not session.volatile)
+        if registry.tenants != counted or registry.volatile != len(open_ones) - counted.total():
             raise Found(Check.REGISTRY, f"sessions of tenants are miscounted: {registry.tenants}", "registry")
         for turn in registry.queue.values():
             session = registry.sessions[turn.session_id]

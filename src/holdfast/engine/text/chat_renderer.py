@@ -101,6 +101,16 @@ class ChatRenderer:
         """The text of a whole conversation."""
         return self._template.render(messages, prompt_end=prompt_end, **variables)
 
+    def opening(self, variables: Mapping[str, Any]) -> str:
+        """What the template writes for an answer to begin; empty if it refuses to show that."""
+        said = [{"role": "user", "content": "..."}]
+        try:
+            with_it = self._template.render_unchecked(said, **variables)
+            without = self._template.render_unchecked(said, **{**variables, "add_generation_prompt": False})
+        except MessagesRefused:
+            return ""
+        return with_it.removeprefix(without) if with_it.startswith(without) else ""
+
     def continuation(
         self,
         messages: Sequence[Message],

@@ -1,15 +1,17 @@
 """Control token injection: control tokens come from a chat template, never from the text of a message.
 
 A message may contain the name of a control token, such as `<|im_end|>`. Before a conversation is rendered,
-`disguise` replaces such names with random placeholders of private-use characters; afterwards, `encode`
-restores the names as ordinary tokens. A conversation without such names is rendered and encoded directly.
-Control tokens are the tokenizer's special tokens, and the added tokens that the template writes
-(`<tool_response>`); the latter stay tokens in the assistant's messages, since models write them, but not in
-the arguments of its calls. Used by `tokenizer`.
+`disguise` replaces such names with placeholders of private-use characters; afterwards, `encode` restores the
+names as ordinary tokens. A placeholder is derived from its name and a secret, so that the same conversation
+is always rendered to the same text, and nobody can write one. A conversation without such names is rendered
+and encoded directly. Control tokens are the tokenizer's special tokens, and the added tokens that the
+template writes (`<tool_response>`); the latter stay tokens in the assistant's messages, since models write
+them, but not in the arguments of its calls. Used by `tokenizer`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import secrets
@@ -25,7 +27,8 @@ __all__ = ["ControlTokens", "Disguise"]
 
 PRIVATE_FIRST, PRIVATE_COUNT = 0xE100, 0x1000
 """The alphabet of placeholders: private use, caseless, never trimmed, quoted or escaped."""
-NONCE_CHARACTERS = 10
+PLACEHOLDER_CHARACTERS = 21
+SECRET_BYTES = 16
 
 _NOTHING = re.compile(r"(?!)")
 
@@ -53,12 +56,14 @@ class Disguise:
 class ControlTokens:
     """The control tokens of one tokenizer with one template."""
 
-    def __init__(self, encoder: Encoder, template: str) -> None:
+    def __init__(self, encoder: Encoder, template: str, secret: bytes = b"") -> None:
+        """Placeholders are the same for the same `secret`; without one they are this object's own."""
         self._encoder = encoder
+        self._secret = secret or secrets.token_bytes(SECRET_BYTES)
         added = encoder.get_added_tokens_decoder()
         special = {token.content for token in added.values() if token.special and token.content}
         written = {token.content for token in added.values() if token.content and token.content in template}
-        self._numbers = frozenset(
+        self.numbers = frozenset(
             number for number, token in added.items() if token.content in special | written
         )
         self._marks = {token.content: token for token in added.values() if token.content}
@@ -70,16 +75,11 @@ class ControlTokens:
     ) -> Disguise:
         """The messages, and the template's variables, with placeholders for control token names."""
         placeholders: dict[str, str] = {}
-        nonce = ""
 
         def placeholder(found: re.Match[str]) -> str:
-            nonlocal nonce
-            nonce = nonce or "".join(
-                _private(secrets.randbelow(PRIVATE_COUNT)) for _ in range(NONCE_CHARACTERS)
-            )
             name = found[0]
             if name not in placeholders:
-                placeholders[name] = nonce + _private(len(placeholders)) + nonce
+                placeholders[name] = self._placeholder(name)
             return placeholders[name]
 
         def replaced(value: Any, pattern: re.Pattern[str]) -> Any:
@@ -101,6 +101,15 @@ class ControlTokens:
         given = {name: replaced(value, self._all) for name, value in (variables or {}).items()}
         names = {placed: name for name, placed in placeholders.items()}
         return Disguise(shown if names else messages, given, names)
+
+    def disguised(self, text: str) -> str:
+        """A text that was spelled by ordinary tokens, as it would be in a rendered conversation."""
+        return self._all.sub(lambda found: self._placeholder(found[0]), text)
+
+    def _placeholder(self, name: str) -> str:
+        drawn = hashlib.blake2b(name.encode(), key=self._secret, digest_size=2 * PLACEHOLDER_CHARACTERS)
+        pairs = zip(*[iter(drawn.digest())] * 2, strict=True)
+        return "".join(_private((high << 8 | low) % PRIVATE_COUNT) for high, low in pairs)
 
     def encode(self, text: str, disguise: Disguise) -> list[int]:
         """Encode a rendered text, with the disguised names as ordinary text.
@@ -127,12 +136,17 @@ class ControlTokens:
             done = end
         return tokens + self._encoder.encode(text[done:], add_special_tokens=False).ids
 
+    def begins_with_one(self, text: str) -> bool:
+        """Whether a text begins with an added token, so that it is encoded alike after any other text."""
+        found = _any_of(self._marks).match(text)
+        return found is not None and not self._marks[found[0]].lstrip
+
     def _plain_tokens(
         self, stretch: str, disguise: Disguise, hidden: re.Pattern[str], *, first: bool
     ) -> list[int]:
         """The tokens of a stretch, none of them an added token."""
         tokens = self._plain_encoded(disguise.restored(stretch), first)
-        if self._numbers.isdisjoint(tokens):
+        if self.numbers.isdisjoint(tokens):
             return tokens
         # The base vocabulary has the name as a word: spell it character by character.
         tokens, done = [], 0
@@ -142,7 +156,7 @@ class ControlTokens:
                 tokens += self._plain_encoded(character, False)
             done = found.end()
         tokens += self._plain_encoded(stretch[done:], first and not tokens)
-        if not self._numbers.isdisjoint(tokens):
+        if not self.numbers.isdisjoint(tokens):
             raise ValueError("the vocabulary cannot spell a control token's name as text")
         return tokens
 
@@ -160,7 +174,7 @@ class ControlTokens:
         """The same vocabulary and rules with a single, random added token, and that token."""
         written = json.loads(self._encoder.to_str())
         encoder = Encoder.from_str(json.dumps({**written, "added_tokens": []}))
-        mark = "".join(_private(secrets.randbelow(PRIVATE_COUNT)) for _ in range(2 * NONCE_CHARACTERS))
+        mark = "".join(_private(secrets.randbelow(PRIVATE_COUNT)) for _ in range(PLACEHOLDER_CHARACTERS))
         encoder.add_special_tokens([AddedToken(mark, special=True, normalized=False)])
         return encoder, mark
 

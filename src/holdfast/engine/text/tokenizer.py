@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tokenizers import Tokenizer as Encoder
 from tokenizers import decoders
@@ -46,6 +46,8 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _TOKENIZER_BYTES_MAX = 256 << 20
 _HELD_TOKENS_MAX = 5
 """Tokens after which an incomplete character is emitted anyway: a character has at most four bytes."""
+
+_OPENINGS_KEPT = 64
 
 PROBED_BYTES_PER_TOKEN = 8
 """Above this many bytes per allowed token a text is counted in portions before it is encoded as a whole."""
@@ -90,6 +92,16 @@ class Detokenizer(Protocol):
         ...
 
 
+class RenderedChat(NamedTuple):
+    """A conversation as its template writes it, ready for the assistant's answer.
+
+    `text` has placeholders for names of control tokens in messages: the same messages give the same text.
+    """
+
+    text: str
+    disguise: Disguise
+
+
 class Tokenizer:
     """A vocabulary with its rules, its special tokens and its chat template."""
 
@@ -103,12 +115,16 @@ class Tokenizer:
         guard: Callable[[], AbstractContextManager[None]] = nullcontext,
         call_format: str | None = None,
         response_template: object = None,
+        secret: bytes = b"",
     ) -> None:
         """`names` are special tokens by role, such as bos_token; `eos_tokens` end a turn. Templates are
         rendered inside `guard`. `call_format` is how the model writes tool calls, where the template does not
         show it; `response_template` is the checkpoint's own description of its answers, as it is written.
+        Rendered texts are the same for the same `secret`.
         """
         self.response_template_source = response_template
+        self._secret = secret
+        self._openings: dict[str, str] = {}
         self._encoder = encoder
         self._call_format = call_format
         self._guard = guard
@@ -131,6 +147,7 @@ class Tokenizer:
             guard=self._guard,
             call_format=call_format,
             response_template=self.response_template_source,
+            secret=self._secret,
         )
 
     def written(self) -> str:
@@ -250,12 +267,65 @@ class Tokenizer:
         Control tokens come from the template alone: their names in a message, a tool's description or a
         variable are ordinary text. Raises `ToolsRefused` for calls and results that do not fit together.
         """
+        return self.encode_rendered(
+            self.render_chat(messages, tools=tools, template_kwargs=template_kwargs, prompt_end=prompt_end),
+            most=most,
+        )
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        prompt_end: PromptEnd = PromptEnd.ANSWER,
+    ) -> RenderedChat:
+        """A conversation as text, ready for the assistant's answer."""
         with self._guard():
             prepared = self.chat.prepare(messages, tools or (), template_kwargs)
         disguise = self._controls.disguise(prepared.messages, prepared.variables)
         with self._guard():
-            rendered = self.chat.whole(disguise.messages, disguise.variables, prompt_end)
-        return self._encode_rendered(rendered, disguise, most)
+            return RenderedChat(self.chat.whole(disguise.messages, disguise.variables, prompt_end), disguise)
+
+    def opening(self, rendered: RenderedChat, template_kwargs: Mapping[str, Any]) -> str:
+        """What a rendered conversation ends with for the answer to begin, as a small one shows it.
+
+        Empty where that cannot be told, or where it would be encoded differently after another text.
+        """
+        key = repr(sorted(template_kwargs.items(), key=lambda item: item[0]))
+        known = self._openings.get(key)
+        if known is None:
+            if len(self._openings) >= _OPENINGS_KEPT:
+                self._openings.clear()
+            with self._guard():
+                known = self._openings[key] = self.chat.opening(template_kwargs)
+        tells = bool(known) and rendered.text.endswith(known) and self._controls.begins_with_one(known)
+        return known if tells else ""
+
+    def encode_rendered(self, rendered: RenderedChat, start: int = 0, most: int | None = None) -> list[int]:
+        """The tokens of a rendered conversation after its first `start` characters."""
+        if not start or self._byte_level:
+            return self._encode_rendered(rendered.text[start:], rendered.disguise, most)
+        # Vocabularies may treat the first text differently: a token before it makes this a later one.
+        before = next((text for text in self.names.values() if self._controls.begins_with_one(text)), "")
+        tokens = self._encode_rendered(before + rendered.text[start:], rendered.disguise, most)
+        return tokens[1:] if before else tokens
+
+    def answer_text(self, tokens: Sequence[int], before: int | None = None) -> str:
+        """Generated tokens as a rendered conversation would have them, `before` being the token before them.
+
+        Control tokens are their names; names that ordinary tokens spell are placeholders.
+        """
+        stream = self.detokenizer(skip_special_tokens=False)
+        if before is not None:
+            stream.add([before])
+        controls, parts, first = self._controls, [], 0
+        for place, token in enumerate(tokens):
+            if token in controls.numbers:
+                spelled = stream.add(tokens[first:place]) + stream.finish()
+                parts += [controls.disguised(spelled), self.added_tokens[token]]
+                first = place + 1
+        return "".join([*parts, controls.disguised(stream.add(tokens[first:]) + stream.finish())])
 
     def encode_continuation(
         self,
@@ -314,7 +384,8 @@ class Tokenizer:
 
     @cached_property
     def _controls(self) -> ControlTokens:
-        return ControlTokens(self._encoder, "" if self.template is None else self.template.source)
+        source = "" if self.template is None else self.template.source
+        return ControlTokens(self._encoder, source, self._secret)
 
 
 class _ByteStream:

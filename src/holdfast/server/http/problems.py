@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 __all__ = [
+    "STATUS_OF_CODE",
     "Problem",
     "bad_field",
     "context_exceeded",
@@ -49,6 +50,7 @@ STATUS_OF_CODE = {
     "bad_text": 400,
     "history_changed": 409,
     "history_repeated": 400,
+    "history_differs": 409,
     "journal_unavailable": 503,
     "invalid_grammar": 400,
     "unsupported_grammar": 400,

@@ -114,6 +114,9 @@ class EngineCommands:
                 expect_return=command.expect_return,
                 tools=command.tools,
                 note=command.note,
+                volatile=command.volatile,
+                keep=command.keep,
+                parent=command.parent,
             ),
         )
 
@@ -193,10 +196,13 @@ class EngineCommands:
         assert command.name is not None, f"{command.what} is asked of a session"
         if command.what == Question.LEASED:
             return leased_units(loop, command.name)
+        session = loop.scheduler.registry.find(command.name)
         if command.what == Question.TURNS:
-            return noted_turns(loop, loop.scheduler.registry.find(command.name), command.names)
+            return noted_turns(loop, session, command.names)
+        if command.what == Question.TOKENS:
+            return session.sequence.tokens.slice(0, session.sequence.known)
         assert command.what == Question.SESSION, f"{command.what} is a report"
-        return session_report(loop, loop.scheduler.registry.find(command.name))
+        return session_report(loop, session)
 
 
 def _grammar(fields: wire.GrammarFields) -> Grammar:

@@ -92,6 +92,13 @@ class StartTurn(msgspec.Struct, tag="start", frozen=True):
     """With a session's first turn: the session's tools from now on; None leaves them as they are."""
     note: str | None = None
     """Text of the API process's own, kept with the turn and in the journal: what a dialect shows of it."""
+    volatile: bool = False
+    """Whether the session stands for a conversation that its client sends whole: it is opened by its first
+    turn, and is in no journal."""
+    keep: int | None = None
+    """With a volatile session: how many tokens of its history, or of `parent`'s, the input follows."""
+    parent: str | None = None
+    """The volatile session that this one is forked from."""
 
 
 class EndTurn(msgspec.Struct, tag="end", frozen=True):
@@ -170,13 +177,14 @@ class Question(StrEnum):
     SESSION = "session"
     LEASED = "leased"
     TURNS = "turns"
+    TOKENS = "tokens"
     FLUSH = "flush"
 
 
 class Ask(msgspec.Struct, tag="ask", frozen=True):
-    """A question: `memory` (of all, or as tenant `name` may see it), `picture`, `session` and `leased` (of
-    session `name`), `turns` (of session `name`: those with notes, or those in `names` alone), `sessions` (of
-    `names`), `flush`."""
+    """A question: `memory` (of all, or as tenant `name` may see it), `picture`, `session`, `leased` and `tokens`
+    (of session `name`), `turns` (of session `name`: those with notes, or those in `names` alone), `sessions`
+    (of `names`), `flush`."""
 
     call: int
     what: Question

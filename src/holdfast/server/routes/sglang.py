@@ -137,7 +137,7 @@ async def close_session(request: Request) -> Response:
 @router.post("/flush_cache", **documented(None, "Evict unused prefixes from the cache."))
 @router.post("/reset_prefix_cache", **documented(None, "The same under vLLM's name."))
 async def flush_cache(request: Request) -> Response:
-    await service_of(request).ask("flush")
+    await service_of(request).flush()
     return json_answer(
         {"success": True, "message": "unused prefixes were evicted; sessions keep their memory"}
     )

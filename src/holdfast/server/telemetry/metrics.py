@@ -130,6 +130,12 @@ class Metrics:
         self.calls = Counter(
             "holdfast_tool_calls", "Tool calls by how they ended.", ("outcome",), registry=self.registry
         )
+        self.conversations = Counter(
+            "holdfast_conversations",
+            "Chats sent whole, by whether their session was found, forked, or is new.",
+            ("how",),
+            registry=self.registry,
+        )
         self.restarts = Counter("holdfast_engine_restarts", "Engine processes lost.", registry=self.registry)
         self.started = time.time()
 

@@ -20,6 +20,7 @@ __all__ = [
     "Body",
     "Chat",
     "ConstraintFields",
+    "Found",
     "Job",
     "Read",
     "Refused",
@@ -27,6 +28,7 @@ __all__ = [
     "Spell",
     "Spelled",
     "Started",
+    "Stretch",
     "Text",
     "Tokens",
     "Written",
@@ -55,6 +57,8 @@ class Setup(msgspec.Struct, tag="setup", frozen=True):
     nice: int = 0
     calls: str | None = None
     reasoning: str | None = None
+    secret: bytes = b""
+    """What rendered texts depend on: the same in all processes whose texts are compared."""
 
 
 class Text(msgspec.Struct, tag="text", frozen=True):
@@ -85,11 +89,26 @@ class Asks(msgspec.Struct, omit_defaults=True, frozen=True):
     reads: bool = True
 
 
+class Stretch(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
+    """A part of a conversation's text: its length and its digest, or the tokens that were generated there.
+
+    `before` is the token before them.
+    """
+
+    characters: int = 0
+    digest: bytes = b""
+    tokens: list[int] = []
+    before: int | None = None
+
+
 class Chat(msgspec.Struct, tag="chat", frozen=True):
     """The tokens of messages: a whole conversation, or what follows one that ended with `last_token`.
 
     `system` comes before the messages of a whole conversation. `calls` are those that the conversation ended
-    in. `tools` of a one-shot request that must not be called are not shown to the model. `prompt_end` is the
+    in. `tools` of a one-shot request that must not be called are not shown to the model. With `trails` (of
+    sessions that may have the beginning of a whole conversation; see `trails`) only the tokens after the
+    longest common beginning are answered, and where it ends. With `history` (the tokens of the session that
+    the messages are for) only those after the history. `prompt_end` is the
     name of a `PromptEnd`.
     """
 
@@ -100,6 +119,8 @@ class Chat(msgspec.Struct, tag="chat", frozen=True):
     calls: list[wire.CallFields] = []
     asks: Asks = Asks()
     one_shot: bool = False
+    trails: list[list[Stretch]] | None = None
+    history: list[int] | None = None
     prompt_end: str = "answer"
 
 
@@ -136,12 +157,33 @@ class Tokens(msgspec.Struct, tag="tokens", frozen=True):
     tokens: list[int]
 
 
+class Found(msgspec.Struct, omit_defaults=True, frozen=True):
+    """Where a conversation goes on: after `stretches` of trail `trail`; None if none has its beginning.
+
+    `said` is the last stretch of the trail, which was tokens, if it was found. If the conversation `is_all`
+    there, it ends after one stretch more than the answered tokens follow. `head` stands for the first
+    `merged` stretches of a long trail. `body` and `opening` are the text of the answered tokens: the
+    messages, and what opens the answer, in `opening_tokens` tokens.
+    """
+
+    body: Stretch
+    opening: Stretch
+    opening_tokens: int = 0
+    trail: int | None = None
+    stretches: int = 0
+    is_all: bool = False
+    said: Stretch | None = None
+    head: Stretch | None = None
+    merged: int = 0
+
+
 class Written(msgspec.Struct, tag="written", frozen=True):
     """A turn's tokens, its grammar, and how its answer is read."""
 
     tokens: list[int]
     grammar: wire.GrammarFields | None = None
     answer: wire.AnswerFields | None = None
+    found: Found | None = None
 
 
 class Spelled(msgspec.Struct, tag="spelled", frozen=True):

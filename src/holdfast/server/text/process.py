@@ -23,13 +23,15 @@ import msgspec
 
 from holdfast.engine.answer_builder import AnswerBuilder, AnswerRefused
 from holdfast.engine.text.chat_template import ChatTemplateError, PromptEnd
-from holdfast.engine.text.tokenizer import Tokenizer, TooManyTokens, read_encoder
+from holdfast.engine.text.tokenizer import RenderedChat, Tokenizer, TooManyTokens, read_encoder
 from holdfast.engine.tools.choose import Chosen
 from holdfast.engine.tools.events import Call, Outcome
 from holdfast.engine.tools.request import Mode, ToolsRefused
 from holdfast.server.link import wire
 from holdfast.server.text import jobs
 from holdfast.server.text.answer_writer import CODES, read_asked_tools, written
+from holdfast.server.text.histories import Histories, HistoryDiffers
+from holdfast.server.text.trails import Match, find, stretch_of
 
 _PLACE = re.compile(r"^messages\[([0-9]+)\]")
 NAME_CHARACTERS_MAX = 64
@@ -46,6 +48,7 @@ def tokenizer_of(
     vocabulary: wire.Vocabulary,
     guard: Callable[[], AbstractContextManager[None]] = nullcontext,
     calls: str | None = None,
+    secret: bytes = b"",
 ) -> Tokenizer:
     """The tokenizer of the model that is served; `calls` is how it writes tool calls."""
     return Tokenizer(
@@ -56,6 +59,7 @@ def tokenizer_of(
         guard=guard,
         call_format=calls,
         response_template=vocabulary.response_template,
+        secret=secret,
     )
 
 
@@ -63,7 +67,10 @@ class TextWorker:
     """Runs jobs."""
 
     def __init__(self, setup: jobs.Setup) -> None:
-        self._tokenizer = tokenizer_of(setup.vocabulary, lambda: _alarm(setup.render_seconds), setup.calls)
+        self._tokenizer = tokenizer_of(
+            setup.vocabulary, lambda: _alarm(setup.render_seconds), setup.calls, setup.secret
+        )
+        self._histories = Histories(self._tokenizer, setup.reasoning)
         self._tokens_max = setup.tokens_max
         self._answers = AnswerBuilder(self._tokenizer, Chosen(setup.calls, setup.reasoning))
 
@@ -75,6 +82,8 @@ class TextWorker:
             return jobs.Refused("context_length_exceeded", str(error), error.tokens)
         except ChatTemplateError as error:
             return jobs.Refused("chat_template", str(error))
+        except HistoryDiffers as error:
+            return jobs.Refused("history_differs", str(error), None, error.param)
         except ToolsRefused as error:
             return jobs.Refused("invalid_value", str(error), None, error.param)
         except AnswerRefused as error:
@@ -115,17 +124,53 @@ class TextWorker:
             )
             return written(self._answers, tokens, job.asks, tools)
         system = [] if job.system is None else [{"role": "system", "content": job.system}]
+        messages = [*system, *job.messages]
         try:
-            tokens = self._tokenizer.encode_chat(
-                [*system, *job.messages],
+            rendered = self._tokenizer.render_chat(
+                messages,
                 tools=shown,
                 template_kwargs=job.asks.template_kwargs,
-                most=self._tokens_max,
                 prompt_end=PromptEnd(job.prompt_end),
             )
         except (ChatTemplateError, ToolsRefused) as error:
             raise _counted_from(len(system), error) from error
-        return written(self._answers, tokens, job.asks, tools)
+        start, match = 0, None
+        if job.history is not None:
+            about = (messages, shown, job.asks.template_kwargs)
+            start = self._histories.end_in(rendered, job.history, *about, first=len(system))
+        elif job.trails:
+            match = find(rendered.text, job.trails, self._tokenizer.answer_text)
+            start = 0 if match is None else match.characters
+        tokens = self._tokenizer.encode_rendered(rendered, start, self._tokens_max)
+        made = written(self._answers, tokens, job.asks, tools)
+        if job.trails is None:
+            return made
+        return msgspec.structs.replace(made, found=self._found(rendered, tokens, match, job))
+
+    def _found(
+        self, rendered: RenderedChat, tokens: list[int], match: Match | None, job: jobs.Chat
+    ) -> jobs.Found:
+        """Where a conversation goes on, and the stretches of text that its new tokens are."""
+        text, start = rendered.text, 0 if match is None else match.characters
+        opening = self._tokenizer.opening(rendered, job.asks.template_kwargs)
+        ending = self._tokenizer.encode(opening, add_special_tokens=False) if opening else []
+        end = len(text) - len(opening)
+        if not ending or end < start or tokens[-len(ending) :] != ending:
+            end, ending = len(text), []
+        body, rest = stretch_of(text, start, end), stretch_of(text, end, len(text))
+        if match is None:
+            return jobs.Found(body, rest, len(ending))
+        return jobs.Found(
+            body,
+            rest,
+            len(ending),
+            match.trail,
+            match.stretches,
+            match.is_all,
+            match.said,
+            match.head,
+            match.merged,
+        )
 
 
 def _counted_from(first: int, error: ChatTemplateError | ToolsRefused) -> ChatTemplateError | ToolsRefused:
