@@ -182,9 +182,9 @@ class Question(StrEnum):
 
 
 class Ask(msgspec.Struct, tag="ask", frozen=True):
-    """A question: `memory` (of all, or as tenant `name` may see it), `picture`, `session`, `leased` and `tokens`
-    (of session `name`), `turns` (of session `name`: those with notes, or those in `names` alone), `sessions`
-    (of `names`), `flush`."""
+    """A question: `memory` (of all, or as tenant `name` may see it), `picture`, `session`, `leased` and
+    `tokens` (of session `name`), `turns` (of session `name`: those with notes, or those in `names` alone),
+    `sessions` (of `names`), `flush`."""
 
     call: int
     what: Question
