@@ -13,8 +13,9 @@ from holdfast.engine.durable.journal_reading import load
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem
 from holdfast.server.link import wire
+from holdfast.server.session_trail import STRETCHES_MAX
 from holdfast.server.sessions import SessionRecord
-from holdfast.server.text.trails import STRETCHES_MAX
+from holdfast.server.text.trails import APART_CHARACTERS, PLACES_MAX
 from tests.server.agents import BERN, OSLO, TOOLS, calling
 from tests.server.joined import ANN, Joined, Message, joined
 
@@ -230,6 +231,29 @@ def test_a_request_that_is_repeated_computes_one_token_of_its_prompt() -> None:
         assert world.how() == {"new": 1, "found": 3, "forked": 1}
 
     joined(story)
+
+
+@pytest.mark.parametrize("model", ECHOES)
+def test_a_note_that_moves_to_the_last_message_costs_the_end_of_the_message_that_had_it(model: str) -> None:
+    """A client adds a note to its last message, and leaves it out when it sends that message again.
+
+    A window or a state cannot be resumed inside of a message: that message is computed again.
+    """
+
+    async def story(world: Joined) -> None:
+        history: list[Message] = []
+        for number in range(4):
+            text = "".join(f"line {line} of file {number}\n" for line in range(100))
+            end = await world.chat([*history, user(f"{text}note: {number}")], max_tokens=5)
+            if number and model == "echo":
+                spared = end.prompt_tokens - end.cached_tokens - len(text)
+                assert spared < 3 * APART_CHARACTERS, "less than the message before"
+            history = [*history, user(text), answered(end)]
+        assert world.how() == {"new": 1, "found": 3}
+        (conversation,) = world.service.conversations.all()
+        assert len(conversation.trail.stretches) < 2 * 4 * 3 + 2 * PLACES_MAX
+
+    joined(story, model)
 
 
 def test_names_of_control_tokens_are_compared_as_what_they_are() -> None:

@@ -5,8 +5,8 @@ engine: volatile (in no journal), in no list, named so that no client can name i
 session that has the longest beginning of it, and goes on there.
 
     candidates   sessions of the tenant whose latest requests had the same first messages: an index by
-                 digests of messages, since comparing texts is work for a text process
-    trail        the text of a session in stretches, and the token at which each ends (`server/text/trails`)
+                 digests of messages (`conversation_keys`), since comparing texts is work for a text process
+    trail        the text of a session in stretches (`session_trail`)
     claim        a session and the length from which a request goes on; it is busy until the turn ends
 
 At the end of the last turn, or inside it, a request goes on in place: what follows there is cut. At an older
@@ -19,26 +19,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
-import msgspec
-
 from holdfast.server.link.turn_feed import TurnFeed
+from holdfast.server.session_trail import NO_TRAIL, Trail
 from holdfast.server.sessions import found_name
 from holdfast.server.text import jobs
 from holdfast.server.turn_request import TurnAsked
 from holdfast.server.turn_writer import WrittenTurn
 
-__all__ = ["STALE", "Candidate", "Claim", "Conversation", "Conversations", "Trail", "keys_of", "turn_fields"]
+__all__ = ["STALE", "Candidate", "Claim", "Conversation", "Conversations", "turn_fields"]
 
 CANDIDATES_MAX = 4
 LIKELY_MAX = 2 * CANDIDATES_MAX
-KEYS_MAX = 64
-"""Requests of a conversation by which it can be found; older ones are forgotten."""
+KEYS_MAX = 192
+"""Keys by which a conversation can be found, three a request; older ones are forgotten."""
 LEAVING_SECONDS = 5.0
 """How long a request waits for the end of a turn that its client has left."""
 
@@ -46,60 +44,6 @@ STALE = frozenset(
     {"session_not_found", "session_expired", "session_busy", "history_changed", "turn_not_found"}
 )
 """Refusals of a claim after which the request is written for a new session."""
-
-
-class Trail(NamedTuple):
-    """The stretches of a session's text, the token at which each ends, and where its last turn begins.
-
-    `answered`: the last stretch is an answer.
-    """
-
-    stretches: tuple[jobs.Stretch, ...] = ()
-    ends: tuple[int, ...] = ()
-    last: int = 0
-    answered: bool = False
-
-    @property
-    def known(self) -> int:
-        """How many tokens it covers."""
-        return self.ends[-1] if self.ends else 0
-
-    def first(self, count: int) -> Trail:
-        """Its first `count` stretches."""
-        answered = self.answered and count >= len(self.stretches)
-        return Trail(self.stretches[:count], self.ends[:count], min(count, self.last), answered)
-
-    def with_turn(self, stretches: Sequence[jobs.Stretch], ends: Sequence[int]) -> Trail:
-        """With the input of one more turn; stretches without text are left out."""
-        added = [(each, end) for each, end in zip(stretches, ends, strict=True) if each.characters]
-        return Trail(
-            (*self.stretches, *(each for each, _ in added)),
-            (*self.ends, *(end for _, end in added)),
-            len(self.stretches),
-        )
-
-    def with_answer(self, tokens: list[int], before: int | None) -> Trail:
-        """With the answer of its last turn."""
-        answer = jobs.Stretch(tokens=tokens, before=before)
-        return Trail((*self.stretches, answer), (*self.ends, self.known + len(tokens)), self.last, True)
-
-    def within(self, known: int) -> Trail:
-        """The part of it within the first `known` tokens."""
-        return self.first(sum(end <= known for end in self.ends))
-
-    def settled(self, found: jobs.Found) -> Trail:
-        """With what a text process has found out: the digest of the last answer, and a merged beginning."""
-        stretches, ends, last = list(self.stretches), list(self.ends), self.last
-        if found.said is not None:
-            stretches[-1] = found.said
-        if found.head is not None:
-            stretches[: found.merged] = [found.head]
-            ends[: found.merged] = ends[found.merged - 1 : found.merged]
-            last = max(1, last - found.merged + 1)
-        return Trail(tuple(stretches), tuple(ends), last, self.answered)
-
-
-NO_TRAIL = Trail()
 
 
 @dataclass(slots=True, eq=False)
@@ -185,10 +129,10 @@ class Conversations:
 
         One whose turn was left by its client is waited for: it ends within a step.
         """
-        for conversation in self._likely(keys):
-            if conversation.over is not None:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(conversation.over.wait(), LEAVING_SECONDS)
+        left = next((each.over for each in self._likely(keys)[:1]), None)
+        if left is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(left.wait(), LEAVING_SECONDS)
         idle = [each for each in self._likely(keys) if each.call is None and each.trail.ends]
         return [Candidate(each, each.trail, each.turns) for each in idle[:CANDIDATES_MAX]]
 
@@ -202,27 +146,33 @@ class Conversations:
         return list(found)
 
     def claim(
-        self, tenant: str, key: bytes, call: int, written: WrittenTurn, candidates: Sequence[Candidate]
+        self,
+        tenant: str,
+        keys: Sequence[bytes],
+        call: int,
+        written: WrittenTurn,
+        candidates: Sequence[Candidate],
     ) -> Claim | None:
         """The session in which a request goes on; None if what was found has changed, or all are busy."""
         found, tokens = written.found, written.tokens
         assert found is not None, "the request was compared with trails"
         if found.trail is None:
-            return self._new(tenant, key, call, found, tokens)
+            return self._new(tenant, keys, call, found, tokens)
         conversation, trail, _ = candidates[found.trail]
         if not self._is_as_found(candidates[found.trail]):
             return None
         whole = trail.first(found.stretches + 1)
-        if found.is_all and found.opening_tokens and len(whole.stretches) > trail.last and not whole.answered:
+        if found.is_all and found.is_known and len(whole.stretches) > trail.last and not whole.answered:
             # The prompt is there to its end: its last token is computed once more.
-            return self._in_place(conversation, key, call, whole, tokens[-1:], whole.known - 1)
+            return self._in_place(conversation, keys, call, whole, tokens[-1:], whole.known - 1)
         if not found.stretches:
-            return self._new(tenant, key, call, found, tokens)
+            return self._new(tenant, keys, call, found, tokens)
+        gone = 0 if found.merged is None else trail.merge[1] - trail.merge[0] - 1
         trail = conversation.trail = trail.settled(found)
-        kept = trail.first(found.stretches - max(0, found.merged - 1))
+        kept = trail.first(found.stretches - gone)
         asked = _with_input(kept, found, tokens)
         if len(kept.stretches) > trail.last:
-            return self._in_place(conversation, key, call, asked, tokens, kept.known)
+            return self._in_place(conversation, keys, call, asked, tokens, kept.known)
         parent = next((each for each in candidates if self._computed(each, kept)), candidates[found.trail])
         self._tenants[tenant].move_to_end(parent.conversation.name)
         child = self._add(tenant)
@@ -231,7 +181,7 @@ class Conversations:
         child.inherited = kept.known
         for each in conversation.keys:
             self._note_key(child, each)
-        self._begin(child, key, call, asked, tokens)
+        self._begin(child, keys, call, asked, tokens)
         return Claim(child, "forked", tokens, kept.known, kept.known, parent.conversation.name)
 
     def _computed(self, candidate: Candidate, kept: Trail) -> bool:
@@ -249,27 +199,30 @@ class Conversations:
     def _in_place(
         self,
         conversation: Conversation,
-        key: bytes,
+        keys: Sequence[bytes],
         call: int,
         asked: Trail,
         tokens: list[int],
         keep: int,
     ) -> Claim:
-        self._begin(conversation, key, call, asked, tokens)
+        self._begin(conversation, keys, call, asked, tokens)
         return Claim(conversation, "found", tokens, keep, conversation.known)
 
-    def _new(self, tenant: str, key: bytes, call: int, found: jobs.Found, tokens: list[int]) -> Claim | None:
+    def _new(
+        self, tenant: str, keys: Sequence[bytes], call: int, found: jobs.Found, tokens: list[int]
+    ) -> Claim | None:
         conversation = self._add(tenant)
         if conversation is None:
             return None
-        self._begin(conversation, key, call, _with_input(NO_TRAIL, found, tokens), tokens)
+        self._begin(conversation, keys, call, _with_input(NO_TRAIL, found, tokens), tokens)
         return Claim(conversation, "new", tokens, 0, 0)
 
     def _begin(
-        self, conversation: Conversation, key: bytes, call: int, asked: Trail, tokens: list[int]
+        self, conversation: Conversation, keys: Sequence[bytes], call: int, asked: Trail, tokens: list[int]
     ) -> None:
         conversation.call, conversation.asked, conversation.before = call, asked, tokens[-1]
-        self._note_key(conversation, key)
+        for key in keys:
+            self._note_key(conversation, key)
         self._tenants[conversation.tenant].move_to_end(conversation.name)
 
     # --- turns ------------------------------------------------------------------------------------
@@ -382,29 +335,8 @@ class Conversations:
 
 def _with_input(kept: Trail, found: jobs.Found, tokens: list[int]) -> Trail:
     """A trail with the input of a turn that follows it."""
-    end = kept.known + len(tokens)
-    return kept.with_turn((found.body, found.opening), (end - found.opening_tokens, end))
-
-
-def keys_of(tenant: str, messages: Sequence[Mapping[str, Any]], tools: object, kwargs: object) -> list[bytes]:
-    """Digests of the first messages of a request, one for each message that is not the assistant's.
-
-    The assistant's are left out: clients change them, by dropping reasoning for example. What a session
-    really has in common with a request is found by their texts.
-    """
-    seed = blake2b(msgspec.msgpack.encode((tenant, tools, kwargs)), digest_size=16).digest()
-    return list(_keys(seed, messages)) or [seed]
-
-
-def _keys(seed: bytes, messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
-    state = blake2b(seed, digest_size=16)
-    for message in messages:
-        if message["role"] == "assistant":
-            continue
-        for part in (message["role"], message["content"]):
-            content = str(part).encode("utf-8", "surrogatepass")
-            state.update(len(content).to_bytes(8, "big") + content)
-        yield state.copy().digest()
+    assert found.ends[-1] == len(tokens), "the stretches are those of the tokens"
+    return kept.with_turn(found.input, [kept.known + end for end in found.ends])
 
 
 def turn_fields(claim: Claim) -> dict[str, Any]:

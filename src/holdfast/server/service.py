@@ -82,6 +82,7 @@ class Service:
         self.table = SessionTable()
         self.ordinary = OrdinarySessions()
         self.conversations = Conversations(options.found_sessions, self._close_hidden, self._count_found)
+        self.metrics.found_sessions.set_function(lambda: len(self.conversations))
         self.seeds = Seeds(options.seed)
         self.created = int(time.time())
 

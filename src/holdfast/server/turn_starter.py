@@ -14,7 +14,8 @@ from contextlib import ExitStack
 import msgspec
 
 from holdfast.engine.sampling import Sampling
-from holdfast.server.found_sessions import STALE, Claim, Conversations, keys_of, turn_fields
+from holdfast.server.conversation_keys import keys_of
+from holdfast.server.found_sessions import STALE, Claim, Conversations, turn_fields
 from holdfast.server.http.problems import Problem, context_exceeded, from_refusal, told_as
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import EngineClient, TurnFeed
@@ -134,11 +135,11 @@ class TurnStarter:
         keys = keys_of(tenant, asked.input.messages or [], asks.tools, asks.template_kwargs)
         for attempt in range(REWRITES_MAX):
             last = attempt == REWRITES_MAX - 1
-            candidates = [] if last else await self._conversations.candidates(keys)
-            trails = [list(each.trail.stretches) for each in candidates]
+            candidates = [] if last else await self._conversations.candidates(keys.look_up)
+            trails = [each.trail.fields() for each in candidates]
             written = await self._writer.write_whole(asked, tenant, trails)
             call = self._link.number()
-            claim = self._conversations.claim(tenant, keys[-1], call, written, candidates)
+            claim = self._conversations.claim(tenant, keys.note, call, written, candidates)
             if claim is None:
                 if last or not candidates:
                     return None

@@ -93,9 +93,7 @@ class TurnWriter:
         job = jobs.Chat(messages, None, True, system, [], self._asks(asked, record), history=history)
         return self._checked(asked, _turn(await self._prompts.chat(job, record.tenant)))
 
-    async def write_whole(
-        self, asked: TurnAsked, tenant: str, trails: list[list[jobs.Stretch]]
-    ) -> WrittenTurn:
+    async def write_whole(self, asked: TurnAsked, tenant: str, trails: list[jobs.TrailFields]) -> WrittenTurn:
         """A whole conversation, to follow the longest beginning of it that a session has."""
         messages = asked.input.messages or []
         job = jobs.Chat(messages, None, True, asks=self._asks(asked, None), one_shot=True, trails=trails)

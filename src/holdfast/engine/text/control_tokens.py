@@ -67,6 +67,7 @@ class ControlTokens:
             number for number, token in added.items() if token.content in special | written
         )
         self._marks = {token.content: token for token in added.values() if token.content}
+        self._private = re.compile(f"[{_private(0)}-{_private(PRIVATE_COUNT - 1)}]")
         self._special = _any_of(special)
         self._all = _any_of(special | written)
 
@@ -105,6 +106,10 @@ class ControlTokens:
     def disguised(self, text: str) -> str:
         """A text that was spelled by ordinary tokens, as it would be in a rendered conversation."""
         return self._all.sub(lambda found: self._placeholder(found[0]), text)
+
+    def has_placeholder(self, text: str) -> bool:
+        """Whether a rendered text may have a placeholder."""
+        return self._private.search(text) is not None
 
     def _placeholder(self, name: str) -> str:
         drawn = hashlib.blake2b(name.encode(), key=self._secret, digest_size=2 * PLACEHOLDER_CHARACTERS)

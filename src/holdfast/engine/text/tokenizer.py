@@ -13,6 +13,7 @@ import codecs
 import hashlib
 import json
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -48,6 +49,7 @@ _HELD_TOKENS_MAX = 5
 """Tokens after which an incomplete character is emitted anyway: a character has at most four bytes."""
 
 _OPENINGS_KEPT = 64
+_OPENING_KEY_CHARACTERS = 1000
 
 PROBED_BYTES_PER_TOKEN = 8
 """Above this many bytes per allowed token a text is counted in portions before it is encoded as a whole."""
@@ -295,10 +297,12 @@ class Tokenizer:
         key = repr(sorted(template_kwargs.items(), key=lambda item: item[0]))
         known = self._openings.get(key)
         if known is None:
+            with self._guard():
+                known = self.chat.opening(template_kwargs)
             if len(self._openings) >= _OPENINGS_KEPT:
                 self._openings.clear()
-            with self._guard():
-                known = self._openings[key] = self.chat.opening(template_kwargs)
+            if len(key) <= _OPENING_KEY_CHARACTERS:
+                self._openings[key] = known
         tells = bool(known) and rendered.text.endswith(known) and self._controls.begins_with_one(known)
         return known if tells else ""
 
@@ -310,6 +314,22 @@ class Tokenizer:
         before = next((text for text in self.names.values() if self._controls.begins_with_one(text)), "")
         tokens = self._encode_rendered(before + rendered.text[start:], rendered.disguise, most)
         return tokens[1:] if before else tokens
+
+    def tokens_before(self, text: str, places: Sequence[int]) -> list[int | None]:
+        """How many tokens of a text come before each of some places; None where a token reaches over it.
+
+        Only for vocabularies of bytes, and texts without placeholders: elsewhere it cannot be told.
+        """
+        if not places or not self._byte_level or self._controls.has_placeholder(text):
+            return [None] * len(places)
+        spans = self._encoder.encode(text, add_special_tokens=False).offsets
+        starts = [start for start, _ in spans]
+        found: list[int | None] = []
+        for place in places:
+            number = bisect_left(starts, place)
+            splits = number < len(spans) and starts[number] == place and spans[number - 1][1] <= place
+            found.append(number if splits and number else None)
+        return found
 
     def answer_text(self, tokens: Sequence[int], before: int | None = None) -> str:
         """Generated tokens as a rendered conversation would have them, `before` being the token before them.

@@ -1,7 +1,8 @@
 """OpenAI's interface: `/v1/models`, `/v1/completions` and `/v1/chat/completions`.
 
 Unknown fields are ignored; fields that are known and not built are refused by name. A request with
-`session_id` is a turn on that session, and its messages are only the new ones.
+`session_id` is a turn on that session: its messages are the new ones, or the whole conversation, of which the
+new ones are appended. Without one, a conversation goes on in the hidden session that has its beginning.
 """
 
 from __future__ import annotations
@@ -136,6 +137,8 @@ def require_model(service: Service, name: str | None) -> None:
 async def chat(request: Request) -> Response:
     service, caller = service_of(request), caller_of(request)
     body = await body_of(request, CHAT_BODY.read)
+    if body.session_id is None:
+        body.session_id = _session_in_header(request, service, caller)
     require_model(service, body.model)
     body.check()
     if not service.prompts.chats:
@@ -210,6 +213,12 @@ async def completions(request: Request) -> Response:
     )
     form.shows_prompt = shows_prompt
     return _answer(service, body, feeds, form, request_id_of(request), asked[0])
+
+
+def _session_in_header(request: Request, service: Service, caller: Caller) -> str | None:
+    """The session that the header `x-session-id` names; unknown names, as proxies send them, are ignored."""
+    name = request.headers.get("x-session-id")
+    return name if name is not None and service.table.get(caller.tenant, name) is not None else None
 
 
 def _require_one_choice(body: CommonBody, sampling: Sampling) -> None:

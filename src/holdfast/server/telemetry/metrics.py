@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -135,6 +135,9 @@ class Metrics:
             "Chats sent whole, by whether their session was found, forked, or is new.",
             ("how",),
             registry=self.registry,
+        )
+        self.found_sessions = Gauge(
+            "holdfast_found_sessions", "Hidden sessions of chats sent whole.", registry=self.registry
         )
         self.restarts = Counter("holdfast_engine_restarts", "Engine processes lost.", registry=self.registry)
         self.started = time.time()

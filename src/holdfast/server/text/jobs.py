@@ -31,6 +31,7 @@ __all__ = [
     "Stretch",
     "Text",
     "Tokens",
+    "TrailFields",
     "Written",
     "decode_answer",
     "decode_job",
@@ -101,6 +102,13 @@ class Stretch(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     before: int | None = None
 
 
+class TrailFields(msgspec.Struct, array_like=True, frozen=True):
+    """A session's text in stretches (see `trails`); those from `merge[0]` to `merge[1]` are to be merged."""
+
+    stretches: list[Stretch]
+    merge: tuple[int, int] = (0, 0)
+
+
 class Chat(msgspec.Struct, tag="chat", frozen=True):
     """The tokens of messages: a whole conversation, or what follows one that ended with `last_token`.
 
@@ -119,7 +127,7 @@ class Chat(msgspec.Struct, tag="chat", frozen=True):
     calls: list[wire.CallFields] = []
     asks: Asks = Asks()
     one_shot: bool = False
-    trails: list[list[Stretch]] | None = None
+    trails: list[TrailFields] | None = None
     history: list[int] | None = None
     prompt_end: str = "answer"
 
@@ -161,20 +169,19 @@ class Found(msgspec.Struct, omit_defaults=True, frozen=True):
     """Where a conversation goes on: after `stretches` of trail `trail`; None if none has its beginning.
 
     `said` is the last stretch of the trail, which was tokens, if it was found. If the conversation `is_all`
-    there, it ends after one stretch more than the answered tokens follow. `head` stands for the first
-    `merged` stretches of a long trail. `body` and `opening` are the text of the answered tokens: the
-    messages, and what opens the answer, in `opening_tokens` tokens.
+    there, it ends after one stretch more than the answered tokens follow. `merged` stands for the stretches
+    that were to be merged, if they were found. `input` is the text of the answered tokens in stretches, and
+    `ends` after how many tokens each ends; the last is what opens the answer, if that `is_known`.
     """
 
-    body: Stretch
-    opening: Stretch
-    opening_tokens: int = 0
+    input: list[Stretch]
+    ends: list[int]
+    is_known: bool = False
     trail: int | None = None
     stretches: int = 0
     is_all: bool = False
     said: Stretch | None = None
-    head: Stretch | None = None
-    merged: int = 0
+    merged: Stretch | None = None
 
 
 class Written(msgspec.Struct, tag="written", frozen=True):

@@ -31,7 +31,7 @@ from holdfast.server.link import wire
 from holdfast.server.text import jobs
 from holdfast.server.text.answer_writer import CODES, read_asked_tools, written
 from holdfast.server.text.histories import Histories, HistoryDiffers
-from holdfast.server.text.trails import Match, find, stretch_of
+from holdfast.server.text.trails import Match, find, places_in, stretch_of
 
 _PLACE = re.compile(r"^messages\[([0-9]+)\]")
 NAME_CHARACTERS_MAX = 64
@@ -154,22 +154,29 @@ class TextWorker:
         text, start = rendered.text, 0 if match is None else match.characters
         opening = self._tokenizer.opening(rendered, job.asks.template_kwargs)
         ending = self._tokenizer.encode(opening, add_special_tokens=False) if opening else []
-        end = len(text) - len(opening)
-        if not ending or end < start or tokens[-len(ending) :] != ending:
-            end, ending = len(text), []
-        body, rest = stretch_of(text, start, end), stretch_of(text, end, len(text))
+        body = len(text) - len(opening)
+        known = bool(ending) and body >= start and tokens[-len(ending) :] == ending
+        if not known:
+            body, ending = len(text), []
+        places = places_in(text, start, body)
+        counts = self._tokenizer.tokens_before(text[start:], [place - start for place in places])
+        cuts = [(place, count) for place, count in zip(places, counts, strict=True) if count is not None]
+        cuts += [(body, len(tokens) - len(ending)), (len(text), len(tokens))]
+        firsts = [start, *(place for place, _ in cuts)]
+        found = jobs.Found(
+            [stretch_of(text, first, place) for first, (place, _) in zip(firsts, cuts, strict=False)],
+            [count for _, count in cuts],
+            known,
+        )
         if match is None:
-            return jobs.Found(body, rest, len(ending))
-        return jobs.Found(
-            body,
-            rest,
-            len(ending),
-            match.trail,
-            match.stretches,
-            match.is_all,
-            match.said,
-            match.head,
-            match.merged,
+            return found
+        return msgspec.structs.replace(
+            found,
+            trail=match.trail,
+            stretches=match.stretches,
+            is_all=match.is_all,
+            said=match.said,
+            merged=match.merged,
         )
 
 

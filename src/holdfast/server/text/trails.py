@@ -1,13 +1,14 @@
 """Compares a rendered conversation with the texts of sessions, stretch by stretch.
 
-    | messages | opening | answer | messages | opening | answer |
-               ^         ^        ^                             ^   places from which a session can go on
+    | messages | opening | answer | messages    | opening | answer |
+               ^         ^        ^    ^   ^    ^         ^        ^   places from which a session can go on
 
 A *trail* is the text of a session, in stretches: the messages of a turn as the chat template wrote them, what
-opens the answer (the generation prompt), and the answer. The API process keeps a length and a digest of each,
-and of the last answer its tokens. What is compared is the text that the model would read: a template that
-drops reasoning, and a client that edits a message, show in it, and tokens that another spelling of the same
-text would have do not. Runs in text processes, which keep nothing between two jobs.
+opens the answer (the generation prompt), and the answer. The messages of the last turn are in several, so
+that an edit at their end leaves the beginning. The API process keeps a length and a digest of each, and of
+the last answer its tokens. What is compared is the text that the model would read: a template that drops
+reasoning, and a client that edits a message, show in it, and tokens that another spelling of the same text
+would have do not. Runs in text processes, which keep nothing between two jobs.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
-from holdfast.server.text.jobs import Stretch
+from holdfast.server.text.jobs import Stretch, TrailFields
 
-__all__ = ["STRETCHES_MAX", "Match", "Spell", "find", "stretch_of"]
+__all__ = ["APART_CHARACTERS", "PLACES_MAX", "Match", "Spell", "find", "places_in", "stretch_of"]
 
-STRETCHES_MAX = 96
-"""A longer trail that is found has its first half merged into one stretch."""
+PLACES_MAX = 32
+"""Places inside the messages of one turn."""
+APART_CHARACTERS = 512
+"""Least distance of two such places."""
 
 DIGEST_BYTES = 16
 
@@ -33,7 +36,7 @@ class Match(NamedTuple):
     """The first `stretches` of trail `trail`, which are the first `characters` of a text.
 
     `is_all`: the text ends with the next stretch. `said` is the digest of the trail's last stretch, if it was
-    tokens and is in the text. `head` stands for the first `merged` stretches.
+    tokens and is in the text. `merged` stands for the stretches that were to be merged.
     """
 
     trail: int
@@ -41,8 +44,7 @@ class Match(NamedTuple):
     characters: int
     is_all: bool = False
     said: Stretch | None = None
-    head: Stretch | None = None
-    merged: int = 0
+    merged: Stretch | None = None
 
 
 def stretch_of(text: str, start: int, end: int) -> Stretch:
@@ -51,7 +53,21 @@ def stretch_of(text: str, start: int, end: int) -> Stretch:
     return Stretch(end - start, blake2b(content, digest_size=DIGEST_BYTES).digest())
 
 
-def find(text: str, trails: Sequence[Sequence[Stretch]], spell: Spell) -> Match | None:
+def places_in(text: str, start: int, end: int) -> list[int]:
+    """Where a part of a text may be cut: at beginnings of lines, some way apart."""
+    apart = max(APART_CHARACTERS, (end - start) // PLACES_MAX)
+    places: list[int] = []
+    place = start + apart
+    while (found := text.find("\n", place, end - 1) + 1) > 0:
+        if not text[found].isspace():
+            places.append(found)
+            place = found + apart
+        else:
+            place = found
+    return places
+
+
+def find(text: str, trails: Sequence[TrailFields], spell: Spell) -> Match | None:
     """The longest beginning of a text that a trail has, of equals the first; None if none has any.
 
     Something is left to compute: a text that a trail has whole is found without its last stretch.
@@ -70,11 +86,11 @@ def _reach(match: Match) -> tuple[int, bool]:
 
 
 def _follow(
-    text: str, number: int, trail: Sequence[Stretch], spell: Spell, digests: dict[tuple[int, int], Stretch]
+    text: str, number: int, trail: TrailFields, spell: Spell, digests: dict[tuple[int, int], Stretch]
 ) -> Match | None:
     """How far a text goes along one trail; `digests` are those of the text that are known."""
     ends, said = [0], None
-    for stretch in trail:
+    for stretch in trail.stretches:
         start = ends[-1]
         if stretch.tokens:
             spelled = spell(stretch.tokens, stretch.before)
@@ -95,6 +111,6 @@ def _follow(
         return None
     is_all = ends[-1] == len(text)
     count = len(ends) - 1 - is_all
-    merged = count // 2 if count > STRETCHES_MAX else 0
-    head = stretch_of(text, 0, ends[merged]) if merged else None
-    return Match(number, count, ends[count], is_all, None if is_all else said, head, merged)
+    first, last = trail.merge
+    merged = stretch_of(text, ends[first], ends[last]) if first < last <= count else None
+    return Match(number, count, ends[count], is_all, None if is_all else said, merged)
