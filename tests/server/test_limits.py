@@ -17,7 +17,7 @@ from holdfast.server.http.bodies import Reading, decode_json, decode_large
 from holdfast.server.http.problems import Problem
 from holdfast.server.limits import LIMITS, Bound, Room, find_limit
 from holdfast.server.options import ServerOptions
-from holdfast.server.routes import live, realtime_messages, schema
+from holdfast.server.routes import live, realtime_messages, responses_socket, schema
 from tests.server.serving import Server
 
 ROOM = Room(tokens=64, text_bytes=512)
@@ -25,6 +25,8 @@ KINDS: list[type[msgspec.Struct]] = [
     *schema._described,
     *get_args(realtime_messages.DECODED),
     live.LookMessage,
+    responses_socket.Envelope,
+    responses_socket.SteerMessage,
 ]
 SCALARS = (inspect.StrType, inspect.IntType, inspect.FloatType, inspect.ListType, inspect.DictType)
 
@@ -306,6 +308,7 @@ CALLS = {
     "OpenSessionBody": "/open_session",
     "CompletionBody": "/v1/completions",
     "ResponseBody": "/v1/responses",
+    "SteerMessage": "response.steer",
     "StormBody": "/v1/storm",
 }
 

@@ -29,6 +29,7 @@ from holdfast.server.routes import (
     openai,
     realtime,
     responses,
+    responses_socket,
     sessions,
     sglang,
     status,
@@ -49,6 +50,7 @@ log = logging.getLogger("holdfast.server")
 ROUTE_MODULES = (
     openai,
     responses,
+    responses_socket,
     conversations,
     tokenize,
     sessions,

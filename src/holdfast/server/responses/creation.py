@@ -42,6 +42,8 @@ class Creation:
     conversation: str | None = None
     """The key of a conversation."""
     stored: bool = True
+    in_place: bool = True
+    """Whether the session of the previous response may be continued; if not, it is forked."""
     background: bool = False
     streams: bool = False
     truncates: bool = False

@@ -93,7 +93,8 @@ class ResponseEvents:
     ) -> tuple[list[Event], dict[str, Any]]:
         """The last events, and the response as it ended."""
         status = status_of(result)
-        events = self._close(whole=status == "completed")
+        events = self._rest(result) if result.outcome == "aborted" else []
+        events += self._close(whole=status == "completed")
         if not self.output and status != "failed":
             # An answer without a token has a message without text.
             for item in output_of(self._key, result, self._note):
@@ -102,6 +103,18 @@ class ResponseEvents:
         # A cancelled response has no event of its own: its stream ends as one that stopped early.
         kind = "incomplete" if status == "cancelled" else status
         return [*events, self._event(kind, response=shown)], shown
+
+    def _rest(self, result: wire.NotedTurn) -> list[Event]:
+        """The last text of a turn that was cut: it stays, and came with no piece of its own."""
+        texts = [
+            part["text"] for item in self.output if item["type"] == "message" for part in item["content"]
+        ]
+        opened = self._open
+        said = "".join([*texts, opened.text if opened is not None and opened.part is wire.Part.TEXT else ""])
+        more = result.text.removeprefix(said)
+        if len(more) == len(result.text) - len(said) and more:
+            return self._of(wire.AnswerEvent(wire.Part.TEXT, more), [])
+        return []
 
     def failed(self, error: Mapping[str, Any]) -> tuple[list[Event], dict[str, Any]]:
         """The last event of a response that the engine lost."""

@@ -33,6 +33,8 @@ class Running:
         self.note = note
         self.feed = feed
         self.background = False
+        self.stays = False
+        """Whether its turn is in the history of its session, once it has ended."""
         self.problem: Problem | None = None
         """Why the turn failed, or was lost."""
         self.shown: dict[str, Any] | None = None

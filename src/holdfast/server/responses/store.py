@@ -129,6 +129,7 @@ class ResponseStore:
             self._busy.discard(claim)
             del self._running[running.key]
             stays = result is not None and result.outcome != "failed" and await self._stands(spot, place)
+            running.stays = stays
             if running.background or not stays:
                 self._recent.add(running)
             if not stays:
@@ -233,7 +234,7 @@ class ResponseStore:
         try:
             turn = (await self._turn(record, previous)).turn
             same = record.system == creation.instructions and _same_tools(record, creation)
-            if same and claimed and turn.is_last:
+            if same and claimed and turn.is_last and creation.in_place:
                 claimed = False  # It stays claimed for this response.
                 return Spot(record, Place(previous.session, new_turn()), [], made=False, anew=False)
             if same and claimed:
@@ -377,12 +378,18 @@ class ResponseStore:
 
     # --- ending ---------------------------------------------------------------------------------------
 
-    async def cancel(self, running: Running) -> dict[str, Any]:
+    async def cancel(self, running: Running, reason: str = "cancelled") -> dict[str, Any]:
         """End a response in flight; the tokens so far stay. Returns the response as it ended."""
         if not running.ended.is_set():
-            self._service.link.end(running.feed, KEEP_ALL, "cancelled")
+            self._service.link.end(running.feed, KEEP_ALL, reason)
             await running.ended.wait()
         return running.current()
+
+    async def close_session(self, caller: Caller, key: str) -> None:
+        """Close a hidden session, if it is still open."""
+        record = self._service.table.get(caller.tenant, hidden_name(key))
+        if record is not None:
+            await self._service.close_record(record)
 
     async def delete(self, caller: Caller, place: Place | None) -> None:
         """Forget a response. Responses that continue it stay, and so do their sessions."""
