@@ -49,6 +49,7 @@ STATUS_OF_CODE = {
     "bad_text": 400,
     "history_changed": 409,
     "history_repeated": 400,
+    "notes_too_large": 400,
     "journal_unavailable": 503,
     "invalid_grammar": 400,
     "unsupported_grammar": 400,

@@ -26,6 +26,7 @@ from holdfast.server.responses.creation import Creation
 from holdfast.server.responses.events import Spell
 from holdfast.server.responses.form import (
     Note,
+    Shown,
     output_of,
     read_note,
     response_object,
@@ -45,7 +46,7 @@ __all__ = ["Found", "ResponseStore", "response_missing"]
 
 NOTE_BYTES_MAX = 16 << 20
 HIDDEN_MAX = 1024
-"""Hidden sessions of a tenant, where the server has no limit for sessions of a tenant."""
+"""Hidden sessions of a tenant; fewer where the server allows a tenant fewer sessions."""
 
 Ended = Callable[["Place | None"], Awaitable[None]]
 
@@ -74,8 +75,12 @@ class Found:
     def shown(self) -> dict[str, Any]:
         """The response as clients see it."""
         output = output_of(self.place.key, self.turn, self.note)
-        status = status_of(self.turn)
-        return response_object(self.place.response_id, self.note, status, output, self.turn)
+        return response_object(self.about, status_of(self.turn), output, self.turn)
+
+    @property
+    def about(self) -> Shown:
+        """What it shows of its request."""
+        return Shown(self.place.response_id, self.note, self.record.metadata.get("told", {}))
 
 
 @dataclass(slots=True)
@@ -121,13 +126,14 @@ class ResponseStore:
                 await self._withdraw(spot)
                 raise
         place, claim = spot.place, (caller.tenant, spot.record.name)
-        running = Running(caller.tenant, place, note, feed, spell)
+        about = Shown(place.response_id, note, creation.told)
+        running = Running(caller.tenant, place, about, feed, spell)
         running.background = creation.background
         self._running[running.key] = running
 
         async def finish(running: Running, result: wire.NotedTurn | None) -> None:
             self._busy.discard(claim)
-            del self._running[running.key]
+            self._running.pop(running.key, None)
             stays = result is not None and result.outcome != "failed" and await self._stands(spot, place)
             running.stays = stays
             if running.background or not stays:
@@ -233,7 +239,7 @@ class ResponseStore:
         self._busy.add(claim)
         try:
             turn = (await self._turn(record, previous)).turn
-            same = record.system == creation.instructions and _same_tools(record, creation)
+            same = record.metadata.get("told") == creation.told
             if same and claimed and turn.is_last and creation.in_place:
                 claimed = False  # It stays claimed for this response.
                 return Spot(record, Place(previous.session, new_turn()), [], made=False, anew=False)
@@ -247,7 +253,10 @@ class ResponseStore:
 
     async def _opened(self, caller: Caller, creation: Creation, history: list[Item]) -> Spot:
         key = new_key()
-        record = await self.open(caller, key, SessionGiven(system=creation.instructions))
+        if creation.tools.offered:
+            checked_tools(creation.tools.offered)
+        given = SessionGiven(system=creation.instructions, metadata={"told": creation.told})
+        record = await self.open(caller, key, given)
         return Spot(record, Place(key, new_turn()), history, made=True, anew=True)
 
     async def open(self, caller: Caller, key: str, given: SessionGiven) -> SessionRecord:
@@ -266,7 +275,7 @@ class ResponseStore:
 
     async def _with_room(self, caller: Caller, make: Callable[[], Awaitable[SessionRecord]]) -> SessionRecord:
         """Make a hidden session; at a limit, the one that was not used for longest is closed first."""
-        limit = self._service.options.tenant_sessions or HIDDEN_MAX
+        limit = min(HIDDEN_MAX, self._service.options.tenant_sessions or HIDDEN_MAX)
         while len(self._service.table.hidden_of(caller.tenant)) >= limit:
             if not await self._close_oldest(caller):
                 said = f"{limit} responses are in flight, the limit of this key"
@@ -409,10 +418,6 @@ class ResponseStore:
             await self._service.close_record(found.record)
         else:
             await self._service.update(found.record, {**found.record.metadata, "deleted": deleted})
-
-
-def _same_tools(record: SessionRecord, creation: Creation) -> bool:
-    return checked_tools(record.tools) == checked_tools(creation.tools.offered)
 
 
 def _without_first(items: list[Item], count: int) -> list[Item]:
