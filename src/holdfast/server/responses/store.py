@@ -12,6 +12,7 @@ responses and conversations; everything runs on the event loop.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -47,6 +48,8 @@ __all__ = ["Found", "ResponseStore", "response_missing"]
 NOTE_BYTES_MAX = 16 << 20
 HIDDEN_MAX = 1024
 """Hidden sessions of a tenant; fewer where the server allows a tenant fewer sessions."""
+
+_PLACE = re.compile(r"^input\[([0-9]+)\]")
 
 Ended = Callable[["Place | None"], Awaitable[None]]
 
@@ -161,7 +164,10 @@ class ResponseStore:
 
         async def begin(items: list[Item]) -> TurnFeed:
             asked = creation.turn(place.turn, first + messages_of(items), None)
-            return (await self._service.start_requests(caller, [asked]))[0]
+            try:
+                return (await self._service.start_requests(caller, [asked]))[0]
+            except Problem as problem:
+                raise _counted_from(len(first), problem) from problem
 
         with told_flat():
             feed, _ = await self._fitted(creation, history + items, len(history), begin)
@@ -276,7 +282,7 @@ class ResponseStore:
     async def _with_room(self, caller: Caller, make: Callable[[], Awaitable[SessionRecord]]) -> SessionRecord:
         """Make a hidden session; at a limit, the one that was not used for longest is closed first."""
         limit = min(HIDDEN_MAX, self._service.options.tenant_sessions or HIDDEN_MAX)
-        while len(self._service.table.hidden_of(caller.tenant)) >= limit:
+        while self._service.table.count_hidden(caller.tenant) >= limit:
             if not await self._close_oldest(caller):
                 said = f"{limit} responses are in flight, the limit of this key"
                 raise Problem(429, "too_many_sessions", said)
@@ -418,6 +424,17 @@ class ResponseStore:
             await self._service.close_record(found.record)
         else:
             await self._service.update(found.record, {**found.record.metadata, "deleted": deleted})
+
+
+def _counted_from(first: int, problem: Problem) -> Problem:
+    """A problem whose indices of the input count from the client's first item."""
+    if not first or problem.param is None or not _PLACE.match(problem.param):
+        return problem
+
+    def counted(text: str) -> str:
+        return _PLACE.sub(lambda found: f"input[{int(found[1]) - first}]", text)
+
+    return Problem(problem.status, problem.code, counted(problem.message), counted(problem.param))
 
 
 def _without_first(items: list[Item], count: int) -> list[Item]:
