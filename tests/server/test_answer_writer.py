@@ -108,6 +108,12 @@ def test_tools_that_must_not_be_called_are_not_shown_to_a_request_and_are_to_a_s
         assert answer.grammar is None and answer.answer is not None and answer.answer.calls is None
 
 
+def some_of(mode: str, *names: str) -> dict[str, Any]:
+    """A choice among some of the tools."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 # --- grammars -------------------------------------------------------------------------------------
 
 
@@ -118,6 +124,17 @@ def test_a_call_that_is_required_is_constrained_after_the_reasoning(choice: Any)
     assert check.accepts(f"hm</think>{call('go', city='x')}") is (choice == "required")
     for wrong in ("hm</think>hello", call("look", city="x"), f"hm</think>{call('look', town='x')}"):
         assert not check.accepts(wrong)
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_allowed_tools_are_called(mode: str) -> None:
+    made = worker()
+    answer = written(made, jobs.Asks(tools=[tool("look"), tool("go")], tool_choice=some_of(mode, "look")))
+    assert "go" in text(made, answer.tokens), "the others are described"
+    check = checker(answer)
+    assert check.accepts(f"hm</think>{call('look', city='x')}")
+    assert not check.accepts(f"hm</think>{call('go', city='x')}")
+    assert check.accepts("hm</think>hello") is (mode == "auto")
 
 
 def test_strict_tools_and_single_calls_are_constrained_where_the_model_decides() -> None:
@@ -233,6 +250,12 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused_with_its_place() -> 
             "tool_choice.function.name",
         ),
         (jobs.Asks(tool_choice="required"), "tool_choice"),
+        (jobs.Asks(tools=[tool("a")], tool_choice=some_of("never", "a")), "tool_choice.allowed_tools.mode"),
+        (jobs.Asks(tools=[tool("a")], tool_choice=some_of("auto")), "tool_choice.allowed_tools.tools"),
+        (
+            jobs.Asks(tools=[tool("a")], tool_choice=some_of("auto", "b")),
+            "tool_choice.allowed_tools.tools[0]",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

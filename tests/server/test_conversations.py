@@ -124,7 +124,8 @@ def test_log_probabilities_of_the_text(client: openai.OpenAI) -> None:
     answer: Any = client.responses.create(model="echo", input="abc", **asked)
     logprobs = answer.output[0].content[0].logprobs
     assert "".join(entry.token for entry in logprobs).startswith("abc")
-    assert {len(entry.top_logprobs) for entry in logprobs[:3]} == {2}
+    assert [entry.logprob for entry in logprobs[:3]] == [0.0] * 3, "the model is certain"
+    assert answer.top_logprobs == 2
     stream: Any = client.responses.create(model="echo", input="abc", stream=True, **asked)
     streamed = [entry for event in stream if event.type.endswith("text.delta") for entry in event.logprobs]
     assert [entry.token for entry in streamed] == [entry.token for entry in logprobs][: len(streamed)]

@@ -17,7 +17,7 @@ from holdfast.server.http.bodies import Reading, decode_json, decode_large
 from holdfast.server.http.problems import Problem
 from holdfast.server.limits import LIMITS, Bound, Room, find_limit
 from holdfast.server.options import ServerOptions
-from holdfast.server.routes import live, realtime_messages, schema
+from holdfast.server.routes import live, realtime_messages, responses_socket, schema
 from holdfast.server.routes.realtime_openai import client_events
 from tests.server.serving import Server
 
@@ -27,6 +27,8 @@ KINDS: list[type[msgspec.Struct]] = [
     *get_args(realtime_messages.DECODED),
     *get_args(client_events.DECODED),
     live.LookMessage,
+    responses_socket.Envelope,
+    responses_socket.SteerMessage,
 ]
 SCALARS = (inspect.StrType, inspect.IntType, inspect.FloatType, inspect.ListType, inspect.DictType)
 
@@ -311,6 +313,7 @@ CALLS = {
     "CompletionBody": "/v1/completions",
     "ResponseBody": "/v1/responses",
     "MessageBlock": "/v1/messages",
+    "SteerMessage": "response.steer",
     "StormBody": "/v1/storm",
     "SessionFields": "session.update",
     "ResponseFields": "response.create",

@@ -257,6 +257,14 @@ def test_log_probabilities_of_the_text(client: openai.OpenAI) -> None:
     assert caught.value.param == "include", "the model of these tests reasons"
 
 
+@pytest.mark.parametrize("store", [True, False])
+def test_a_problem_names_the_item_beside_instructions(client: openai.OpenAI, store: bool) -> None:
+    said = [{"role": "user", "content": "x"}, {"type": "function_call_output", "call_id": "c", "output": "y"}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        say(client, said, instructions="Be terse.", store=store)
+    assert (caught.value.param or "").startswith("input[1]"), caught.value.message
+
+
 def test_a_limit_makes_a_response_incomplete(client: openai.OpenAI) -> None:
     answer = say(client, "a long answer", max_output_tokens=3, metadata={"a": "b"})
     assert answer.status == "incomplete" and answer.incomplete_details.reason == "max_output_tokens"

@@ -118,6 +118,7 @@ FIGURES_ALONE = {
     "insufficient_memory",
     "bad_text",
     "history_changed",
+    "notes_too_large",
     "unknown_format",
 }
 """Refusals whose own words hold nothing of the client's."""

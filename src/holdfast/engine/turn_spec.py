@@ -11,7 +11,7 @@ from holdfast.engine.constraints.grammar import Grammar
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.tools.answer import AnswerSpec
 
-__all__ = ["HistoryChanged", "HistoryRefused", "HistoryRepeated", "TurnSpec"]
+__all__ = ["HistoryChanged", "HistoryRefused", "HistoryRepeated", "NotesTooLarge", "TurnSpec"]
 
 
 class HistoryRefused(Refused):
@@ -33,6 +33,12 @@ class HistoryRepeated(HistoryRefused):
 
     code = "history_repeated"
     param = "messages"
+
+
+class NotesTooLarge(Refused):
+    """The notes of a session's turns would take too much memory."""
+
+    code = "notes_too_large"
 
 
 class TurnSpec(NamedTuple):

@@ -32,7 +32,7 @@ from holdfast.engine.step.speculation import is_penalised
 from holdfast.engine.text.answer_reader import AnswerReader
 from holdfast.engine.text.stream import TurnStream
 from holdfast.engine.tools.answer import AnswerSpec
-from holdfast.engine.turn_spec import HistoryChanged, HistoryRepeated, TurnSpec
+from holdfast.engine.turn_spec import HistoryChanged, HistoryRepeated, NotesTooLarge, TurnSpec
 from holdfast.engine.waiting import (
     Length,
     MemoryWait,
@@ -47,6 +47,9 @@ from holdfast.engine.waiting import (
 __all__ = ["Verbs", "never_spent"]
 
 log = logging.getLogger("holdfast.engine")
+
+NOTES_MAX = 64 << 20
+"""Characters that the notes of a session's turns may have together."""
 
 
 def never_spent() -> bool:
@@ -521,6 +524,7 @@ class Verbs:
             turn = scheduler.submit(session.id, request, self.loop.now(), spec.keep)
         else:
             self._session_log.require_writable()
+            self._require_room(session.id, spec.note)
             turn = scheduler.submit(session.id, request, self.loop.now())
             if spec.tools is not None:
                 self._dispatcher.note_opened(session)
@@ -541,6 +545,14 @@ class Verbs:
         stream.note = spec.note
         self._dispatcher.listen(turn, stream, listener)
         listener.begun(turn, stream)
+
+    def _require_room(self, session_id: str, note: str | None) -> None:
+        """Refuse a note if the session's notes are too large together."""
+        entry = self._session_log.sessions.get(session_id)
+        if note is None or entry is None:
+            return
+        if len(note) + sum(len(noted.note) for noted in entry.noted.values()) > NOTES_MAX:
+            raise NotesTooLarge(f"the session keeps more than {NOTES_MAX} characters about its turns")
 
     def _request(self, spec: TurnSpec, sampling: Sampling, known: int) -> TurnRequest:
         """What the core is asked for. Without a limit, a turn may fill what is left of the context."""

@@ -31,6 +31,7 @@ from holdfast.server.routes import (
     openai,
     realtime,
     responses,
+    responses_socket,
     sessions,
     sglang,
     status,
@@ -52,6 +53,7 @@ log = logging.getLogger("holdfast.server")
 ROUTE_MODULES = (
     openai,
     responses,
+    responses_socket,
     conversations,
     messages,
     tokenize,

@@ -183,6 +183,8 @@ LIMITS: tuple[Limit, ...] = (
     Limit("*.type", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
     # Responses and conversations.
     Limit("ResponseBody.input", _ITEMS, f"8,192 items, 8 MiB, nested 16 deep; {_FITS}"),
+    Limit("SteerMessage.input", _ITEMS, f"8,192 items, 8 MiB, nested 16 deep; {_FITS}"),
+    Limit("*.stream_id", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
     Limit("*.items", _ITEMS, "8,192 items, 8 MiB, nested 16 deep"),
     Limit("*.instructions", Bound(characters=SYSTEM_BYTES_MAX, context=True), "as `system`"),
     Limit("*.previous_response_id", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),

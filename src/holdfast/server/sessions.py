@@ -152,6 +152,11 @@ class SessionTable:
         holding = self._holdings.get(tenant)
         return [] if holding is None else list(holding.hidden.values())
 
+    def count_hidden(self, tenant: str) -> int:
+        """How many hidden sessions a tenant has."""
+        holding = self._holdings.get(tenant)
+        return 0 if holding is None else len(holding.hidden)
+
     def use_hidden(self, record: SessionRecord) -> None:
         """A hidden session is used: it is the last of its tenant's to be closed."""
         hidden = self._holding(record.tenant).hidden

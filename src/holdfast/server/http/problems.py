@@ -51,6 +51,7 @@ STATUS_OF_CODE = {
     "history_changed": 409,
     "history_repeated": 400,
     "history_differs": 409,
+    "notes_too_large": 400,
     "journal_unavailable": 503,
     "invalid_grammar": 400,
     "unsupported_grammar": 400,

@@ -22,9 +22,9 @@ __all__ = ["Creation"]
 class Creation:
     """A response to create.
 
-    `items` are checked and may hold references. `shown` are fields of the response object. `fields` maps
-    declared field names to those of the dialect. With `truncates`, items are dropped from the beginning of a
-    conversation that does not fit.
+    `items` are checked and may hold references. `shown` are other fields of the response object. `fields`
+    maps declared field names to those of the dialect. With `truncates`, items are dropped from the beginning
+    of a conversation that does not fit.
     """
 
     items: list[Item]
@@ -34,6 +34,8 @@ class Creation:
     options: TurnOptions
     answer: AnswerOptions
     shown: dict[str, Any]
+    told: dict[str, Any]
+    """Instructions and tools as the response shows them: they are kept with the session."""
     fields: Mapping[str, str]
     created: float
     previous: Place | None = None
@@ -42,6 +44,8 @@ class Creation:
     conversation: str | None = None
     """The key of a conversation."""
     stored: bool = True
+    in_place: bool = True
+    """Whether the session of the previous response may be continued; if not, it is forked."""
     background: bool = False
     streams: bool = False
     truncates: bool = False

@@ -19,7 +19,7 @@ from typing import Any
 from holdfast.server.answer_parts import CallOutcome
 from holdfast.server.link import wire
 from holdfast.server.responses.form import (
-    Note,
+    Shown,
     call_item,
     message_item,
     output_of,
@@ -58,10 +58,10 @@ class _Open:
 class ResponseEvents:
     """The events of one response; `output` are its items so far."""
 
-    def __init__(self, key: str, note: Note, spell: Spell) -> None:
-        self.response_id = f"resp_{key}"
-        self._key = key
-        self._note = note
+    def __init__(self, shown: Shown, spell: Spell) -> None:
+        self._shown = shown
+        self._key = shown.response_id.removeprefix("resp_")
+        self._note = shown.note
         self._spell = spell
         self._open: _Open | None = None
         self._number = 0
@@ -78,7 +78,7 @@ class ResponseEvents:
 
     def lifecycle(self, kind: str, status: str) -> Event:
         """An event about the response as a whole, before its end."""
-        return self._event(kind, response=response_object(self.response_id, self._note, status, []))
+        return self._event(kind, response=response_object(self._shown, status, []))
 
     def opening(self, queued: bool = False) -> list[Event]:
         """The first events."""
@@ -93,20 +93,33 @@ class ResponseEvents:
     ) -> tuple[list[Event], dict[str, Any]]:
         """The last events, and the response as it ended."""
         status = status_of(result)
-        events = self._close(whole=status == "completed")
+        events = self._rest(result) if result.outcome == "aborted" else []
+        events += self._close(whole=status == "completed")
         if not self.output and status != "failed":
             # An answer without a token has a message without text.
             for item in output_of(self._key, result, self._note):
                 events += self._whole(item)
-        shown = response_object(self.response_id, self._note, status, self.output, result, error)
+        shown = response_object(self._shown, status, self.output, result, error)
         # A cancelled response has no event of its own: its stream ends as one that stopped early.
         kind = "incomplete" if status == "cancelled" else status
         return [*events, self._event(kind, response=shown)], shown
 
+    def _rest(self, result: wire.NotedTurn) -> list[Event]:
+        """The last text of a turn that was cut: it stays, and came with no piece of its own."""
+        texts = [
+            part["text"] for item in self.output if item["type"] == "message" for part in item["content"]
+        ]
+        opened = self._open
+        said = "".join([*texts, opened.text if opened is not None and opened.part is wire.Part.TEXT else ""])
+        more = result.text.removeprefix(said)
+        if len(more) == len(result.text) - len(said) and more:
+            return self._of(wire.AnswerEvent(wire.Part.TEXT, more), [])
+        return []
+
     def failed(self, error: Mapping[str, Any]) -> tuple[list[Event], dict[str, Any]]:
         """The last event of a response that the engine lost."""
         events = self._close(whole=False)
-        shown = response_object(self.response_id, self._note, "failed", self.output, None, error)
+        shown = response_object(self._shown, "failed", self.output, None, error)
         return [*events, self._event("failed", response=shown)], shown
 
     # --- items ----------------------------------------------------------------------------------------

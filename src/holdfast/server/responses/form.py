@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -38,7 +38,8 @@ class Note(msgspec.Struct, omit_defaults=True):
 
     created: float
     shown: dict[str, Any]
-    """Fields of the response object that are the client's own."""
+    """Fields of the response object that are the client's own; without instructions and tools, which its
+    session keeps once for all."""
     items: list[Item]
     """The items of its input."""
     history: list[Item] = []
@@ -180,9 +181,16 @@ def _action(written: str) -> Item:
     return action
 
 
+class Shown(NamedTuple):
+    """What a response shows of its request: its id, its note, and its session's instructions and tools."""
+
+    response_id: str
+    note: Note
+    told: Mapping[str, Any]
+
+
 def response_object(
-    response_id: str,
-    note: Note,
+    shown: Shown,
     status: str,
     output: list[Item],
     result: wire.NotedTurn | None = None,
@@ -194,15 +202,16 @@ def response_object(
         steered = result is not None and result.reason == STEERED
         reason = {"reason": STEERED if steered else "max_output_tokens"}
     return {
-        "id": response_id,
+        "id": shown.response_id,
         "object": "response",
-        "created_at": note.created,
+        "created_at": shown.note.created,
         "status": status,
         "error": error,
         "incomplete_details": reason,
         "output": output,
         "usage": None if result is None else _usage(result),
-        **note.shown,
+        **shown.note.shown,
+        **shown.told,
     }
 
 

@@ -14,7 +14,7 @@ from holdfast.server.http.problems import Problem, turn_failed
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import TurnFeed
 from holdfast.server.responses.events import Event, ResponseEvents, Spell
-from holdfast.server.responses.form import Note, output_of, response_object, result_of, status_of
+from holdfast.server.responses.form import Shown, output_of, response_object, result_of, status_of
 from holdfast.server.responses.ids import Place
 
 __all__ = ["Recent", "Running"]
@@ -27,18 +27,20 @@ Finish = Callable[["Running", "wire.NotedTurn | None"], Awaitable[None]]
 class Running:
     """One response whose turn was started."""
 
-    def __init__(self, tenant: str, place: Place, note: Note, feed: TurnFeed, spell: Spell) -> None:
+    def __init__(self, tenant: str, place: Place, about: Shown, feed: TurnFeed, spell: Spell) -> None:
         self.tenant = tenant
         self.place = place
-        self.note = note
+        self.about = about
         self.feed = feed
         self.background = False
+        self.stays = False
+        """Whether its turn is in the history of its session, once it has ended."""
         self.problem: Problem | None = None
         """Why the turn failed, or was lost."""
         self.shown: dict[str, Any] | None = None
         """The response as it ended."""
         self.ended = asyncio.Event()
-        self._events = ResponseEvents(place.key, note, spell)
+        self._events = ResponseEvents(about, spell)
         self._spell = spell
         self._log: list[Event] = []
         self._news = asyncio.Event()
@@ -54,7 +56,7 @@ class Running:
         if self.shown is not None:
             return self.shown
         status = "queued" if self.background and not self._speaks else "in_progress"
-        return response_object(self.place.response_id, self.note, status, [])
+        return response_object(self.about, status, [])
 
     async def run(self, streams: bool, finish: Finish) -> None:
         """Read the turn to its end. `finish` is awaited before the end is told."""
@@ -88,9 +90,9 @@ class Running:
             self._publish(events)
             return
         status = status_of(result)
-        output = output_of(self.place.key, result, self.note, self._spell(logprobs))
+        output = output_of(self.place.key, result, self.about.note, self._spell(logprobs))
         output = [] if status == "failed" else output
-        self.shown = response_object(self.place.response_id, self.note, status, output, result, error)
+        self.shown = response_object(self.about, status, output, result, error)
 
     def _error(self) -> dict[str, Any]:
         assert self.problem is not None, "a response fails for a reason"

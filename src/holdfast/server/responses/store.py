@@ -12,6 +12,7 @@ responses and conversations; everything runs on the event loop.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from holdfast.server.responses.creation import Creation
 from holdfast.server.responses.events import Spell
 from holdfast.server.responses.form import (
     Note,
+    Shown,
     output_of,
     read_note,
     response_object,
@@ -45,7 +47,9 @@ __all__ = ["Found", "ResponseStore", "response_missing"]
 
 NOTE_BYTES_MAX = 16 << 20
 HIDDEN_MAX = 1024
-"""Hidden sessions of a tenant, where the server has no limit for sessions of a tenant."""
+"""Hidden sessions of a tenant; fewer where the server allows a tenant fewer sessions."""
+
+_PLACE = re.compile(r"^input\[([0-9]+)\]")
 
 Ended = Callable[["Place | None"], Awaitable[None]]
 
@@ -74,8 +78,12 @@ class Found:
     def shown(self) -> dict[str, Any]:
         """The response as clients see it."""
         output = output_of(self.place.key, self.turn, self.note)
-        status = status_of(self.turn)
-        return response_object(self.place.response_id, self.note, status, output, self.turn)
+        return response_object(self.about, status_of(self.turn), output, self.turn)
+
+    @property
+    def about(self) -> Shown:
+        """What it shows of its request."""
+        return Shown(self.place.response_id, self.note, self.record.metadata.get("told", {}))
 
 
 @dataclass(slots=True)
@@ -121,14 +129,16 @@ class ResponseStore:
                 await self._withdraw(spot)
                 raise
         place, claim = spot.place, (caller.tenant, spot.record.name)
-        running = Running(caller.tenant, place, note, feed, spell)
+        about = Shown(place.response_id, note, creation.told)
+        running = Running(caller.tenant, place, about, feed, spell)
         running.background = creation.background
         self._running[running.key] = running
 
         async def finish(running: Running, result: wire.NotedTurn | None) -> None:
             self._busy.discard(claim)
-            del self._running[running.key]
+            self._running.pop(running.key, None)
             stays = result is not None and result.outcome != "failed" and await self._stands(spot, place)
+            running.stays = stays
             if running.background or not stays:
                 self._recent.add(running)
             if not stays:
@@ -154,7 +164,10 @@ class ResponseStore:
 
         async def begin(items: list[Item]) -> TurnFeed:
             asked = creation.turn(place.turn, first + messages_of(items), None)
-            return (await self._service.start_requests(caller, [asked]))[0]
+            try:
+                return (await self._service.start_requests(caller, [asked]))[0]
+            except Problem as problem:
+                raise _counted_from(len(first), problem) from problem
 
         with told_flat():
             feed, _ = await self._fitted(creation, history + items, len(history), begin)
@@ -232,8 +245,8 @@ class ResponseStore:
         self._busy.add(claim)
         try:
             turn = (await self._turn(record, previous)).turn
-            same = record.system == creation.instructions and _same_tools(record, creation)
-            if same and claimed and turn.is_last:
+            same = record.metadata.get("told") == creation.told
+            if same and claimed and turn.is_last and creation.in_place:
                 claimed = False  # It stays claimed for this response.
                 return Spot(record, Place(previous.session, new_turn()), [], made=False, anew=False)
             if same and claimed:
@@ -246,7 +259,10 @@ class ResponseStore:
 
     async def _opened(self, caller: Caller, creation: Creation, history: list[Item]) -> Spot:
         key = new_key()
-        record = await self.open(caller, key, SessionGiven(system=creation.instructions))
+        if creation.tools.offered:
+            checked_tools(creation.tools.offered)
+        given = SessionGiven(system=creation.instructions, metadata={"told": creation.told})
+        record = await self.open(caller, key, given)
         return Spot(record, Place(key, new_turn()), history, made=True, anew=True)
 
     async def open(self, caller: Caller, key: str, given: SessionGiven) -> SessionRecord:
@@ -265,8 +281,8 @@ class ResponseStore:
 
     async def _with_room(self, caller: Caller, make: Callable[[], Awaitable[SessionRecord]]) -> SessionRecord:
         """Make a hidden session; at a limit, the one that was not used for longest is closed first."""
-        limit = self._service.options.tenant_sessions or HIDDEN_MAX
-        while len(self._service.table.hidden_of(caller.tenant)) >= limit:
+        limit = min(HIDDEN_MAX, self._service.options.tenant_sessions or HIDDEN_MAX)
+        while self._service.table.count_hidden(caller.tenant) >= limit:
             if not await self._close_oldest(caller):
                 said = f"{limit} responses are in flight, the limit of this key"
                 raise Problem(429, "too_many_sessions", said)
@@ -377,12 +393,18 @@ class ResponseStore:
 
     # --- ending ---------------------------------------------------------------------------------------
 
-    async def cancel(self, running: Running) -> dict[str, Any]:
+    async def cancel(self, running: Running, reason: str = "cancelled") -> dict[str, Any]:
         """End a response in flight; the tokens so far stay. Returns the response as it ended."""
         if not running.ended.is_set():
-            self._service.link.end(running.feed, KEEP_ALL, "cancelled")
+            self._service.link.end(running.feed, KEEP_ALL, reason)
             await running.ended.wait()
         return running.current()
+
+    async def close_session(self, caller: Caller, key: str) -> None:
+        """Close a hidden session, if it is still open."""
+        record = self._service.table.get(caller.tenant, hidden_name(key))
+        if record is not None:
+            await self._service.close_record(record)
 
     async def delete(self, caller: Caller, place: Place | None) -> None:
         """Forget a response. Responses that continue it stay, and so do their sessions."""
@@ -404,8 +426,15 @@ class ResponseStore:
             await self._service.update(found.record, {**found.record.metadata, "deleted": deleted})
 
 
-def _same_tools(record: SessionRecord, creation: Creation) -> bool:
-    return checked_tools(record.tools) == checked_tools(creation.tools.offered)
+def _counted_from(first: int, problem: Problem) -> Problem:
+    """A problem whose indices of the input count from the client's first item."""
+    if not first or problem.param is None or not _PLACE.match(problem.param):
+        return problem
+
+    def counted(text: str) -> str:
+        return _PLACE.sub(lambda found: f"input[{int(found[1]) - first}]", text)
+
+    return Problem(problem.status, problem.code, counted(problem.message), counted(problem.param))
 
 
 def _without_first(items: list[Item], count: int) -> list[Item]:

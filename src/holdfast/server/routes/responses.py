@@ -21,7 +21,7 @@ from holdfast.server.link.engine_client import TurnFeed
 from holdfast.server.responses.conversations import Conversations
 from holdfast.server.responses.creation import Creation
 from holdfast.server.responses.events import Event, ResponseEvents, Spell
-from holdfast.server.responses.form import Note, output_of, response_object, result_of, status_of
+from holdfast.server.responses.form import Note, Shown, output_of, response_object, result_of, status_of
 from holdfast.server.responses.ids import Place, response_of
 from holdfast.server.responses.items import Item
 from holdfast.server.responses.running import Running
@@ -127,11 +127,11 @@ def _unstored(service: Service, creation: Creation, place: Place, note: Note, fe
     def leave() -> None:
         service.leave(feed, False)
 
-    spell = speller(service)
+    spell, about = speller(service), Shown(place.response_id, note, creation.told)
     if creation.streams:
-        events = unstored_events(ResponseEvents(place.key, note, spell), feed)
+        events = unstored_events(ResponseEvents(about, spell), feed)
         return StreamAnswer(_written(events), leave, lambda problem: sse(error_event(problem)))
-    return TurnAnswer(_whole(place, note, feed, spell), leave)
+    return TurnAnswer(_whole(place, about, feed, spell), leave)
 
 
 async def unstored_events(events: ResponseEvents, feed: TurnFeed) -> AsyncIterator[Event]:
@@ -154,13 +154,13 @@ async def unstored_events(events: ResponseEvents, feed: TurnFeed) -> AsyncIterat
         yield shown
 
 
-async def _whole(place: Place, note: Note, feed: TurnFeed, spell: Spell) -> Response:
+async def _whole(place: Place, about: Shown, feed: TurnFeed, spell: Spell) -> Response:
     end = await feed.result()
     if end.outcome == "failed":
         raise turn_failed(end.reason)
     result = result_of(end)
-    output = output_of(place.key, result, note, spell(end.logprobs))
-    return json_answer(response_object(place.response_id, note, status_of(result), output, result))
+    output = output_of(place.key, result, about.note, spell(end.logprobs))
+    return json_answer(response_object(about, status_of(result), output, result))
 
 
 @router.get("/v1/responses/{response_id}", **documented(None, "A stored response.", stream=True))
@@ -181,7 +181,7 @@ async def retrieve(request: Request, response_id: str) -> Response:
     found = await store.find(caller, place)
     if not streams:
         return json_answer(found.shown)
-    events = ResponseEvents(found.place.key, found.note, speller(service_of(request))).replayed(found.turn)
+    events = ResponseEvents(found.about, speller(service_of(request))).replayed(found.turn)
     return _replayed(events, after)
 
 
@@ -246,7 +246,7 @@ async def input_items(request: Request, response_id: str) -> Response:
     caller, place = caller_of(request), response_of(response_id)
     store, _ = responses_of(request)
     running = store.running(caller, place)
-    items = running.note.items if running is not None else (await store.find(caller, place)).note.items
+    items = running.about.note.items if running is not None else (await store.find(caller, place)).note.items
     return json_answer(page_of(request, items))
 
 

@@ -109,6 +109,7 @@ def creation_of(service: Service, body: ResponseBody) -> Creation:
         RESPONSES.turn.read(body),
         answer,
         _shown(service, body),
+        {"instructions": body.instructions, "tools": shown_tools(body.tools, body.tool_choice)},
         RESPONSES.names(body, body),
         float(int(time.time())),
         previous=_previous(body),
@@ -190,13 +191,11 @@ def _shown(service: Service, body: ResponseBody) -> dict[str, Any]:
     defaults = service.facts.defaults
     return {
         "model": service.model_name,
-        "instructions": body.instructions,
         "metadata": checked_metadata(body.metadata),
         "previous_response_id": body.previous_response_id,
         "conversation": None if key is None else {"id": conversation_key(key)},
         "background": bool(body.background),
         "store": body.store is not False,
-        "tools": shown_tools(body.tools, body.tool_choice),
         "tool_choice": body.tool_choice or "auto",
         "parallel_tool_calls": answer.parallel_tool_calls is not False,
         "temperature": _first(sampling.temperature, defaults.get("temperature"), 1.0),
