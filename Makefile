@@ -48,15 +48,17 @@ CLIENTS := .venv-clients
 
 $(CLIENTS)/openai3.stamp: tests/clients/requirements.txt
 $(CLIENTS)/openai2.stamp: tests/clients/requirements-openai2.txt
+$(CLIENTS)/evaluation.stamp: tests/clients/requirements-evaluation.txt
 $(CLIENTS)/%.stamp:
 	$(PYTHON) -m venv $(CLIENTS)/$*
 	$(CLIENTS)/$*/bin/python -m pip install --quiet --requirement $<
 	touch $@
 
 .PHONY: clients
-clients: install $(CLIENTS)/openai3.stamp $(CLIENTS)/openai2.stamp
+clients: install $(CLIENTS)/openai3.stamp $(CLIENTS)/openai2.stamp $(CLIENTS)/evaluation.stamp
 	HOLDFAST_PYTHON=$(CURDIR)/$(BIN)/python $(CLIENTS)/openai3/bin/python -m pytest tests/clients/openai3 $(ARGS)
 	HOLDFAST_PYTHON=$(CURDIR)/$(BIN)/python $(CLIENTS)/openai2/bin/python -m pytest tests/clients/openai2 $(ARGS)
+	HOLDFAST_PYTHON=$(CURDIR)/$(BIN)/python $(CLIENTS)/evaluation/bin/python -m pytest tests/clients/evaluation $(ARGS)
 
 .PHONY: check
 check: install

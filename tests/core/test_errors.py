@@ -110,7 +110,8 @@ CASES: list[tuple[type[errors.Refused], str, Call]] = [
     (errors.AlreadyComputed, "submit", lambda d: d.submit("idle", (1,), 1, computes_from=3)),
     (errors.ContextExceeded, "submit", lambda d: d.submit("idle", prompt(100), 40)),
     (errors.ContextExceeded, "request", lambda d: d.request(prompt(149), 2)),
-    (errors.BadMaxTokens, "nothing to generate", lambda d: d.request(prompt(4), 0)),
+    (errors.BadMaxTokens, "less than nothing", lambda d: d.request(prompt(4), -1)),
+    (errors.EmptyTurn, "nothing to compute", lambda d: d.submit("idle", (), 0, goes_on=True)),
 ]
 
 

@@ -29,7 +29,7 @@ def draw(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("max_tokens", 0),
+        ("max_tokens", -1),
         ("max_tokens", True),
         ("min_tokens", -1),
         ("temperature", -0.1),

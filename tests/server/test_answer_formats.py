@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from holdfast.engine.echo import echo_tokenizer
+from holdfast.engine.sampling import Sampling
 from holdfast.server.answer_parts import finish_reason
 from holdfast.server.http.problems import turn_failed
 from holdfast.server.link import wire
@@ -217,7 +218,7 @@ def test_plain_answers_stream_as_before() -> None:
     plain = wire.Delta(1, 0, "abc", [1])
     assert [chunk["choices"][0]["delta"] for chunk in form.chunks(0, plain)] == [{"content": "abc"}]
     assert form.chunks(0, wire.Delta(1, 0, "", [1])) == []
-    completion = Completion("cmpl-1", "echo", "f", echo_tokenizer(), skip_special_tokens=True)
+    completion = Completion("cmpl-1", "echo", "f", echo_tokenizer(), Sampling())
     assert completion.first(0, reads=False) == []
     assert [chunk["choices"][0]["text"] for chunk in completion.chunks(0, plain)] == ["abc"]
 

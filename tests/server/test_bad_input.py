@@ -41,7 +41,7 @@ def test_bodies_that_are_not_json(echo: Server, path: str, case: str) -> None:
     assert set(answer.json()["error"]) == {"message", "type", "code", "param"}
 
 
-SAMPLING = [*bad_values.SAMPLING, ("max_tokens", 0)]
+SAMPLING = bad_values.SAMPLING
 
 
 @pytest.mark.parametrize(("field", "value"), SAMPLING, ids=lambda value: str(value)[:24])

@@ -172,6 +172,21 @@ def test_thinking_that_is_not_shown_comes_back_with_its_signature(caller: Server
     assert len(counts) == 1
 
 
+def test_an_answer_goes_on_where_the_client_began_it(caller: Server) -> None:
+    begun = {"role": "assistant", "content": "he"}
+    whole, rest = create(caller, user("hello")), create(caller, user("hello"), begun)
+    assert total(rest["usage"]) == total(whole["usage"]) + len("he")
+    assert count(caller, user("hello"), begun) == total(rest["usage"])
+
+
+def test_no_tokens_warm_the_cache_and_answer_nothing(caller: Server) -> None:
+    said = user("hello " * 20)
+    for message in (create(caller, said, max_tokens=0), collected(stream(caller, said, max_tokens=0))):
+        assert (message["content"], message["stop_reason"]) == ([], "max_tokens")
+        assert message["usage"]["output_tokens"] == 0
+    assert create(caller, said)["usage"]["cache_read_input_tokens"] >= count(caller, said) - PAGE
+
+
 def test_structured_output(caller: Server) -> None:
     schema = {
         "type": "object",

@@ -20,13 +20,25 @@ DIALECTS: dict[str, tuple[str, Body, str, dict[str, Any]]] = {
         "/v1/chat/completions",
         {"messages": [USER], **BRIEF},
         "",
-        {"session_id": None, "add_special_tokens": False},
+        {
+            "session_id": None,
+            "add_special_tokens": False,
+            "continue_final_message": False,
+            "add_generation_prompt": True,
+            "prompt_logprobs": None,
+        },
     ),
     "completions": (
         "/v1/completions",
         {"prompt": "x", **BRIEF},
         "",
-        {"session_id": None, "best_of": 1, "add_special_tokens": True},
+        {
+            "session_id": None,
+            "best_of": 1,
+            "add_special_tokens": True,
+            "echo": False,
+            "prompt_logprobs": None,
+        },
     ),
     "messages": (
         "/v1/messages",
@@ -52,8 +64,18 @@ DIALECTS: dict[str, tuple[str, Body, str, dict[str, Any]]] = {
 """Path, a body that is answered, where the field goes, and what to send of those that are different there."""
 
 BUILT = {
-    "chat": {"session_id", *(row.written for row in CHAT.answer.rows)},
-    "completions": {"session_id", "best_of", *(row.written for row in COMPLETIONS.answer.rows)},
+    "chat": {
+        "session_id",
+        "prompt_logprobs",
+        *(row.written for table in (CHAT.turn, CHAT.answer) for row in table.rows),
+    },
+    "completions": {
+        "session_id",
+        "best_of",
+        "echo",
+        "prompt_logprobs",
+        *(row.written for row in COMPLETIONS.answer.rows),
+    },
     "messages": {"tools", "tool_choice", "thinking"},
     "stream options": set[str](),
     "generate": {"input_ids", "session_params", "rid"},

@@ -98,7 +98,7 @@ EXPECTED: dict[str, Report] = {
     "lost-table-changes-are-not-resent": report("content", ROW),
     "copies-of-a-failed-step-are-trusted": report("content, assertion", SESSION, TURN, ROW, PARCEL, NAME),
     "moves-of-a-failed-step-are-trusted": report("content", SESSION, TURN, ROW, PARCEL),
-    "fork-forgets-its-copies": report("content", SESSION, TURN, ROW, PARCEL),
+    "fork-forgets-its-copies": report("content", SESSION, TURN, ROW, PARCEL, TREE),
     "freed-while-in-transit": report(TWICE, SESSION, TURN, FREE),
     "aborted-restore-keeps-its-parcel": report(LEAK, SESSION),
     "seal-in-flight-counts-as-rest": report("content, books, assertion", SESSION, ROW),
@@ -112,6 +112,11 @@ EXPECTED: dict[str, Report] = {
     "forced-tokens-are-not-counted": report("transcript, content", NAME, ROW),
     "first-sealing-row-is-the-last": report("recomputation", NAME),
     "matcher-takes-a-withdrawn-sample": report("content", ROW),
+    # Turns that sample nothing: the turn that ends early, never or with a token.
+    "first-chunk-of-an-input-ends-its-turn": report("event, assertion", ROW, NAME),
+    "computed-input-does-not-end-its-turn": report("stall, assertion", ROW, NAME),
+    "computed-input-is-sampled-after": report("transcript", NAME),
+    "last-token-of-an-input-waits-for-ever": report("stall, assertion", ROW, NAME),
     # Coming back after a death: the session that is not as its client knows it.
     "revival-forgets-the-last-turn": report("transcript", NAME),
     "file-is-taken-for-longer-than-it-is": report("content, books, assertion", SESSION, TURN, ROW, PARCEL),

@@ -101,6 +101,8 @@ class PlanBuilder:
             # The last token is left to a seal or to the next turn, which a row of it in flight would hold up.
             last = turn.generated + turn.awaiting >= turn.request.max_tokens
             if todo < 1 or budget < 1 or last:
+                if todo == 1 and not turn.request.max_tokens:
+                    prefilling.append(session)  # The last token of an input that is only computed.
                 continue
             source = sequence.state_source() if stateful else None
             ledger.purpose = "decode page"

@@ -38,10 +38,10 @@ def require_known_tokens(registry: Registry, turn_id: str, tokens: Sequence[int]
 def require_fit(registry: Registry, tenant: str, known: int, request: TurnRequest, drafting: bool) -> None:
     """Raise unless a turn may follow `known` tokens, and may wait."""
     policy = registry.policy
-    if not request.tokens and not (request.goes_on and known):
+    if not request.tokens and not (request.goes_on and known and request.max_tokens):
         raise errors.EmptyTurn("the turn has no input tokens")
-    if request.max_tokens < 1:
-        raise errors.BadMaxTokens(f"max_tokens must be at least 1, not {request.max_tokens}")
+    if request.max_tokens < 0:
+        raise errors.BadMaxTokens(f"max_tokens must be at least 0, not {request.max_tokens}")
     require_known_tokens(registry, request.turn_id, request.tokens)
     total = known + len(request.tokens) + request.max_tokens
     if total > policy.context_length:

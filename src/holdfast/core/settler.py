@@ -111,6 +111,8 @@ class Settler:
             turn.publish_at = NEVER
             self._publish(session, turn)
         if not row.sample:
+            if not turn.request.max_tokens and sequence.computed == sequence.known:
+                self._finish_computing(session, turn)
             return
         sequence.tokens.extend(tokens)
         turn.generated += len(tokens)
@@ -173,6 +175,11 @@ class Settler:
 
     # --- ends of turns ----------------------------------------------------------------------------
 
+    def _finish_computing(self, session: Session, turn: Turn) -> None:
+        """The whole input of a turn that samples nothing is computed: it ends, unless it ends otherwise."""
+        if turn.ending is None or turn.ending.event is TurnEvent.RETRACT:
+            self._finish(session, turn, "length")
+
     def _finish(self, session: Session, turn: Turn, reason: str) -> None:
         """A turn ends well. A row still in flight, or further rows, compute its last tokens."""
         registry, sequence = self.registry, session.sequence
@@ -193,9 +200,13 @@ class Settler:
             session.on(LifeEvent.END)
             self.close(session, "finished")
         else:
-            assert sequence.computed < sequence.known, "what was sampled last is not computed yet"
             session.on(LifeEvent.SEAL)
-            self._queue_seal(session)
+            if turn.request.max_tokens:
+                assert sequence.computed < sequence.known, "what was sampled last is not computed yet"
+                self._queue_seal(session)
+            else:
+                assert sequence.computed == sequence.known, "there is nothing to seal"
+                self._sealed(session)
 
     def _queue_seal(self, session: Session) -> None:
         """Let one more row compute tokens at the end of a finished turn."""

@@ -72,6 +72,7 @@ NEVER = 1 << 62
 class TurnRequest:
     """What a client asked for, as far as the core needs to know.
 
+    With `max_tokens` 0 the turn computes its input and samples nothing: it finishes when all is computed.
     `goes_on` allows an empty input: generation continues from the history. `on_abort` says what an abandoned
     turn keeps: None rolls it back, a number keeps that many tokens.
     From `computes_from` on the turn computes everything itself: nothing past it comes from the prefix tree.

@@ -130,9 +130,11 @@ class EchoExecutor:
         return StepResult([self._row(row) for row in flight.plan.rows], [True] * len(flight.plan.moves))
 
     def _row(self, row: Row[Turn]) -> RowResult:
+        turn = row.turn
+        if not turn.over:
+            self._note_prompt(self.stream_of(turn))
         if not row.sample:
             return RowResult([])
-        turn = row.turn
         if turn.over:
             return RowResult([self.end])
         words = self._words.get(turn.number)
@@ -144,6 +146,12 @@ class EchoExecutor:
             token = self._allowed(stream.constraint, token)
         logprobs = [TokenLogprob(token, 0.0)] if stream.sampling.logprobs is not None else None
         return RowResult(stream.push([token], logprobs), stream.finish)
+
+    def _note_prompt(self, stream: TurnStream) -> None:
+        """Every token of a prompt is certain, too."""
+        if stream.sampling.prompt_logprobs is not None and not stream.prompt_logprobs:
+            later = stream.prompt_tokens[stream.input_first + 1 :]
+            stream.prompt_logprobs += [TokenLogprob(token, 0.0) for token in later]
 
     def _allowed(self, constraint: TurnConstraint, token: int) -> int:
         """The token that comes next under a constraint: this one, or one that brings the text to its end."""

@@ -50,7 +50,10 @@ class Sampling:
     """How a turn is generated. None means the checkpoint's default, or off."""
 
     max_tokens: int | None = declared(
-        None, Bound(1, INTEGER_MAX), "Maximum number of tokens to generate; as many as fit if left out."
+        None,
+        Bound(0, INTEGER_MAX),
+        "Maximum number of tokens to generate; as many as fit if left out. With 0 the input is computed and "
+        "kept, and nothing is generated.",
     )
     min_tokens: int = declared(
         0, Bound(0, INTEGER_MAX), "Minimum number of tokens to generate before the turn may end."

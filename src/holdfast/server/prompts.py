@@ -233,6 +233,18 @@ class Prompts:
         assert isinstance(answer, jobs.Read)
         return answer.content
 
+    def begins_with_mark(self, text: str, tokens: Sequence[int]) -> bool:
+        """Whether the tokenizer has put the mark of a beginning before a text."""
+        mark = self.tokenizer.names.get("bos_token", "")
+        return self.bos is not None and tokens[:1] == [self.bos] and not text.startswith(mark)
+
+    def require_tokens(self, tokens: Sequence[int], vocabulary: int) -> None:
+        """Raise for token ids of a client that exceed the context or the vocabulary."""
+        if len(tokens) > self.room.tokens:
+            raise self.too_long(len(tokens))
+        if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
+            raise bad_field("input", f"token ids must be from 0 to {vocabulary - 1}")
+
     def too_long(self, tokens: int | None = None) -> Problem:
         """An input that exceeds the context; `tokens` is its length where it is known."""
         return too_long(self.room, "input", tokens)

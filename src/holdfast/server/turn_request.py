@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.text.chat_template import PromptEnd
 from holdfast.server.dialects.answer_options import AnswerOptions
 from holdfast.server.dialects.turn_options import TurnOptions
 from holdfast.server.link import wire
@@ -30,6 +31,8 @@ class Input:
     tokens: list[int] | None = None
     templated: bool = True
     """Whether text is a user message for the chat template, or a raw prompt."""
+    prompt_end: PromptEnd = PromptEnd.ANSWER
+    """Where the prompt of messages ends."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,9 @@ from holdfast.server.turn_request import Input, TurnAsked
 
 __all__ = ["TurnWriter", "WrittenTurn", "checked_tools", "require_template_kwargs", "tools_of"]
 
-RESERVED_KWARGS = frozenset({"messages", "tools", "add_generation_prompt", "documents", "self"})
+RESERVED_KWARGS = frozenset(
+    {"messages", "tools", "add_generation_prompt", "documents", "self", "known", "prompt_end"}
+)
 """Variables of chat templates that other fields of a request stand for."""
 
 
@@ -108,6 +110,7 @@ class TurnWriter:
             [] if record is None else record.view.calls,
             asks,
             one_shot=record is None,
+            prompt_end=said.prompt_end,
         )
         made = await self._prompts.chat(job, tenant)
         return WrittenTurn(made.tokens, made.grammar, made.answer)
@@ -116,11 +119,7 @@ class TurnWriter:
         """The tokens of text outside of a chat template, or those given."""
         if said.tokens is None:
             return await self._prompts.text(said.text, first=first, tenant=tenant) if said.text else []
-        if len(said.tokens) > self._facts.context_length:
-            raise self._prompts.too_long(len(said.tokens))
-        vocabulary = self._facts.vocabulary
-        if said.tokens and not 0 <= min(said.tokens) <= max(said.tokens) < vocabulary:
-            raise bad_field("input", f"token ids must be from 0 to {vocabulary - 1}")
+        self._prompts.require_tokens(said.tokens, self._facts.vocabulary)
         return said.tokens
 
     async def _answer_to(self, tokens: list[int], asks: jobs.Asks, tenant: str) -> WrittenTurn:

@@ -23,6 +23,8 @@ from holdfast.sim.workloads import Workload
 
 VOCABULARY = 50
 TENANTS = ("red", "blue")
+COMPUTE_ONLY_EVERY = 8
+"""Every so many requests ask for no tokens: their input is computed, and nothing is sampled."""
 EXPECTED = (None, None, 0.5, 20.0)
 """When turns in a row say that their client will be back."""
 
@@ -97,6 +99,8 @@ class Clients(Audience):
         room = self.scheduler.registry.policy.context_length - known
         tokens = () if goes_on else self._input(known == 0, tenant)[: max(1, room - 2)]
         limit = min(rng.randint(*self.workload.output_tokens), max(1, room - len(tokens)))
+        if not self.serial % COMPUTE_ONLY_EVERY and not goes_on:
+            limit = 0
         deadline = self.now + rng.random() * 3 if rng.random() < 0.05 else None
         keep = rng.choice((None, 0, 2))
         name = self.name("t")

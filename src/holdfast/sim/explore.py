@@ -40,6 +40,9 @@ SETTINGS = (
     Setting("dense", 2, 6, overlap=True, constrained=True, prologue=("turn a", *STEP)),
     Setting("hybrid", 3, 5, slots=4, overlap=True, constrained=True, prologue=ONE_RESTS_ONE_RUNS),
     Setting("window", 2, 7, constrained=True, prologue=ONE_RESTS),
+    Setting("dense", 2, 6, overlap=True, mute=True),
+    Setting("hybrid", 3, 5, slots=4, host=3, overlap=True, mute=True),
+    Setting("window", 2, 7, leave_history=True, mute=True, prologue=("turn a", *STEP)),
 )
 STATES_PER_PROGRESS = 1000
 

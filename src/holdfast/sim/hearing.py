@@ -101,7 +101,11 @@ class Audience:
         if event.kind == "finished":
             if turn.generated != conversation.said:
                 raise Mismatch(f"{turn.generated} tokens count as generated, {conversation.said} were said")
+            if turn.generated > turn.request.max_tokens:
+                raise Mismatch(f"{turn.generated} tokens were said, at most {turn.request.max_tokens} may be")
             conversation.finish(event.reason)
+            if session is not None and not turn.request.max_tokens:
+                self._check_computed(session, turn)
         elif event.kind == "failed" and not self.faulty():
             raise Mismatch(f"{turn.request.turn_id} failed, though nothing went wrong: {event.reason}")
         else:
@@ -134,6 +138,13 @@ class Audience:
             if computed < found:
                 what = f"the turn found {found} computed tokens and left {computed}"
                 raise Found(Check.RECOMPUTATION, what, f"{turn.request.turn_id} of {session.id}")
+
+    def _check_computed(self, session: Session, turn: Turn) -> None:
+        """A turn that samples nothing ends when its whole input is in memory."""
+        sequence = session.sequence
+        if sequence.computed < sequence.known:
+            what = f"it ended with {sequence.computed} of {sequence.known} tokens computed"
+            raise Found(Check.EVENT, what, f"{turn.request.turn_id} of {session.id}")
 
     def compare(self, session: Session) -> None:
         """A session's log must be its conversation, whenever no turn is in flight on it."""

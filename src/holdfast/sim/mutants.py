@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from holdfast.sim.compute_mutants import COMPUTE_MUTANTS
 from holdfast.sim.forced_mutants import FORCED_MUTANTS
 from holdfast.sim.memory_mutants import MEMORY_MUTANTS
 from holdfast.sim.planting import Mutant, Patcher
@@ -20,7 +21,14 @@ __all__ = ["MUTANTS", "Mutant", "Patcher", "planted"]
 
 MUTANTS: dict[str, Mutant] = {
     mutant.name: mutant
-    for mutant in (*MEMORY_MUTANTS, *TREE_MUTANTS, *TURN_MUTANTS, *STEP_MUTANTS, *FORCED_MUTANTS)
+    for mutant in (
+        *MEMORY_MUTANTS,
+        *TREE_MUTANTS,
+        *TURN_MUTANTS,
+        *STEP_MUTANTS,
+        *FORCED_MUTANTS,
+        *COMPUTE_MUTANTS,
+    )
 }
 
 

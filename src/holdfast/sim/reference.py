@@ -115,7 +115,7 @@ class Conversation:
 
     def finish(self, reason: str) -> None:
         """The turn ended well."""
-        if (reason == "stop") != stops(self.contents[-1]):
+        if (reason == "stop") != (self.said > 0 and stops(self.contents[-1])):
             raise Mismatch(f"{self.session_id} finished with {reason!r}")
         self._end_here()
         self.turn_id = None

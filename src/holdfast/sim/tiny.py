@@ -47,7 +47,10 @@ REFUSALS: dict[str, Container[int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a tiny world is made of, and which events have happened in it before anything is tried."""
+    """What a tiny world is made of, and which events have happened in it before anything is tried.
+
+    In a `mute` one first turns sample nothing: their input is computed, and they end.
+    """
 
     layout: str
     page_size: int
@@ -59,6 +62,7 @@ class Setting:
     window: int = 3
     share: float = 1.0
     constrained: bool = False
+    mute: bool = False
     prologue: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -68,7 +72,8 @@ class Setting:
         share = f", {self.share} of them for a tenant" if self.share < 1.0 else ""
         begun = f", after {', '.join(self.prologue)}" if self.prologue else ""
         constrained = ", turns are constrained" if self.constrained else ""
-        return f"{self.layout}: {memory}{share}{overlap}{history}{constrained}{begun}"
+        mute = ", first turns are mute" if self.mute else ""
+        return f"{self.layout}: {memory}{share}{overlap}{history}{constrained}{mute}{begun}"
 
 
 class Quiet(Audit):
@@ -221,6 +226,8 @@ class TinyWorld:
         self.serial += 1
         known = self.scheduler.registry.sessions[name].sequence.known
         limit = CONSTRAINED_OUTPUT if self.setting.constrained else OUTPUT
+        if self.setting.mute and not known:
+            limit = 0
         request = TurnRequest(f"t{self.serial}", LATER_INPUT if known else FIRST_INPUT, limit)
         self.scheduler.submit(name, request, 0.0)
         self.audience.begin(name, request)

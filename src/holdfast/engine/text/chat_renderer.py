@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from holdfast.engine.text.chat_roles import Message, MessagesRefused
-from holdfast.engine.text.chat_template import ChatTemplate
+from holdfast.engine.text.chat_template import ChatTemplate, PromptEnd
 from holdfast.engine.tools.choose import choose
 from holdfast.engine.tools.events import Call
 from holdfast.engine.tools.plain_rendering import PLAIN_FORMAT, plain_messages
@@ -82,9 +82,14 @@ class ChatRenderer:
             given["tools"] = [tool.in_openai_form() for tool in tools]
         return Prepared(template_messages(messages, self._form, names), given)
 
-    def whole(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+    def whole(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any],
+        prompt_end: PromptEnd = PromptEnd.ANSWER,
+    ) -> str:
         """The text of a whole conversation."""
-        return self._template.render(messages, **variables)
+        return self._template.render(messages, prompt_end=prompt_end, **variables)
 
     def continuation(
         self,
@@ -93,8 +98,10 @@ class ChatRenderer:
         *,
         calls: Sequence[Call] = (),
         said_end: str = "",
+        prompt_end: PromptEnd = PromptEnd.ANSWER,
     ) -> str:
         """The text that follows the last answer, which ended in `calls` and with the end token `said_end`."""
+        variables = {**variables, "prompt_end": prompt_end}
         answers = bool(messages) and messages[0].get("role") == "tool"
         if not answers:
             return self._template.continuation(messages, said_end=said_end, **variables)

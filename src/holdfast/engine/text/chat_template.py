@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, NoReturn
 
 import jinja2
@@ -21,7 +22,7 @@ import jinja2.sandbox
 
 from holdfast.engine.text.chat_roles import ChatTemplateError, Message, MessagesRefused, ShownRoles
 
-__all__ = ["ChatTemplate", "ChatTemplateError", "Message"]
+__all__ = ["ChatTemplate", "ChatTemplateError", "Message", "PromptEnd"]
 
 TEMPLATE_CHARACTERS_MAX = 1 << 20
 OUTPUT_CHARACTERS_MAX = 1 << 24
@@ -30,6 +31,20 @@ PRODUCT_MAX = 1 << 20
 
 _MARK = "\ue000said\ue000"
 """Marks the assistant's answer; private-use characters, which templates do not treat specially."""
+
+_OPEN = "\ue000open\ue000"
+"""Marks the end of a final message that the answer continues."""
+
+
+class PromptEnd(StrEnum):
+    """Where a rendered prompt ends, and the answer begins."""
+
+    ANSWER = "answer"
+    """After the generation prompt: the answer is a message of its own."""
+    MESSAGE = "message"
+    """After the last message, without a generation prompt."""
+    OPEN = "open"
+    """Inside the last message: the answer continues it."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -111,13 +126,29 @@ class ChatTemplate:
         except jinja2.exceptions.TemplateError as error:
             raise ChatTemplateError(f"the chat template cannot be compiled: {error}") from error
 
-    def render(self, messages: Sequence[Message], *, known: int = 0, **variables: Any) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        known: int = 0,
+        prompt_end: PromptEnd = PromptEnd.ANSWER,
+        **variables: Any,
+    ) -> str:
         """The text of a whole conversation; `variables` are passed to the template.
 
         A message that the template would skip is rejected; the first `known` are not the client's.
         `developer` messages become `system` where the template does not know that role.
         """
-        return self.render_unchecked(self._roles.fitted(messages, known, **variables), **variables)
+        fitted = self._roles.fitted(messages, known, **variables)
+        if prompt_end is not PromptEnd.OPEN:
+            asks = prompt_end is PromptEnd.ANSWER
+            return self.render_unchecked(fitted, add_generation_prompt=asks, **variables)
+        marked = [*fitted[:-1], {**fitted[-1], "content": f"{fitted[-1].get('content') or ''}{_OPEN}"}]
+        rendered = self.render_unchecked(marked, add_generation_prompt=False, **variables)
+        text, mark, _ = rendered.partition(_OPEN)
+        if not mark:
+            raise MessagesRefused("the chat template does not show the final message, so it cannot go on")
+        return text
 
     def render_unchecked(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any

@@ -27,6 +27,7 @@ from holdfast.engine.text.chat_template import (
     ChatTemplate,
     ChatTemplateError,
     Message,
+    PromptEnd,
 )
 from holdfast.engine.text.control_tokens import ControlTokens, Disguise
 from holdfast.engine.text.gguf_vocabulary import build_tokenizer
@@ -224,6 +225,7 @@ class Tokenizer:
         tools: Sequence[Tool] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         most: int | None = None,
+        prompt_end: PromptEnd = PromptEnd.ANSWER,
     ) -> list[int]:
         """The tokens of a conversation, ready for the assistant's answer.
 
@@ -234,7 +236,7 @@ class Tokenizer:
             prepared = self.chat.prepare(messages, tools or (), template_kwargs)
         disguise = self._controls.disguise(prepared.messages, prepared.variables)
         with self._guard():
-            rendered = self.chat.whole(disguise.messages, disguise.variables)
+            rendered = self.chat.whole(disguise.messages, disguise.variables, prompt_end)
         return self._encode_rendered(rendered, disguise, most)
 
     def encode_continuation(
@@ -246,6 +248,7 @@ class Tokenizer:
         tools: Sequence[Tool] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         most: int | None = None,
+        prompt_end: PromptEnd = PromptEnd.ANSWER,
     ) -> list[int]:
         """The tokens that follow the assistant's answer, whose last token was `last_token`.
 
@@ -259,7 +262,11 @@ class Tokenizer:
         disguise = self._controls.disguise(prepared.messages, prepared.variables)
         with self._guard():
             text = self.chat.continuation(
-                disguise.messages, disguise.variables, calls=calls, said_end=said_end
+                disguise.messages,
+                disguise.variables,
+                calls=calls,
+                said_end=said_end,
+                prompt_end=prompt_end,
             )
         return self._encode_rendered(text, disguise, most)
 

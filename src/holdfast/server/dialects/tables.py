@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from holdfast.engine.constraints.grammar import CHOICES_MAX, TEXT_BYTES_MAX, Kind
-from holdfast.engine.fields import INTEGER_MAX, Bound
+from holdfast.engine.fields import Bound
 from holdfast.engine.sampling import Sampling
 from holdfast.server.dialects.answer_options import GRAMMAR, AnswerOptions
 from holdfast.server.dialects.constraints import (
@@ -142,6 +142,10 @@ _ABSENT_FROM_TEXT = tuple(
     )
 )
 """Fields of answers that follow a chat template; a prompt that is text has none."""
+_ABSENT_MESSAGE_OPTIONS = tuple(
+    Absent(field, _NO_MESSAGES)
+    for field in ("append_history", "continue_final_message", "add_generation_prompt")
+)
 
 
 # --- OpenAI ---------------------------------------------------------------------------------------
@@ -149,8 +153,7 @@ _ABSENT_FROM_TEXT = tuple(
 _OPENAI_SAMPLING: tuple[Entry, ...] = (
     *same("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
     *same("frequency_penalty", "presence_penalty", "logit_bias", "seed", "stop", "stop_token_ids"),
-    *same("ignore_eos", "n", "skip_special_tokens"),
-    Absent("prompt_logprobs", NOT_BUILT),
+    *same("ignore_eos", "n", "prompt_logprobs", "skip_special_tokens"),
     Absent("keep_stop", NOT_BUILT, ("include_stop_str_in_output", "no_stop_trim")),
 )
 
@@ -167,7 +170,12 @@ CHAT = Dialect(
         nullable=True,
         other_names={"input": "messages"},
     ),
-    FieldTable(TurnOptions, "ChatBody", same("on_abort", "timeout", "append_history"), nullable=True),
+    FieldTable(
+        TurnOptions,
+        "ChatBody",
+        same("on_abort", "timeout", "append_history", "continue_final_message", "add_generation_prompt"),
+        nullable=True,
+    ),
     FieldTable(
         AnswerOptions,
         "ChatBody",
@@ -201,7 +209,7 @@ COMPLETIONS = Dialect(
     FieldTable(
         TurnOptions,
         "CompletionBody",
-        (*same("on_abort", "timeout"), Absent("append_history", _NO_MESSAGES)),
+        (*same("on_abort", "timeout"), *_ABSENT_MESSAGE_OPTIONS),
         nullable=True,
     ),
     FieldTable(
@@ -241,7 +249,11 @@ MESSAGES = Dialect(
     FieldTable(
         TurnOptions,
         "MessagesBody",
-        tuple(Absent(field, _CHAT_ONLY) for field in ("on_abort", "timeout", "append_history")),
+        (
+            *(Absent(field, _CHAT_ONLY) for field in ("on_abort", "timeout", "append_history")),
+            # A last message of the assistant is always continued.
+            *(Absent(field, _CHAT_ONLY) for field in ("continue_final_message", "add_generation_prompt")),
+        ),
         nullable=True,
     ),
     FieldTable(
@@ -276,14 +288,7 @@ GENERATE = Dialect(
         Sampling,
         "GenerateSampling",
         (
-            Row(
-                "max_tokens",
-                "max_new_tokens",
-                default=128,
-                null=None,
-                bound=Bound(0, INTEGER_MAX),
-                value=lambda most: max(1, most),
-            ),
+            Row("max_tokens", "max_new_tokens", default=128, null=None),
             Row("min_tokens", "min_new_tokens"),
             Row("temperature", default=1.0, value=lambda given: given if given >= GREEDY_BELOW else 0.0),
             Row("top_p", default=1.0),
@@ -308,7 +313,7 @@ GENERATE = Dialect(
         (
             *same("timeout"),
             Absent("on_abort", "is not supported here: a request is rolled back when its client disconnects"),
-            Absent("append_history", _NO_MESSAGES),
+            *_ABSENT_MESSAGE_OPTIONS,
         ),
         nullable=True,
     ),
@@ -351,10 +356,16 @@ _SESSION_ANSWER: tuple[Entry, ...] = (
     *same("expect_return_seconds"),
 )
 
+_SESSION_TURN: tuple[Entry, ...] = (
+    *same("on_abort", "timeout", "append_history"),
+    Absent("continue_final_message", NOT_BUILT),
+    Absent("add_generation_prompt", NOT_BUILT),
+)
+
 SESSIONS = Dialect(
     "sessions",
     _SESSION_SAMPLING,
-    FieldTable(TurnOptions, "TurnBody", same("on_abort", "timeout", "append_history"), nullable=False),
+    FieldTable(TurnOptions, "TurnBody", _SESSION_TURN, nullable=False),
     FieldTable(AnswerOptions, "TurnBody", _SESSION_ANSWER, nullable=False),
     Unknown.REFUSED,
 )
@@ -362,7 +373,7 @@ SESSIONS = Dialect(
 REALTIME = Dialect(
     "realtime",
     _SESSION_SAMPLING,
-    FieldTable(TurnOptions, "CommitMessage", same("on_abort", "timeout", "append_history"), nullable=False),
+    FieldTable(TurnOptions, "CommitMessage", _SESSION_TURN, nullable=False),
     FieldTable(AnswerOptions, "CommitMessage", _SESSION_ANSWER, nullable=False),
     Unknown.REFUSED,
 )

@@ -25,6 +25,15 @@ class TurnOptions:
     append_history: bool = declared(
         False, None, "Append the messages to the session even if they repeat a conversation from its start."
     )
+    continue_final_message: bool = declared(
+        False, None, "Continue the last message, which is the assistant's, instead of answering it."
+    )
+    add_generation_prompt: bool | None = declared(
+        None,
+        None,
+        "End the prompt with the beginning of the assistant's answer, as the chat template writes it; true "
+        "if left out, unless the last message is continued.",
+    )
 
     @property
     def keeps(self) -> bool:

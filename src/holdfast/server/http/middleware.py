@@ -31,13 +31,13 @@ __all__ = ["ADMIN", "PUBLIC", "SUBPROTOCOL", "RequestMiddleware"]
 
 log = logging.getLogger("holdfast.server")
 
-PUBLIC = ("/", "/health", "/health/ready", "/favicon.ico")
+PUBLIC = ("/", "/health", "/health/ready", "/ping", "/favicon.ico")
 PUBLIC_PREFIXES = ("/web/",)
 ADMIN = ("/metrics", "/flush_cache", "/reset_prefix_cache", "/get_server_info", "/server_info", "/v1/storm")
 GET_WITH_EFFECTS = ("/flush_cache", "/health_generate")
 """Paths where GET has side effects."""
 READING = ("GET", "HEAD", "OPTIONS")
-DRAINS = ("/health", "/health/ready", "/metrics", "/v1/memory")
+DRAINS = ("/health", "/health/ready", "/ping", "/metrics", "/v1/memory")
 
 HEADER_BYTES_MAX = 32 << 10
 SHORT_BODY_BYTES = 64 << 10

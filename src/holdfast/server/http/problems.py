@@ -74,7 +74,7 @@ WORDS_OF_CODE = {
     "request_not_finished": "the parent request has not finished",
     "bad_offset": "the offset is before the start of the session",
     "already_computed": "the session has already computed these tokens",
-    "bad_max_tokens": "must be at least 1",
+    "bad_max_tokens": "must be at least 0",
     "history_repeated": "the session already has its history: send only new messages, without assistant "
     "messages and without a leading system message, or set append_history to append them anyway",
     "journal_unavailable": "the journal cannot be written; try again later",

@@ -7,7 +7,8 @@ Unknown fields are ignored; fields that are known and not built are refused by n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -17,17 +18,20 @@ from starlette.responses import Response
 
 from holdfast.engine.chat_sampling import chat_defaults
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.text.chat_template import PromptEnd
 from holdfast.server.dialects.requests import make_body, refuse_unbuilt
 from holdfast.server.dialects.tables import CHAT, COMPLETION_TOKENS, COMPLETIONS
+from holdfast.server.dialects.turn_options import TurnOptions
 from holdfast.server.http.answers import StreamAnswer, TurnAnswer, event, json_answer
 from holdfast.server.http.keys import Caller
-from holdfast.server.http.problems import Problem, bad_field, turn_failed
+from holdfast.server.http.problems import Problem, bad_field, told_as, turn_failed
 from holdfast.server.limits import PROMPTS_MAX
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import TurnFeed, spoken
 from holdfast.server.prompts import CHAT_MESSAGE, ChatMessage, plain_messages
 from holdfast.server.routes.access import body_of, caller_of, request_id_of, service_of
 from holdfast.server.routes.openai_format import Chat, Completion, Format
+from holdfast.server.routes.openai_logprobs import Echo
 from holdfast.server.routes.schema import documented
 from holdfast.server.service import Service
 from holdfast.server.sessions import new_name
@@ -70,6 +74,7 @@ class CompletionBody(CommonBody, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     best_of: int | None = None
+    echo: bool | None = None
 
 
 _STREAM = make_body(StreamOptions)
@@ -137,11 +142,13 @@ async def chat(request: Request) -> Response:
         raise bad_field("messages", "this model has no chat template; use /v1/completions")
     sampling = CHAT.sampling.read(body)
     _require_one_choice(body, sampling)
+    _require_whole(body, sampling)
+    messages, options = plain_messages(body.messages), CHAT.turn.read(body)
     asked = TurnAsked(
-        Input(messages=plain_messages(body.messages)),
+        Input(messages=messages, prompt_end=_prompt_end(messages, options)),
         sampling,
         new_name("chatcmpl"),
-        CHAT.turn.read(body),
+        options,
         CHAT.answer.read(body),
         fields=CHAT.names(body, body),
     )
@@ -153,6 +160,7 @@ async def chat(request: Request) -> Response:
         service.prompts.tokenizer,
         stream_reasoning=asked.answer.stream_reasoning,
     )
+    form.shows_prompt = sampling.prompt_logprobs
     return _answer(service, body, feeds, form, request_id_of(request), asked)
 
 
@@ -165,11 +173,18 @@ async def completions(request: Request) -> Response:
     defaults = {} if body.session_id is not None else {"max_tokens": COMPLETION_TOKENS}
     sampling = COMPLETIONS.sampling.read(body, **defaults)
     _require_one_choice(body, sampling)
+    _require_whole(body, sampling)
     if body.best_of is not None and body.best_of != sampling.n:
         raise bad_field("best_of", "other than n is not supported yet", "unsupported")
     prompts = _prompts(body.prompt)
     if len(prompts) * sampling.n > PROMPTS_MAX or (body.session_id is not None and len(prompts) > 1):
         raise bad_field("prompt", f"may ask for at most {PROMPTS_MAX} choices, and for one on a session")
+    shows_prompt = sampling.prompt_logprobs
+    echoes: list[Echo] = []
+    if body.echo:
+        prompts, echoes = await _echoed(service, caller, body, prompts)
+        if sampling.logprobs is not None:
+            sampling = replace(sampling, prompt_logprobs=max(sampling.logprobs, shows_prompt or 0))
     name = new_name("cmpl")
     options, answer = COMPLETIONS.turn.read(body), COMPLETIONS.answer.read(body)
     asked = [
@@ -190,8 +205,10 @@ async def completions(request: Request) -> Response:
         service.model_name,
         service.facts.fingerprint,
         service.prompts.tokenizer,
-        skip_special_tokens=sampling.skip_special_tokens,
+        sampling,
+        echoes,
     )
+    form.shows_prompt = shows_prompt
     return _answer(service, body, feeds, form, request_id_of(request), asked[0])
 
 
@@ -199,6 +216,51 @@ def _require_one_choice(body: CommonBody, sampling: Sampling) -> None:
     """Raise if a session is asked for several choices."""
     if body.session_id is not None and sampling.n > 1:
         raise bad_field("n", "more than one choice with a session is not supported yet", "unsupported")
+
+
+def _require_whole(body: CommonBody, sampling: Sampling) -> None:
+    """Raise if a stream is to carry log-probabilities of its prompt, which come with the whole answer."""
+    if body.stream and sampling.prompt_logprobs is not None:
+        raise bad_field("prompt_logprobs", "is not supported with stream", "unsupported")
+
+
+def _prompt_end(messages: Sequence[Mapping[str, Any]], options: TurnOptions) -> PromptEnd:
+    """Where the prompt ends: after the last message, inside it, or with the beginning of an answer."""
+    asks = options.add_generation_prompt
+    if not options.continue_final_message:
+        return PromptEnd.ANSWER if asks is None or asks else PromptEnd.MESSAGE
+    if asks:
+        raise bad_field("continue_final_message", "and add_generation_prompt must not both be true")
+    last = messages[-1]
+    if last["role"] != "assistant" or last.get("tool_calls"):
+        raise bad_field(
+            "continue_final_message", "needs a last message of role assistant, without tool calls"
+        )
+    return PromptEnd.OPEN
+
+
+async def _echoed(
+    service: Service, caller: Caller, body: CompletionBody, prompts: Sequence[Input]
+) -> tuple[list[Input], list[Echo]]:
+    """Prompts as tokens, with what the answer repeats of them: the given text, or that of the tokens."""
+    if body.session_id is not None:
+        raise bad_field("echo", "is not supported with session_id", "unsupported")
+    if body.stream and COMPLETIONS.sampling.read(body).logprobs is not None:
+        raise bad_field("echo", "with logprobs is not supported in a stream", "unsupported")
+    inputs: list[Input] = []
+    echoes: list[Echo] = []
+    with told_as({"input": "prompt"}):
+        for prompt in prompts:
+            if prompt.text is None:
+                tokens = prompt.tokens or []
+                service.prompts.require_tokens(tokens, service.facts.vocabulary)
+                echo = Echo(await service.prompts.decode(tokens, caller.tenant), tokens)
+            else:
+                tokens = await service.prompts.text(prompt.text, first=True, tenant=caller.tenant)
+                echo = Echo(prompt.text, tokens, added=service.prompts.begins_with_mark(prompt.text, tokens))
+            inputs.append(Input(tokens=tokens if prompt.text != "" else []))
+            echoes.append(echo)
+    return inputs, echoes
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> list[Input]:
@@ -264,8 +326,10 @@ async def _said(feed: TurnFeed) -> wire.End:
 
 async def _whole(feeds: list[TurnFeed], form: Format, choices: int, request_id: str) -> Response:
     ends = await asyncio.gather(*(_said(feed) for feed in feeds))
-    shown = [form.choice(index, end) for index, end in enumerate(ends)]
-    body = form.whole(shown, form.usage(ends, choices))
+    if any(end.prompt_logprobs for end in ends):
+        body = await asyncio.to_thread(form.whole, ends, choices)
+    else:
+        body = form.whole(ends, choices)
     return json_answer(body, headers={"openai-request-id": request_id})
 
 

@@ -3,7 +3,8 @@
 Reasoning is `reasoning_content`, and `reasoning` for clients that call it so. A tool call streams as OpenAI
 streams it: a chunk with its id and name, then pieces of its arguments. Calls that are broken or cut are
 listed too, with the arguments that arrived. Log-probabilities are those of all tokens of a choice, with
-reasoning, calls and markup; a chunk has those of the tokens since the chunk before.
+reasoning, calls and markup; a chunk has those of the tokens since the chunk before. Those of the prompt come
+with the whole answer alone.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from holdfast.engine.text.tokenizer import Detokenizer, Tokenizer
+from holdfast.engine.sampling import Sampling
+from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.server.answer_parts import calls_of, finish_reason, reasoning_tokens, shown_calls
 from holdfast.server.link import wire
+from holdfast.server.routes.openai_logprobs import Echo, LegacyLogprobs, Places, prompt_logprobs
 
 __all__ = ["Chat", "Completion", "Format"]
+
+NO_ECHO = Echo("")
 
 
 class Format(Protocol):
     """What the routes need of either format."""
 
-    def choice(self, index: int, end: wire.End) -> dict[str, Any]:
-        """A whole choice."""
-        ...
-
-    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
-        """The whole answer."""
+    def whole(self, ends: Sequence[wire.End], choices: int) -> dict[str, Any]:
+        """The whole answer; each prompt has so many `choices`."""
         ...
 
     def first(self, index: int, reads: bool) -> list[dict[str, Any]]:
@@ -56,6 +57,8 @@ class _Frame:
 
     kind = ""
     chunk_kind = ""
+    shows_prompt: int | None = None
+    """How many most likely tokens vLLM's `prompt_logprobs` shows, where the client asked for it."""
 
     def __init__(self, name: str, model: str, fingerprint: str, tokenizer: Tokenizer) -> None:
         self.name = name
@@ -74,9 +77,14 @@ class _Frame:
             "choices": choices,
         }
 
-    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+    def whole(self, ends: Sequence[wire.End], choices: int) -> dict[str, Any]:
         """The whole answer."""
-        return {**self._framed(self.kind, choices), "usage": usage}
+        shown = [self.choice(index, end) for index, end in enumerate(ends)]
+        return {**self._framed(self.kind, shown), "usage": self.usage(ends, choices)}
+
+    def choice(self, index: int, end: wire.End) -> dict[str, Any]:
+        """A whole choice."""
+        raise NotImplementedError
 
     def totals(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The chunk that carries only the usage."""
@@ -122,6 +130,13 @@ class Chat(_Frame):
         super().__init__(name, model, fingerprint, tokenizer)
         self._held: dict[int, list[wire.AnswerEvent]] | None = None if stream_reasoning else {}
         """Reasoning that is held back, by choice."""
+
+    def whole(self, ends: Sequence[wire.End], choices: int) -> dict[str, Any]:
+        """The whole answer; the log-probabilities of the prompt are the same for all choices."""
+        shown, logprobs = super().whole(ends, choices), ends[0].prompt_logprobs
+        if logprobs is not None and self.shows_prompt is not None:
+            shown["prompt_logprobs"] = prompt_logprobs(self.tokenizer, logprobs, self.shows_prompt)
+        return shown
 
     def _logprobs(self, logprobs: list[wire.Logprob] | None) -> dict[str, Any] | None:
         if logprobs is None:
@@ -225,53 +240,51 @@ def _piece(event: wire.AnswerEvent) -> dict[str, Any]:
     return {"tool_calls": [call]}
 
 
-class _Places:
-    """Character offsets of the tokens of one choice in its text.
-
-    A token that begins inside a character has that character's offset. Tokens of a removed stop string have
-    the offsets that they would have.
-    """
-
-    def __init__(self, detokenizer: Detokenizer) -> None:
-        self._detokenizer = detokenizer
-        self._characters = 0
-
-    def next(self, token: int) -> int:
-        """The offset of the next token."""
-        place = self._characters
-        self._characters += len(self._detokenizer.add([token]))
-        return place
-
-
 class Completion(_Frame):
-    """`text_completion` and its chunks."""
+    """`text_completion` and its chunks.
+
+    `echoes` are the prompts to repeat, one for each `choices` choices; none without `echo`.
+    """
 
     kind = "text_completion"
     chunk_kind = "text_completion"
 
     def __init__(
-        self, name: str, model: str, fingerprint: str, tokenizer: Tokenizer, *, skip_special_tokens: bool
+        self,
+        name: str,
+        model: str,
+        fingerprint: str,
+        tokenizer: Tokenizer,
+        sampling: Sampling,
+        echoes: Sequence[Echo] = (),
     ) -> None:
         super().__init__(name, model, fingerprint, tokenizer)
-        self._skip_special_tokens = skip_special_tokens
-        self._places: dict[int, _Places] = {}
+        self._sampling = sampling
+        self._echoes = echoes
+        self._places: dict[int, Places] = {}
 
-    def _logprobs(self, index: int, logprobs: list[wire.Logprob] | None) -> dict[str, Any] | None:
-        """Log-probabilities of a choice's next tokens."""
+    def _echo(self, index: int) -> Echo:
+        """The prompt that a choice repeats."""
+        return self._echoes[index // self._sampling.n] if self._echoes else NO_ECHO
+
+    def _logprobs(
+        self, index: int, logprobs: list[wire.Logprob] | None, prompt: list[wire.Logprob] | None = None
+    ) -> dict[str, Any] | None:
+        """Log-probabilities of a choice's next tokens; with an echo, of the `prompt` before them."""
         if logprobs is None:
             return None
+        echo = self._echo(index)
+        listed = LegacyLogprobs(self.tokenizer, self._sampling.logprobs or 0)
         places = self._places.get(index)
         if places is None:
-            detokenizer = self.tokenizer.detokenizer(skip_special_tokens=self._skip_special_tokens)
-            places = self._places[index] = _Places(detokenizer)
-        return {
-            "tokens": [self._spelled(entry.token)[0] for entry in logprobs],
-            "token_logprobs": [entry.logprob for entry in logprobs],
-            "top_logprobs": [
-                {self._spelled(other.token)[0]: other.logprob for other in entry.top} for entry in logprobs
-            ],
-            "text_offset": [places.next(entry.token) for entry in logprobs],
-        }
+            hidden = self._sampling.skip_special_tokens
+            detokenizer = self.tokenizer.detokenizer(skip_special_tokens=hidden)
+            places = self._places[index] = Places(detokenizer, len(echo.text))
+            if prompt is not None and echo.tokens:
+                listed.add_prompt(echo, prompt)
+        for entry in logprobs:
+            listed.add(entry, places.next(entry.token))
+        return listed.as_json()
 
     def _choice(
         self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None
@@ -280,12 +293,20 @@ class Completion(_Frame):
 
     def choice(self, index: int, end: wire.End) -> dict[str, Any]:
         """A whole choice."""
-        return self._choice(index, end.text, self._logprobs(index, end.logprobs), finish_reason(end))
+        text = self._echo(index).text + end.text
+        logprobs = self._logprobs(index, end.logprobs, end.prompt_logprobs)
+        choice = self._choice(index, text, logprobs, finish_reason(end))
+        if end.prompt_logprobs is not None and self.shows_prompt is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(
+                self.tokenizer, end.prompt_logprobs, self.shows_prompt
+            )
+        return choice
 
     def first(self, index: int, reads: bool) -> list[dict[str, Any]]:
-        """There is no first chunk."""
-        del index, reads
-        return []
+        """The prompt, where it is repeated; otherwise there is no first chunk."""
+        del reads
+        text = self._echo(index).text
+        return [self._framed(self.chunk_kind, [self._choice(index, text, None, None)])] if text else []
 
     def chunks(self, index: int, delta: wire.Delta) -> list[dict[str, Any]]:
         """A piece of the text."""

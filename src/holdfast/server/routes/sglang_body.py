@@ -78,8 +78,6 @@ class Asked:
     tokens: list[int] | None
     sampling: Sampling
     answer: AnswerOptions
-    silent: bool
-    """Whether to compute the prompt only (`max_new_tokens` is 0); the engine generates one token then."""
     start: int
     """First token of the prompt to report log-probabilities of; -1 for none."""
     spelled: bool
@@ -119,7 +117,6 @@ def asked_of(body: GenerateBody) -> tuple[list[Asked], bool]:
             tokens,
             sampling[number],
             GENERATE.answer.read(params[number]),
-            params[number].max_new_tokens == 0,
             starts[number],
             body.return_text_in_logprobs,
         )
@@ -129,7 +126,7 @@ def asked_of(body: GenerateBody) -> tuple[list[Asked], bool]:
 
 
 def _sampling(params: Any, logprobs: int | None, start: int) -> Sampling:
-    """The sampling of one prompt; the engine generates at least one token."""
+    """The sampling of one prompt."""
     refuse_unbuilt(params, GENERATE.sampling.prefix)
     most, least = params.max_new_tokens, params.min_new_tokens or 0
     if most is not None and least > most:

@@ -190,20 +190,18 @@ class Call:
 
     async def follow(self, choice: Choice, chunks: bool) -> AsyncIterator[dict[str, Any]]:
         """An answer in SGLang's form: partial ones if `chunks` are wanted, then the final one."""
-        said, silent = choice.said, choice.said.asked.silent
+        said = choice.said
         async for delta in choice.feed.deltas():
             said.add(delta)
-            if choice.record is not None and not silent:
+            if choice.record is not None:
                 choice.record.add(delta.tokens)
-            if chunks and not silent and choice.feed.end is None:
+            if chunks and choice.feed.end is None:
                 yield said.chunk()
         end = choice.feed.end
         assert end is not None
         self.native.leave(self.caller.tenant, choice)
         if end.outcome == "failed":
             raise turn_failed(end.reason)
-        if silent and choice.session is not None and end.outcome == "finished":
-            await self.service.interrupt(choice.session, choice.said.asked.rid, 0)
         if end.prompt_logprobs is None:
             yield said.whole(end)
         else:

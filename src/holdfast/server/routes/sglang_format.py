@@ -64,13 +64,10 @@ class Said:
     def whole(self, end: wire.End) -> dict[str, Any]:
         """The final choice; an aborted one has its text so far."""
         finished = end.outcome == "finished"
-        silent = finished and self.asked.silent
-        if silent:
-            self.text, self.tokens, self._logprobs, self._tops = "", [], [], []
         reason: dict[str, Any]
         if not finished:
             reason = {"type": "abort", "message": end.reason, "status_code": None, "err_type": None}
-        elif end.reason == "stop" and not silent:
+        elif end.reason == "stop":
             reason = {"type": "stop", "matched": self._matched()}
         else:
             reason = {"type": "length", "length": len(self.tokens)}

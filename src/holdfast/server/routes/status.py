@@ -1,4 +1,4 @@
-"""Health, memory and metrics."""
+"""Health, version, memory and metrics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast import __version__
 from holdfast.server.http.answers import json_answer
 from holdfast.server.http.keys import Caller
 from holdfast.server.routes.access import caller_of, service_of
@@ -31,6 +32,17 @@ async def ready(request: Request) -> Response:
     if request.app.state.draining():
         return json_answer({"status": "draining"}, 503, {"Retry-After": "5"})
     return json_answer({"status": "ready"})
+
+
+@router.get("/ping", **documented(None, "Liveness, under the name of vLLM and of SageMaker."))
+@router.post("/ping", **documented(None, "Liveness, under the name of vLLM and of SageMaker."))
+async def ping() -> Response:
+    return Response()
+
+
+@router.get("/version", **documented(None, "The version of the server."))
+async def version() -> Response:
+    return json_answer({"version": __version__})
 
 
 @router.get("/metrics", **documented(None, "Prometheus metrics."))

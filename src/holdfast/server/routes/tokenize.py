@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as vLLM's and SGLang's clients call them."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, as vLLM's and SGLang's clients call them."""
 
 from __future__ import annotations
 
@@ -65,6 +65,22 @@ async def tokenize(request: Request) -> Response:
             tokens = await service.prompts.text(text, first=body.add_special_tokens, tenant=tenant)
     return json_answer(
         {"tokens": tokens, "count": len(tokens), "max_model_len": service.facts.context_length}
+    )
+
+
+@router.get("/tokenizer_info", **documented(None, "The tokenizer's special tokens and chat template."))
+async def tokenizer_info(request: Request) -> Response:
+    service = service_of(request)
+    tokenizer = service.prompts.tokenizer
+    roles = ("bos_token", "eos_token", "pad_token", "unk_token")
+    return json_answer(
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": service.facts.context_length,
+            "vocab_size": service.facts.vocabulary,
+            **{role: tokenizer.names.get(role) for role in roles},
+            "chat_template": None if tokenizer.template is None else tokenizer.template.source,
+        }
     )
 
 

@@ -89,7 +89,8 @@ class Chat(msgspec.Struct, tag="chat", frozen=True):
     """The tokens of messages: a whole conversation, or what follows one that ended with `last_token`.
 
     `system` comes before the messages of a whole conversation. `calls` are those that the conversation ended
-    in. `tools` of a one-shot request that must not be called are not shown to the model.
+    in. `tools` of a one-shot request that must not be called are not shown to the model. `prompt_end` is the
+    name of a `PromptEnd`.
     """
 
     messages: list[dict[str, Any]]
@@ -99,6 +100,7 @@ class Chat(msgspec.Struct, tag="chat", frozen=True):
     calls: list[wire.CallFields] = []
     asks: Asks = Asks()
     one_shot: bool = False
+    prompt_end: str = "answer"
 
 
 class AnswerTo(msgspec.Struct, tag="answer_to", frozen=True):

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from holdfast.engine.answer_builder import AnswerBuilder, AnswerRefused
-from holdfast.engine.text.chat_template import ChatTemplateError
+from holdfast.engine.text.chat_template import ChatTemplateError, PromptEnd
 from holdfast.engine.text.tokenizer import Tokenizer, TooManyTokens, read_encoder
 from holdfast.engine.tools.choose import Chosen
 from holdfast.engine.tools.events import Call, Outcome
@@ -110,6 +110,7 @@ class TextWorker:
                 tools=shown,
                 template_kwargs=job.asks.template_kwargs,
                 most=self._tokens_max,
+                prompt_end=PromptEnd(job.prompt_end),
             )
             return written(self._answers, tokens, job.asks, tools)
         system = [] if job.system is None else [{"role": "system", "content": job.system}]
@@ -119,6 +120,7 @@ class TextWorker:
                 tools=shown,
                 template_kwargs=job.asks.template_kwargs,
                 most=self._tokens_max,
+                prompt_end=PromptEnd(job.prompt_end),
             )
         except (ChatTemplateError, ToolsRefused) as error:
             raise _counted_from(len(system), error) from error
