@@ -271,6 +271,17 @@ def test_cache_control_changes_nothing(caller: Server) -> None:
     assert plain == marked
 
 
+def test_models_have_anthropics_form_for_its_clients(caller: Server) -> None:
+    header = {"anthropic-version": "2023-06-01"}
+    page = caller.get("/v1/models?limit=1000", headers=header).json()
+    (model,) = page["data"]
+    assert (model["type"], model["id"], page["has_more"], page["last_id"]) == ("model", "echo", False, "echo")
+    assert model["max_input_tokens"] == 16_384
+    assert caller.get("/v1/models/echo", headers=header).json() == model
+    assert caller.get("/v1/models/opus", headers=header).status_code == 404
+    assert caller.get("/v1/models").json()["object"] == "list"
+
+
 # --- errors ---------------------------------------------------------------------------------------
 
 
