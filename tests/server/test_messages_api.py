@@ -172,6 +172,21 @@ def test_thinking_that_is_not_shown_comes_back_with_its_signature(caller: Server
     assert len(counts) == 1
 
 
+def test_an_answer_goes_on_where_the_client_began_it(caller: Server) -> None:
+    begun = {"role": "assistant", "content": "he"}
+    whole, rest = create(caller, user("hello")), create(caller, user("hello"), begun)
+    assert total(rest["usage"]) == total(whole["usage"]) + len("he")
+    assert count(caller, user("hello"), begun) == total(rest["usage"])
+
+
+def test_no_tokens_warm_the_cache_and_answer_nothing(caller: Server) -> None:
+    said = user("hello " * 20)
+    for message in (create(caller, said, max_tokens=0), collected(stream(caller, said, max_tokens=0))):
+        assert (message["content"], message["stop_reason"]) == ([], "max_tokens")
+        assert message["usage"]["output_tokens"] == 0
+    assert create(caller, said)["usage"]["cache_read_input_tokens"] >= count(caller, said) - PAGE
+
+
 def test_structured_output(caller: Server) -> None:
     schema = {
         "type": "object",
@@ -254,6 +269,17 @@ def test_cache_control_changes_nothing(caller: Server) -> None:
         **control,
     )
     assert plain == marked
+
+
+def test_models_have_anthropics_form_for_its_clients(caller: Server) -> None:
+    header = {"anthropic-version": "2023-06-01"}
+    page = caller.get("/v1/models?limit=1000", headers=header).json()
+    (model,) = page["data"]
+    assert (model["type"], model["id"], page["has_more"], page["last_id"]) == ("model", "echo", False, "echo")
+    assert model["max_input_tokens"] == 16_384
+    assert caller.get("/v1/models/echo", headers=header).json() == model
+    assert caller.get("/v1/models/opus", headers=header).status_code == 404
+    assert caller.get("/v1/models").json()["object"] == "list"
 
 
 # --- errors ---------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def test_bodies_that_are_not_json(echo: Server, path: str) -> None:
 
 
 def test_sampling_fields(echo: Server) -> None:
-    for field, value in [*SAMPLING, ("max_tokens", 0), ("max_tokens", None), ("stop", "x")]:
+    for field, value in [*SAMPLING, ("max_tokens", None), ("stop", "x")]:
         name = NAMES.get(field, field)
         answer = echo.post("/v1/messages", body(user("x"), **{name: value}))
         error = answer.json()["error"]
@@ -70,7 +70,7 @@ FIELDS: list[tuple[str, Any, str]] = [
         [user("x"), CALLED, user([result("c1", [{"type": "image"}])])],
         "messages[2].content[0].content[0].type",
     ),
-    ("messages", [user("x"), {"role": "assistant", "content": "y"}], "messages[1].role"),
+    ("messages", [user("x"), CALLED], "messages[1].content"),
     ("messages", [user("x"), {"role": "assistant", "content": [CALL, CALL]}], "messages[1].content[1].id"),
     (
         "messages",

@@ -14,7 +14,8 @@ from holdfast.server.routes.messages_body import MESSAGES_BODY
 from tests.server.anthropic_wire import events_of
 from tests.server.serving import Server
 
-RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))
+FOLDER = Path(__file__).parent / "recorded"
+RECORDED = [*FOLDER.glob("anthropic-*.json"), *FOLDER.glob("claude-code-*.json")]
 EXCHANGES = [
     (path.stem, number, exchange)
     for path in RECORDED

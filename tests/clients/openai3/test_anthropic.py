@@ -195,6 +195,26 @@ def test_errors_are_the_clients_exceptions(client: Anthropic) -> None:
         client.messages.create(messages=[{"role": "user", "content": "word " * 5000}], **PLAIN)
 
 
+def test_models(client: Anthropic) -> None:
+    (model,) = client.models.list()
+    assert model.id == "smollm2" and model.created_at.year >= 2026
+    assert client.models.retrieve("smollm2").max_input_tokens == 4096
+    with pytest.raises(anthropic.NotFoundError):
+        client.models.retrieve("another")
+
+
+def test_an_answer_goes_on_where_the_client_began_it(client: Anthropic) -> None:
+    messages: list[Any] = [
+        {"role": "user", "content": "Say hello."},
+        {"role": "assistant", "content": "Hello, "},
+    ]
+    answer = client.messages.create(messages=messages, **PLAIN)
+    whole = client.messages.count_tokens(model="smollm2", messages=messages)
+    assert answer.content and whole.input_tokens == answer.usage.input_tokens + (
+        answer.usage.cache_read_input_tokens or 0
+    )
+
+
 def test_the_asynchronous_client(recorder: Recorder) -> None:
     async def run() -> list[str]:
         async with AsyncAnthropic(base_url=recorder.url, api_key="none", max_retries=0) as client:

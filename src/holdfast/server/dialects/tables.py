@@ -299,6 +299,7 @@ MESSAGES = Dialect(
         "MessagesBody",
         (
             *(Absent(field, _CHAT_ONLY) for field in ("on_abort", "timeout", "append_history")),
+            # A last message of the assistant is always continued.
             *(Absent(field, _CHAT_ONLY) for field in ("continue_final_message", "add_generation_prompt")),
         ),
         nullable=True,

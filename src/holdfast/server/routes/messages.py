@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.text.chat_template import PromptEnd
 from holdfast.server.dialects.tables import MESSAGES
 from holdfast.server.http.answers import StreamAnswer, TurnAnswer, event, json_answer
 from holdfast.server.http.error_forms import anthropic_error
@@ -107,8 +108,9 @@ def _conversation(service: Service, body: CountBody) -> Conversation:
 
 
 def _asked(body: CountBody, conversation: Conversation, sampling: Sampling, name: str) -> TurnAsked:
+    end = PromptEnd.OPEN if conversation.begins_answer else PromptEnd.ANSWER
     return TurnAsked(
-        Input(messages=conversation.messages),
+        Input(messages=conversation.messages, prompt_end=end),
         sampling,
         name,
         MESSAGES.turn.read(body),

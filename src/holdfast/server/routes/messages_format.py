@@ -9,6 +9,7 @@ parse it as it comes: input that is not valid JSON, or was cut, is left out and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from holdfast.server.answer_parts import CallOutcome, finish_reason, reasoning_t
 from holdfast.server.link import wire
 from holdfast.server.routes.messages_input import SIGNATURE, sealed
 
-__all__ = ["PING", "Answer", "stop_string"]
+__all__ = ["PING", "Answer", "model_entry", "model_page", "stop_string"]
 
 PING: dict[str, Any] = {"type": "ping"}
 
@@ -202,3 +203,22 @@ def stop_string(
     found = [(said.rfind(stop), -len(stop), stop) for stop in stops]
     completed = [each for each in found if each[0] >= 0 and each[0] + len(each[2]) > before]
     return min(completed)[2] if completed else None
+
+
+def model_entry(name: str, created: int, context_length: int) -> dict[str, Any]:
+    """A model as Anthropic describes it; `created` is a Unix time."""
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": context_length,
+        "max_tokens": context_length,
+    }
+
+
+def model_page(name: str, created: int, context_length: int) -> dict[str, Any]:
+    """The list of models, of which there is one."""
+    entry = model_entry(name, created, context_length)
+    return {"data": [entry], "has_more": False, "first_id": name, "last_id": name}

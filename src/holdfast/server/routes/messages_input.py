@@ -109,6 +109,11 @@ class Conversation:
     calls: set[str] = field(default_factory=set)
     """Ids of the calls in the assistant's last message."""
 
+    @property
+    def begins_answer(self) -> bool:
+        """Whether the last message is the beginning of the answer, which goes on there."""
+        return bool(self.messages) and bool(self.messages[-1]["role"] == "assistant")
+
     def add(self, place: str, **message: Any) -> dict[str, Any]:
         """Append a message."""
         self.messages.append(message)
@@ -167,9 +172,9 @@ def read_conversation(system: str | list[SystemBlock] | None, messages: Sequence
             raise bad_field(f"{place}.role", "must be one of user, assistant, system")
     if not made.messages:
         raise bad_field("messages", "must hold a message of the user", "empty_turn")
-    if made.messages[-1]["role"] == "assistant":
-        reason = "an answer that the client begins is not supported; end with a message of the user"
-        raise bad_field(f"{made.places[-1]}.role", reason, "unsupported")
+    if made.begins_answer and made.calls:
+        reason = "the calls of the last message need their results: end with tool_result blocks"
+        raise bad_field(f"{made.places[-1]}.content", reason)
     if instructions:
         made.messages.insert(0, {"role": "system", "content": instructions})
         made.places.insert(0, "system")

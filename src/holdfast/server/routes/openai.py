@@ -31,6 +31,7 @@ from holdfast.server.link import wire
 from holdfast.server.link.engine_client import TurnFeed, spoken
 from holdfast.server.prompts import CHAT_MESSAGE, ChatMessage, plain_messages
 from holdfast.server.routes.access import body_of, caller_of, request_id_of, service_of
+from holdfast.server.routes.messages_format import model_entry, model_page
 from holdfast.server.routes.openai_format import Chat, Completion, Format
 from holdfast.server.routes.openai_logprobs import Echo
 from holdfast.server.routes.schema import documented
@@ -41,6 +42,9 @@ from holdfast.server.turn_request import Input, TurnAsked
 __all__ = ["require_model", "router"]
 
 router = APIRouter(tags=["openai"])
+
+ANTHROPIC_HEADER = "anthropic-version"
+"""Anthropic's clients send it; they get models in their own form."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -99,7 +103,10 @@ COMPLETION_BODY = make_body(
 
 @router.get("/v1/models", **documented(None, "The served model."))
 async def models(request: Request) -> Response:
-    return json_answer({"object": "list", "data": [_model(service_of(request))]})
+    service = service_of(request)
+    if ANTHROPIC_HEADER in request.headers:
+        return json_answer(model_page(service.model_name, service.created, service.facts.context_length))
+    return json_answer({"object": "list", "data": [_model(service)]})
 
 
 @router.get("/v1/models/{model:path}", **documented(None, "One model."))
@@ -107,6 +114,8 @@ async def model(request: Request, model: str) -> Response:
     service = service_of(request)
     if model != service.model_name:
         raise _unknown_model()
+    if ANTHROPIC_HEADER in request.headers:
+        return json_answer(model_entry(service.model_name, service.created, service.facts.context_length))
     return json_answer(_model(service))
 
 
