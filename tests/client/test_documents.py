@@ -31,6 +31,12 @@ def test_examples_run(client: Client, url: str, capsys: pytest.CaptureFixture[st
     assert "invalid_value sampling.temperature" in shown
 
 
+def test_the_example_of_openai_s_realtime_events_runs(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = EXAMPLE.findall((ROOT / "docs" / "realtime.md").read_text())
+    exec(compile(example.replace(ADDRESS, url), "docs/realtime.md", "exec"), {})
+    assert capsys.readouterr().out == "Name a river. completed 0\n"
+
+
 @pytest.mark.parametrize("page", ["command.md", "operations.md"])
 def test_configuration_files_are_accepted(page: str, tmp_path: Path) -> None:
     examples = FILE.findall((ROOT / "docs" / page).read_text())

@@ -1,4 +1,4 @@
-"""A real server of the embedded model, in the project's own environment, behind a recording proxy.
+"""Real servers in the project's own environment, behind recording proxies.
 
 `HOLDFAST_PYTHON` is the interpreter of that environment. Clients never leave the machine: their telemetry is
 off, and what they would look up elsewhere they have with them.
@@ -11,11 +11,13 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.clients.recording import Recorder
+from tests.clients.socket_recording import SocketRecorder
 from tests.clients.travel import Tools
 
 ROOT = Path(__file__).parents[2]
@@ -32,13 +34,11 @@ os.environ.update(
 )
 
 
-@pytest.fixture(scope="session")
-def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@contextmanager
+def serving(log: Path, model: str, *options: str) -> Iterator[str]:
     """The address of a server that must end with status 0."""
     python = os.environ.get("HOLDFAST_PYTHON", str(ROOT / ".venv" / "bin" / "python"))
-    log = tmp_path_factory.mktemp("server") / "errors"
-    sizes = ["--kv-tokens", "32768", "--context-length", "4096", "--audit", "strict", "--seed", "7"]
-    command = [python, "-m", "holdfast.cli", "serve", "smollm2", "--port", "0", *sizes]
+    command = [python, "-m", "holdfast.cli", "serve", model, "--port", "0", "--audit", "strict", *options]
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
     try:
@@ -55,6 +55,40 @@ def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             process.wait()
             raise
     assert status == 0, log.read_text()
+
+
+@pytest.fixture(scope="session")
+def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of the embedded model."""
+    log = tmp_path_factory.mktemp("server") / "errors"
+    sizes = ("--kv-tokens", "32768", "--context-length", "4096", "--seed", "7")
+    with serving(log, "smollm2", *sizes) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def echo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of the model that says what it was told: calls too, where it was told one."""
+    log = tmp_path_factory.mktemp("echo") / "errors"
+    sizes = ("--kv-tokens", "65536", "--context-length", "16384", "--tool-parser", "hermes")
+    with serving(log, "echo", *sizes) as url:
+        yield url
+
+
+@pytest.fixture
+def sockets(echo_url: str, request: pytest.FixtureRequest) -> Iterator[SocketRecorder]:
+    """The proxy in front of that server's realtime sessions. `--record DIRECTORY` keeps what was said."""
+    recorder = SocketRecorder(echo_url)
+    yield recorder
+    recorder.close()
+    directory = request.config.getoption("--record")
+    if directory is not None:
+        recorder.save(Path(directory) / f"{request.node.name.removeprefix('test_')}.json")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Recordings are made by hand; see tests/server/test_realtime_recordings.py."""
+    parser.addoption("--record", help="directory for recordings of realtime sessions")
 
 
 @pytest.fixture(scope="session")

@@ -169,6 +169,24 @@ def test_a_template_that_takes_a_system_message_first_alone_begins_again() -> No
         whole = "".join(f"<|start|>{item.role}\n{item.text}<|end|>" for item in items)
         assert text(third) == f"<|start|>system\ntwo<|end|>{whole}<|start|>assistant\n"
         assert len(talk.turns) == 1
+        # A system item in the middle needs no new beginning: it is told as the user's.
+        talk.turns[-1].answer = [(said("f", "done", "assistant")).said]
+        items += [said("f", "done", "assistant"), said("g", "note", "system")]
+        (fourth,) = await answered(engine, talk.start(items, asked("t4", "two")), turns=2)
+        assert text(fourth) == "<|end|><|start|>user\nnote<|end|><|start|>assistant\n"
+
+    with_template(SYSTEM_FIRST, story)
+
+
+def test_a_system_item_that_the_template_refuses_is_told_as_the_users() -> None:
+    async def story(engine: EchoEngine) -> None:
+        talk = Talk(engine.service, ANN, "s", stays=False)
+        items = [ASKED, ANSWER, said("c", "note", "system")]
+        _, first = await answered(engine, talk.start(items, asked("t1", "one")), turns=1)
+        assert isinstance(first, wire.StartTurn)
+        text = engine.service.prompts.tokenizer.decode(first.tokens, skip_special_tokens=False)
+        assert text.startswith("<|start|>system\none<|end|><|start|>user\nhello")
+        assert text.endswith("<|start|>user\nnote<|end|><|start|>assistant\n")
 
     with_template(SYSTEM_FIRST, story)
 

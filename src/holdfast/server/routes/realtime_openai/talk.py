@@ -2,7 +2,8 @@
 
 The session's first turn has the instructions and the tools. Later instructions are appended as a system
 message, which keeps everything computed; where the chat template takes none there, and where tools change,
-the session is rewound to its beginning and the conversation sent again. A session that the engine lost or
+the session is rewound to its beginning and the conversation sent again. System items in the middle become
+messages of the user for such a template. A session that the engine lost or
 that expired is opened again in the same way, unless the client named it.
 """
 
@@ -25,6 +26,7 @@ from holdfast.server.turn_request import Input, TurnAsked
 
 __all__ = ["Asked", "Talk", "apart"]
 
+SYSTEM_ROLES = ("system", "developer")
 GONE = ("session_not_found", "session_expired", "session_lost")
 FIELDS = {
     "max_tokens": "max_output_tokens",
@@ -128,25 +130,32 @@ class Talk:
         try:
             return await self._start(record, made.rest, asked)
         except Problem as problem:
-            if not self.turns or not self._may_begin_again or not _refused_by_template(problem):
+            learns = self._takes_notes and problem.code == "chat_template" and self._notes(made.rest, asked)
+            again = bool(self.turns) and self._may_begin_again and _refused_by_template(problem)
+            if not learns and not again:
                 raise
-        if self._notes(asked):
-            self._takes_notes = False
-        await self._keep(record, 0)
-        return await self._start(record, plan([], items).rest, asked)
+        self._takes_notes = self._takes_notes and not learns
+        if self.turns and (not learns or self._must_begin_again(record, asked)):
+            made = plan([], items)
+            await self._keep(record, 0)
+        return await self._start(record, made.rest, asked)
 
     def _must_begin_again(self, record: SessionRecord, asked: Asked) -> bool:
         """Whether the history cannot be continued: other tools, or instructions that it cannot take."""
         if not self.turns or not self._may_begin_again:
             return False
         tools = list(asked.answer.tools or ())
-        return (bool(tools) and tools != record.tools) or (not self._takes_notes and self._notes(asked))
+        return (bool(tools) and tools != record.tools) or (not self._takes_notes and self._differs(asked))
 
-    def _notes(self, asked: Asked) -> bool:
+    def _differs(self, asked: Asked) -> bool:
         """Whether a later turn needs instructions that the history does not have."""
-        return bool(self.turns) and bool(
-            asked.extra or asked.session.instructions != self.turns[-1].instructions
-        )
+        return bool(asked.extra or asked.session.instructions != self.turns[-1].instructions)
+
+    def _notes(self, items: Sequence[Item], asked: Asked) -> bool:
+        """Whether a turn has a system message that is not the first of the conversation."""
+        anew = not self.turns and self._may_begin_again
+        messages = self._messages(items, asked, anew=anew)[1 if anew else 0 :]
+        return any(message["role"] in SYSTEM_ROLES for message in messages)
 
     async def _start(self, record: SessionRecord, items: list[Item], asked: Asked) -> tuple[TurnFeed, Turn]:
         anew = not self.turns and self._may_begin_again
@@ -175,7 +184,8 @@ class Talk:
         messages = chat_messages(items)
         own, extra = asked.session.instructions, asked.extra
         if anew and (not messages or not self._takes_notes):
-            return [*_system(asked.answer.instructions or own), *messages]
+            first = _system(asked.answer.instructions or own)
+            return first + self._fitted(messages, after=len(first))
         if anew:
             return [*_system(own), *messages, *_system(extra)]
         known = self.turns[-1].instructions if self.turns else ""
@@ -183,7 +193,17 @@ class Talk:
             (place for place, message in enumerate(messages) if message["role"] != "tool"), len(messages)
         )
         note = _system(own) if own != known else []
-        return [*messages[:results], *note, *messages[results:], *_system(extra)]
+        made = [*messages[:results], *note, *messages[results:], *_system(extra)]
+        return self._fitted(made, after=1)
+
+    def _fitted(self, messages: list[dict[str, Any]], after: int) -> list[dict[str, Any]]:
+        """Messages after some others; a template that takes no system message there gets the user's."""
+        if self._takes_notes:
+            return messages
+        return [
+            {**message, "role": "user"} if message["role"] in SYSTEM_ROLES and after + place else message
+            for place, message in enumerate(messages)
+        ]
 
     def ended(self, turn: Turn, *, kept: bool, answer: Sequence[Item]) -> None:
         """A turn has ended; one that was rolled back is none."""

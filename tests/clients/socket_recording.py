@@ -1,0 +1,127 @@
+"""A proxy in front of `/v1/realtime` that remembers the events of both sides, in order."""
+
+from __future__ import annotations
+
+import json
+import threading
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+from websockets.sync.server import ServerConnection, serve
+
+PASSED_ON = ("openai-beta",)
+LONG, LONG_MARK = "x" * 4000, "(long)"
+"""A text that takes long enough to repeat to be cut, and how recordings write it."""
+CALL = '<tool_call>{"name": "look", "arguments": {"at": "me"}}</tool_call>'
+"""A text that is a call when it is repeated."""
+
+
+class SocketRecorder:
+    """The proxy at `url`: events that clients sent, and those that they got."""
+
+    def __init__(self, server: str) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.heard: list[dict[str, Any]] = []
+        self._order: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        self._target = f"ws://{urlsplit(server).netloc}"
+        self._listener = serve(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._listener.socket.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._listener.serve_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop."""
+        self._listener.shutdown()
+        self._thread.join()
+
+    def errors(self) -> list[dict[str, Any]]:
+        """The errors that clients got."""
+        return [event["error"] for event in self.heard if event["type"] == "error"]
+
+    def responses(self) -> list[dict[str, Any]]:
+        """The responses that ended."""
+        return [event["response"] for event in self.heard if event["type"] == "response.done"]
+
+    def cached(self) -> list[tuple[int, int]]:
+        """For each response: its cached tokens, and all tokens of the response before it."""
+        usages = [response["usage"] for response in self.responses() if response["usage"] is not None]
+        return [
+            (usage["input_token_details"]["cached_tokens"], before["total_tokens"])
+            for before, usage in pairwise(usages)
+        ]
+
+    def spoken(self) -> list[str]:
+        """For each response its status, then the first words of its text or the names of its calls."""
+        return [
+            " ".join(
+                [
+                    response["status"],
+                    *(
+                        item["name"] if item["type"] == "function_call" else item["content"][0]["text"][:20]
+                        for item in response["output"]
+                    ),
+                ]
+            )
+            for response in self.responses()
+        ]
+
+    def assert_story(self) -> None:
+        """Two turns, a tool round, an interruption and one more turn: nothing of them is computed twice."""
+        assert self.errors() == []
+        hello, call, result, cut, after = self.spoken()
+        assert (hello, call, after) == ("completed hello", "completed look", "completed after")
+        assert result.startswith("completed <tool_response>") and cut.startswith("cancelled x")
+        assert all(cached == before for cached, before in self.cached()), self.cached()
+
+    def save(self, path: Path) -> None:
+        """Write the first connection: what the client sent, and types and ids of what it got, in order."""
+        recorded = {"path": self.paths[0], "headers": self.headers[0], "events": self._order}
+        path.write_text(json.dumps(recorded, indent=1).replace(LONG, LONG_MARK) + "\n")
+
+    def _note(self, event: dict[str, Any], *, heard: bool) -> None:
+        if not heard:
+            self.sent.append(event)
+            self._order.append({"sent": event})
+            return
+        self.heard.append(event)
+        shown = {"heard": event["type"]}
+        if event["type"] == "response.output_item.added":
+            item = event["item"]
+            shown |= {name: item[name] for name in ("id", "call_id") if name in item}
+        if not event["type"].endswith("delta") or self._order[-1] != shown:
+            self._order.append(shown)
+
+    def _serve(self, client: ServerConnection) -> None:
+        assert client.request is not None
+        headers = {name: client.request.headers[name] for name in PASSED_ON if name in client.request.headers}
+        self.paths.append(client.request.path)
+        self.headers.append(headers)
+        with connect(self._target + client.request.path, additional_headers=headers) as server:
+
+            def answer() -> None:
+                try:
+                    for text in server:
+                        self._note(json.loads(text), heard=True)
+                        client.send(text)
+                except ConnectionClosed:
+                    return
+                finally:
+                    client.close()
+
+            answering = threading.Thread(target=answer, daemon=True)
+            answering.start()
+            try:
+                for text in client:
+                    self._note(json.loads(text), heard=False)
+                    server.send(text)
+            except ConnectionClosed:
+                return
+            finally:
+                server.close()
+                answering.join()
