@@ -427,3 +427,18 @@ def test_a_run_after_accepted_drafts_counts_no_draft(layout: str, accepted: int)
     driver.run()
     assert driver.tokens("a")[6:] == said(driver, list(prompt(6)), 16, {at: RUN})
     assert Component.STATE not in driver.layout.components or driver.session().sequence.spare is None
+
+
+@BOTH
+@EVERY
+def test_forced_tokens_follow_an_input_whose_last_chunk_is_one_token(layout: str, overlap: bool) -> None:
+    driver = Driver(layout, 3, overlap=overlap, chunk_tokens=4)
+    driver.open("a")
+    driver.turn("a", 7, 2)
+    driver.registry.drop_memory(driver.session())
+    driver.scheduler.flush()
+    history = driver.tokens()
+    driver.spoil = forcing({1: RUN})
+    turn = driver.submit("a", (), 12, goes_on=True)
+    driver.run()
+    assert driver.heard[turn.request.turn_id] == said(driver, history, 12, {1: RUN})

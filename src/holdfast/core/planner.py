@@ -95,14 +95,14 @@ class PlanBuilder:
             start = sequence.planned
             tokens = sequence.tokens
             todo = len(tokens) + turn.awaiting - start
-            if todo > 1 or drafting:
+            mark = sequence.mark
+            # A row that ends at a cut leaves a point there; an input that is only computed has no decode row.
+            if todo > 1 or drafting or (todo == 1 and mark and (mark.cuts or not turn.request.max_tokens)):
                 prefilling.append(session)
                 continue
             # The last token is left to a seal or to the next turn, which a row of it in flight would hold up.
             last = turn.generated + turn.awaiting >= turn.request.max_tokens
             if todo < 1 or budget < 1 or last:
-                if todo == 1 and not turn.request.max_tokens:
-                    prefilling.append(session)  # The last token of an input that is only computed.
                 continue
             source = sequence.state_source() if stateful else None
             ledger.purpose = "decode page"

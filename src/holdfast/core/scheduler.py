@@ -3,9 +3,9 @@
     plan   = scheduler.plan(budget, now)         rows, copies and moves for an executor
     events = scheduler.settle(plan, result, now) events for clients
 
-Between the two come the verbs of clients: open, submit, abort, interrupt, rewind, fork, spill, close. Each
-either does what it says or raises a `Refused` and changes nothing. At most two plans are in flight. Time is
-an argument everywhere; a clock that jumps back stands still here.
+Between the two come the verbs of clients: open, submit, abort, interrupt, rewind, compact, fork, spill and
+close. Each either does what it says or raises a `Refused` and changes nothing. At most two plans are in
+flight. Time is an argument everywhere; a clock that jumps back stands still here.
 """
 
 from __future__ import annotations
@@ -295,6 +295,33 @@ class Scheduler:
         self._cut(session, session.boundaries[turns - 1] if turns else 0)
         del session.boundaries[turns:]
         session.last = None
+
+    def compact(self, session_id: str, first: int, last: int, tokens: tuple[int, ...], now: float) -> int:
+        """Replace turns `first` to `last`, counted from 1, by one turn of `tokens` without an answer.
+
+        The turns after them stay, word for word. Their memory goes, because it depends on what was before:
+        the next turn computes it again. Returns how many tokens that is.
+        """
+        self.tick(now)
+        registry = self.registry
+        session = registry.find(session_id)
+        boundaries, sequence = session.boundaries, session.sequence
+        if not 1 <= first <= last <= len(boundaries):
+            raise errors.UnknownBoundary(f"session {session_id} has only {len(boundaries)} turns")
+        cut = boundaries[first - 2] if first > 1 else 0
+        end, known = boundaries[last - 1], sequence.known
+        if session.turn is None:
+            # Nothing is to be generated: what has to fit is what is known afterwards.
+            require_fit(registry, session.tenant, cut + known - end, TurnRequest("", tokens, 0), False)
+        self._require_idle(session)
+        later = sequence.tokens.slice(end, known)
+        self._cut(session, cut)
+        sequence.tokens.extend(tokens)
+        sequence.tokens.extend(later)
+        moved = cut + len(tokens) - end
+        boundaries[first - 1 :] = [cut + len(tokens), *(each + moved for each in boundaries[last:])]
+        session.last = None
+        return sequence.known - sequence.computed
 
     def fork(
         self, session_id: str, new_id: str, now: float, turns: int | None = None, known: int | None = None

@@ -185,6 +185,21 @@ class Clients(Audience):
             self.conversations[session.id].rewind(turns)
             self.compare(session)
 
+    def compact(self) -> None:
+        """Replace some turns by a few tokens, or turns that do not exist."""
+        session = self.some()
+        if session is not None:
+            turns = len(session.boundaries)
+            first = self.rng.randrange(turns + 2)
+            last = self.rng.randrange(first, turns + 2)
+            tokens = tuple(self.rng.randrange(VOCABULARY) for _ in range(self.rng.randint(1, 9)))
+            left = self.scheduler.compact(session.id, first, last, tokens, self.now)
+            self.conversations[session.id].compact(first, last, tokens)
+            self.compare(session)
+            sequence = session.sequence
+            if left != sequence.known - sequence.computed or left < len(tokens):
+                raise Found(Check.RECOMPUTATION, f"{left} tokens are said to be computed again", session.id)
+
     def fork(self) -> None:
         """Fork a session."""
         session = self.some()
@@ -325,6 +340,7 @@ ACTIONS: dict[str, Callable[[Clients], None]] = {
     "interrupt": Clients.interrupt,
     "cut last": Clients.cut_last,
     "rewind": Clients.rewind,
+    "compact": Clients.compact,
     "fork": Clients.fork,
     "spill": Clients.spill,
     "close": Clients.close,

@@ -174,6 +174,19 @@ class Conversation:
         del self.boundaries[turns:], self.inputs[turns:]
         self.last = None
 
+    def compact(self, first: int, last: int, tokens: tuple[int, ...]) -> None:
+        """Turns `first` to `last` give way to one that says `tokens` and gets no answer."""
+        cut = self.boundaries[first - 2] if first > 1 else 0
+        end = self.boundaries[last - 1]
+        later = self.tokens[end:]
+        self._cut(cut)
+        for token in (*tokens, *later):
+            self._append(token)
+        moved = cut + len(tokens) - end
+        for ends in (self.boundaries, self.inputs):
+            ends[first - 1 :] = [cut + len(tokens), *(each + moved for each in ends[last:])]
+        self.last = None
+
     def fork(self, session_id: str, turns: int) -> Conversation:
         """The same conversation up to an earlier turn, under another name."""
         other = Conversation(session_id, self.vocabulary, self.tenant)

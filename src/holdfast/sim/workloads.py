@@ -38,7 +38,15 @@ WORKLOADS: dict[str, Workload] = {
         ),
         Workload(
             "agents",
-            _CALM | {"interrupt": 1.0, "rewind": 2.5, "fork": 3.0, "request": 2.0, "spill": 0.5},
+            _CALM
+            | {
+                "interrupt": 1.0,
+                "rewind": 2.5,
+                "fork": 3.0,
+                "request": 2.0,
+                "spill": 0.5,
+                "compact": 1.5,
+            },
             sessions=6,
             input_tokens=(4, 60),
             output_tokens=(1, 30),
