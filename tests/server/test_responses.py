@@ -236,7 +236,7 @@ def test_other_tools_of_the_client_are_called_as_functions(client: openai.OpenAI
         ("required", {"sing", "weather"}),
         ("none", set()),
     ],
-    ids=str,
+    ids=["a function", "allowed", "required", "none"],
 )
 def test_choices_of_tools(client: openai.OpenAI, choice: Any, names: set[str]) -> None:
     answer = say(client, "x", tools=FLAT, tool_choice=choice, parallel_tool_calls=False, **BRIEF)
