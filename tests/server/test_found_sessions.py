@@ -445,6 +445,52 @@ def test_what_is_refused_leaves_the_conversation_as_it_was() -> None:
     joined(story)
 
 
+def test_a_new_conversation_and_a_fork_that_are_refused_leave_no_session() -> None:
+    async def story(world: Joined) -> None:
+        bad = {"logit_bias": {100_000: 1.0}}
+        with pytest.raises(Problem):
+            await world.chat([user("one")], **bad)
+        assert world.hidden() == len(world.service.conversations) == 0
+        history = [user("one"), answered(await world.chat([user("one")])), user("two")]
+        end = await world.chat(history)
+        with pytest.raises(Problem):
+            await world.chat([*history[:2], user("zwei")], **bad)
+        await world.rest()
+        assert world.hidden() == len(world.service.conversations) == 1
+        last = await world.chat([*history, answered(end), user("three")])
+        assert last.cached_tokens == end.prompt_tokens + len(end.tokens)
+        assert world.how() == {"new": 1, "found": 2}
+
+    joined(story)
+
+
+# --- sessions that have names ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opening", ["", "<think>"])
+def test_a_named_session_keeps_the_reasoning_that_its_client_leaves_out(opening: str) -> None:
+    async def story(world: Joined) -> None:
+        options = {"chat_template_kwargs": {"opening": opening}}
+        whole, plain = [await world.service.open_session(ANN, name) for name in ("whole", "plain")]
+        said = f"{'Hm.' if opening else '<think>Hm.'}</think>One."
+        history: list[Message] = []
+        for _ in range(3):
+            history = [*history, user(said)]
+            end = await world.say(whole, history, **options)
+            same = await world.say(plain, history[-1:], **options)
+            assert (end.text, end.answer and end.answer.reasoning) == ("One.", "Hm.")
+            assert (end.tokens, end.prompt_tokens) == (same.tokens, same.prompt_tokens)
+            assert (end.cached_tokens > 16) == (len(history) > 1)
+            history = [*history, answered(end)]
+        history[3] = answer("Two.")
+        with pytest.raises(Problem) as refused:
+            await world.say(whole, [*history, user("And?")], **options)
+        assert (refused.value.status, refused.value.param) == (409, "messages[3]")
+        assert world.how() == {}
+
+    joined(story, template=THINKING, **PARSERS)
+
+
 # --- sessions that are gone -----------------------------------------------------------------------
 
 

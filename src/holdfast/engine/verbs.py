@@ -393,6 +393,7 @@ class Verbs:
         It does not wait for a turn before it: its client has tokens for a session of their own.
         """
         follows = spec.parent if spec.parent is not None else session_id
+        is_cut = spec.parent is not None or spec.keep != spec.known
         wait = MemoryWait(self._scheduler, follows, lambda _: spec.keep or 0, spec.parent is not None)
 
         def attempt() -> bool:
@@ -400,7 +401,7 @@ class Verbs:
                 return True
             if compilation is not None and compilation.state is State.WAITING:
                 return False
-            if not wait.over(self.loop.now()):
+            if is_cut and not wait.over(self.loop.now()):
                 return False
             self._waiting.discard(listener)
             with Refusing(listener):

@@ -33,8 +33,11 @@ def keys_of(tenant: str, messages: Sequence[Mapping[str, Any]], tools: object, k
     notes from the end of an old message to the new one. What a session has in common with a request is found
     by their texts; this only says which sessions to compare.
     """
-    about = repr((tenant, tools, kwargs)).encode("utf-8", "surrogatepass")
-    seed = blake2b(about, digest_size=16).digest()
+    try:
+        about = repr((tenant, tools, kwargs))
+    except RecursionError:
+        about = tenant  # Values that are nested so deeply are refused where they are used.
+    seed = blake2b(about.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     said = [message for message in messages if message["role"] != "assistant"]
     short, whole = list(_keys(seed + b"short", said, KEY_CHARACTERS)), list(_keys(seed, said, None))
     return Keys([*short, *whole] or [seed], [*short[-2:], *whole[-1:]] or [seed])
