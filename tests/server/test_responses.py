@@ -13,7 +13,9 @@ import openai
 import pytest
 
 from tests.server.agents import BERN, SING, TOOLS, WEATHER, calling
+from tests.server.bad_values import JSON
 from tests.server.serving import Server
+from tests.server.test_bad_input import BODIES
 
 ARGUMENTS = (
     *("--tool-parser", "hermes", "--reasoning-parser", "think", "--audit", "strict"),
@@ -518,6 +520,15 @@ def test_bad_bodies_are_refused_by_name(server: Server, body: Any, param: str | 
     if param is not None:
         assert error["param"] == param, answer.text
     assert "previous" not in (param or "") or error["code"]
+
+
+@pytest.mark.parametrize("case", BODIES)
+def test_bodies_that_are_not_json(server: Server, case: str) -> None:
+    for path in ("/v1/responses", "/v1/conversations"):
+        answer = server.http.post(path, content=BODIES[case], headers=JSON)
+        # Unknown fields are ignored, and a conversation needs none: some of these bodies ask for nothing bad.
+        unread = path == "/v1/conversations" or case == "huge exponent"
+        assert answer.status_code == 400 or (unread and answer.status_code == 200), answer.text
 
 
 @pytest.mark.parametrize(
