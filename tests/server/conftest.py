@@ -83,3 +83,15 @@ def caller(shared_caller: Server) -> Iterator[Server]:
     assert shared_caller.post("/flush_cache").status_code == 200
     yield shared_caller
     shared_caller.check_clean()
+
+
+@pytest.fixture(scope="session")
+def responder() -> Iterator[Server]:
+    """A server for responses and conversations, whose sessions stay from test to test."""
+    server = Server(
+        *("echo", "--tool-parser", "hermes", "--audit", "strict"),
+        *("--kv-tokens", "65536", "--context-length", "8192"),
+    )
+    yield server
+    assert server.stop() == 0
+    assert server.complaints() == []

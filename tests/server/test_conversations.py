@@ -11,17 +11,9 @@ from tests.server.serving import Server
 LONG = {"max_output_tokens": 6000, "extra_body": {"ignore_eos": True}}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    made = Server("echo", "--audit", "strict", "--kv-tokens", "65536", "--context-length", "8192")
-    yield made
-    assert made.stop() == 0
-    assert made.complaints() == []
-
-
 @pytest.fixture
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+def client(responder: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{responder.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -153,17 +145,17 @@ def test_log_probabilities_of_the_text(client: openai.OpenAI) -> None:
     ids=lambda value: str(value)[:40],
 )
 def test_bad_requests_are_refused_by_name(
-    server: Server, client: openai.OpenAI, method: str, path: str, body: Any, param: str
+    responder: Server, client: openai.OpenAI, method: str, path: str, body: Any, param: str
 ) -> None:
     made = client.conversations.create()
-    answer = server.http.request(method, "/v1/conversations" + path.format(made.id), json=body)
+    answer = responder.http.request(method, "/v1/conversations" + path.format(made.id), json=body)
     assert answer.status_code in (400, 404), answer.text
     assert answer.json()["error"]["param"] == param
     assert texts(client, made.id) == []
 
 
 @pytest.mark.parametrize("name", ["x", "conv_c" + "0" * 16, "~c", "conv_" + "x" * 5000])
-def test_ids_of_no_conversation(server: Server, name: str) -> None:
+def test_ids_of_no_conversation(responder: Server, name: str) -> None:
     for method, path, body in (
         ("GET", "", None),
         ("POST", "", {"metadata": {}}),
@@ -173,5 +165,5 @@ def test_ids_of_no_conversation(server: Server, name: str) -> None:
         ("GET", "/items/x", None),
         ("DELETE", "/items/x", None),
     ):
-        answer = server.http.request(method, f"/v1/conversations/{name}{path}", json=body)
+        answer = responder.http.request(method, f"/v1/conversations/{name}{path}", json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "conversation_not_found")

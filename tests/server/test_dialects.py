@@ -47,6 +47,7 @@ from holdfast.server.routes import (
     messages_body,
     openai,
     realtime_messages,
+    responses,
     responses_body,
     schema,
     sessions,
@@ -328,7 +329,7 @@ def test_null_is_as_good_as_left_out_where_the_dialect_says_so() -> None:
 
 
 def properties(component: str) -> dict[str, Any]:
-    assert sglang.router.routes and messages.router.routes, (
+    assert sglang.router.routes and messages.router.routes and responses.router.routes, (
         "routes describe their bodies when they are imported"
     )
     found: dict[str, Any] = schema.components()[component]["properties"]

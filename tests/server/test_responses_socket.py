@@ -14,26 +14,17 @@ FLAT: list[Any] = [{"type": "function", **tool["function"]} for tool in TOOLS]
 LONG = {"max_output_tokens": 6000, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    made = Server(
-        *("echo", "--tool-parser", "hermes", "--audit", "strict"),
-        *("--kv-tokens", "65536", "--context-length", "8192"),
-    )
-    yield made
-    assert made.stop() == 0
-    assert made.complaints() == []
-
-
 @pytest.fixture
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+def client(responder: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{responder.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
 @pytest.fixture
 def connection(client: openai.OpenAI) -> Iterator[Any]:
-    with client.responses.connect() as connection:
+    # A client with unread events waits for its whole timeout when it closes.
+    options: Any = {"close_timeout": 0.2}
+    with client.responses.connect(websocket_connection_options=options) as connection:
         yield connection
 
 
@@ -197,7 +188,7 @@ def test_bad_messages_are_refused_and_the_connection_stays(
     assert finished(connection).output_text == "still here"
 
 
-def test_a_connection_that_is_lost_takes_its_responses_back(server: Server, client: openai.OpenAI) -> None:
+def test_a_connection_that_is_lost_takes_its_responses_back(responder: Server, client: openai.OpenAI) -> None:
     stored = client.responses.create(model="echo", input="kept")
     with client.responses.connect() as connection:
         create(connection, "x" * 40, previous_response_id=stored.id, **LONG)
@@ -207,4 +198,4 @@ def test_a_connection_that_is_lost_takes_its_responses_back(server: Server, clie
         assert after.usage is not None and stored.usage is not None
         if after.usage.input_tokens_details.cached_tokens == stored.usage.total_tokens:
             break
-    assert server.get("/v1/memory").json()["findings"] == []
+    assert responder.get("/v1/memory").json()["findings"] == []

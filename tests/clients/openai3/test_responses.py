@@ -195,3 +195,20 @@ def test_agents_keep_their_session_as_a_conversation(config: RunConfig, recorder
 
     assert asyncio.run(run()) == (2, 4)
     assert recorder.refused == []
+
+
+def test_agents_over_a_websocket(server_url: str, tools: Tools) -> None:
+    client = AsyncOpenAI(base_url=f"{server_url}/v1", api_key="none", max_retries=0, timeout=300)
+    provider = OpenAIProvider(openai_client=client, use_responses_websocket=True)
+    config = RunConfig(model_provider=provider, model="smollm2")
+    with pytest.raises(MaxTurnsExceeded):
+        asyncio.run(
+            Runner.run(
+                agent(tools, parallel_tool_calls=False),
+                QUESTION,
+                max_turns=3,
+                run_config=config,
+                auto_previous_response_id=True,
+            )
+        )
+    assert len(tools.calls) == 3

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -44,7 +45,9 @@ log = logging.getLogger("holdfast.server")
 router = APIRouter()
 
 WAITING_MAX = 64
-"""Requests of a connection that wait for others, and steering messages of a response."""
+"""Requests of a connection that run, or wait for others."""
+STEERS_MAX = 8
+"""Steering messages of a response, and responses whose messages wait for results of calls."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -103,6 +106,8 @@ class Socket:
         self._store = store
         self._sending = asyncio.Lock()
         self._lanes: dict[str | None, asyncio.Lock] = {}
+        self._users: Counter[str | None] = Counter()
+        """Requests that run on each lane, or wait for it."""
         self._active: dict[str, Active] = {}
         self._held: dict[str, list[Steer]] = {}
         """Input that waits for the results of a response's calls."""
@@ -173,20 +178,27 @@ class Socket:
 
     async def _create(self, creation: Creation, lane: str | None) -> None:
         """Run a response, and those that its steering makes follow."""
-        async with self._lanes.setdefault(lane, asyncio.Lock()):
-            following = Following(replace(creation, streams=True), "", [])
-            while following.creation is not None:
-                try:
-                    following = await self._respond(self._prepared(following.creation), lane)
-                except Problem as problem:
-                    for steer in following.steers:
-                        given = SteerMessage(following.response_id, steer.given)
-                        await self._refuse(
-                            given, "successor_creation_failed", problem.message, lane, steer.id
-                        )
-                    if not following.steers:
-                        await self._fail(problem, lane)
-                    return
+        self._users[lane] += 1
+        try:
+            async with self._lanes.setdefault(lane, asyncio.Lock()):
+                await self._run(replace(creation, streams=True), lane)
+        finally:
+            self._users[lane] -= 1
+            if not self._users[lane]:
+                del self._users[lane], self._lanes[lane]
+
+    async def _run(self, creation: Creation, lane: str | None) -> None:
+        following = Following(creation, "", [])
+        while following.creation is not None:
+            try:
+                following = await self._respond(self._prepared(following.creation), lane)
+            except Problem as problem:
+                for steer in following.steers:
+                    given = SteerMessage(following.response_id, steer.given)
+                    await self._refuse(given, "successor_creation_failed", problem.message, lane, steer.id)
+                if not following.steers:
+                    await self._fail(problem, lane)
+                return
 
     def _prepared(self, creation: Creation) -> Creation:
         """A creation with the input that waited for it."""
@@ -239,7 +251,7 @@ class Socket:
             said = "a response of a conversation cannot be steered"
             await self._refuse(message, "steering_not_supported", said, active.lane)
             return
-        if len(active.steers) >= WAITING_MAX:
+        if max(len(active.steers), len(self._held)) >= STEERS_MAX:
             await self._refuse(message, "too_many_pending_steers", "too much input waits", active.lane)
             return
         try:
