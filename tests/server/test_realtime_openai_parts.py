@@ -223,7 +223,10 @@ def test_what_a_slow_reader_does_not_take_waits_as_one_piece() -> None:
             raise AssertionError("nothing is read from the socket")
 
         talk = OpenAIConversation(WebSocket(scope, unused, unused), Engine().service, ANN, outbox)
-        response = Response(talk.emit, AnswerSettings(), None, beta=False, conversation=None, created_after=0)
+        settings = AnswerSettings()
+        response = Response(
+            talk.emit, settings, None, beta=False, conversation=None, created_after=0, spell=talk._spelled
+        )
         (feed,) = feeds(1)
         sending = asyncio.create_task(talk._send(response, feed))
         highest = 0
