@@ -12,7 +12,7 @@ from holdfast.server.routes.realtime_openai.client_events import ClientEvent
 from holdfast.server.routes.realtime_openai.protocol import HOLDFAST_MESSAGES, OPENAI_EVENTS
 from tests.server.bad_values import SECRET
 from tests.server.conftest import Serve
-from tests.server.openai_talking import OpenAITalk
+from tests.server.openai_talking import OpenAITalk, message
 from tests.server.serving import Server
 from tests.server.talking import Body, Talk
 
@@ -107,16 +107,29 @@ def test_the_subprotocol_holdfast_is_never_left(echo: Server) -> None:
         assert talk.open()["turns"] == 0
 
 
-def test_the_key_of_a_browser_is_accepted(serve: Serve) -> None:
+def test_the_key_of_a_browser_and_an_engine_that_is_lost(serve: Serve) -> None:
     server = serve("echo", environment={"HOLDFAST_API_KEYS": "ann:secret-of-ann"})
-    names = ["realtime", "openai-insecure-api-key.secret-of-ann", "openai-beta.realtime-v1"]
+    with pytest.raises(Exception, match="401"):
+        OpenAITalk(server, query="?model=any", subprotocols=["realtime", "openai-insecure-api-key.wrong"])
+    names = ["realtime", "openai-insecure-api-key.secret-of-ann"]
     with OpenAITalk(server, query="?model=any", subprotocols=names) as talk:
         assert talk.ask("hello")["status"] == "completed"
         headers = {"authorization": "Bearer secret-of-ann"}
         (session,) = server.get("/v1/sessions", headers=headers).json()["sessions"]
         assert session["id"] == talk.session["id"]
-    with pytest.raises(Exception, match="401"):
-        OpenAITalk(server, query="?model=any", subprotocols=["realtime", "openai-insecure-api-key.wrong"])
+        talk.send({"type": "conversation.item.create", "item": message("x" * 20_000, id="long")})
+        talk.send({"type": "response.create"})
+        answer = talk.hear("response.output_item.added")["item"]["id"]
+        server.kill_engine()
+        response = talk.ended()
+        assert response["status"] == "failed"
+        assert response["status_details"]["error"]["code"] == "engine_lost"
+        assert talk.hear("conversation.item.deleted")["item_id"] == answer
+        talk.told({"type": "conversation.item.delete", "item_id": "long"}, "conversation.item.deleted")
+        server.wait_ready()
+        # The session is gone; its conversation is sent again.
+        again = talk.ask("again")
+        assert again["status"] == "completed" and again["usage"]["input_tokens"] > len("hellohelloagain")
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from holdfast.server.routes.realtime_openai.settings import AnswerSettings
 from holdfast.server.routes.realtime_openai.talk import Asked, Talk
 from holdfast.server.routes.realtime_outbox import Outbox
 from tests.server.standing_in import ANN, EchoEngine
+from tests.server.test_service import Engine
 from tests.server.test_unread_streams import end, feeds
 
 SYSTEM_FIRST = (
@@ -93,15 +94,32 @@ def test_marks_never_go_past_what_was_heard() -> None:
     marks.begin(7)
     for characters, tokens in ((2, 8), (2, 9), (5, 10)):
         marks.add(characters, tokens)
-    assert [marks.before_character(end) for end in (0, 1, 2, 4, 5, 99)] == [
-        (0, 7),
-        (0, 7),
-        (2, 8),
-        (2, 8),
-        (5, 10),
-        (5, 10),
+    places = [marks.before_character(end, "abcde") for end in (0, 1, 2, 4, 5, 99)]
+    assert places == [(0, 7), (0, 7), (2, 8), (2, 8), (5, 10), (5, 10)]
+    places = [marks.before_token(end, "abcde") for end in (0, 7, 8, 9, 10)]
+    assert places == [(0, 7), (0, 7), (2, 8), (2, 8), (5, 10)]
+
+
+def test_a_cut_within_a_piece_is_found_by_its_tokens() -> None:
+    words = {1: "a", 2: "bc", 3: "d", 4: "\ufffd", 5: "</think>"}
+    marks = Marks(lambda tokens: "".join(words[token] for token in tokens))
+    marks.hear([1, 2, 3, 1])
+    marks.add(5, 4)
+    assert [marks.before_character(end, "abcda") for end in range(6)] == [
+        (0, 0),
+        (1, 1),
+        (1, 1),
+        (3, 2),
+        (4, 3),
+        (5, 4),
     ]
-    assert [marks.before_token(end) for end in (0, 7, 8, 9, 10)] == [(0, 7), (0, 7), (2, 8), (2, 8), (5, 10)]
+    assert [marks.before_token(end, "abcda") for end in range(5)] == [(0, 0), (1, 1), (3, 2), (4, 3), (5, 4)]
+    # Half a character, and tokens that are not text: the piece is left out.
+    for tokens in ([1, 4, 4], [5, 1]):
+        marks = Marks(lambda tokens: "".join(words[token] for token in tokens))
+        marks.hear(tokens)
+        marks.add(9, len(tokens))
+        assert marks.before_token(2 if tokens[0] == 1 else 1, "a\u00e9") == (0, 0)
 
 
 # --- instructions ------------------------------------------------------------------------------------
@@ -204,8 +222,11 @@ def test_what_a_slow_reader_does_not_take_waits_as_one_piece() -> None:
         async def unused(*_: Any) -> Any:
             raise AssertionError("nothing is read from the socket")
 
-        talk = OpenAIConversation(WebSocket(scope, unused, unused), EchoEngine().service, ANN, outbox)
-        response = Response(talk.emit, AnswerSettings(), None, beta=False, conversation=None, created_after=0)
+        talk = OpenAIConversation(WebSocket(scope, unused, unused), Engine().service, ANN, outbox)
+        settings = AnswerSettings()
+        response = Response(
+            talk.emit, settings, None, beta=False, conversation=None, created_after=0, spell=talk._spelled
+        )
         (feed,) = feeds(1)
         sending = asyncio.create_task(talk._send(response, feed))
         highest = 0
@@ -229,6 +250,5 @@ def test_what_a_slow_reader_does_not_take_waits_as_one_piece() -> None:
         await reading
         assert "".join(pieces) == "".join(f"{word} " for word in range(words))
         assert len([piece for piece in pieces if piece]) < words / 100
-        talk.service.close()
 
     asyncio.run(main())

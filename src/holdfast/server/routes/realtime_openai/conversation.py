@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -247,11 +247,14 @@ class OpenAIConversation:
                 raise bad_field("tokens", "only the last answer is cut at a token; give text_end")
             return event.text_end or 0, None
         if event.tokens is not None:
-            characters, tokens = turn.marks.before_token(event.tokens)
+            characters, tokens = turn.marks.before_token(event.tokens, item.text)
         else:
-            characters, tokens = turn.marks.before_character(event.text_end or 0)
+            characters, tokens = turn.marks.before_character(event.text_end or 0, item.text)
         whole = characters >= len(item.text)
         return characters, None if whole else Cut(turn, item, tokens, characters)
+
+    def _spelled(self, tokens: Sequence[int]) -> str:
+        return self.service.prompts.tokenizer.decode(list(tokens), skip_special_tokens=True)
 
     def _placing(self, after: Item | None) -> Callable[[Item], str | None]:
         """What puts a response's output into the conversation: behind the items that it answers."""
@@ -291,6 +294,7 @@ class OpenAIConversation:
             beta=self.beta,
             conversation=self.conversation_id if joins else None,
             created_after=self._created,
+            spell=self._spelled,
         )
         before, self.active = (self.active, response) if joins else (None, self.active)
         self._speaking.add(response)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.server.routes.realtime_openai.items import Item, ItemKind, standing
@@ -18,14 +18,29 @@ from holdfast.server.routes.realtime_openai.items import Item, ItemKind, standin
 __all__ = ["Cut", "Marks", "Plan", "Turn", "plan"]
 
 
+def _spell_nothing(_tokens: Sequence[int]) -> str:
+    return ""
+
+
 class Marks:
-    """Where pieces of an answer end: in characters of its last message, and in tokens of its turn."""
+    """Where pieces of an answer end: in characters of its last message, and in tokens of its turn.
 
-    __slots__ = ("_characters", "_tokens")
+    A piece has several tokens where the reader is slower than the model. A cut within a piece is found by
+    spelling its tokens; where that is not the piece's text (markup, half a character), the piece is left out.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_characters", "_ids", "_spell", "_tokens")
+
+    def __init__(self, spell: Callable[[Sequence[int]], str] = _spell_nothing) -> None:
         self._characters = array("Q", [0])
         self._tokens = array("Q", [0])
+        self._ids = array("Q")
+        """The tokens of the turn."""
+        self._spell = spell
+
+    def hear(self, tokens: Sequence[int]) -> None:
+        """More tokens of the turn, whatever they are."""
+        self._ids.extend(tokens)
 
     def add(self, characters: int, tokens: int) -> None:
         """A piece was sent. A piece without text moves no mark: its tokens were not heard."""
@@ -37,15 +52,32 @@ class Marks:
         """A message begins after so many tokens; marks of earlier ones are of no use."""
         self._characters, self._tokens = array("Q", [0]), array("Q", [tokens])
 
-    def before_character(self, end: int) -> tuple[int, int]:
-        """Characters and tokens of the longest beginning that has at most `end` characters."""
+    def before_character(self, end: int, text: str) -> tuple[int, int]:
+        """Characters and tokens of the longest beginning of `text` that has at most `end` characters."""
         place = bisect_right(self._characters, end) - 1
-        return self._characters[place], self._tokens[place]
+        start, first = self._characters[place], self._tokens[place]
+        if place + 1 == len(self._characters):
+            return start, first
+        # The longest beginning of the piece's tokens whose spelling is not too long.
+        within = range(first, self._tokens[place + 1])
+        last = bisect_right(within, end - start, key=lambda token: len(self._spelled(first, token)))
+        return self._fine(start, first, within[last - 1] if last else first, text)
 
-    def before_token(self, end: int) -> tuple[int, int]:
+    def before_token(self, end: int, text: str) -> tuple[int, int]:
         """Characters and tokens of the longest beginning that has at most `end` tokens of the turn."""
         place = max(0, bisect_right(self._tokens, end) - 1)
-        return self._characters[place], self._tokens[place]
+        start, first = self._characters[place], self._tokens[place]
+        if place + 1 == len(self._tokens) or end <= first:
+            return start, first
+        return self._fine(start, first, end, text)
+
+    def _spelled(self, first: int, end: int) -> str:
+        return self._spell(self._ids[first:end])
+
+    def _fine(self, start: int, first: int, end: int, text: str) -> tuple[int, int]:
+        """A cut within a piece, if its tokens spell its text."""
+        spelled = self._spelled(first, end)
+        return (start + len(spelled), end) if spelled and text.startswith(spelled, start) else (start, first)
 
 
 @dataclass(slots=True)
@@ -105,5 +137,5 @@ def _cut(turn: Turn, segment: Sequence[Item]) -> Cut | None:
     same = [item.said for item in segment[:-1]] == has[:-1] and wanted.said[:-1] == last[:-1]
     if not same or wanted.kind is not ItemKind.MESSAGE or not last[-1].startswith(wanted.text):
         return None
-    characters, tokens = turn.marks.before_character(len(wanted.text))
+    characters, tokens = turn.marks.before_character(len(wanted.text), last[-1])
     return Cut(turn, wanted, tokens, characters)

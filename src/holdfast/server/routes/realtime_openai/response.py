@@ -8,7 +8,7 @@ the usage.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.server.answer_parts import CallOutcome, reasoning_tokens
@@ -39,11 +39,12 @@ class Response:
         beta: bool,
         conversation: str | None,
         created_after: int,
+        spell: Callable[[Sequence[int]], str],
     ) -> None:
         """`conversation` is the one that it joins; the client had created so many items before it."""
         self.name = new_name("resp")
         self.items: list[Item] = []
-        self.marks = Marks()
+        self.marks = Marks(spell)
         self.joins = conversation is not None
         """Whether its output belongs to the conversation."""
         self.created_after = created_after
@@ -75,6 +76,7 @@ class Response:
     def hear(self, delta: wire.Delta) -> None:
         """More of the answer."""
         heard = delta.index + len(delta.tokens)
+        self.marks.hear(delta.tokens)
         self.sent = heard if delta.settled is None else delta.settled
         events = delta.events
         if events is None:
