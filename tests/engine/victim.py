@@ -112,6 +112,18 @@ class Victim:
             keep = self.random.choice([0, KEEP_ALL, None])
             say(ask="cut", session=name)
             direct(self.verbs, "interrupt", name, keep, done=lambda: self.confirm(name, "cut"))
+        elif dice < 0.83:
+            last = self.random.randint(1, turns)
+            say(ask="compact", session=name)
+            direct(
+                self.verbs,
+                "compact",
+                name,
+                (self.random.randint(1, last), last),
+                [word(self.random.choice(WORDS))],
+                self.next_name("c"),
+                done=lambda: self.confirm(name, "compact"),
+            )
         elif dice < 0.86:
             say(ask="rewind", session=name)
             direct(

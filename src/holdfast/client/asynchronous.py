@@ -98,6 +98,13 @@ class AsyncSession:
         await self._transport.ask(calls.interrupt_session(self.id, current.id, kept))
         current.cut(kept)
 
+    async def compact(self, from_turn: int, to_turn: int, said: str | Sequence[Mapping[str, Any]]) -> int:
+        """Replace turns, counted from 1, by a user message or messages; the turns after them stay.
+
+        Returns how many tokens the next turn computes again.
+        """
+        return await self._transport.ask(calls.compact_session(self.id, from_turn, to_turn, said))
+
     async def rewind(self, turns: int) -> SessionView:
         """Rewind so that only the first `turns` turns remain."""
         self._current = None

@@ -38,6 +38,7 @@ __all__ = [
     "Call",
     "base_url",
     "close_session",
+    "compact_session",
     "fork_session",
     "generate",
     "input_of",
@@ -168,6 +169,15 @@ def interrupt_session(session_id: str, turn_id: str | None, keep: Body) -> Call[
 def rewind_session(session_id: str, turns: int) -> Call[SessionView]:
     body = {"to_turn": turns, "request_id": new_id("r")}
     return Call("POST", _session(session_id, "rewind"), body, _view)
+
+
+def compact_session(
+    session_id: str, from_turn: int, to_turn: int, said: str | Sequence[Mapping[str, object]]
+) -> Call[int]:
+    """Replace turns by a text or messages; read as the number of tokens that are computed again."""
+    given: Body = {"text": said} if isinstance(said, str) else {"messages": list(said)}
+    body = {"from_turn": from_turn, "to_turn": to_turn, "request_id": new_id("r"), **given}
+    return Call("POST", _session(session_id, "compact"), body, _recomputed)
 
 
 def fork_session(session_id: str, child_id: str | None, at_turn: int | None) -> Call[str]:
@@ -316,6 +326,13 @@ def _page(answer: bytes) -> tuple[list[SessionView], str | None]:
     if more is not None and not isinstance(more, str):
         raise ProtocolError("the answer does not say where the next page begins")
     return [SessionView.from_body(body) for body in _listed(answer, "sessions")], more
+
+
+def _recomputed(answer: bytes) -> int:
+    count = _object(answer).get("recomputed_tokens")
+    if not isinstance(count, int):
+        raise ProtocolError("the answer has no number of recomputed tokens")
+    return count
 
 
 def _view(answer: bytes) -> SessionView:

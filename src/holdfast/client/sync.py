@@ -97,6 +97,13 @@ class Session:
         self._transport.ask(calls.interrupt_session(self.id, current.id, kept))
         current.cut(kept)
 
+    def compact(self, from_turn: int, to_turn: int, said: str | Sequence[Mapping[str, Any]]) -> int:
+        """Replace turns, counted from 1, by a user message or messages; the turns after them stay.
+
+        Returns how many tokens the next turn computes again.
+        """
+        return self._transport.ask(calls.compact_session(self.id, from_turn, to_turn, said))
+
     def rewind(self, turns: int) -> SessionView:
         """Rewind so that only the first `turns` turns remain."""
         self._current = None

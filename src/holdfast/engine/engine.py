@@ -35,6 +35,7 @@ from holdfast.engine.report import memory_report
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.startup import Progress, open_loop
 from holdfast.engine.text.chat_roles import Message
+from holdfast.engine.text.chat_template import prompt_end_of
 from holdfast.engine.text.stream import TokenLogprob, TurnStream
 from holdfast.engine.tools.answer import Answer as TurnAnswer
 from holdfast.engine.tools.events import Call
@@ -353,6 +354,32 @@ class Session:
     def rewind(self, turns: int) -> None:
         """Go back so that only the first `turns` turns remain."""
         self._engine.carry_out(self._engine.verbs.rewind, self.id, turns)
+
+    def compact(self, from_turn: int, to_turn: int, said: str | Sequence[Message]) -> int:
+        """Replace turns, counted from 1, by a user message or messages; the turns after them stay.
+
+        Returns how many tokens the next turn computes again.
+        """
+        engine, tokenizer = self._engine, self._engine.loop.setup.tokenizer
+        first = from_turn == 1
+        if tokenizer.template is None:
+            if not isinstance(said, str):
+                raise ValueError("this model has no chat template: give text")
+            tokens = tokenizer.encode(said, add_special_tokens=first)
+        else:
+            messages = [{"role": "user", "content": said}] if isinstance(said, str) else list(said)
+            end = prompt_end_of(messages)
+            tools = read_tools(self.tools).offered
+            if first:
+                system = [{"role": "system", "content": self.system}] if self.system is not None else []
+                tokens = tokenizer.encode_chat([*system, *messages], tools=tools, prompt_end=end)
+            else:
+                tokens = tokenizer.encode_continuation(messages, last_token=None, tools=tools, prompt_end=end)
+        turns = (from_turn, to_turn)
+        name = f"c-{secrets.token_hex(4)}"
+        left = engine.carry_out(engine.verbs.compact, self.id, turns, engine.checked("said", tokens), name)
+        assert isinstance(left, int), "a compaction answers with a count"
+        return left
 
     def fork(self, at_turn: int | None = None) -> Session:
         """Open a session that continues from here, or from the end of an earlier turn; memory is shared."""

@@ -1,6 +1,6 @@
 """The verbs of clients, each written once: wait, act on the core, write the journal, acknowledge.
 
-    open  submit  abort  interrupt  rewind  fork  update  spill  restore  close
+    open  submit  abort  interrupt  rewind  compact  fork  update  spill  restore  close
 
 Used by `engine.Session` in this process and by the engine process behind the server (`server.link.commands`).
 A verb that cannot act yet waits for its session (`waiting`) until a `retry` between two steps; a turn also
@@ -11,14 +11,16 @@ has changed nothing.
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 
 from holdfast.core.errors import Refused, RequestConflict, TooManySessions, UnknownSession
 from holdfast.core.layout import Component, Tier
 from holdfast.core.session import Session
+from holdfast.core.tokens import pack
 from holdfast.core.turn import KEEP_ALL, TurnRequest
 from holdfast.engine.constraints.compiler import Compilation, State
 from holdfast.engine.constraints.errors import GrammarError
@@ -260,6 +262,59 @@ class Verbs:
 
         self._when_ready(reply, session_id, act, end_of_turn(turns))
 
+    def compact(
+        self,
+        reply: Reply,
+        session_id: str,
+        turns: tuple[int, int],
+        tokens: Sequence[int],
+        turn_id: str,
+        request_id: str | None = None,
+    ) -> None:
+        """Replace turns, the first and last of which are given, by one turn of `tokens` without an answer.
+
+        The tokens are written to follow an answer without its end token. Answers how many tokens the next
+        turn computes again. The journal has all of it in one record: a crash leaves the old history or the
+        new one.
+        """
+        first, last = turns
+
+        def act() -> None:
+            require_text(turn_id=turn_id, request_id=request_id)
+            now = self._catch_up()
+            self._session_log.require_writable()
+            asked = f"compact {first} {last} {hashlib.sha256(pack(tokens)).hexdigest()}"
+            earlier = self._session_log.earlier_answer(session_id, request_id, asked)
+            if earlier is not None:
+                self._acknowledge(reply, session_id, int(earlier))
+                return
+            session = self._scheduler.registry.find(session_id)
+            fitted = self._fitted(session, first, last, tokens)
+            cut = end_of_turn(first - 1)(session)
+            left = self._scheduler.compact(session_id, first, last, fitted, now)
+            self._dispatcher.note_opened(session)
+            self._session_log.compacted(session_id, first, last, turn_id, fitted)
+            if self.loop.disk is not None:
+                self.loop.disk.truncated(session, cut)
+            self._session_log.requested(session_id, request_id, asked, str(left))
+            self._acknowledge(reply, session_id, left)
+
+        self._when_ready(reply, session_id, act, end_of_turn(first - 1))
+
+    def _fitted(self, session: Session, first: int, last: int, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Tokens as they stand between two turns: each end of an answer has its end token once.
+
+        A turn's input begins with the end token of the answer before it only where that answer has none.
+        """
+        ends, log, boundaries = self.loop.setup.end_tokens, session.sequence.tokens, session.boundaries
+        fitted = tuple(tokens)
+        before, after = end_of_turn(first - 1)(session), end_of_turn(last)(session)
+        if before and fitted[:1] == (log[before - 1],) and fitted[0] in ends:
+            fitted = fitted[1:]
+        if after and last < len(boundaries) and log[after - 1] in ends:
+            fitted += (log[after - 1],)
+        return fitted
+
     def fork(
         self,
         reply: Reply,
@@ -336,7 +391,7 @@ class Verbs:
     def _note_cut(self, session: Session, kept: int | None) -> None:
         self._session_log.truncated(session.id, len(session.boundaries), kept)
         if self.loop.disk is not None:
-            self.loop.disk.truncated(session)
+            self.loop.disk.truncated(session, session.sequence.known)
 
     def _acknowledge(self, reply: Reply, session_id: str, answer: object = None) -> None:
         self._session_log.when_durable(lambda: reply.done(session_id, answer))

@@ -47,9 +47,9 @@ from holdfast.server.sessions import (
 )
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.tracing import open_traces
-from holdfast.server.turn_request import SessionGiven, TurnAsked
+from holdfast.server.turn_request import Input, SessionGiven, TurnAsked
 from holdfast.server.turn_starter import TurnStarter
-from holdfast.server.turn_writer import checked_tools
+from holdfast.server.turn_writer import TurnWriter, checked_tools
 
 __all__ = ["Service"]
 
@@ -337,6 +337,19 @@ class Service:
         """Rewind so that `turns` turns remain."""
         key = engine_name(record.tenant, record.name)
         await self._call_on(record, lambda number: wire.Rewind(number, key, turns, request_id))
+
+    async def compact(
+        self, record: SessionRecord, turns: tuple[int, int], said: Input, request_id: str | None = None
+    ) -> int:
+        """Replace a range of turns; answers how many tokens the next turn computes again."""
+        field = "text" if said.messages is None else "messages"
+        key, turn = engine_name(record.tenant, record.name), new_name("c")
+        with told_as({"input": field, "max_tokens": field}):
+            tokens = await TurnWriter(self.prompts, self.facts).replacement(said, record, turns[0] == 1)
+            done = await self._call_on(
+                record, lambda number: wire.Compact(number, key, *turns, tokens, turn, request_id)
+            )
+        return int(done.answer)
 
     async def move(self, record: SessionRecord, to: str | None) -> bool:
         """Start moving an idle session's memory to a tier, or back to the device; whether it started."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.engine.text.chat_template import prompt_end_of
 from holdfast.engine.tools.formats import call_format
 from holdfast.engine.tools.request import Tool, ToolsRefused, read_tools
 from holdfast.server.dialects.answer_options import AnswerOptions
@@ -135,6 +136,25 @@ class TurnWriter:
             prompt_end=said.prompt_end,
         )
         return _turn(await self._prompts.chat(job, tenant))
+
+    async def replacement(self, said: Input, record: SessionRecord, first: bool) -> list[int]:
+        """The tokens of a turn without an answer, to stand anywhere in a session's history."""
+        messages = said.messages
+        if messages is None and self._prompts.chats:
+            messages = [{"role": "user", "content": said.text}]
+        if messages is None:
+            return await self._plain_tokens(said, first, record.tenant)
+        if not self._prompts.chats:
+            raise bad_field("messages", "this model has no chat template; give text")
+        job = jobs.Chat(
+            messages,
+            None,
+            first,
+            record.system if first else None,
+            asks=jobs.Asks(tools=record.tools),
+            prompt_end=prompt_end_of(messages),
+        )
+        return (await self._prompts.chat(job, record.tenant)).tokens
 
     async def _plain_tokens(self, said: Input, first: bool, tenant: str) -> list[int]:
         """The tokens of text outside of a chat template, or those given."""

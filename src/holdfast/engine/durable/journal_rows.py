@@ -23,6 +23,7 @@ from holdfast.engine.durable.records import (
     NO_TOOLS,
     TURNS_KEPT,
     Closed,
+    Compacted,
     Ended,
     Forked,
     Opened,
@@ -72,6 +73,8 @@ class JournalRows:
                 self._end(record)
             case Truncated():
                 self._truncate(record)
+            case Compacted():
+                self._compact(record)
             case Forked():
                 self._fork(record)
             case Closed():
@@ -202,6 +205,25 @@ class JournalRows:
             ).fetchone()
             kept = tokens_out[: TOKEN_BYTES * record.kept]
             self._add_turn(record.session, before, depth, turn_id, tokens_in, kept, finish, details)
+        self.unlinked += 1
+
+    def _compact(self, record: Compacted) -> None:
+        """Add a turn for those that gave way, and the turns after them once more: rows never change."""
+        session, end = record.session, self._turn_at(record.session, record.last)
+        later: list[tuple[str, bytes, bytes, str, str]] = []
+        number = self._head(session)
+        while number is not None and number != end:
+            number, *values = self._run(
+                "SELECT CASE WHEN before < number THEN before END, turn_id, input, output, finish, details "
+                "FROM turns WHERE number = ?",
+                (number,),
+            ).fetchone()
+            later.append((values[0], values[1], values[2], values[3], values[4]))
+        before = self._turn_at(session, record.first - 1)
+        self._set_head(session, before, self._checksum_of(session, before))
+        replaced = (record.turn_id, pack(record.input), b"", "length", "")
+        for depth, turn in enumerate((replaced, *reversed(later)), start=record.first):
+            self._add_turn(session, self._head(session), depth, *turn)
         self.unlinked += 1
 
     def _add_turn(

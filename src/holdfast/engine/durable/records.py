@@ -52,6 +52,7 @@ class RecordKind(StrEnum):
     OPENED = "opened"
     ENDED = "ended"
     TRUNCATED = "cutback"
+    COMPACTED = "compacted"
     FORKED = "forked"
     CLOSED = "closed"
     REQUESTED = "requested"
@@ -94,6 +95,18 @@ class Truncated:
     session: str
     turns: int
     kept: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """Turns `first` to `last`, counted from 1, gave way to one with this input and no output."""
+
+    kind: ClassVar[RecordKind] = RecordKind.COMPACTED
+    session: str
+    first: int
+    last: int
+    turn_id: str
+    input: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +181,7 @@ Record = (
     Opened
     | Ended
     | Truncated
+    | Compacted
     | Forked
     | Closed
     | Requested
@@ -233,6 +247,8 @@ def detail(record: Record) -> str:
         case Truncated():
             kept = "" if record.kept is None else f", {record.kept} tokens of the last kept"
             return f"{_turns(record.turns)} left{kept}"
+        case Compacted():
+            return f"turns {record.first} to {record.last}: {len(record.input)} tokens instead"
         case Forked():
             return f"from {_turns(record.turns)} of {record.parent}"
         case Closed():

@@ -25,6 +25,7 @@ from holdfast.engine.durable.records import (
     TURNS_KEPT,
     AnsweredRequest,
     Closed,
+    Compacted,
     Ended,
     FinishedTurn,
     Forked,
@@ -268,6 +269,18 @@ class SessionLog:
             entry.calls[turns] = [call for call in entry.calls[turns] if call.end <= kept]
         entry.noted = {number: noted for number, noted in entry.noted.items() if number <= turns}
         self.append(Truncated(session_id, turns, kept))
+
+    def compacted(
+        self, session_id: str, first: int, last: int, turn_id: str, tokens: tuple[int, ...]
+    ) -> None:
+        """Turns `first` to `last` of a session gave way to one with these tokens and no answer."""
+        entry = self.sessions[session_id]
+        entry.calls = {
+            number if number < first else number - (last - first): calls
+            for number, calls in entry.calls.items()
+            if not first <= number <= last
+        }
+        self.append(Compacted(session_id, first, last, turn_id, tokens))
 
     def closed(self, session_id: str, reason: str) -> None:
         """A session was closed."""

@@ -22,7 +22,7 @@ import jinja2.sandbox
 
 from holdfast.engine.text.chat_roles import ChatTemplateError, Message, MessagesRefused, ShownRoles
 
-__all__ = ["ChatTemplate", "ChatTemplateError", "Message", "PromptEnd"]
+__all__ = ["ChatTemplate", "ChatTemplateError", "Message", "PromptEnd", "prompt_end_of"]
 
 TEMPLATE_CHARACTERS_MAX = 1 << 20
 OUTPUT_CHARACTERS_MAX = 1 << 24
@@ -45,6 +45,11 @@ class PromptEnd(StrEnum):
     """After the last message, without a generation prompt."""
     OPEN = "open"
     """Inside the last message: the answer continues it."""
+
+
+def prompt_end_of(messages: Sequence[Mapping[str, Any]]) -> PromptEnd:
+    """Where messages end that stand for a whole turn: a last message of the assistant's is its answer."""
+    return PromptEnd.OPEN if messages and messages[-1].get("role") == "assistant" else PromptEnd.ANSWER
 
 
 class _Generation(jinja2.ext.Extension):

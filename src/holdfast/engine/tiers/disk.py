@@ -146,9 +146,9 @@ class DiskTier:
         """Write one session in the background, if one is due."""
         self.background.write_next()
 
-    def truncated(self, session: Session) -> None:
-        """A session's history was cut: drop a file that reaches past the cut."""
-        self.store.truncated(session)
+    def truncated(self, session: Session, length: int) -> None:
+        """A session's history was cut at `length`: drop a file that reaches past the cut."""
+        self.store.truncated(session, length)
 
     def forget(self, session_id: str) -> None:
         """A session is closed: remove its file."""

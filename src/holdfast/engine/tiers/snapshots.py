@@ -126,10 +126,10 @@ class SnapshotStore:
         self.forget(session_id)
         self._session_log.append(SnapshotDropped(session_id))
 
-    def truncated(self, session: Session) -> None:
-        """A session's history was cut: drop a file that reaches past the cut."""
+    def truncated(self, session: Session, length: int) -> None:
+        """A session's history was cut at `length`: drop a file that reaches past the cut."""
         snapshot = self.snapshots.get(session.id)
-        if snapshot is not None and snapshot.length > session.sequence.known:
+        if snapshot is not None and snapshot.length > length:
             self.drop(session.id)
 
     def log_row(self, session_id: str) -> None:

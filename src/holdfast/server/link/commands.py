@@ -66,6 +66,9 @@ class EngineCommands:
                 verbs.interrupt(self._reply(call), name, command.keep, command.turn, command.request_id)
             case wire.Rewind(call=call, session=name):
                 verbs.rewind(self._reply(call), name, command.turns, command.request_id)
+            case wire.Compact(call=call, session=name, first=first, last=last):
+                reply_to = self._reply(call)
+                verbs.compact(reply_to, name, (first, last), command.tokens, command.turn, command.request_id)
             case wire.Fork(call=call, session=name):
                 reply_to = self._reply(call)
                 verbs.fork(reply_to, name, command.child, command.turns, command.request_id, command.anew)

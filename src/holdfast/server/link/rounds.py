@@ -111,6 +111,7 @@ class Backlog:
                 | wire.CloseSession()
                 | wire.Interrupt()
                 | wire.Rewind()
+                | wire.Compact()
                 | wire.Fork()
                 | wire.MoveSession()
             ):

@@ -131,6 +131,21 @@ class Rewind(msgspec.Struct, tag="rewind", frozen=True):
     request_id: str | None = None
 
 
+class Compact(msgspec.Struct, tag="compact", frozen=True):
+    """Replace turns `first` to `last` by one of `tokens`, named `turn`, without an answer.
+
+    The tokens are written to follow an answer without its end token.
+    """
+
+    call: int
+    session: str
+    first: int
+    last: int
+    tokens: list[int]
+    turn: str
+    request_id: str | None = None
+
+
 class Fork(msgspec.Struct, tag="fork", frozen=True):
     """Fork a session at the end of turn `turns`, or of the last.
 
@@ -208,6 +223,7 @@ Command = (
     | EndTurn
     | Interrupt
     | Rewind
+    | Compact
     | Fork
     | CloseSession
     | UpdateSession

@@ -80,6 +80,16 @@ class RewindBody(msgspec.Struct, forbid_unknown_fields=True):
     request_id: str | None = None
 
 
+class CompactBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Replace turns `from_turn` to `to_turn`, counted from 1, by a user message or messages."""
+
+    from_turn: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+    to_turn: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+    text: str | None = None
+    messages: list[SessionMessage] | None = None
+    request_id: str | None = None
+
+
 class SpillBody(msgspec.Struct, forbid_unknown_fields=True):
     """The tier to move to; the nearest with room if left out."""
 
@@ -200,6 +210,25 @@ async def rewind(request: Request, session_id: str) -> Response:
     record = service.table.find(caller_of(request).tenant, session_id)
     await service.rewind(record, body.to_turn, _given_name(body.request_id, "request_id"))
     return json_answer(await service.describe(record))
+
+
+@router.post(
+    "/v1/sessions/{session_id}/compact", **documented(CompactBody, "Replace a range of turns by given text.")
+)
+async def compact(request: Request, session_id: str) -> Response:
+    service = service_of(request)
+    body = await body_of(request, CompactBody)
+    record = service.table.find(caller_of(request).tenant, session_id)
+    if body.from_turn > body.to_turn:
+        raise bad_field("to_turn", "must not be less than from_turn")
+    if (body.text is None) == (body.messages is None):
+        raise bad_field("text", "give either text or messages")
+    if body.text == "":
+        raise bad_field("text", "must not be empty", "empty_turn")
+    said = Input(text=body.text) if body.messages is None else Input(messages=plain_messages(body.messages))
+    request_id = _given_name(body.request_id, "request_id")
+    left = await service.compact(record, (body.from_turn, body.to_turn), said, request_id)
+    return json_answer({**await service.describe(record), "recomputed_tokens": left})
 
 
 @router.post("/v1/sessions/{session_id}/fork", **documented(ForkBody, "Fork a session.", status=201))
