@@ -91,13 +91,30 @@ class TurnWriter:
         """What a whole conversation adds to the history of its session; raises the problem if they differ."""
         messages = asked.input.messages or []
         system = None if begins_with_system(messages) else record.system
-        job = jobs.Chat(messages, None, True, system, [], self._asks(asked, record), history=history)
+        job = jobs.Chat(
+            messages,
+            None,
+            True,
+            system,
+            [],
+            self._asks(asked, record),
+            history=history,
+            prompt_end=asked.input.prompt_end,
+        )
         return self._checked(asked, _turn(await self._prompts.chat(job, record.tenant)))
 
     async def write_whole(self, asked: TurnAsked, tenant: str, trails: list[jobs.TrailFields]) -> WrittenTurn:
         """A whole conversation, to follow the longest beginning of it that a session has."""
         messages = asked.input.messages or []
-        job = jobs.Chat(messages, None, True, asks=self._asks(asked, None), one_shot=True, trails=trails)
+        job = jobs.Chat(
+            messages,
+            None,
+            True,
+            asks=self._asks(asked, None),
+            one_shot=True,
+            trails=trails,
+            prompt_end=asked.input.prompt_end,
+        )
         return self._checked(asked, _turn(await self._prompts.chat(job, tenant)))
 
     def asks(self, asked: TurnAsked) -> jobs.Asks:
