@@ -16,7 +16,6 @@ received, and the later messages are replayed; `resumed` says whether all of the
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any, cast
 
 from fastapi import APIRouter
@@ -57,8 +56,6 @@ from holdfast.server.sessions import SessionRecord, require_name
 from holdfast.server.turn_request import SessionGiven
 
 __all__ = ["accept", "router"]
-
-log = logging.getLogger("holdfast.server")
 
 router = APIRouter()
 
