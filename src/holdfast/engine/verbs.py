@@ -14,27 +14,22 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from types import TracebackType
 
 from holdfast.core.errors import Refused, RequestConflict, TooManySessions, UnknownSession
-from holdfast.core.layout import Component, Tier
+from holdfast.core.layout import Tier
 from holdfast.core.session import Session
 from holdfast.core.tokens import pack
-from holdfast.core.turn import KEEP_ALL, TurnRequest
+from holdfast.core.turn import KEEP_ALL
 from holdfast.engine.constraints.compiler import Compilation, State
 from holdfast.engine.constraints.errors import GrammarError
-from holdfast.engine.constraints.turn import TurnConstraint
 from holdfast.engine.durable.session_log import Tools, require_text
 from holdfast.engine.grammars import GrammarRefused
 from holdfast.engine.listeners import Reply, TurnListener
 from holdfast.engine.loop import EngineLoop
-from holdfast.engine.sampling import Sampling, SamplingError
-from holdfast.engine.step.speculation import is_penalised
-from holdfast.engine.text.answer_reader import AnswerReader
-from holdfast.engine.text.stream import TurnStream
-from holdfast.engine.tools.answer import AnswerSpec
-from holdfast.engine.turn_spec import HistoryChanged, HistoryRepeated, NotesTooLarge, TurnSpec
+from holdfast.engine.sampling import SamplingError
+from holdfast.engine.turn_beginner import TurnBeginner
+from holdfast.engine.turn_spec import HistoryChanged, HistoryRepeated, TurnSpec
 from holdfast.engine.waiting import (
     Length,
     MemoryWait,
@@ -49,9 +44,6 @@ from holdfast.engine.waiting import (
 __all__ = ["Verbs", "never_spent"]
 
 log = logging.getLogger("holdfast.engine")
-
-NOTES_MAX = 64 << 20
-"""Characters that the notes of a session's turns may have together."""
 
 
 def never_spent() -> bool:
@@ -90,6 +82,7 @@ class Verbs:
         "_requests",
         "_scheduler",
         "_session_log",
+        "_turns",
         "_waiting",
         "loop",
     )
@@ -100,6 +93,7 @@ class Verbs:
         self._scheduler = loop.scheduler
         self._session_log = loop.session_log
         self._dispatcher = loop.dispatcher
+        self._turns = TurnBeginner(loop)
         self._grammars = loop.setup.grammars
         self._patient = patient
         self._queues = SessionQueues(lambda name: turn_before(loop.scheduler, name) is not None)
@@ -415,7 +409,7 @@ class Verbs:
             self._request_later(listener, spec, compilation)
         else:
             with Refusing(listener):
-                self._begin(listener, spec, None, None)
+                self._turns.begin(listener, spec, None, None)
         self._dispatcher.tell()
 
     def _submit_later(
@@ -482,7 +476,7 @@ class Verbs:
         else:
             session, opened = scheduler.open(session_id, spec.tenant, now, volatile=True), True
         try:
-            self._begin(listener, spec, session, compilation)
+            self._turns.begin(listener, spec, session, compilation)
         except (Refused, SamplingError):
             if opened:
                 scheduler.close(session_id, now)
@@ -498,7 +492,7 @@ class Verbs:
                 return False
             self._waiting.discard(listener)
             with Refusing(listener):
-                self._begin(listener, spec, None, compilation)
+                self._turns.begin(listener, spec, None, compilation)
             return True
 
         self._waiting.add(listener)
@@ -554,107 +548,4 @@ class Verbs:
             raise HistoryRepeated("the session has a history", session)
         if session.turn is None and spec.known not in (None, known):
             raise HistoryChanged("the history has changed", session)
-        self._begin(listener, spec, session, compilation)
-
-    def _begin(
-        self,
-        listener: TurnListener,
-        spec: TurnSpec,
-        session: Session | None,
-        compilation: Compilation | None,
-    ) -> None:
-        setup, scheduler = self.loop.setup, self._scheduler
-        require_text(turn_id=spec.turn_id, fingerprint=spec.fingerprint, note=spec.note)
-        sampling = spec.sampling.with_defaults(setup.defaults)
-        known = 0 if session is None else session.sequence.known
-        if spec.keep is not None:
-            known = spec.keep
-        request = self._request(spec, sampling, known)
-        chosen = sampling.choice(spec.choice)
-        chosen.check_vocabulary(setup.model.config.vocabulary)
-        constraint = _constraint(spec, chosen, compilation)
-        reader = None if spec.answer is None else AnswerReader(_seeded(spec, spec.answer), setup.tokenizer)
-        if session is None:
-            turn = scheduler.request(spec.tenant, request, self.loop.now())
-        elif session.volatile:
-            turn = scheduler.submit(session.id, request, self.loop.now(), spec.keep)
-        else:
-            self._session_log.require_writable()
-            self._require_room(session.id, spec.note)
-            turn = scheduler.submit(session.id, request, self.loop.now())
-            if spec.tools is not None:
-                self._dispatcher.note_opened(session)
-                self._session_log.retooled(session.id, spec.tools)
-        tokens = scheduler.registry.sessions[turn.session_id].sequence.tokens
-        stream = TurnStream(
-            setup.tokenizer,
-            chosen,
-            setup.end_tokens,
-            # A running turn's history is never cut, so that it can be read at any time until the turn ends.
-            read_prompt=lambda: [*tokens.slice(0, known), *request.tokens],
-            input_first=known,
-            fingerprint=spec.fingerprint,
-            grammar=spec.grammar,
-            constraint=constraint,
-            reader=reader,
-        )
-        stream.note = spec.note
-        self._dispatcher.listen(turn, stream, listener)
-        listener.begun(turn, stream)
-
-    def _require_room(self, session_id: str, note: str | None) -> None:
-        """Refuse a note if the session's notes are too large together."""
-        entry = self._session_log.sessions.get(session_id)
-        if note is None or entry is None:
-            return
-        if len(note) + sum(len(noted.note) for noted in entry.noted.values()) > NOTES_MAX:
-            raise NotesTooLarge(f"the session keeps more than {NOTES_MAX} characters about its turns")
-
-    def _request(self, spec: TurnSpec, sampling: Sampling, known: int) -> TurnRequest:
-        """What the core is asked for. Without a limit, a turn may fill what is left of the context."""
-        room = self.tokens_max(spec.tenant) - known - len(spec.tokens)
-        limit = sampling.max_tokens if sampling.max_tokens is not None else max(1, room)
-        if spec.fits and room >= 1:
-            limit = min(limit, room)
-        return TurnRequest(
-            spec.turn_id,
-            tuple(spec.tokens),
-            limit,
-            goes_on=spec.goes_on,
-            on_abort=KEEP_ALL if spec.keeps else None,
-            deadline=None if spec.timeout is None else self.loop.now() + spec.timeout,
-            computes_from=spec.computes_from,
-            expect_return=spec.expect_return,
-        )
-
-    def tokens_max(self, tenant: str) -> int:
-        """The longest sequence that a tenant may have: within the context, and within its quota."""
-        ledger, context_length = self._scheduler.registry.ledger, self.loop.setup.model.context_length
-        if not ledger.layout.full:
-            return context_length
-        pages = ledger.account(tenant).limits[ledger.pool(Component.FULL).index]
-        return min(context_length, pages * ledger.layout.page_size)
-
-
-def _constraint(spec: TurnSpec, sampling: Sampling, compilation: Compilation | None) -> TurnConstraint | None:
-    """What constrains a turn: its grammar, its thinking budget, or nothing. Raises `GrammarRefused`."""
-    has_budget = spec.answer is not None and spec.answer.thinking_tokens is not None
-    if compilation is None:
-        return TurnConstraint(None, takes_runs=_takes_runs(sampling)) if has_budget else None
-    try:
-        compiled = compilation.result()
-    except GrammarError as error:
-        raise GrammarRefused(error) from error
-    return TurnConstraint(compiled.matcher(), takes_runs=_takes_runs(sampling))
-
-
-def _takes_runs(sampling: Sampling) -> bool:
-    """Whether forced tokens need no logits of their own: nothing is reported of them, or depends on them."""
-    return sampling.logprobs is None and not is_penalised(sampling)
-
-
-def _seeded(spec: TurnSpec, answer: AnswerSpec) -> AnswerSpec:
-    """How the answer is read, with a seed for the ids of its calls: the same for a turn that is repeated."""
-    if answer.seed:
-        return answer
-    return replace(answer, seed=f"{spec.session_id} {spec.turn_id} {spec.choice}")
+        self._turns.begin(listener, spec, session, compilation)

@@ -1,0 +1,143 @@
+"""Begins turns: what the core is asked for, and the stream that reads the turn's tokens.
+
+A turn that is refused has changed nothing. Used by `verbs`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.core.layout import Component
+from holdfast.core.session import Session
+from holdfast.core.turn import KEEP_ALL, TurnRequest
+from holdfast.engine.constraints.compiler import Compilation
+from holdfast.engine.constraints.errors import GrammarError
+from holdfast.engine.constraints.turn import TurnConstraint
+from holdfast.engine.durable.session_log import require_text
+from holdfast.engine.grammars import GrammarRefused
+from holdfast.engine.listeners import TurnListener
+from holdfast.engine.loop import EngineLoop
+from holdfast.engine.sampling import Sampling
+from holdfast.engine.step.speculation import is_penalised
+from holdfast.engine.text.answer_reader import AnswerReader
+from holdfast.engine.text.stream import TurnStream
+from holdfast.engine.tools.answer import AnswerSpec
+from holdfast.engine.turn_spec import NotesTooLarge, TurnSpec
+
+__all__ = ["TurnBeginner"]
+
+NOTES_MAX = 64 << 20
+"""Characters that the notes of a session's turns may have together."""
+
+
+class TurnBeginner:
+    """Begins the turns of one engine."""
+
+    __slots__ = ("_loop",)
+
+    def __init__(self, loop: EngineLoop) -> None:
+        self._loop = loop
+
+    def begin(
+        self,
+        listener: TurnListener,
+        spec: TurnSpec,
+        session: Session | None,
+        compilation: Compilation | None,
+    ) -> None:
+        """Queue a turn on a session, or a request of its own; its listener hears that it has begun."""
+        setup, scheduler = self._loop.setup, self._loop.scheduler
+        require_text(turn_id=spec.turn_id, fingerprint=spec.fingerprint, note=spec.note)
+        sampling = spec.sampling.with_defaults(setup.defaults)
+        known = 0 if session is None else session.sequence.known
+        if spec.keep is not None:
+            known = spec.keep
+        request = self._request(spec, sampling, known)
+        chosen = sampling.choice(spec.choice)
+        chosen.check_vocabulary(setup.model.config.vocabulary)
+        constraint = _constraint(spec, chosen, compilation)
+        reader = None if spec.answer is None else AnswerReader(_seeded(spec, spec.answer), setup.tokenizer)
+        if session is None:
+            turn = scheduler.request(spec.tenant, request, self._loop.now())
+        elif session.volatile:
+            turn = scheduler.submit(session.id, request, self._loop.now(), spec.keep)
+        else:
+            self._loop.session_log.require_writable()
+            self._require_room(session.id, spec.note)
+            turn = scheduler.submit(session.id, request, self._loop.now())
+            if spec.tools is not None:
+                self._loop.dispatcher.note_opened(session)
+                self._loop.session_log.retooled(session.id, spec.tools)
+        tokens = scheduler.registry.sessions[turn.session_id].sequence.tokens
+        stream = TurnStream(
+            setup.tokenizer,
+            chosen,
+            setup.end_tokens,
+            # A running turn's history is never cut, so that it can be read at any time until the turn ends.
+            read_prompt=lambda: [*tokens.slice(0, known), *request.tokens],
+            input_first=known,
+            fingerprint=spec.fingerprint,
+            grammar=spec.grammar,
+            constraint=constraint,
+            reader=reader,
+        )
+        stream.note = spec.note
+        self._loop.dispatcher.listen(turn, stream, listener)
+        listener.begun(turn, stream)
+
+    def _require_room(self, session_id: str, note: str | None) -> None:
+        """Refuse a note if the session's notes are too large together."""
+        entry = self._loop.session_log.sessions.get(session_id)
+        if note is None or entry is None:
+            return
+        if len(note) + sum(len(noted.note) for noted in entry.noted.values()) > NOTES_MAX:
+            raise NotesTooLarge(f"the session keeps more than {NOTES_MAX} characters about its turns")
+
+    def _request(self, spec: TurnSpec, sampling: Sampling, known: int) -> TurnRequest:
+        """What the core is asked for. Without a limit, a turn may fill what is left of the context."""
+        room = self.tokens_max(spec.tenant) - known - len(spec.tokens)
+        limit = sampling.max_tokens if sampling.max_tokens is not None else max(1, room)
+        if spec.fits and room >= 1:
+            limit = min(limit, room)
+        return TurnRequest(
+            spec.turn_id,
+            tuple(spec.tokens),
+            limit,
+            goes_on=spec.goes_on,
+            on_abort=KEEP_ALL if spec.keeps else None,
+            deadline=None if spec.timeout is None else self._loop.now() + spec.timeout,
+            computes_from=spec.computes_from,
+            expect_return=spec.expect_return,
+        )
+
+    def tokens_max(self, tenant: str) -> int:
+        """The longest sequence that a tenant may have: within the context, and within its quota."""
+        ledger, context_length = self._loop.scheduler.registry.ledger, self._loop.setup.model.context_length
+        if not ledger.layout.full:
+            return context_length
+        pages = ledger.account(tenant).limits[ledger.pool(Component.FULL).index]
+        return min(context_length, pages * ledger.layout.page_size)
+
+
+def _constraint(spec: TurnSpec, sampling: Sampling, compilation: Compilation | None) -> TurnConstraint | None:
+    """What constrains a turn: its grammar, its thinking budget, or nothing. Raises `GrammarRefused`."""
+    has_budget = spec.answer is not None and spec.answer.thinking_tokens is not None
+    if compilation is None:
+        return TurnConstraint(None, takes_runs=_takes_runs(sampling)) if has_budget else None
+    try:
+        compiled = compilation.result()
+    except GrammarError as error:
+        raise GrammarRefused(error) from error
+    return TurnConstraint(compiled.matcher(), takes_runs=_takes_runs(sampling))
+
+
+def _takes_runs(sampling: Sampling) -> bool:
+    """Whether forced tokens need no logits of their own: nothing is reported of them, or depends on them."""
+    return sampling.logprobs is None and not is_penalised(sampling)
+
+
+def _seeded(spec: TurnSpec, answer: AnswerSpec) -> AnswerSpec:
+    """How the answer is read, with a seed for the ids of its calls: the same for a turn that is repeated."""
+    if answer.seed:
+        return answer
+    return replace(answer, seed=f"{spec.session_id} {spec.turn_id} {spec.choice}")
