@@ -209,3 +209,19 @@ def test_volatile_sessions_give_way_to_others(layout: str) -> None:
     assert turn.over and len(driver.tokens("named")) == 54
     on_disk = [pool for (_, tier), pool in driver.ledger.pools.items() if tier is Tier.DISK]
     assert on_disk and all(len(pool.free) == pool.size for pool in on_disk)
+
+
+def test_a_fork_at_a_turn_leaves_out_a_later_one_that_ends_at_the_same_place() -> None:
+    driver = Driver("dense", 4)
+    driver.scheduler.open("a", "red", driver.now)
+    driver.turn("a", 10, 2, 0)
+    turn = driver.submit("a", (), 5, goes_on=True)
+    driver.plan()
+    driver.scheduler.abort("a", turn.request.turn_id, driver.now, 0, "left")
+    driver.run()
+    assert driver.session().boundaries == [12, 12]
+    assert [driver.scheduler.fork("a", f"b{turns}", driver.now, turns).boundaries for turns in range(3)] == [
+        [],
+        [12],
+        [12, 12],
+    ]

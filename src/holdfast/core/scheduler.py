@@ -336,13 +336,14 @@ class Scheduler:
         turns = len(parent.boundaries) if turns is None else turns
         if not 0 <= turns <= len(parent.boundaries):
             raise errors.UnknownBoundary(f"session {session_id} has only {len(parent.boundaries)} turns")
+        boundaries = parent.boundaries[:turns] if known is None else parent.boundaries_below(known)
         if known is None:
-            known = parent.boundaries[turns - 1] if turns else 0
+            known = boundaries[-1] if boundaries else 0
         self._require_known(parent, known)
         require_new_session(registry, new_id, parent.tenant, parent.volatile)
         self._require_idle(parent)
         child = self._open(new_id, parent.tenant, parent.ttl, parent.volatile)
-        child.boundaries = parent.boundaries_below(known)
+        child.boundaries = boundaries
         child.sequence.tokens.extend(parent.sequence.tokens.slice(0, known))
         # Where nothing of the parent's can be resumed from, the tree may have some.
         resumed = resume_length(parent.sequence, known)
