@@ -499,7 +499,7 @@ TEXT = {"type": "input_text", "text": "x"}
         ({"tool_choice": "required"}, "tool_choice"),
         ({"truncation": "middle"}, "truncation"),
         ({"prompt": {"id": "x"}}, "prompt"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": -1}, "max_output_tokens"),
         ({"max_output_tokens": 9000}, "max_output_tokens"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"temperature": -1}, "temperature"),

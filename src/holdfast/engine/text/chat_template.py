@@ -145,8 +145,8 @@ class ChatTemplate:
         `developer` messages become `system` where the template does not know that role.
         """
         fitted = self._roles.fitted(messages, known, **variables)
+        asks = variables.pop("add_generation_prompt", True) and prompt_end is PromptEnd.ANSWER
         if prompt_end is not PromptEnd.OPEN:
-            asks = prompt_end is PromptEnd.ANSWER
             return self.render_unchecked(fitted, add_generation_prompt=asks, **variables)
         marked = [*fitted[:-1], {**fitted[-1], "content": f"{fitted[-1].get('content') or ''}{_OPEN}"}]
         rendered = self.render_unchecked(marked, add_generation_prompt=False, **variables)
