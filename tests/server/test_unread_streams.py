@@ -4,6 +4,7 @@ import asyncio
 import json
 
 from holdfast.engine.echo import echo_tokenizer
+from holdfast.engine.sampling import Sampling
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import TurnFeed, spoken
 from holdfast.server.routes.openai import _chunks
@@ -32,7 +33,7 @@ def test_the_words_of_several_choices_wait_in_their_feeds_and_are_joined() -> No
     async def main() -> None:
         turns = feeds(CHOICES)
         tokenizer = echo_tokenizer()
-        form = Completion("cmpl-1", "echo", "f", tokenizer, skip_special_tokens=True)
+        form = Completion("cmpl-1", "echo", "f", tokenizer, Sampling())
         chunks = _chunks(turns, form, usage=True, choices=1)
         for turn in turns:
             speak(turn, 0)
