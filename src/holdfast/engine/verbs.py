@@ -4,9 +4,8 @@
 
 Used by `engine.Session` in this process and by the engine process behind the server (`server.link.commands`).
 A verb that cannot act yet waits for its session (`waiting`) until a `retry` between two steps; a turn also
-waits until its grammar is compiled. A verb is
-acknowledged to its `Reply` when its records are durable; without a journal, at once. A verb that is refused
-has changed nothing.
+waits until its grammar is compiled. A verb is acknowledged to its `Reply` when its records are durable;
+without a journal, at once. A verb that is refused has changed nothing.
 """
 
 from __future__ import annotations
@@ -412,27 +411,44 @@ class Verbs:
                 self._turns.begin(listener, spec, None, None)
         self._dispatcher.tell()
 
-    def _submit_later(
-        self, listener: TurnListener, spec: TurnSpec, session_id: str, compilation: Compilation | None
+    def _when_turn_ready(
+        self,
+        listener: TurnListener,
+        queue: tuple[SessionQueues, str],
+        compilation: Compilation | None,
+        is_ready: Callable[[], bool],
+        act: Callable[[], None],
     ) -> None:
-        """Submit a turn now, or as soon as its grammar is compiled and its session is ready for it."""
-        wait = TurnWait(self._scheduler, session_id)
+        """Begin a turn as soon as it is ready and its grammar is compiled, after others of its queue."""
 
         def attempt() -> bool:
             if listener not in self._waiting:
                 return True  # It was aborted while it waited.
-            if compilation is not None and compilation.state is State.WAITING:
-                return False
-            if self._is_being_written(spec) or (self._patient and not wait.over()):
+            if (compilation is not None and compilation.state is State.WAITING) or not is_ready():
                 return False
             self._waiting.discard(listener)
             with Refusing(listener):
-                self._require_same(session_id, wait.session)
-                self._submit(listener, spec, session_id, compilation)
+                act()
             return True
 
         self._waiting.add(listener)
-        self._queues.add_turn(session_id, attempt)
+        queues, name = queue
+        queues.add_turn(name, attempt)
+
+    def _submit_later(
+        self, listener: TurnListener, spec: TurnSpec, session_id: str, compilation: Compilation | None
+    ) -> None:
+        """Submit a turn as soon as its session is ready for it."""
+        wait = TurnWait(self._scheduler, session_id)
+
+        def is_ready() -> bool:
+            return not self._is_being_written(spec) and (not self._patient or wait.over())
+
+        def act() -> None:
+            self._require_same(session_id, wait.session)
+            self._submit(listener, spec, session_id, compilation)
+
+        self._when_turn_ready(listener, (self._queues, session_id), compilation, is_ready, act)
 
     def _follow_later(
         self, listener: TurnListener, spec: TurnSpec, session_id: str, compilation: Compilation | None
@@ -445,21 +461,22 @@ class Verbs:
         is_cut = spec.parent is not None or spec.keep != spec.known
         wait = MemoryWait(self._scheduler, follows, lambda _: spec.keep or 0, spec.parent is not None)
 
-        def attempt() -> bool:
-            if listener not in self._waiting:
-                return True
-            if compilation is not None and compilation.state is State.WAITING:
-                return False
-            if is_cut and not wait.over(self.loop.now()):
-                return False
-            self._waiting.discard(listener)
-            with Refusing(listener):
-                self._require_same(follows, wait.session)
-                self._follow(listener, spec, session_id, compilation)
-            return True
+        def is_ready() -> bool:
+            return not is_cut or wait.over(self.loop.now())
 
-        self._waiting.add(listener)
-        self._queues.add_turn(follows, attempt)
+        def act() -> None:
+            self._require_same(follows, wait.session)
+            self._follow(listener, spec, session_id, compilation)
+
+        self._when_turn_ready(listener, (self._queues, follows), compilation, is_ready, act)
+
+    def _request_later(self, listener: TurnListener, spec: TurnSpec, compilation: Compilation) -> None:
+        """Begin a request of its own as soon as its grammar is compiled."""
+
+        def act() -> None:
+            self._turns.begin(listener, spec, None, compilation)
+
+        self._when_turn_ready(listener, (self._requests, spec.turn_id), compilation, lambda: True, act)
 
     def _follow(
         self, listener: TurnListener, spec: TurnSpec, session_id: str, compilation: Compilation | None
@@ -481,22 +498,6 @@ class Verbs:
             if opened:
                 scheduler.close(session_id, now)
             raise
-
-    def _request_later(self, listener: TurnListener, spec: TurnSpec, compilation: Compilation) -> None:
-        """Begin a request of its own now, or as soon as its grammar is compiled."""
-
-        def attempt() -> bool:
-            if listener not in self._waiting:
-                return True
-            if compilation.state is State.WAITING:
-                return False
-            self._waiting.discard(listener)
-            with Refusing(listener):
-                self._turns.begin(listener, spec, None, compilation)
-            return True
-
-        self._waiting.add(listener)
-        self._requests.add_turn(spec.turn_id, attempt)
 
     def abort(self, listener: TurnListener, keep: int | None, reason: str) -> None:
         """End the turn of a listener, which hears of the end; a turn that is over stays as it is.
