@@ -24,6 +24,11 @@ def pack(tokens: Iterable[int]) -> bytes:
     return array("I", tokens).tobytes()
 
 
+def unpack(packed: bytes) -> list[int]:
+    """The tokens of `pack`."""
+    return array("I", packed).tolist()
+
+
 class Hash(Protocol):
     """The state of a hash, as `hashlib` has it."""
 

@@ -87,7 +87,7 @@ class TurnWriter:
         asks = self._asks(asked, record)
         return self._checked(asked, await self._written(asked.input, asks, record, tenant))
 
-    async def write_after(self, asked: TurnAsked, record: SessionRecord, history: list[int]) -> WrittenTurn:
+    async def write_after(self, asked: TurnAsked, record: SessionRecord, history: bytes) -> WrittenTurn:
         """What a whole conversation adds to the history of its session; raises the problem if they differ."""
         messages = asked.input.messages or []
         system = None if begins_with_system(messages) else record.system

@@ -17,6 +17,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeGuard
 
+from holdfast.core.tokens import unpack
 from holdfast.engine.durable.answers import read_answer
 from holdfast.engine.durable.journal_tables import (
     description_checksum,
@@ -33,7 +34,6 @@ from holdfast.engine.durable.records import (
     StoredSession,
     StoredTurn,
     is_text,
-    unpack,
 )
 
 log = logging.getLogger("holdfast.journal")

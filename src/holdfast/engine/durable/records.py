@@ -5,7 +5,6 @@ The session log makes records, the journal writes them, and `journal_reading` ma
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, NamedTuple, TypeGuard
@@ -274,8 +273,3 @@ def is_text(value: object) -> TypeGuard[str]:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def unpack(packed: bytes) -> list[int]:
-    """Tokens from four bytes each."""
-    return array("I", packed).tolist()

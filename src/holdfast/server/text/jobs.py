@@ -116,8 +116,7 @@ class Chat(msgspec.Struct, tag="chat", frozen=True):
     in. `tools` of a one-shot request that must not be called are not shown to the model. With `trails` (of
     sessions that may have the beginning of a whole conversation; see `trails`) only the tokens after the
     longest common beginning are answered, and where it ends. With `history` (the tokens of the session that
-    the messages are for) only those after the history. `prompt_end` is the
-    name of a `PromptEnd`.
+    the messages are for, packed) only those after the history. `prompt_end` is the name of a `PromptEnd`.
     """
 
     messages: list[dict[str, Any]]
@@ -128,7 +127,7 @@ class Chat(msgspec.Struct, tag="chat", frozen=True):
     asks: Asks = Asks()
     one_shot: bool = False
     trails: list[TrailFields] | None = None
-    history: list[int] | None = None
+    history: bytes | None = None
     prompt_end: str = "answer"
 
 

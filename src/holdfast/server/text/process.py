@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from holdfast.core.tokens import unpack
 from holdfast.engine.answer_builder import AnswerBuilder, AnswerRefused
 from holdfast.engine.text.chat_template import ChatTemplateError, PromptEnd
 from holdfast.engine.text.tokenizer import RenderedChat, Tokenizer, TooManyTokens, read_encoder
@@ -137,7 +138,7 @@ class TextWorker:
         start, match = 0, None
         if job.history is not None:
             about = (messages, shown, job.asks.template_kwargs)
-            start = self._histories.end_in(rendered, job.history, *about, first=len(system))
+            start = self._histories.end_in(rendered, unpack(job.history), *about, first=len(system))
         elif job.trails:
             match = find(rendered.text, job.trails, self._tokenizer.answer_text)
             start = 0 if match is None else match.characters
