@@ -9,6 +9,13 @@ from holdfast.engine.durable.journal import Journal
 from holdfast.engine.durable.records import FinishedTurn
 from holdfast.engine.durable.recovery import noted_turn
 from holdfast.engine.durable.session_log import SessionLog
+from holdfast.engine.echo import open_echo
+from holdfast.engine.options import make_options
+from holdfast.engine.sampling import Sampling
+from holdfast.engine.turn_spec import NotesTooLarge, TurnSpec
+from holdfast.engine.verbs import Verbs
+from tests.engine.direct import Heard
+from tests.engine.test_verbs import Replies
 
 ANSWER = StoredAnswer("hm", (StoredCall("c1", "look", "{}", "complete", 3),), 2)
 
@@ -79,3 +86,38 @@ def test_notes_and_metadata_are_there_after_a_restart(path: Path) -> None:
     assert list(fork.noted) == [1, 3, 4]
     assert kept.metadata == fork.metadata == {"b": ["ü"]}
     log.close()
+
+
+def test_a_compaction_takes_the_notes_of_its_turns_along(path: Path) -> None:
+    log = opened(path)
+    log.opened("s", "ann")
+    for number in range(1, 6):
+        end(log, "s", number, "x" * number)
+    assert log.sessions["s"].note_characters == 15
+    log.compacted("s", 2, 3, "c", (1, 2))
+    entry = log.sessions["s"]
+    assert {number: noted.turn_id for number, noted in entry.noted.items()} == {1: "t1", 3: "t4", 4: "t5"}
+    log.close()
+    assert opened(path).sessions["s"].noted == entry.noted
+    assert entry.note_characters == 10
+
+
+def test_notes_are_bounded_for_each_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.engine.turn_beginner.NOTES_MIN", 64)
+    monkeypatch.setattr("holdfast.engine.turn_beginner.NOTE_CHARACTERS_PER_TOKEN", 0)
+    loop = open_echo("echo", make_options(kv_tokens=4096))
+    verbs = Verbs(loop)
+    verbs.open(Replies(), "s", "ann")
+
+    def submit(turn_id: str, note: str) -> None:
+        spec = TurnSpec(turn_id, "ann", [1, 2], Sampling(max_tokens=1), "s", note=note)
+        verbs.submit(Heard(), spec)
+        while loop.busy:
+            loop.step()
+
+    submit("t1", "x" * 60)
+    with pytest.raises(NotesTooLarge):
+        submit("t2", "x" * 5)
+    submit("t3", "x" * 4)
+    assert len(loop.session_log.sessions["s"].noted) == 2
+    loop.shut_down()

@@ -26,8 +26,10 @@ from holdfast.engine.turn_spec import NotesTooLarge, TurnSpec
 
 __all__ = ["TurnBeginner"]
 
-NOTES_MAX = 64 << 20
-"""Characters that the notes of a session's turns may have together."""
+NOTES_MIN = 4 << 20
+NOTE_CHARACTERS_PER_TOKEN = 32
+"""The notes of a session's turns may have as many characters for each token of the context, and `NOTES_MIN`
+in any case: more would not come from a conversation that fits."""
 
 
 class TurnBeginner:
@@ -90,8 +92,9 @@ class TurnBeginner:
         entry = self._loop.session_log.sessions.get(session_id)
         if note is None or entry is None:
             return
-        if len(note) + sum(len(noted.note) for noted in entry.noted.values()) > NOTES_MAX:
-            raise NotesTooLarge(f"the session keeps more than {NOTES_MAX} characters about its turns")
+        most = max(NOTES_MIN, NOTE_CHARACTERS_PER_TOKEN * self._loop.setup.model.context_length)
+        if len(note) + entry.note_characters > most:
+            raise NotesTooLarge(f"the session may keep {most} characters about its turns")
 
     def _request(self, spec: TurnSpec, sampling: Sampling, known: int) -> TurnRequest:
         """What the core is asked for. Without a limit, a turn may fill what is left of the context."""

@@ -86,10 +86,22 @@ class SessionEntry:
     tools: Tools = field(default_factory=list)
     calls: dict[int, Calls] = field(default_factory=dict)
     noted: dict[int, NotedTurn] = field(default_factory=dict)
+    note_characters: int = 0
     finished: dict[str, FinishedTurn] = field(default_factory=dict)
     unwritten: set[str] = field(default_factory=set)
     """Turns that have ended and are not durable yet."""
     requests: dict[str, AnsweredRequest] = field(default_factory=dict)
+
+    def keep_note(self, number: int, noted: NotedTurn | None) -> None:
+        """Keep the note of one more turn, if it has one."""
+        if noted is not None:
+            self.noted[number] = noted
+            self.note_characters += len(noted.note)
+
+    def keep_notes(self, noted: dict[int, NotedTurn]) -> None:
+        """Keep these notes and no others."""
+        self.noted = noted
+        self.note_characters = sum(len(each.note) for each in noted.values())
 
 
 class Acknowledgement(NamedTuple):
@@ -246,8 +258,8 @@ class SessionLog:
         parent = self.sessions[parent_id]
         entry = SessionEntry(parent.tenant, parent.ttl, dict(parent.metadata), parent.system, time.time())
         entry.tools = list(parent.tools)
-        entry.calls = {number: calls for number, calls in parent.calls.items() if number <= turns}
-        entry.noted = {number: noted for number, noted in parent.noted.items() if number <= turns}
+        entry.calls = _up_to(turns, parent.calls)
+        entry.keep_notes(_up_to(turns, parent.noted))
         self.sessions[session_id] = entry
         self.append(Forked(session_id, parent_id, turns, entry.created))
 
@@ -264,10 +276,10 @@ class SessionLog:
     def truncated(self, session_id: str, turns: int, kept: int | None) -> None:
         """A session was cut to `turns` turns; a number `kept` is how many tokens the last one keeps."""
         entry = self.sessions[session_id]
-        entry.calls = {number: calls for number, calls in entry.calls.items() if number <= turns}
+        entry.calls = _up_to(turns, entry.calls)
         if kept is not None and turns in entry.calls:
             entry.calls[turns] = [call for call in entry.calls[turns] if call.end <= kept]
-        entry.noted = {number: noted for number, noted in entry.noted.items() if number <= turns}
+        entry.keep_notes(_up_to(turns, entry.noted))
         self.append(Truncated(session_id, turns, kept))
 
     def compacted(
@@ -275,11 +287,8 @@ class SessionLog:
     ) -> None:
         """Turns `first` to `last` of a session gave way to one with these tokens and no answer."""
         entry = self.sessions[session_id]
-        entry.calls = {
-            number if number < first else number - (last - first): calls
-            for number, calls in entry.calls.items()
-            if not first <= number <= last
-        }
+        entry.calls = _without(first, last, entry.calls)
+        entry.keep_notes(_without(first, last, entry.noted))
         self.append(Compacted(session_id, first, last, turn_id, tokens))
 
     def closed(self, session_id: str, reason: str) -> None:
@@ -295,9 +304,7 @@ class SessionLog:
         entry.tools = json.loads(stored.tools)
         for number, turn in enumerate(stored.turns, start=1):
             _keep_calls(entry, number, calls_in(turn.details, len(turn.output)))
-            noted = noted_in(turn.details)
-            if noted is not None:
-                entry.noted[number] = noted
+            entry.keep_note(number, noted_in(turn.details))
         entry.finished = {turn.turn_id: turn for turn in stored.finished}
         entry.requests = dict(stored.requests)
         self.sessions[stored.id] = entry
@@ -318,8 +325,7 @@ class SessionLog:
         self.append(Ended(session_id, tokens, turn, details))
         if turn.answer is not None:
             _keep_calls(entry, number, [call for call in turn.answer.calls if call.outcome == COMPLETE])
-        if noted is not None:
-            entry.noted[number] = noted
+        entry.keep_note(number, noted)
         entry.unwritten.add(turn.turn_id)
 
         def written() -> None:
@@ -375,6 +381,20 @@ class SessionLog:
             requests[request_id] = AnsweredRequest(asked, answer)
             _keep_last(requests)
             self.append(Requested(session_id, request_id, asked, answer))
+
+
+def _up_to(turns: int, found: dict[int, Value]) -> dict[int, Value]:
+    """What belongs to the first turns, by the number of the turn."""
+    return {number: value for number, value in found.items() if number <= turns}
+
+
+def _without(first: int, last: int, found: dict[int, Value]) -> dict[int, Value]:
+    """What belongs to other turns than `first` to `last`, which have become one."""
+    return {
+        number if number < first else number - (last - first): value
+        for number, value in found.items()
+        if not first <= number <= last
+    }
 
 
 def _keep_calls(entry: SessionEntry, number: int, calls: Calls) -> None:
