@@ -38,6 +38,7 @@ ITEMS_BYTES_MAX = 8 << 20
 NAME_CHARACTERS_MAX = 128
 WORD_CHARACTERS_MAX = 1024
 EVENT_ID_CHARACTERS_MAX = 512
+STEER_BYTES_MAX = 1 << 18
 REALTIME_SHOWN_AGAIN = (
     "*.audio",
     "SessionFields.include",
@@ -183,7 +184,11 @@ LIMITS: tuple[Limit, ...] = (
     Limit("*.type", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
     # Responses and conversations.
     Limit("ResponseBody.input", _ITEMS, f"8,192 items, 8 MiB, nested 16 deep; {_FITS}"),
-    Limit("SteerMessage.input", _ITEMS, f"8,192 items, 8 MiB, nested 16 deep; {_FITS}"),
+    Limit(
+        "SteerMessage.input",
+        Bound(entries=64, size=STEER_BYTES_MAX, depth=16, context=True),
+        f"64 items, 256 KiB, nested 16 deep; {_FITS}",
+    ),
     Limit("*.stream_id", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
     Limit("*.items", _ITEMS, "8,192 items, 8 MiB, nested 16 deep"),
     Limit("*.instructions", Bound(characters=SYSTEM_BYTES_MAX, context=True), "as `system`"),

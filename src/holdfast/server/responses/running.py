@@ -7,6 +7,7 @@ events of background responses are kept for a while after the end (`Recent`).
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -19,7 +20,8 @@ from holdfast.server.responses.ids import Place
 
 __all__ = ["Recent", "Running"]
 
-RECENT_MAX = 256
+EVENTS_MAX = 1 << 16
+"""Events that are kept of responses after their end; one that has none counts as one."""
 
 Finish = Callable[["Running", "wire.NotedTurn | None"], Awaitable[None]]
 
@@ -116,9 +118,9 @@ class Running:
             await news.wait()
 
     @property
-    def streamed(self) -> bool:
-        """Whether its events were kept."""
-        return bool(self._log)
+    def events(self) -> int:
+        """How many of its events are kept."""
+        return len(self._log)
 
     async def result(self) -> dict[str, Any]:
         """The response as it ended; raises the problem if it failed."""
@@ -130,21 +132,36 @@ class Running:
 
 
 class Recent:
-    """The last background responses, and those that left no turn behind, after their end."""
+    """The last background responses, and those that left no turn behind, after their end.
+
+    Their number and their events are bounded; the oldest of the tenant that has most events makes room.
+    """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, str], Running] = {}
+        self._kept: dict[str, dict[str, Running]] = {}
+        self._events: Counter[str] = Counter()
 
     def add(self, running: Running) -> None:
-        """Keep one; the oldest is forgotten."""
-        self._kept[running.key] = running
-        while len(self._kept) > RECENT_MAX:
-            del self._kept[next(iter(self._kept))]
+        """Keep one; others are forgotten for it."""
+        tenant, key = running.key
+        self._kept.setdefault(tenant, {})[key] = running
+        self._events[tenant] += 1 + running.events
+        while self._events.total() > EVENTS_MAX and sum(map(len, self._kept.values())) > 1:
+            largest = max(self._events, key=self._events.__getitem__)
+            self.drop((largest, next(iter(self._kept[largest]))))
 
     def get(self, key: tuple[str, str]) -> Running | None:
         """One that is still known."""
-        return self._kept.get(key)
+        return self._kept.get(key[0], {}).get(key[1])
 
     def drop(self, key: tuple[str, str]) -> bool:
         """Forget one; whether it was known."""
-        return self._kept.pop(key, None) is not None
+        tenant, name = key
+        mine = self._kept.get(tenant, {})
+        running = mine.pop(name, None)
+        if running is None:
+            return False
+        self._events[tenant] -= 1 + running.events
+        if not mine:
+            del self._kept[tenant], self._events[tenant]
+        return True

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -45,7 +46,8 @@ from holdfast.server.turn_writer import checked_tools
 
 __all__ = ["Found", "ResponseStore", "response_missing"]
 
-NOTE_BYTES_MAX = 16 << 20
+NOTES_MAX = 256 << 20
+"""Characters of items that are kept for a tenant's responses; the oldest sessions make room."""
 HIDDEN_MAX = 1024
 """Hidden sessions of a tenant; fewer where the server allows a tenant fewer sessions."""
 
@@ -110,6 +112,9 @@ class ResponseStore:
         self._recent = Recent()
         self._busy: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._sizes: dict[str, Counter[str]] = {}
+        """Characters that the notes of each tenant's sessions have, since this process started."""
+        service.table.subscribe(self._closed)
 
     # --- creating -------------------------------------------------------------------------------------
 
@@ -183,10 +188,11 @@ class ResponseStore:
 
         async def begin(kept: list[Item]) -> TurnFeed:
             note = write_note(noted(kept))
-            if len(note) > NOTE_BYTES_MAX:
-                raise bad_field("input", f"has more than {NOTE_BYTES_MAX} bytes to store; use store: false")
+            await self._make_space(caller, len(note))
             asked = creation.turn(spot.place.turn, messages_of(kept), note)
-            return await self._service.start_turn(spot.record, asked)
+            feed = await self._service.start_turn(spot.record, asked)
+            self._sizes.setdefault(caller.tenant, Counter())[spot.record.name] += len(note)
+            return feed
 
         try:
             feed, kept = await self._fitted(creation, spot.items + items, len(spot.items), begin)
@@ -292,6 +298,16 @@ class ResponseStore:
             if problem.code != "too_many_sessions" or not await self._close_oldest(caller):
                 raise
         return await make()
+
+    async def _make_space(self, caller: Caller, size: int) -> None:
+        """Close the tenant's oldest sessions until there is space for a note of that size."""
+        mine = self._sizes.get(caller.tenant, Counter())
+        while mine.total() + size > NOTES_MAX and await self._close_oldest(caller):
+            continue
+
+    def _closed(self, key: str, _why: str) -> None:
+        tenant, _, name = key.partition("/")
+        self._sizes.get(tenant, Counter()).pop(name, None)
 
     async def _close_oldest(self, caller: Caller) -> bool:
         """Close the hidden session that was not used for longest; False if all are in use."""

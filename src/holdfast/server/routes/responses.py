@@ -170,7 +170,7 @@ async def retrieve(request: Request, response_id: str) -> Response:
     streams = _flag(request, "stream")
     after = _number(request, "starting_after", 0, (1 << 53) - 1)
     running = store.running(caller, place)
-    if streams and running is not None and running.streamed:
+    if streams and running is not None and running.events:
         return StreamAnswer(_written(running.read(after)), _stay, lambda problem: sse(error_event(problem)))
     if running is not None and not streams:
         return json_answer(running.current())
