@@ -7,26 +7,28 @@ the latter alone. Prints a table, or with `--json` one object a line. The exit s
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from holdfast.bench.agents.drive import measure
 from holdfast.bench.agents.workload import AgentLoad
 from holdfast.bench.tables import agents_table
-from holdfast.bench.url.load import Sample
-from holdfast.bench.url.summary import apis_of
-from holdfast.cli.refusals import refusal
-from holdfast.cli.remote import server_refusal
-from holdfast.client import Client, HoldfastError, Retries
+from holdfast.cli.bench_remote import (
+    Api,
+    ApiKey,
+    ModelName,
+    Url,
+    measure_apis,
+    print_figures,
+    turns_shown,
+)
+from holdfast.client import Client
 from holdfast.client.calls import DEFAULT_URL
 
 __all__ = ["HELP", "agents"]
 
 TITLE = "bench agents"
-API = "Server"
 DEFAULTS = AgentLoad()
 
 HELP = (
@@ -41,21 +43,10 @@ HELP = (
 
 
 def agents(
-    url: Annotated[
-        str, typer.Option(help="The server's address.", envvar="HOLDFAST_URL", rich_help_panel=API)
-    ] = DEFAULT_URL,
-    api_key: Annotated[
-        str | None,
-        typer.Option(help="API key of the server.", envvar="HOLDFAST_API_KEY", rich_help_panel=API),
-    ] = None,
-    api: Annotated[
-        Literal["auto", "sessions", "chat"],
-        typer.Option(help="Interface to measure; auto: all that the server has.", rich_help_panel=API),
-    ] = "auto",
-    model: Annotated[
-        str | None,
-        typer.Option(help="Model name.", rich_help_panel=API, show_default="the first that it lists"),
-    ] = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    api: Api = "auto",
+    model: ModelName = None,
     sessions: Annotated[int, typer.Option(min=1, help="Concurrent agents.")] = DEFAULTS.sessions,
     turns: Annotated[int, typer.Option(min=1, help="Turns of each agent.")] = DEFAULTS.turns,
     input_tokens: Annotated[
@@ -76,39 +67,11 @@ def agents(
     """Measure a server from outside."""
     size = max(turns, round(input_tokens * scale))
     load = AgentLoad(sessions, turns, size, output_tokens, forks, fork_turns, pause, seed)
-    try:
-        with Client(url, api_key, retries=Retries(attempts=2)) as client:
-            name = model if model is not None else client.models()[0]
-            figures = [
-                figure
-                for each in apis_of(client, api)
-                for figure in _measure(client.url, each, name, api_key, load)
-            ]
-    except HoldfastError as error:
-        raise server_refusal(TITLE, error) from error
-    except IndexError as error:
-        raise refusal(TITLE, f"{url} lists no model; name one with --model") from error
-    except KeyboardInterrupt as interrupt:
-        raise typer.Exit(130) from interrupt
-    if as_json:
-        for figure in figures:
-            typer.echo(json.dumps(figure))
-    else:
-        Console().print(agents_table(figures, url, name, load))
-    if any(figure["value"] for figure in figures if figure["name"] == "errors"):
-        raise typer.Exit(1)
 
+    def measured(client: Client, api: str, name: str) -> list[dict[str, Any]]:
+        with turns_shown(f"{TITLE} {api}", f"turns of {load.sessions} agents") as told:
+            return measure(client.url, api, name, api_key, load, told)
 
-def _measure(url: str, api: str, model: str, api_key: str | None, load: AgentLoad) -> list[dict[str, Any]]:
-    """The figures of one interface; failed turns are printed as they occur."""
-    done, notes = 0, Console(stderr=True)
-    with notes.status(f"bench agents {api}") as status:
-
-        def told(sample: Sample) -> None:
-            nonlocal done
-            done += 1
-            status.update(f"bench agents {api}: {done} turns of {load.sessions} agents")
-            if sample.error is not None:
-                notes.print(f"turn {sample.turn + 1}: {sample.error}", style="red", markup=False)
-
-        return measure(url, api, model, api_key, load, told)
+    figures, name = measure_apis(TITLE, url, api_key, api, model, measured)
+    table = None if as_json else lambda: agents_table(figures, url, name, load)
+    print_figures(figures, table, ("errors",))

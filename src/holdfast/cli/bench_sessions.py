@@ -8,23 +8,20 @@ table, or with `--json` one object a line. The exit status is 0 if no turn faile
 
 from __future__ import annotations
 
-import json
 import os
 from importlib import import_module
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from holdfast.bench.models import find_model
 from holdfast.bench.tables import crowd_table, sessions_table
-from holdfast.bench.url.load import Load, Sample
-from holdfast.bench.url.summary import apis_of, measure_api
+from holdfast.bench.url.load import Load
+from holdfast.bench.url.summary import measure_api
 from holdfast.cli.progress import status_line
 from holdfast.cli.pull import CACHE
 from holdfast.cli.refusals import refusal
-from holdfast.cli.remote import server_refusal
-from holdfast.client import Client, HoldfastError, Retries
+from holdfast.client import Client
 from holdfast.client.calls import DEFAULT_URL
 from holdfast.engine.options import OptionError
 from holdfast.engine.pull import PullError
@@ -35,7 +32,6 @@ __all__ = ["HELP", "sessions"]
 Figure = dict[str, Any]
 
 TITLE = "bench sessions"
-API = "Server"
 HERE = "Without a server"
 DEFAULTS = Load()
 
@@ -53,21 +49,10 @@ HELP = (
 
 
 def sessions(
-    url: Annotated[
-        str, typer.Option(help="The server's address.", envvar="HOLDFAST_URL", rich_help_panel=API)
-    ] = DEFAULT_URL,
-    api_key: Annotated[
-        str | None,
-        typer.Option(help="API key of the server.", envvar="HOLDFAST_API_KEY", rich_help_panel=API),
-    ] = None,
-    api: Annotated[
-        Literal["auto", "sessions", "chat"],
-        typer.Option(help="Interface to measure; auto: all that the server has.", rich_help_panel=API),
-    ] = "auto",
-    model: Annotated[
-        str | None,
-        typer.Option(help="Model name.", rich_help_panel=API, show_default="the first that it lists"),
-    ] = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    api: Api = "auto",
+    model: ModelName = None,
     conversations: Annotated[
         int, typer.Option("--sessions", min=1, help="Concurrent conversations.")
     ] = DEFAULTS.sessions,
@@ -115,26 +100,14 @@ def sessions(
         _measure_here(here, sizes, rounds, threads, as_json)
         return
     load = Load(conversations, turns, input_tokens, output_tokens, aborts, idle, ignore_eos, seed)
-    try:
-        with Client(url, api_key, retries=Retries(attempts=2)) as client:
-            name = model if model is not None else client.models()[0]
-            figures = [
-                figure
-                for each in apis_of(client, api)
-                for figure in _measure_api(client, each, name, api_key, load)
-            ]
-    except HoldfastError as error:
-        raise server_refusal(TITLE, error) from error
-    except IndexError as error:
-        raise refusal(TITLE, f"{url} lists no model; name one with --model") from error
-    except KeyboardInterrupt as interrupt:
-        raise typer.Exit(130) from interrupt
-    if as_json:
-        _print_json(figures)
-    else:
-        Console().print(sessions_table(figures, url, name, load))
-    if any(figure["value"] for figure in figures if figure["name"] in ("errors", "findings")):
-        raise typer.Exit(1)
+
+    def measured(client: Client, api: str, name: str) -> list[Figure]:
+        with turns_shown(f"bench {api}", f"of {load.sessions * load.turns} turns") as told:
+            return list(measure_api(client, api, name, api_key, load, told))
+
+    figures, name = measure_apis(TITLE, url, api_key, api, model, measured)
+    table = None if as_json else lambda: sessions_table(figures, url, name, load)
+    print_figures(figures, table, ("errors", "findings"))
 
 
 def _measure_here(model: str, sizes: dict[str, int], rounds: int, threads: int, as_json: bool) -> None:
@@ -148,28 +121,4 @@ def _measure_here(model: str, sizes: dict[str, int], rounds: int, threads: int, 
         raise refusal(TITLE, problem) from error
     except (PullError, ConfigurationError) as error:
         raise refusal(TITLE, str(error)) from error
-    if as_json:
-        _print_json(figures)
-    else:
-        Console().print(crowd_table(figures, model, rounds))
-
-
-def _measure_api(client: Client, api: str, model: str, api_key: str | None, load: Load) -> list[Figure]:
-    """The figures of a load through one API; failed turns are printed as they occur."""
-    count, done = load.sessions * load.turns, 0
-    notes = Console(stderr=True)
-    with notes.status(f"bench {api}") as status:
-
-        def told(sample: Sample) -> None:
-            nonlocal done
-            done += 1
-            status.update(f"bench {api}: {done} of {count} turns")
-            if sample.error is not None:
-                notes.print(f"turn {sample.turn + 1}: {sample.error}", style="red", markup=False)
-
-        return list(measure_api(client, api, model, api_key, load, told))
-
-
-def _print_json(figures: list[Figure]) -> None:
-    for figure in figures:
-        typer.echo(json.dumps(figure))
+    print_figures(figures, None if as_json else lambda: crowd_table(figures, model, rounds), ())
