@@ -46,7 +46,7 @@ def measure_apis(
     model: str | None,
     measure: Callable[[Client, str, str], Sequence[Figure]],
 ) -> tuple[list[Figure], str]:
-    """The figures of each interface of a server, and the model's name; ends the command if that is impossible.
+    """The figures of each interface of a server, and the model's name; a server that fails ends the command.
 
     `measure` gets the client, the name of an interface and that of the model.
     """

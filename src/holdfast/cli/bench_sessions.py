@@ -18,6 +18,15 @@ from holdfast.bench.models import find_model
 from holdfast.bench.tables import crowd_table, sessions_table
 from holdfast.bench.url.load import Load
 from holdfast.bench.url.summary import measure_api
+from holdfast.cli.bench_remote import (
+    Api,
+    ApiKey,
+    ModelName,
+    Url,
+    measure_apis,
+    print_figures,
+    turns_shown,
+)
 from holdfast.cli.progress import status_line
 from holdfast.cli.pull import CACHE
 from holdfast.cli.refusals import refusal
