@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from holdfast.core import tokens
-from holdfast.core.tokens import DIGESTS_KEPT, TOKEN_BYTES, TOKEN_MAX, TokenLog, pack
+from holdfast.core.tokens import DIGESTS_KEPT, TOKEN_BYTES, TOKEN_MAX, TokenLog, pack, unpack
 
 
 def test_a_log_grows_by_one_or_many_and_is_read_by_index_and_slice() -> None:
@@ -16,6 +16,13 @@ def test_a_log_grows_by_one_or_many_and_is_read_by_index_and_slice() -> None:
     assert [log[0], log[2], log[-1]] == [3, 4, 5]
     assert log.slice(1, 4) == [1, 4, 1]
     assert log.slice(4, 99) == [5]
+
+
+def test_packed_tokens_come_back_as_they_were() -> None:
+    tokens_given = [0, 7, TOKEN_MAX]
+    assert len(pack(tokens_given)) == len(tokens_given) * TOKEN_BYTES
+    assert unpack(pack(tokens_given)) == tokens_given
+    assert unpack(b"") == []
 
 
 def test_a_cut_forgets_the_end_and_nothing_else() -> None:
