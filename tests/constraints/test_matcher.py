@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.bench.schemas import make_schema
 from holdfast.engine.constraints.grammar import Grammar, Kind
-from holdfast.engine.constraints.guidance import GuidanceBuilder, MaskFiller
+from holdfast.engine.constraints.guidance import GuidanceBuilder, ParallelMatchers
 from holdfast.engine.constraints.masks import MaskRows, words_for
 from holdfast.engine.constraints.matcher import Fill
 from holdfast.engine.constraints.toy import ToyMatcher
@@ -19,8 +19,8 @@ from tests.constraints.walks import allowed_by, spell
 
 
 @pytest.fixture(scope="module")
-def filler() -> MaskFiller:
-    return MaskFiller(threads=2)
+def filler() -> ParallelMatchers:
+    return ParallelMatchers(threads=2)
 
 
 def tokens_of(builder: GuidanceBuilder, text: str) -> list[int]:
@@ -82,7 +82,7 @@ def test_padding_is_refused(open_matcher: Open, builder: GuidanceBuilder) -> Non
 
 
 def test_a_failed_matcher_allows_nothing(
-    open_matcher: Open, builder: GuidanceBuilder, filler: MaskFiller
+    open_matcher: Open, builder: GuidanceBuilder, filler: ParallelMatchers
 ) -> None:
     matcher = open_matcher(Kind.REGEX, "a*")
     assert not matcher.accept(tokens_of(builder, "b"))
@@ -148,7 +148,9 @@ def test_forced_tokens_are_the_only_ones_allowed(open_matcher: Open) -> None:
         assert matcher.accept([token])
 
 
-def test_drafts_get_a_mask_each(open_matcher: Open, builder: GuidanceBuilder, filler: MaskFiller) -> None:
+def test_drafts_get_a_mask_each(
+    open_matcher: Open, builder: GuidanceBuilder, filler: ParallelMatchers
+) -> None:
     matcher = open_matcher(Kind.JSON_SCHEMA, {"type": "object"})
     drafts = [*tokens_of(builder, '{"a": [1, 2]}'), END]
     rows = MaskRows.allocated(len(drafts) + 2, builder.vocabulary.size)
@@ -164,7 +166,7 @@ def test_drafts_get_a_mask_each(open_matcher: Open, builder: GuidanceBuilder, fi
 
 
 def test_masks_behind_a_refused_draft_are_zero(
-    open_matcher: Open, builder: GuidanceBuilder, filler: MaskFiller
+    open_matcher: Open, builder: GuidanceBuilder, filler: ParallelMatchers
 ) -> None:
     matcher = open_matcher(Kind.REGEX, "a*")
     a, b = tokens_of(builder, "a")[0], tokens_of(builder, "b")[0]
@@ -178,7 +180,7 @@ def test_masks_behind_a_refused_draft_are_zero(
         assert not matcher.failed
 
 
-def test_many_rows_at_once_equal_one_by_one(builder: GuidanceBuilder, filler: MaskFiller) -> None:
+def test_many_rows_at_once_equal_one_by_one(builder: GuidanceBuilder, filler: ParallelMatchers) -> None:
     random = Random(3)
     fills, expected = [], []
     rows = MaskRows.allocated(200, builder.vocabulary.size)
@@ -200,7 +202,54 @@ def test_many_rows_at_once_equal_one_by_one(builder: GuidanceBuilder, filler: Ma
     assert [rows.allowed(fill.row) for fill in plain] == [expected[fill.row] for fill in fills]
 
 
-def test_a_filler_serves_other_matchers_too(filler: MaskFiller) -> None:
+def test_tokens_of_many_matchers_at_once_equal_one_by_one(
+    builder: GuidanceBuilder, filler: ParallelMatchers
+) -> None:
+    """Over random texts of schemas; a forced token has a mask of its own bit, from the second matcher too."""
+    random, pairs = Random(4), []
+    for seed in range(16):
+        made = make_schema(Random(seed), depth=1)
+        compiled = builder.compile(Grammar.of(Kind.JSON_SCHEMA, made.schema))
+        tokens = [*spell(compiled.matcher(), made.text(random).encode(), random), END]
+        pairs.append((compiled.matcher(), compiled.matcher(), tokens))
+    forced = 0
+    for place in range(max(len(tokens) for _, _, tokens in pairs)):
+        going = [each for each in pairs if place < len(each[2])]
+        filler.accept([(matcher, tokens[place]) for matcher, _, tokens in going])
+        for matcher, alone, tokens in going:
+            assert alone.accept([tokens[place]]) and not matcher.failed
+            allowed = allowed_by(matcher)
+            assert allowed == allowed_by(alone)
+            run = alone.forced()
+            assert run == matcher.forced()
+            if run:
+                assert allowed == run[:1]
+                forced += 1
+    assert all(matcher.ended and alone.ended for matcher, alone, _ in pairs)
+    assert forced > 20
+
+
+def test_a_token_that_is_refused_fails_its_matcher_alone(
+    builder: GuidanceBuilder, filler: ParallelMatchers, open_matcher: Open
+) -> None:
+    fine, refusing, ended, toy = (
+        open_matcher(Kind.REGEX, "ab"),
+        open_matcher(Kind.REGEX, "b"),
+        open_matcher(Kind.REGEX, "a*"),
+        ToyMatcher(64, END, seed=5),
+    )
+    a = tokens_of(builder, "a")[0]
+    ended.accept([END])
+    filler.accept([(fine, a), (refusing, a), (ended, a), (toy, 64)])
+    assert not fine.failed
+    assert refusing.failed and refusing.why == f"the grammar does not allow token {a}"
+    assert ended.failed and ended.why == refusing.why
+    assert toy.failed
+    filler.accept([(refusing, a), (fine, builder.vocabulary.size)])
+    assert fine.failed and refusing.why == ended.why
+
+
+def test_a_filler_serves_other_matchers_too(filler: ParallelMatchers) -> None:
     matcher = ToyMatcher(64, END, seed=5)
     drafts: list[int] = []
     straight = ToyMatcher(64, END, seed=5)

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.engine.constraints.errors import Fault, GrammarError
 from holdfast.engine.constraints.grammar import Grammar, Kind
-from holdfast.engine.constraints.guidance import GuidanceBuilder, MaskFiller
+from holdfast.engine.constraints.guidance import GuidanceBuilder, ParallelMatchers
 from holdfast.engine.constraints.masks import MaskRows
 from holdfast.engine.constraints.matcher import Fill
 from holdfast.engine.constraints.vocabulary import Vocabulary, control_tokens
@@ -130,7 +130,7 @@ def test_an_end_token_that_is_text_ends_only_where_the_matcher_accepts(tokenizer
     drafted = GuidanceBuilder(vocabulary).compile(Grammar.of(Kind.REGEX, "[ab]{2}")).matcher()
     rows = MaskRows.allocated(3, vocabulary.size)
     a = tokenizer.encode("a")[0]
-    MaskFiller(threads=1).fill([Fill(drafted, 0, [a, a])], rows)
+    ParallelMatchers(threads=1).fill([Fill(drafted, 0, [a, a])], rows)
     assert [end in rows.allowed(row) for row in range(3)] == [False, False, True]
 
 

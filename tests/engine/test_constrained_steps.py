@@ -16,8 +16,10 @@ from holdfast.engine.constraints.toy import ToyCompiled, ToyMatcher
 from holdfast.engine.constraints.turn import TurnConstraint
 from holdfast.engine.engine import Engine, Turn, TurnFailed
 from holdfast.engine.sampling import Sampling
-from holdfast.engine.step import results
-from holdfast.engine.step.executor import Executor, Flight
+from holdfast.engine.step import constrained, results
+from holdfast.engine.step.executor import Executor
+from holdfast.engine.step.flight import Flight
+from holdfast.engine.step.masks import Ahead, StepMasks
 from holdfast.models.model import Model
 from tests.engine.conftest import Make
 from tests.engine.test_graphs import capture
@@ -96,6 +98,56 @@ def test_tokens_are_the_same_with_overlap_graphs_runs_and_chunks(
         assert sum(each.replays for each in made) >= 10
 
 
+def count_ahead(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Fill masks ahead in every step; count them, and the questions for forced tokens."""
+    monkeypatch.setattr(constrained, "AHEAD_MIN", 1)
+    counts: Counter[str] = Counter()
+    fill_ahead, forced = StepMasks.fill_ahead, ToyMatcher.forced
+
+    def noted(masks: StepMasks, several: Sequence[Ahead]) -> None:
+        counts["ahead"] += len(several)
+        fill_ahead(masks, several)
+
+    def asked(toy: ToyMatcher) -> list[int]:
+        counts["asked"] += 1
+        return forced(toy)
+
+    monkeypatch.setattr(StepMasks, "fill_ahead", noted)
+    monkeypatch.setattr(ToyMatcher, "forced", asked)
+    return counts
+
+
+def test_masks_that_are_filled_ahead_change_no_token(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = tokens_of(make(overlap=True))
+    sampled = sum(len(tokens) for tokens in expected[:-2])
+    counts = count_ahead(monkeypatch)
+    for takes_runs in (True, False):
+        counts.clear()
+        assert tokens_of(make(overlap=True), takes_runs) == expected
+        # One that is forced has no mask of its own, and one after a withdrawn sample was filled in vain.
+        assert counts["ahead"] > sampled // 2
+        assert counts["asked"] < sampled // 2, "a mask with several tokens says that none is forced"
+    counts.clear()
+    assert tokens_of(make(overlap=False)) == expected
+    assert counts["ahead"] <= sampled
+
+
+def test_masks_that_fail_ahead_are_filled_when_the_step_is_sampled(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = tokens_of(make(overlap=True))
+    monkeypatch.setattr(constrained, "AHEAD_MIN", 1)
+    failures: list[int] = []
+
+    def failing(masks: StepMasks, several: Sequence[Ahead]) -> None:
+        failures.append(len(several))
+        raise RuntimeError("no thread today")
+
+    monkeypatch.setattr(StepMasks, "fill_ahead", failing)
+    assert tokens_of(make(overlap=True)) == expected
+    assert len(failures) > 10
+
+
 def test_drafts_are_checked_under_masks(make: Make) -> None:
     """With periodic text, so that drafts are proposed, and some accepted."""
     samplings = [Sampling(temperature=0.0, max_tokens=60, logit_bias={9: 40.0, 12: 39.0})] * 4
@@ -107,8 +159,12 @@ def test_drafts_are_checked_under_masks(make: Make) -> None:
 
 
 @overlapped
-def test_forced_tokens_cost_no_steps(make: Make, overlap: bool) -> None:
+@pytest.mark.parametrize("ahead_min", [1, 8], ids=["ahead", ""])
+def test_forced_tokens_cost_no_steps(
+    make: Make, overlap: bool, ahead_min: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same tokens in fewer steps. With overlap the sample of a row in flight is withdrawn."""
+    monkeypatch.setattr(constrained, "AHEAD_MIN", ahead_min)
     sampling = Sampling(temperature=0.0, max_tokens=60, logit_bias={END: -100.0})
     counts = {}
     for runs in (False, True):
@@ -215,7 +271,7 @@ def test_tokens_are_forced_in_a_turn_without_a_grammar(
     """Its constraint is free before and after: these steps need no mask, and take the tokens of a graph."""
     engine = make(overlap=overlap, max_running=6)
     capture(engine, monkeypatch)
-    sends = count_sends(engine)
+    sends = count_sends(monkeypatch)
     sampling = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
     free = engine.session().say(PROMPTS[0], sampling).token_ids
     said = constrain(engine.session().say(PROMPTS[0], sampling), Spent(runs)).token_ids
@@ -262,7 +318,8 @@ def test_sampling_that_raises_fails_the_step_and_is_tried_again(
 ) -> None:
     expected = tokens_of(make())
     engine = make(overlap=overlap)
-    fill, calls = engine.loop.executor._masks.fill, 0
+    rows = engine.loop.executor._constrained
+    fill, calls = rows.fill, 0
 
     def failing(*given: object) -> set[int]:
         nonlocal calls
@@ -271,14 +328,16 @@ def test_sampling_that_raises_fails_the_step_and_is_tried_again(
             raise RuntimeError("no masks today")
         return fill(*given)  # type: ignore[arg-type]
 
-    engine.loop.executor._masks.fill = failing  # type: ignore[method-assign]
+    rows.fill = failing  # type: ignore[method-assign]
     assert tokens_of(engine) == expected
     assert calls > number
 
 
-def test_a_void_step_is_not_sampled(make: Make) -> None:
+@pytest.mark.parametrize("ahead_min", [1, 8], ids=["ahead", ""])
+def test_a_void_step_is_not_sampled(make: Make, ahead_min: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With overlap a step is void when the one before it fails: its matchers have not seen those tokens."""
     expected = tokens_of(make())
+    monkeypatch.setattr(constrained, "AHEAD_MIN", ahead_min)
     engine = make(overlap=True)
     executor = engine.loop.executor
     finish, sample, calls, sampled = executor.finish, executor.sample, 0, []
@@ -299,11 +358,11 @@ def test_a_void_step_is_not_sampled(make: Make) -> None:
     assert calls > 5 and not any(sampled)
 
 
-def count_sends(engine: Engine) -> list[int]:
+def count_sends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with every copy of masks."""
-    masks, sends = engine.loop.executor._masks, []
-    send = masks.send
-    masks.send = lambda: (sends.append(1), send())[1]
+    sends: list[int] = []
+    send = StepMasks.send
+    monkeypatch.setattr(StepMasks, "send", lambda masks: (sends.append(1), send(masks))[1])
     return sends
 
 
@@ -342,7 +401,7 @@ def test_plain_steps_launch_what_they_always_did(
     calls = count_calls(engine, monkeypatch)
     graph = {"list_pieces": 1, "logits": 1, "sample_tokens": 1, "note_sampled": 1}
     plain = {"carry": 1, "prepare_step": 1} | graph
-    sends = count_sends(engine)
+    sends = count_sends(monkeypatch)
 
     def step() -> dict[str, int]:
         calls.clear()

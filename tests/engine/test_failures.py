@@ -12,7 +12,8 @@ from holdfast import kernels
 from holdfast.core.registry import Plan
 from holdfast.core.scheduler import Scheduler
 from holdfast.engine.engine import Engine, TurnFailed
-from holdfast.engine.step.executor import DeviceLost, Flight
+from holdfast.engine.step.executor import DeviceLost
+from holdfast.engine.step.flight import Flight
 from holdfast.engine.step.inputs import Sample
 from holdfast.engine.text.tokenizer import Detokenizer
 from holdfast.kernels import Batch

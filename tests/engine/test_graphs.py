@@ -15,7 +15,7 @@ from holdfast.core.registry import Plan
 from holdfast.engine.engine import Engine
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.step import executor, graphs
-from holdfast.engine.step.executor import Flight
+from holdfast.engine.step.flight import Flight
 from holdfast.engine.step.graphs import Outcome, Recorded, decode_rows, largest_of, shapes, small_step_of
 from holdfast.engine.step.inputs import Shape
 from holdfast.models.model import Model

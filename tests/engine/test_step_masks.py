@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from holdfast.engine.constraints.guidance import ParallelMatchers
 from holdfast.engine.constraints.masks import MaskRows
 from holdfast.engine.constraints.toy import ToyCompiled, ToyMatcher
 from holdfast.engine.constraints.turn import TurnConstraint
-from holdfast.engine.step.masks import ROWS_FIRST, StepMasks, Wanted
+from holdfast.engine.step.masks import ROWS_FIRST, Ahead, StepMasks, Wanted
 from holdfast.kernels import TokenMasks
 from holdfast.kernels.torch.sampling import allowed_tokens
 
@@ -45,7 +46,13 @@ def allowed_in(masks: TokenMasks, sample: int) -> list[int]:
 
 @pytest.fixture
 def masks() -> StepMasks:
-    return StepMasks(WIDTH, torch.device("cpu"))
+    return StepMasks(WIDTH, torch.device("cpu"), ParallelMatchers(threads=1))
+
+
+def fill(masks: StepMasks, wanted: list[Wanted], samples: int) -> set[int]:
+    """Fill the masks of a step, all of them when it is sampled."""
+    masks.open(samples, ((each.first, each.first + 1 + len(each.drafts)) for each in wanted))
+    return masks.fill(wanted)
 
 
 def test_samples_without_a_constraint_have_no_mask(masks: StepMasks) -> None:
@@ -54,13 +61,13 @@ def test_samples_without_a_constraint_have_no_mask(masks: StepMasks) -> None:
         Wanted(2, TurnConstraint(None)),
         Wanted(4, TurnConstraint(matcher(5))),
     ]
-    assert masks.fill(wanted, 5) == {1, 4}
+    assert fill(masks, wanted, 5) == {1, 4}
     sent = masks.send()
-    assert sent.rows.tolist() == [-1, 0, -1, -1, 1]
-    assert sent.words.shape == (2, 3)
+    assert sent.rows.tolist() == [-1, 0, -1, -1, 2]
+    assert sent.words.shape == (3, 3)
     assert allowed_in(sent, 1) == allowed_by(matcher(3))
     assert allowed_in(sent, 4) == allowed_by(matcher(5))
-    assert masks.fill([Wanted(0, TurnConstraint(None))], 1) == set()
+    assert fill(masks, [Wanted(0, TurnConstraint(None))], 1) == set()
 
 
 def test_forced_tokens_are_allowed_alone(masks: StepMasks) -> None:
@@ -70,7 +77,7 @@ def test_forced_tokens_are_allowed_alone(masks: StepMasks) -> None:
     by_grammar.accept(allowed_by(by_grammar)[1:2])
     failed = TurnConstraint(matcher(1))
     failed.accept([WIDTH])
-    masks.fill([Wanted(0, pending), Wanted(1, TurnConstraint(by_grammar)), Wanted(2, failed)], 3)
+    fill(masks, [Wanted(0, pending), Wanted(1, TurnConstraint(by_grammar)), Wanted(2, failed)], 3)
     sent = masks.send()
     assert allowed_in(sent, 0) == [70]
     assert allowed_in(sent, 1) == by_grammar.forced()
@@ -87,7 +94,7 @@ def test_drafts_have_a_mask_each_and_the_token_after_them_may_be_forced(masks: S
         found.accept(drafts[-1:])
     forced = found.forced()
     found.rollback(2)
-    assert masks.fill([Wanted(1, TurnConstraint(found), drafts)], 5) == {1, 2, 3}
+    assert fill(masks, [Wanted(1, TurnConstraint(found), drafts)], 5) == {1, 2, 3}
     sent = masks.send()
     assert [allowed_in(sent, sample) for sample in (1, 2, 3)] == [*expected, forced[:1]]
     assert sent.rows.tolist() == [-1, 0, 1, 2, -1]
@@ -97,7 +104,7 @@ def test_drafts_have_a_mask_each_and_the_token_after_them_may_be_forced(masks: S
 def test_banned_tokens_are_taken_from_a_mask_unless_nothing_is_left(masks: StepMasks) -> None:
     only = TurnConstraint(None)
     only.force([7])
-    masks.fill([Wanted(0, TurnConstraint(matcher(3))), Wanted(1, only)], 2)
+    fill(masks, [Wanted(0, TurnConstraint(matcher(3))), Wanted(1, only)], 2)
     everything = allowed_by(matcher(3))
     masks.forbid(0, everything[:3])
     masks.forbid(1, [7, 8])
@@ -110,8 +117,50 @@ def test_buffers_grow_and_are_used_again(masks: StepMasks) -> None:
     addresses = set()
     for rows in (1, 3, ROWS_FIRST, 4 * ROWS_FIRST, 2):
         wanted = [Wanted(row, TurnConstraint(matcher(row))) for row in range(rows)]
-        assert len(masks.fill(wanted, rows)) == rows
+        assert len(fill(masks, wanted, rows)) == rows
         sent = masks.send()
         assert all(allowed_in(sent, row) == allowed_by(matcher(row)) for row in range(rows))
         addresses.add(sent.rows.data_ptr())
     assert len(addresses) <= 3
+
+
+def test_a_mask_filled_ahead_is_used_while_the_constraint_stays_there(masks: StepMasks) -> None:
+    stays, moves, forced = (TurnConstraint(matcher(seed)) for seed in (3, 5, 7))
+    wanted = [Wanted(0, stays), Wanted(1, moves), Wanted(2, forced)]
+    masks.open(3, [(0, 1), (1, 2), (2, 3)])
+    masks.fill_ahead(masks.ahead(wanted))
+    moves.accept(allowed_by(matcher(5))[1:2])
+    forced.force([9])
+    stays.matcher = None  # It is not asked again.
+    assert masks.fill([Wanted(1, moves), Wanted(2, forced)]) == {1, 2}
+    sent = masks.send()
+    after = matcher(5)
+    after.accept(allowed_by(after)[1:2])
+    assert allowed_in(sent, 1) == allowed_by(after)
+    assert allowed_in(sent, 2) == [9]
+
+
+def test_masks_that_cannot_be_filled_ahead_are_left(masks: StepMasks) -> None:
+    pending, failed = TurnConstraint(matcher(3)), TurnConstraint(matcher(1))
+    pending.force([4, 5])
+    failed.accept([WIDTH])
+    plain = TurnConstraint(matcher(2))
+    masks.open(4, [(0, 1), (1, 2), (2, 4)])
+    wanted = [Wanted(0, pending), Wanted(1, failed), Wanted(2, plain, (1,)), Wanted(9, plain)]
+    assert masks.ahead([*wanted, Wanted(0, TurnConstraint(None))]) == []
+    assert masks.ahead([Wanted(0, plain)]) == [Ahead(0, plain, 0)]
+
+
+def test_a_mask_of_one_token_leaves_the_grammar_to_say_what_follows(masks: StepMasks) -> None:
+    forced = forcing(1)
+    forced.accept(allowed_by(forced)[1:2])
+    free, bound = TurnConstraint(matcher(3)), TurnConstraint(forced)
+    masks.open(2, [(0, 1), (1, 2)])
+    begun = masks.ahead([Wanted(0, free), Wanted(1, bound)])
+    masks.fill_ahead(begun)
+    expected = bound.grammar_matcher.forced()
+    masks.tell_choices(begun)
+    free.matcher = None
+    assert free.forced() == [], "known without the grammar"
+    assert expected
+    assert list(bound.forced()) == expected

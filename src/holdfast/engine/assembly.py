@@ -68,7 +68,9 @@ def build_loop(
         executor = make_executor(live.stream_of)
     else:
         assert isinstance(model, Model), "a model without weights needs an executor of its own"
-        executor = Executor(model, setup.memory_plan, options.max_running, live.stream_of)
+        executor = Executor(
+            model, setup.memory_plan, options.max_running, live.stream_of, ahead=speculator is None
+        )
         layout = layout_identity(options.page_size, setup.memory_plan.layout, model.memory_shape, model.dtype)
         snapshots = open_snapshots(options, identity, layout, session_log, clock)
     scheduler = Scheduler(

@@ -34,7 +34,7 @@ from holdfast.engine.listeners import SessionObserver
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions
 from holdfast.engine.setup import AnswerSetup, formats_of
-from holdfast.engine.step.executor import Flight
+from holdfast.engine.step.flight import Flight
 from holdfast.engine.text.stream import TokenLogprob, TurnStream
 from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.engine.tiers.host import HostTier

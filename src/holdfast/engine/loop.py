@@ -18,7 +18,8 @@ from holdfast.engine.dispatch import Dispatcher
 from holdfast.engine.durable.session_log import SessionLog
 from holdfast.engine.loop_times import LoopTimes
 from holdfast.engine.setup import EngineSetup
-from holdfast.engine.step.executor import Flight, PlanRunner, require_device
+from holdfast.engine.step.executor import PlanRunner, require_device
+from holdfast.engine.step.flight import Flight
 from holdfast.engine.step.speculation import Speculator
 from holdfast.engine.step.step_size import step_tokens
 from holdfast.engine.tiers.disk import Cancellation, DiskTier

@@ -22,8 +22,8 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from holdfast.engine.garbage import bound_pauses
 from holdfast.engine.options import OptionError, make_options
+from holdfast.engine.pauses import bound_pauses
 from holdfast.engine.pull import ECHO_MODELS, resolve_model
 from holdfast.server.app import build_app
 from holdfast.server.http.connections import Config, Connections, raise_descriptor_limit

@@ -37,10 +37,10 @@ from holdfast.bench.gpu.roofline import Roofline
 from holdfast.bench.gpu.shapes import SHAPES, dense_only, shaped_model, to_fp8
 from holdfast.bench.loops import capture_graphs, open_loop
 from holdfast.engine.constraints.errors import GrammarError
-from holdfast.engine.garbage import bound_pauses
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.memory_plan import plan_memory
 from holdfast.engine.options import make_options
+from holdfast.engine.pauses import bound_pauses
 from holdfast.engine.pull import PullError
 from holdfast.models.model import Model
 

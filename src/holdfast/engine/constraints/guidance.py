@@ -1,8 +1,8 @@
 """Compilation and matching on llguidance.
 
 `GuidanceBuilder` compiles grammars for one vocabulary; it is called in threads, and llguidance releases the
-interpreter lock. A matcher is a copy of the compiled prototype, which takes microseconds. `MaskFiller` fills
-the masks of many turns at once in llguidance's threads.
+interpreter lock. A matcher is a copy of the compiled prototype, which takes microseconds. `ParallelMatchers`
+takes the tokens and fills the masks of many turns at once, in llguidance's threads.
 
 Limits are llguidance's fuel, which bounds work rather than time: building a lexer, one mask, and the size of
 the grammar. A grammar that runs out of fuel while it compiles is an error of the request; one that runs out
@@ -21,10 +21,10 @@ from holdfast.engine.constraints import schema
 from holdfast.engine.constraints.errors import Fault, GrammarError
 from holdfast.engine.constraints.grammar import Form, Grammar
 from holdfast.engine.constraints.masks import MaskRows
-from holdfast.engine.constraints.matcher import Fill
+from holdfast.engine.constraints.matcher import Fill, Matcher
 from holdfast.engine.constraints.vocabulary import Vocabulary, available, library
 
-__all__ = ["GuidanceBuilder", "GuidanceCompiled", "GuidanceMatcher", "MaskFiller"]
+__all__ = ["GuidanceBuilder", "GuidanceCompiled", "GuidanceMatcher", "ParallelMatchers"]
 
 GRAMMAR_SYMBOLS_MAX = 100_000
 LEXER_FUEL_MAX = 400_000
@@ -170,6 +170,10 @@ def _problem_of(message: str) -> str:
     return _ADVICE.split(problem.partition("\n")[0])[0].strip() or "not a grammar"
 
 
+def _refusal_of(token: int) -> str:
+    return f"the grammar does not allow token {token}"
+
+
 def _size_of(grammar: Grammar) -> int:
     return _BASE_BYTES + _BYTES_PER_SOURCE_BYTE * len(grammar.source)
 
@@ -222,9 +226,9 @@ class GuidanceMatcher:
 
     @property
     def why(self) -> str:
-        if self.inner.is_error():  # Of limits alone: tokens that are refused leave no error.
-            return f"the grammar is too complex: {_problem_of(self.inner.get_error())}"
-        return self._refusal
+        if self._refusal or not self.inner.is_error():
+            return self._refusal
+        return f"the grammar is too complex: {_problem_of(self.inner.get_error())}"
 
     def accept(self, tokens: Sequence[int]) -> bool:
         if self.failed:
@@ -238,10 +242,20 @@ class GuidanceMatcher:
             count += 1
         return self._refuse(tokens, count)
 
+    def takes_directly(self, token: int) -> bool:
+        """Whether the library may be given this token: it is no end-of-turn token and the turn goes on."""
+        within = 0 <= token < self.vocabulary.size and token not in self._ends
+        return within and not self._ended and not self.failed
+
+    def taken(self, token: int, taken: bool) -> None:
+        """The library has taken this token of the turn, or refused it, which stops its matcher."""
+        if not taken and "doesn't satisfy the grammar" in self.inner.get_error():
+            self._refusal = _refusal_of(token)
+
     def _refuse(self, tokens: Sequence[int], count: int) -> bool:
         """Fail if not all tokens could be taken; whether all is well."""
         if count < len(tokens):
-            self._refusal = f"the grammar does not allow token {tokens[count]}"
+            self._refusal = _refusal_of(tokens[count])
         return not self.failed
 
     def validate(self, tokens: Sequence[int]) -> int:
@@ -284,8 +298,8 @@ class GuidanceMatcher:
             rows.forbid(row, self.vocabulary.text_ends)
 
 
-class MaskFiller:
-    """Fills the masks of a step. Several matchers are filled in parallel, without the interpreter lock."""
+class ParallelMatchers:
+    """The matchers of a step: tokens and masks of several in parallel, without the interpreter lock."""
 
     def __init__(self, threads: int | None = None) -> None:
         """`threads` as llguidance chooses if left out: four fifths of the cores, at most 32.
@@ -293,6 +307,19 @@ class MaskFiller:
         Where llguidance is missing there are only matchers of other kinds.
         """
         self._executor: Any = library().LLExecutor(threads) if available() else None
+
+    def accept(self, tokens: Sequence[tuple[Matcher, int]]) -> None:
+        """Advance each matcher by one token, which its mask allows. A matcher may occur only once."""
+        several: list[tuple[GuidanceMatcher, int]] = []
+        for matcher, token in tokens:
+            if isinstance(matcher, GuidanceMatcher) and matcher.takes_directly(token):
+                several.append((matcher, token))
+            else:
+                matcher.accept((token,))
+        if several:
+            results = self._executor.consume_token_par([(each.inner, token) for each, token in several])
+            for (matcher, token), taken in zip(several, results, strict=True):
+                matcher.taken(token, taken)
 
     def fill(self, fills: Sequence[Fill], rows: MaskRows) -> None:
         """Fill each request's row, and one more for each draft.

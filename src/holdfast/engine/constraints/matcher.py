@@ -52,7 +52,10 @@ class Matcher(Protocol):
         """The tokens that must follow, spelled as the tokenizer spells them; empty if there is a choice."""
 
     def fill(self, rows: MaskRows, row: int) -> None:
-        """Write the mask of the next token. All bits are zero if the matcher has failed, then or before."""
+        """Write the mask of the next token. All bits are zero if the matcher has failed, then or before.
+
+        Where a token is forced, its bit alone is set.
+        """
 
 
 class Compiled(Protocol):

@@ -18,7 +18,7 @@ __all__ = ["TurnConstraint"]
 class TurnConstraint:
     """What may follow the tokens of one turn. `matcher` is None where only `force` constrains."""
 
-    __slots__ = ("_run", "matcher", "takes_runs")
+    __slots__ = ("_ahead", "_run", "matcher", "position", "takes_runs")
 
     def __init__(self, matcher: Matcher | None, *, takes_runs: bool = True) -> None:
         """Without `takes_runs` forced tokens are sampled one at a time: each needs its own logits."""
@@ -26,6 +26,10 @@ class TurnConstraint:
         self.takes_runs = takes_runs
         self._run: list[int] | None = None
         """The forced tokens that come next; None while they are not known."""
+        self._ahead: int | None = None
+        """The token that the matcher has taken before it was accepted here."""
+        self.position = 0
+        """Tokens that the matcher has taken: a mask that was filled at another position is stale."""
 
     @property
     def failed(self) -> bool:
@@ -52,8 +56,39 @@ class TurnConstraint:
         # A run that is taken token by token is the same as one taken at once.
         follows = run is not None and count < len(run) and run[:count] == list(tokens)
         self._run = run[count:] if run is not None and follows else None
+        if self._ahead is not None:
+            assert [self._ahead] == list(tokens), "another token was taken ahead"
+            self._ahead = None
+            return
+        self.position += count
         if self.matcher is not None:
             self.matcher.accept(tokens)
+
+    @property
+    def grammar_matcher(self) -> Matcher:
+        """The matcher, where there is a grammar."""
+        assert self.matcher is not None, "without a grammar only forced tokens constrain"
+        return self.matcher
+
+    @property
+    def waits(self) -> bool:
+        """Whether the matcher may take the next token before `accept`: no run of tokens is pending."""
+        return self.matcher is not None and not self._run and self._ahead is None
+
+    @property
+    def fillable(self) -> bool:
+        """Whether the next mask is the matcher's: no run of tokens is pending, nothing has failed."""
+        return self.matcher is not None and not self._run and not self.matcher.failed
+
+    def took_ahead(self, token: int) -> None:
+        """The matcher has taken the turn's next token; `accept` follows."""
+        self._ahead = token
+        self.position += 1
+
+    def has_choice(self) -> None:
+        """The mask of the next token allows several: none is forced."""
+        if self._run is None:
+            self._run = []
 
     def forced(self) -> Sequence[int]:
         """The tokens that come next; empty if there is a choice, or if nothing may follow."""

@@ -16,7 +16,6 @@ Other steps are sampled by `start`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -30,6 +29,8 @@ from holdfast.core.turn import Turn
 from holdfast.engine.constraints.masks import words_for
 from holdfast.engine.memory_plan import MemoryPlan
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.step.constrained import ConstrainedRows
+from holdfast.engine.step.flight import Flight, Unsampled
 from holdfast.engine.step.graphs import (
     TILES_ONLY,
     Outcome,
@@ -55,11 +56,10 @@ from holdfast.engine.step.inputs import (
     pack,
     views,
 )
-from holdfast.engine.step.masks import StepMasks, Wanted
-from holdfast.engine.step.results import logprobs_of, row_result
-from holdfast.engine.step.sampler import BatchSampler, Sampled, token_logprobs
+from holdfast.engine.step.results import logprobs_of, row_result, with_forced
+from holdfast.engine.step.sampler import BatchSampler, token_logprobs
 from holdfast.engine.step.split_keys import sharing_for
-from holdfast.engine.step.staging import Arrival, Staging, fill
+from holdfast.engine.step.staging import Staging, fill
 from holdfast.engine.step.tables import UNUSED_ROW, BlockTables
 from holdfast.engine.text.stream import TokenLogprob, TurnStream
 from holdfast.engine.tiers.host import HostTier, copier_for
@@ -78,29 +78,6 @@ class Forwarded(NamedTuple):
     hidden: Tensor
     logits: Tensor | None = None
     tokens: Tensor | None = None
-
-
-class Unsampled(NamedTuple):
-    """A launched step that is still to be sampled. `plain` if its rows need only their parameters."""
-
-    samples: list[Sample]
-    given: Views
-    logits: Tensor
-    tokens: Tensor | None
-    """What a graph has sampled, without masks."""
-    plain: bool
-
-
-@dataclass(slots=True)
-class Flight:
-    """A launched step: its samples, on their way to the host."""
-
-    plan: Plan
-    sampled: Sampled | None
-    tokens: Arrival | None
-    places: list[tuple[int, int, int]]
-    """For each sampling row: its index in the plan, and the first and end index of its samples."""
-    unsampled: Unsampled | None = None
 
 
 class DeviceLost(RuntimeError):
@@ -146,8 +123,15 @@ class Executor:
     """Runs plans on one device."""
 
     def __init__(
-        self, model: Model, memory: MemoryPlan, rows_max: int, stream_of: Callable[[Turn], TurnStream]
+        self,
+        model: Model,
+        memory: MemoryPlan,
+        rows_max: int,
+        stream_of: Callable[[Turn], TurnStream],
+        *,
+        ahead: bool = True,
     ) -> None:
+        """With `ahead` nobody but the executor uses the matchers of turns in a step, even between steps."""
         self.model = model
         self.layout = memory.layout
         # One more unit of each component for the padding of captured batches, unknown to the core.
@@ -163,7 +147,7 @@ class Executor:
             )
         self.tables = BlockTables(model.device, memory.layout.full, memory.layout.window > 0)
         self.sampler = BatchSampler(rows_max, model.config.vocabulary, model.device)
-        self._masks = StepMasks(model.config.vocabulary, model.device)
+        self._constrained = ConstrainedRows(model.config.vocabulary, model.device, stream_of, ahead=ahead)
         self.stream_of = stream_of
         self._rows_max = rows_max
         self._staging = Staging(model.device)
@@ -318,6 +302,7 @@ class Executor:
         if constrained:
             # Whether a constraint is free is known when the step before is settled.
             flight.unsampled = unsampled
+            self._constrained.launch(flight)
         else:
             self._sample_special(flight, unsampled, None, ())
 
@@ -326,13 +311,19 @@ class Executor:
     @torch.inference_mode()
     def sample(self, flight: Flight) -> None:
         """Fill the masks of a step that `start` left unsampled, and sample it."""
-        unsampled = flight.unsampled
+        unsampled, step_masks = flight.unsampled, flight.masks
         if unsampled is None:
             return
+        assert step_masks is not None, "only steps with constrained turns are sampled late"
         flight.unsampled = None
         unsampled = unsampled._replace(samples=self._current(flight, unsampled.samples))
-        masked = self._fill_masks(flight, unsampled.samples)
-        masks = self._masks.send() if masked else None
+        masked = self._constrained.fill(flight, step_masks)
+        for index in masked:
+            sample = unsampled.samples[index]
+            banned = self.sampler.banned(sample.sampler_row, sample.position)
+            if banned:
+                step_masks.forbid(index, banned)
+        masks = step_masks.send() if masked else None
         if not unsampled.plain:
             self._sample_special(flight, unsampled, masks, masked)
         elif masks is not None:
@@ -350,26 +341,6 @@ class Executor:
                 for place in range(first, stop):
                     current[place] = samples[place]._replace(sampler_row=self.sampler.padding_row)
         return current
-
-    def _fill_masks(self, flight: Flight, samples: list[Sample]) -> set[int]:
-        """Fill the masks of constrained turns; returns the samples that have one.
-
-        A turn that is over, or whose next token has become known, needs none: its sample is not used.
-        """
-        wanted: list[Wanted] = []
-        for index, first, _ in flight.places:
-            row = flight.plan.rows[index]
-            if not row.sample or row.turn.over:
-                continue
-            constraint = self.stream_of(row.turn).constraint
-            if constraint is not None:
-                wanted.append(Wanted(first, constraint, row.tokens[row.count - row.drafts :]))
-        masked = self._masks.fill(wanted, len(samples))
-        for index in masked:
-            banned = self.sampler.banned(samples[index].sampler_row, samples[index].position)
-            if banned:
-                self._masks.forbid(index, banned)
-        return masked
 
     def _sample_masked(self, flight: Flight, unsampled: Unsampled, masks: TokenMasks) -> None:
         """Sample rows that need only their parameters, which are on the device, and their masks."""
@@ -546,13 +517,27 @@ class Executor:
         results = [RowResult([]) for _ in plan.rows]
         if flight.tokens is not None:
             tokens = flight.tokens.wait()
+            if flight.masks is not None:
+                self._constrained.accept(flight, tokens)
             logprobs = {} if flight.sampled is None else logprobs_of(flight.sampled, tokens)
             for index, first, stop in flight.places:
                 row = plan.rows[index]
                 if row.sample:
                     stream = None if row.turn.over else self.stream_of(row.turn)
                     results[index] = row_result(row, stream, tokens[first:stop], logprobs, first)
+            if flight.masks is not None:
+                self._take_forced(flight, results)
         return StepResult(results, self.host_tier.settle(plan.moves))
+
+    def _take_forced(self, flight: Flight, results: list[RowResult]) -> None:
+        """Add the tokens that constraints leave no choice about to the results of a step."""
+        self._constrained.tell_choices()
+        for index, _, _ in flight.places:
+            row = flight.plan.rows[index]
+            if row.sample and not row.turn.over:
+                stream = self.stream_of(row.turn)
+                if stream.constraint is not None:
+                    results[index] = with_forced(row, stream, results[index])
 
     def _integers(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self.model.device, non_blocking=True)

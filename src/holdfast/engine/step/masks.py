@@ -2,29 +2,33 @@
 
 Samples of constrained turns have a mask each, others none. The masks lie in pinned memory behind the indices
 that say which sample has which, so that one copy sends the used part of both. The buffers stay allocated and
-grow when a step needs more. Used by the executor.
+grow when a step needs more. Room is made when a step is launched; a mask is filled as soon as the tokens
+before it are known, in another thread where that hides its cost. Used by `ConstrainedRows`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from holdfast.engine.constraints.guidance import MaskFiller
+from holdfast.engine.constraints.guidance import ParallelMatchers
 from holdfast.engine.constraints.masks import MaskRows, words_for
 from holdfast.engine.constraints.matcher import Fill, Matcher
 from holdfast.engine.constraints.turn import TurnConstraint
 from holdfast.engine.step.inputs import aligned
 from holdfast.kernels import TokenMasks
 
-__all__ = ["StepMasks", "Wanted"]
+__all__ = ["Ahead", "StepMasks", "Wanted"]
 
 ROWS_FIRST = 16
 """Rows that the buffers have room for at first."""
+
+HEAD_WORDS = 256
+"""Words of a mask that are looked at first: where there is a choice, short tokens are among it."""
 
 
 class Wanted(NamedTuple):
@@ -35,27 +39,67 @@ class Wanted(NamedTuple):
     drafts: Sequence[int] = ()
 
 
-class StepMasks:
-    """The masks of one step at a time: `fill`, `forbid` where needed, `send`."""
+class Ahead(NamedTuple):
+    """A mask that is filled before its step is sampled; good as long as the constraint stays there."""
 
-    def __init__(self, vocabulary: int, device: torch.device) -> None:
+    first: int
+    constraint: TurnConstraint
+    position: int
+
+
+class StepMasks:
+    """The masks of one step at a time: `open`, `fill_ahead`, `fill`, `forbid` where needed, `send`."""
+
+    def __init__(self, vocabulary: int, device: torch.device, matchers: ParallelMatchers) -> None:
         self._words = words_for(vocabulary)
         self._device = device
+        self._matchers = matchers
         self._pinned = device.type == "cuda"
         self._host = torch.zeros(0, dtype=torch.int32)
         self._target = self._host
         self._read: torch.cuda.Event | None = None
-        self._filler: MaskFiller | None = None
         self._samples = 0
         self._used = 0
+        self._row_of: dict[int, int] = {}
+        """The first row of a turn, by its first sample."""
+        self._ahead: dict[int, Ahead] = {}
 
-    def fill(self, wanted: Sequence[Wanted], samples: int) -> set[int]:
-        """Fill the masks of a step with so many samples; returns the samples that have one."""
-        self._reserve(samples, sum(1 + len(each.drafts) for each in wanted))
+    def open(self, samples: int, places: Iterable[tuple[int, int]]) -> None:
+        """Make room for a step with so many samples, and masks from the first to the end of each place."""
+        self._row_of.clear()
+        self._ahead.clear()
+        used = 0
+        for first, stop in places:
+            self._row_of[first] = used
+            used += stop - first
+        self._reserve(samples, used)
         self._samples = samples
-        self._used = 0
+        self._used = used
+        self._indices()[:] = -1
+
+    def ahead(self, wanted: Iterable[Wanted]) -> list[Ahead]:
+        """Those of the masks that can be filled now: without drafts, and not forced by a pending run."""
+        return [
+            Ahead(first, constraint, constraint.position)
+            for first, constraint, drafts in wanted
+            if not drafts and first in self._row_of and constraint.fillable
+        ]
+
+    def fill_ahead(self, several: Sequence[Ahead]) -> None:
+        """Fill masks whose tokens are known. Called in a thread; the matchers must not change meanwhile."""
+        fills = [Fill(each.constraint.grammar_matcher, self._row_of[each.first]) for each in several]
+        self._matchers.fill(fills, self._rows())
+        self._ahead.update((each.first, each) for each in several)
+
+    def tell_choices(self, several: Iterable[Ahead]) -> None:
+        """Tell the constraints where a mask that was filled ahead allows several tokens: none is forced."""
+        for first, constraint, position in several:
+            if constraint.position == position and self._allows_several(self._row_of[first]):
+                constraint.has_choice()
+
+    def fill(self, wanted: Iterable[Wanted]) -> set[int]:
+        """Fill the masks that are not filled yet; returns the samples that have one."""
         indices = self._indices()
-        indices[:] = -1
         rows = self._rows()
         fills: list[Fill] = []
         forced: list[tuple[int, int]] = []
@@ -63,11 +107,14 @@ class StepMasks:
         for first, constraint, drafts in wanted:
             if constraint.free:
                 continue
-            row, count = self._used, 1 + len(drafts)
-            self._used += count
+            row, count = self._row_of[first], 1 + len(drafts)
             for offset in range(count):
                 masked.add(first + offset)
                 indices[first + offset] = row + offset
+            if constraint.fillable and self._ahead.get(first) == Ahead(
+                first, constraint, constraint.position
+            ):
+                continue
             run = constraint.forced()
             matcher = constraint.matcher
             if run or matcher is None or constraint.failed:
@@ -79,9 +126,7 @@ class StepMasks:
             fills.append(Fill(matcher, row, drafts))
             forced += [(row + len(drafts), token) for token in _forced_after(matcher, drafts)[:1]]
         if fills:
-            if self._filler is None:
-                self._filler = MaskFiller()
-            self._filler.fill(fills, rows)
+            self._matchers.fill(fills, rows)
         for row, token in forced:
             rows.clear(row)
             rows.allow(row, (token,))
@@ -90,8 +135,7 @@ class StepMasks:
     def forbid(self, sample: int, tokens: Sequence[int]) -> None:
         """Take tokens from a sample's mask, unless nothing would be left of it."""
         row = int(self._indices()[sample])
-        start = aligned(self._samples) + row * self._words
-        words = self._host.numpy()[start : start + self._words]
+        words = self._row(row)
         before = words.copy()
         self._rows().forbid(row, tokens)
         if not words.any():
@@ -109,7 +153,7 @@ class StepMasks:
         return TokenMasks(words, self._target[: self._samples])
 
     def _reserve(self, samples: int, rows: int) -> None:
-        """Make room for a step. The device has read the step before."""
+        """Make room for a step. The device has read the step that was here before."""
         if self._read is not None:
             self._read.synchronize()
             self._read = None
@@ -123,6 +167,18 @@ class StepMasks:
     def _indices(self) -> NDArray[np.int32]:
         array: NDArray[np.int32] = self._host.numpy()
         return array[: self._samples]
+
+    def _row(self, row: int) -> NDArray[np.int32]:
+        array: NDArray[np.int32] = self._host.numpy()
+        start = aligned(self._samples) + row * self._words
+        return array[start : start + self._words]
+
+    def _allows_several(self, row: int) -> bool:
+        words = self._row(row)
+        if np.count_nonzero(words[:HEAD_WORDS]) > 1:
+            return True
+        places = np.flatnonzero(words)
+        return len(places) > 1 or (len(places) == 1 and (int(words[places[0]]) & 0xFFFFFFFF).bit_count() > 1)
 
     def _rows(self) -> MaskRows:
         """All rows that there is room for."""

@@ -15,7 +15,7 @@ from holdfast.core.turn import Turn
 from holdfast.engine.step.sampler import Sampled
 from holdfast.engine.text.stream import TokenLogprob, TurnStream
 
-__all__ = ["NUMERIC_ERROR", "logprobs_of", "row_result"]
+__all__ = ["NUMERIC_ERROR", "logprobs_of", "row_result", "with_forced"]
 
 log = logging.getLogger("holdfast.executor")
 
@@ -29,7 +29,7 @@ def row_result(
     logprobs: dict[int, TokenLogprob],
     first: int,
 ) -> RowResult:
-    """The accepted drafts, then the model's next token, up to a stop; then the tokens that are forced.
+    """The accepted drafts, then the model's next token, up to a stop; `with_forced` adds to it.
 
     `first` is the index of the row's first sample in `logprobs`. A turn that is over has no stream. A turn
     whose text or constraint fails is that turn's failure alone: the others of the step keep their tokens.
@@ -50,15 +50,28 @@ def row_result(
         asked = [replace(each, top=each.top[:count]) for each in found]
     try:
         taken = stream.push(said, asked)
-        if stream.constraint is None or stream.finish is not None:
-            return RowResult(taken, stream.finish)
+    except Exception as error:  # noqa: BLE001
+        return _text_failure(row, error)
+    return RowResult(taken, stream.finish)
+
+
+def with_forced(row: Row[Turn], stream: TurnStream, result: RowResult) -> RowResult:
+    """The result of a constrained turn with the tokens that the constraint leaves no choice about."""
+    if result.error is not None or stream.finish is not None:
+        return result
+    taken = result.tokens
+    try:
         forced = _take_forced(stream, row.turn.request.max_tokens - row.turn.generated - len(taken))
-    except Exception as error:
-        log.exception("turn %s: detokenisation failed", row.turn.request.turn_id)
-        return RowResult([], error=f"the tokenizer failed: {type(error).__name__}")
+    except Exception as error:  # noqa: BLE001
+        return _text_failure(row, error)
     finish: str | None = stream.finish
     failure = _failure(stream) if finish is None else None
     return failure or RowResult(taken + forced, finish, forced=len(forced))
+
+
+def _text_failure(row: Row[Turn], error: Exception) -> RowResult:
+    log.error("turn %s: detokenisation failed", row.turn.request.turn_id, exc_info=error)
+    return RowResult([], error=f"the tokenizer failed: {type(error).__name__}")
 
 
 def _take_forced(stream: TurnStream, room: int) -> list[int]:

@@ -19,7 +19,7 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from holdfast.engine.garbage import collect_when_idle
+from holdfast.engine.pauses import collect_when_idle
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import EngineClient
 from holdfast.server.link.lived_time import LivedTime, wait_lived

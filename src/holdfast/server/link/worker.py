@@ -20,9 +20,9 @@ from typing import TextIO
 
 import zmq
 
-from holdfast.engine.garbage import bound_pauses, collect_when_idle
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import OptionError, make_options
+from holdfast.engine.pauses import bound_pauses, collect_when_idle
 from holdfast.engine.pull import PullError
 from holdfast.engine.sampling import CHECKPOINT_FIELDS
 from holdfast.engine.startup import open_loop

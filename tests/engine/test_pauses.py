@@ -1,13 +1,15 @@
-"""Collections that run by themselves are short; full ones wait until they are asked for."""
+"""Collections that run by themselves are short, full ones wait, and threads take turns quickly."""
 
 import gc
+import sys
 import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from holdfast.engine.garbage import (
+from holdfast.engine.pauses import (
     SURVIVORS_MIN,
+    SWITCH_SECONDS,
     YOUNG_OBJECTS,
     YOUNG_ROUNDS,
     bound_pauses,
@@ -24,8 +26,9 @@ class Node:
 
 @pytest.fixture(autouse=True)
 def usual_collector() -> Iterator[None]:
-    thresholds = gc.get_threshold()
+    thresholds, interval = gc.get_threshold(), sys.getswitchinterval()
     yield
+    sys.setswitchinterval(interval)
     gc.unfreeze()
     gc.set_threshold(*thresholds)
 
@@ -65,3 +68,9 @@ def test_what_was_loaded_before_is_never_visited() -> None:
     del node
     gc.collect()
     assert found() is not None
+
+
+def test_a_waiting_thread_gets_the_interpreter_within_a_fraction_of_a_step() -> None:
+    bound_pauses()
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS)
+    assert SWITCH_SECONDS < 0.001

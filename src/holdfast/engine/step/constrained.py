@@ -1,0 +1,166 @@
+"""Constrained turns in the executor: their tokens and masks, beside the device and beside the loop.
+
+The mask of a token depends on the token before, so the work for constrained turns lies between the tokens of
+one step and the sampling of the next. Three things keep it short. Grammars take the tokens of all turns in
+one parallel call. The masks of the step that is already launched are filled in a thread while the loop
+detokenises; where such a mask allows several tokens, no token is forced, and the grammar is not asked. And
+the mask of a turn whose tokens are all known (the first of a turn, and after forced tokens) is filled while
+the step before is still computed.
+
+With few constrained turns, and with drafts, masks are filled when the step is sampled. The tokens are the
+same. Between `launch` and `join` the matchers in the thread must not be touched: every method that needs one
+joins first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from holdfast.core.turn import Turn
+from holdfast.engine.constraints.guidance import ParallelMatchers
+from holdfast.engine.constraints.turn import TurnConstraint
+from holdfast.engine.step.flight import Flight
+from holdfast.engine.step.masks import Ahead, StepMasks, Wanted
+from holdfast.engine.text.stream import TurnStream
+
+__all__ = ["ConstrainedRows"]
+
+log = logging.getLogger("holdfast.executor")
+
+AHEAD_MIN = 8
+"""Constrained turns in a step from which on the thread pays."""
+
+
+class ConstrainedRows:
+    """The constrained turns of the steps of one executor."""
+
+    def __init__(
+        self, vocabulary: int, device: torch.device, stream_of: Callable[[Turn], TurnStream], *, ahead: bool
+    ) -> None:
+        """Without `ahead` nothing is done in a thread: somebody else uses the matchers between steps."""
+        self._vocabulary = vocabulary
+        self._device = device
+        self._stream_of = stream_of
+        self._uses_thread = ahead
+        self._matchers: ParallelMatchers | None = None
+        self._buffers: list[StepMasks] = []
+        self._thread: ThreadPoolExecutor | None = None
+        self._running: Future[None] | None = None
+        self._begun: list[Ahead] = []
+        self._launched: Flight | None = None
+        """The step that is launched and not sampled."""
+        self._unfinished: set[int] = set()
+        """Turns whose next token is sampled and not known here."""
+
+    def launch(self, flight: Flight) -> None:
+        """Make room for the masks of a launched step; begin with those whose tokens are known."""
+        assert flight.unsampled is not None
+        self.join()
+        masks = self._next_buffer()
+        wanted = self._wanted(flight)
+        places = {first: stop for _, first, stop in flight.places}
+        masks.open(len(flight.unsampled.samples), ((each.first, places[each.first]) for each in wanted))
+        flight.masks = masks
+        self._launched = flight
+        if self._uses_thread and len(wanted) >= AHEAD_MIN:
+            rows = flight.plan.rows
+            known = {
+                first for index, first, _ in flight.places if rows[index].turn.number not in self._unfinished
+            }
+            self._begin(masks, [each for each in wanted if each.first in known])
+
+    def fill(self, flight: Flight, masks: StepMasks) -> set[int]:
+        """Fill the missing masks of a step that is now sampled; returns the samples that have one.
+
+        A turn that is over, or whose next token has become known, needs none: its sample is not used.
+        """
+        self.join()
+        self._launched = None
+        rows = flight.plan.rows
+        self._unfinished = {rows[index].turn.number for index, _, _ in flight.places}
+        return masks.fill(self._wanted(flight))
+
+    def accept(self, flight: Flight, tokens: Sequence[int]) -> None:
+        """Give the tokens of a finished step to the grammars, and begin the masks of the launched step."""
+        self.join()
+        self._unfinished = set()
+        launched = self._launched
+        if not self._uses_thread:
+            return
+        ready = self._ready(flight, tokens)
+        if len(ready) < AHEAD_MIN:
+            return
+        assert self._matchers is not None, "a step with constrained turns was launched"
+        self._matchers.accept([(constraint.grammar_matcher, token) for constraint, token in ready])
+        for constraint, token in ready:
+            constraint.took_ahead(token)
+        if launched is None or launched.masks is None:
+            return
+        taken = {id(constraint) for constraint, _ in ready}
+        wanted = [each for each in self._wanted(launched) if id(each.constraint) in taken]
+        self._begin(launched.masks, wanted)
+
+    def join(self) -> None:
+        """Wait for the thread, which uses the matchers. Masks that failed there are filled again later."""
+        running, self._running = self._running, None
+        error = None if running is None else running.exception()
+        if error is not None:
+            self._begun = []
+            log.error("masks could not be filled ahead", exc_info=error)
+
+    def tell_choices(self) -> None:
+        """Tell the constraints where a mask that was begun last allows several tokens."""
+        self.join()
+        begun, self._begun = self._begun, []
+        if begun and self._launched is not None and self._launched.masks is not None:
+            self._launched.masks.tell_choices(begun)
+
+    def _begin(self, masks: StepMasks, wanted: Sequence[Wanted]) -> None:
+        self.join()
+        self._begun = masks.ahead(wanted)
+        if not self._begun:
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-masks")
+        self._running = self._thread.submit(masks.fill_ahead, self._begun)
+
+    def _ready(self, flight: Flight, tokens: Sequence[int]) -> list[tuple[TurnConstraint, int]]:
+        """Constraints that may take their token at once: one without drafts that does not end the turn."""
+        ready: list[tuple[TurnConstraint, int]] = []
+        for index, first, stop in flight.places:
+            row, token = flight.plan.rows[index], tokens[first]
+            if not row.sample or row.turn.over or stop - first > 1 or token < 0:
+                continue
+            stream = self._stream_of(row.turn)
+            constraint = stream.constraint
+            if constraint is None or stream.finish is not None or token in stream.ends:
+                continue
+            if constraint.waits:
+                ready.append((constraint, token))
+        return ready
+
+    def _wanted(self, flight: Flight) -> list[Wanted]:
+        """The constrained turns of a step that are sampled."""
+        wanted: list[Wanted] = []
+        for index, first, _ in flight.places:
+            row = flight.plan.rows[index]
+            if not row.sample or row.turn.over:
+                continue
+            constraint = self._stream_of(row.turn).constraint
+            if constraint is not None:
+                wanted.append(Wanted(first, constraint, row.tokens[row.count - row.drafts :]))
+        return wanted
+
+    def _next_buffer(self) -> StepMasks:
+        """A buffer that no launched step uses: the device may still read those of the step before."""
+        if self._matchers is None:
+            self._matchers = ParallelMatchers()
+        if len(self._buffers) < 2:
+            self._buffers.append(StepMasks(self._vocabulary, self._device, self._matchers))
+        else:
+            self._buffers.reverse()
+        return self._buffers[-1]
