@@ -82,6 +82,24 @@ TEXTS: list[tuple[Kind, object, str, Fault]] = [
     (Kind.GBNF, "root ::= [a]{999999}", "line 1, column 13", Fault.TOO_LARGE),
     (Kind.GBNF, "root ::= " + "(" * 70 + '"a"' + ")" * 70, "line 1, column 74", Fault.TOO_LARGE),
     (Kind.GBNF, "root ::= x\nx ::= x", "", Fault.INVALID),
+    (
+        Kind.LARK,
+        'start: a | b\na: %json {"type": "integer"}\nb: %json {"properties": {"x": {"pattern": "("}}}',
+        "schema 2 of the grammar/properties/x/pattern",
+        Fault.INVALID,
+    ),
+    (
+        Kind.STRUCTURAL_TAG,
+        {
+            "structures": [
+                {"begin": "<a>", "schema": {"type": "object"}, "end": ""},
+                {"begin": "<b>", "schema": {"items": {"type": "string", "pattern": "[z-a]"}}, "end": ""},
+            ],
+            "triggers": ["<"],
+        },
+        "schema 2 of the grammar/items/pattern",
+        Fault.INVALID,
+    ),
     (Kind.STRUCTURAL_TAG, [], "", Fault.INVALID),
     (Kind.STRUCTURAL_TAG, {}, "", Fault.INVALID),
     (Kind.STRUCTURAL_TAG, {"structures": []}, "/structures", Fault.INVALID),

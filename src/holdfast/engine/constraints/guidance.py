@@ -11,10 +11,11 @@ later fails its turn.
 
 from __future__ import annotations
 
+import json
 import re
 import time
-from collections.abc import Sequence
-from itertools import takewhile
+from collections.abc import Iterator, Sequence
+from itertools import islice, takewhile
 from typing import Any, Protocol
 
 from holdfast.engine.constraints import schema
@@ -32,6 +33,8 @@ MASK_LEXER_FUEL_MAX = 40_000
 MASK_ITEMS_MAX = 10_000
 LOCATE_SECONDS_MAX = 1.0
 PROBED_TOKENS = 4
+EMBEDDED_MAX = 128
+"""Schemas in a grammar that are looked at for an error."""
 
 _BASE_BYTES = 64 << 10
 _BYTES_PER_SOURCE_BYTE = 80
@@ -43,6 +46,7 @@ _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 _SOURCE = re.compile(r"^(?:parser|lexer) error: ", re.IGNORECASE)
 _ADVICE = re.compile(r"; (?:following|either|consider|try)|\. Enable")
 """What the library suggests to its caller, who is not the client."""
+_EMBEDDED = re.compile(r"%json\s+(?={)")
 _CARET = re.compile(r"regex parse error:\n    [^\n]*\n    ( *)\^")
 """Where a regular expression of one line is wrong."""
 
@@ -145,7 +149,7 @@ class GuidanceBuilder:
         if grammar.kind.form is Form.SCHEMA:
             place = self._locate(grammar.source, message)
         elif grammar.kind.form is Form.LARK and (found := _PLACE.match(message)):
-            place = f"line {found[1]}, column {found[2]}"
+            place = self._locate_embedded(grammar.source) or f"line {found[1]}, column {found[2]}"
         elif found := _CARET.search(message):
             place = f"line 1, column {len(found[1]) + 1}"
         fault = Fault.UNSUPPORTED if _UNSUPPORTED.search(problem) else Fault.INVALID
@@ -159,6 +163,25 @@ class GuidanceBuilder:
             return "" if time.monotonic() > deadline else self._matcher(Form.SCHEMA, part).get_error()
 
         return schema.locate(source, message, error_of)
+
+    def _locate_embedded(self, source: str) -> str:
+        """Where in a grammar's JSON schemas an error is; empty if they are fine by themselves."""
+        for number, embedded in enumerate(_embedded_schemas(source), start=1):
+            message = self._matcher(Form.SCHEMA, embedded).get_error()
+            if message:
+                return f"schema {number} of the grammar{self._locate(embedded, message)}"
+        return ""
+
+
+def _embedded_schemas(source: str) -> Iterator[str]:
+    """The JSON schemas in a Lark grammar, in order."""
+    decoder = json.JSONDecoder()
+    for found in islice(_EMBEDDED.finditer(source), EMBEDDED_MAX):
+        try:
+            _, end = decoder.raw_decode(source, found.end())
+        except (ValueError, RecursionError):
+            continue
+        yield source[found.end() : end]
 
 
 def _problem_of(message: str) -> str:
