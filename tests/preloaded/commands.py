@@ -1,0 +1,138 @@
+"""`holdfast` commands as forks of the preloaded process. Use them as `subprocess.Popen` and `subprocess.run`."""
+
+import atexit
+import ctypes
+import inspect
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+MODULE = "holdfast.cli"
+READ_AT_START = ("PYTHON", "OMP_", "MKL_", "KMP_", "TORCH", "TRITON", "CUDA", "LD_", "MALLOC", "FORCE_COLOR", "TERMINAL_")
+"""Beginnings of variables that interpreter and libraries read at their start: a fork cannot take on others."""
+PR_SET_CHILD_SUBREAPER = 36
+PADDING = "-" * 4096
+
+
+class _Nursery:
+    """The preloaded process of this process, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._channel: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def fits(self, environment: dict[str, str]) -> bool:
+        """Whether a fork can take on an environment."""
+        return os.environ.get("HOLDFAST_TESTS_EXECUTE") != "1" and _start(environment) == _start(self._environment)
+
+    def fork(self, request: dict[str, Any], streams: tuple[int, int, int]) -> int:
+        """A new child of this process; its number."""
+        with self._lock:
+            channel = self._channel or self._begin()
+            self._prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            try:
+                socket.send_fds(channel, [json.dumps(request).encode()], streams)
+                answer = channel.recv(16)
+            finally:
+                self._prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        assert answer, "the preloaded process has ended"
+        return int(answer)
+
+    def _begin(self) -> socket.socket:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.preloaded.nursery", str(theirs.fileno()), PADDING],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                cwd=ROOT,
+                env=self._environment,
+            )
+        atexit.register(self._end)
+        return self._channel
+
+    def _end(self) -> None:
+        assert self._channel is not None and self._process is not None
+        self._channel.close()
+        self._process.wait()
+
+
+def _start(environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(READ_AT_START)}
+
+
+NURSERY = _Nursery()
+SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
+
+
+class Command(subprocess.Popen[Any]):
+    """The process of a `holdfast` command. Only its start differs from that of `subprocess.Popen`."""
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None, **options: Any) -> None:
+        self._words = arguments
+        self._settings = dict(os.environ) if env is None else env
+        command = [sys.executable, "-m", MODULE, *arguments]
+        super().__init__(command, env=self._settings, **options)
+
+    def _execute_child(self, *arguments: Any) -> None:
+        given = SIGNATURE.bind(self, *arguments).arguments
+        if given["preexec_fn"] is not None or given["pass_fds"] or not NURSERY.fits(self._settings):
+            super()._execute_child(*arguments)  # type: ignore[misc]
+            return
+        ends = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        request = {
+            "module": MODULE,
+            "arguments": self._words,
+            "environment": self._settings,
+            "directory": str(given["cwd"] or Path.cwd()),
+            "session": bool(given[_session_name(given)]),
+        }
+        streams = [place if end == -1 else end for place, end in enumerate(ends)]
+        self.pid = NURSERY.fork(request, (streams[0], streams[1], streams[2]))
+        self._child_created = True
+        mine = (given["p2cwrite"], given["c2pread"], given["errread"])
+        null = getattr(self, "_devnull", None)
+        for end, kept in zip(ends, mine, strict=True):
+            if end not in (-1, null) and kept != -1:
+                os.close(end)
+        if null is not None:
+            os.close(null)
+
+
+def start(
+    *arguments: str, wrapper: tuple[str, ...] = (), execute: bool = False, **options: Any
+) -> subprocess.Popen[Any]:
+    """Start a `holdfast` command; with a wrapper, or to `execute` it, in a new interpreter."""
+    if wrapper or execute:
+        return subprocess.Popen([*wrapper, sys.executable, "-m", MODULE, *arguments], **options)
+    return Command(*arguments, **options)
+
+
+def _session_name(given: dict[str, Any]) -> str:
+    return next(name for name in given if name.endswith("start_new_session"))
+
+
+def run(*arguments: str, input: Any = None, timeout: float | None = None, **options: Any) -> subprocess.CompletedProcess[Any]:  # noqa: A002
+    """Run a `holdfast` command to its end, as `subprocess.run(..., capture_output=True)` does."""
+    with Command(
+        *arguments,
+        stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    ) as process:
+        try:
+            output, errors = process.communicate(input, timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
