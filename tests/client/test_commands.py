@@ -19,6 +19,7 @@ from tests.client.scripted import Scripted, answer, delta, done, stream
 from tests.client.serving import assert_nothing_is_held, serving
 from tests.engine.terminal import Terminal
 from tests.engine.tiny import write_model
+from tests.preloaded.commands import run
 
 NOBODY = "http://127.0.0.1:1"
 PROMPT = r"\d?> $"
@@ -28,11 +29,8 @@ CUT = r"\[computed (\d+), cached (\d+), .*interrupted, (\d+) tokens kept\]"
 
 
 def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "holdfast.cli", *arguments],
-        capture_output=True, text=True, check=False, timeout=240,
-        env={**os.environ, "COLUMNS": "200", **variables},
-    )  # fmt: skip
+    settings = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", **variables}
+    return run(*arguments, text=True, timeout=240, env=settings)
 
 
 def numbers(pattern: str, text: str) -> list[int]:

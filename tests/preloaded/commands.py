@@ -5,6 +5,7 @@ import ctypes
 import inspect
 import json
 import os
+import pty
 import socket
 import subprocess
 import sys
@@ -14,7 +15,19 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 MODULE = "holdfast.cli"
-READ_AT_START = ("PYTHON", "OMP_", "MKL_", "KMP_", "TORCH", "TRITON", "CUDA", "LD_", "MALLOC", "FORCE_COLOR", "TERMINAL_")
+READ_AT_START = (
+    "PYTHON",
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "TORCH",
+    "TRITON",
+    "CUDA",
+    "LD_",
+    "MALLOC",
+    "FORCE_COLOR",
+    "TERMINAL_",
+)
 """Beginnings of variables that interpreter and libraries read at their start: a fork cannot take on others."""
 PR_SET_CHILD_SUBREAPER = 36
 PADDING = "-" * 4096
@@ -32,9 +45,11 @@ class _Nursery:
 
     def fits(self, environment: dict[str, str]) -> bool:
         """Whether a fork can take on an environment."""
-        return os.environ.get("HOLDFAST_TESTS_EXECUTE") != "1" and _start(environment) == _start(self._environment)
+        return os.environ.get("HOLDFAST_TESTS_EXECUTE") != "1" and _start(environment) == _start(
+            self._environment
+        )
 
-    def fork(self, request: dict[str, Any], streams: tuple[int, int, int]) -> int:
+    def fork(self, request: dict[str, Any], streams: list[int]) -> int:
         """A new child of this process; its number."""
         with self._lock:
             channel = self._channel or self._begin()
@@ -80,8 +95,7 @@ class Command(subprocess.Popen[Any]):
     def __init__(self, *arguments: str, env: dict[str, str] | None = None, **options: Any) -> None:
         self._words = arguments
         self._settings = dict(os.environ) if env is None else env
-        command = [sys.executable, "-m", MODULE, *arguments]
-        super().__init__(command, env=self._settings, **options)
+        super().__init__([sys.executable, "-m", MODULE, *arguments], env=self._settings, **options)
 
     def _execute_child(self, *arguments: Any) -> None:
         given = SIGNATURE.bind(self, *arguments).arguments
@@ -89,23 +103,40 @@ class Command(subprocess.Popen[Any]):
             super()._execute_child(*arguments)  # type: ignore[misc]
             return
         ends = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
-        request = {
-            "module": MODULE,
-            "arguments": self._words,
-            "environment": self._settings,
-            "directory": str(given["cwd"] or Path.cwd()),
-            "session": bool(given[_session_name(given)]),
-        }
         streams = [place if end == -1 else end for place, end in enumerate(ends)]
-        self.pid = NURSERY.fork(request, (streams[0], streams[1], streams[2]))
+        self.pid = NURSERY.fork(_request(self._words, self._settings, given["cwd"]), streams)
         self._child_created = True
         mine = (given["p2cwrite"], given["c2pread"], given["errread"])
+        pipes = {end for end, kept in zip(ends, mine, strict=True) if kept != -1}
         null = getattr(self, "_devnull", None)
-        for end, kept in zip(ends, mine, strict=True):
-            if end not in (-1, null) and kept != -1:
-                os.close(end)
-        if null is not None:
-            os.close(null)
+        for end in pipes if null is None else {*pipes, null}:
+            os.close(end)
+
+
+def _request(
+    arguments: tuple[str, ...], settings: dict[str, str], directory: Any = None, terminal: bool = False
+) -> dict[str, Any]:
+    return {
+        "module": MODULE,
+        "arguments": arguments,
+        "environment": settings,
+        "directory": str(directory or Path.cwd()),
+        "terminal": terminal,
+    }
+
+
+def start_in_terminal(*arguments: str, env: dict[str, str]) -> tuple[int, int]:
+    """Start a `holdfast` command in a terminal of its own: its process and the terminal's other side."""
+    if NURSERY.fits(env):
+        ours, theirs = pty.openpty()
+        try:
+            return NURSERY.fork(_request(arguments, env, terminal=True), [theirs] * 3), ours
+        finally:
+            os.close(theirs)
+    pid, ours = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [sys.executable, "-m", MODULE, *arguments], env)
+    return pid, ours
 
 
 def start(
@@ -117,11 +148,9 @@ def start(
     return Command(*arguments, **options)
 
 
-def _session_name(given: dict[str, Any]) -> str:
-    return next(name for name in given if name.endswith("start_new_session"))
-
-
-def run(*arguments: str, input: Any = None, timeout: float | None = None, **options: Any) -> subprocess.CompletedProcess[Any]:  # noqa: A002
+def run(
+    *arguments: str, input: Any = None, timeout: float | None = None, **options: Any
+) -> subprocess.CompletedProcess[Any]:  # noqa: A002
     """Run a `holdfast` command to its end, as `subprocess.run(..., capture_output=True)` does."""
     with Command(
         *arguments,

@@ -5,7 +5,6 @@ DESCRIPTOR with the standard streams of the new process. The process is the chil
 it goes to the nearest subreaper, which is the process that asked. The padding is room for longer command lines.
 """
 
-import array
 import atexit
 import ctypes
 import fcntl
@@ -76,10 +75,9 @@ def become(request: dict[str, Any]) -> None:
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
     sys.path[0] = request["directory"]
-    if request["session"]:
+    if request["terminal"]:
         os.setsid()
-        if os.isatty(0):
-            fcntl.ioctl(0, termios.TIOCSCTTY, array.array("i", [0]))
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8")  # noqa: PTH123, SIM115
     sys.stdout = _writer(1, "strict", os.isatty(1))
     sys.stderr = _writer(2, "backslashreplace", True)
@@ -95,7 +93,9 @@ def _writer(descriptor: int, errors: str, lines: bool) -> io.TextIOWrapper:
 
 def show_command(words: list[str]) -> None:
     """Show a command line in /proc, in place of the one that this process was started with."""
-    start, end = (int(field) for field in Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
+    start, end = (
+        int(field) for field in Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47]
+    )
     content = b"\0".join(word.encode() for word in words)[: end - start - 1]
     ctypes.memmove(start, content.ljust(end - start, b"\0"), end - start)
 
