@@ -332,7 +332,7 @@ def test_top_once(client: Client, url: str) -> None:
         assert f"{url}  echo  sessions 1  running 0  queued 0" in done.stdout
         assert "0 findings" in done.stdout
         assert re.search(r"watched\s+│\s+IDLE\s+│\s+device\s+│\s+1 ", done.stdout)
-        assert re.search(r"full\s+│\s+device\s+│\s+65536 pages", done.stdout)
+        assert re.search(r"full\s+│\s+device\s+│\s+4096 pages", done.stdout)
 
 
 def test_top_as_json(client: Client, url: str) -> None:
@@ -351,7 +351,7 @@ def test_top_as_json(client: Client, url: str) -> None:
             for line in lines
             if (line["name"], line.get("component"), line.get("tier")) == ("units", "full", "device")
         }
-        assert sum(pages.values()) == 65536
+        assert sum(pages.values()) == 4096
         assert pages["SESSION"] >= 1
 
 

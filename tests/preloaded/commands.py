@@ -1,4 +1,4 @@
-"""`holdfast` commands as forks of the preloaded process. Use them as `subprocess.Popen` and `subprocess.run`."""
+"""`holdfast` commands as forks of the preloaded process, with the interface of `subprocess`."""
 
 import atexit
 import ctypes
@@ -16,19 +16,10 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 MODULE = "holdfast.cli"
 READ_AT_START = (
-    "PYTHON",
-    "OMP_",
-    "MKL_",
-    "KMP_",
-    "TORCH",
-    "TRITON",
-    "CUDA",
-    "LD_",
-    "MALLOC",
-    "FORCE_COLOR",
-    "TERMINAL_",
+    *("PYTHON", "OMP_", "MKL_", "KMP_", "TORCH", "TRITON", "CUDA", "LD_", "MALLOC"),
+    *("FORCE_COLOR", "TERMINAL_", "_TYPER"),
 )
-"""Beginnings of variables that interpreter and libraries read at their start: a fork cannot take on others."""
+"""How variables begin that interpreter and libraries read at their start: a fork cannot change them."""
 PR_SET_CHILD_SUBREAPER = 36
 PADDING = "-" * 4096
 
@@ -94,7 +85,7 @@ class Command(subprocess.Popen[Any]):
 
     def __init__(self, *arguments: str, env: dict[str, str] | None = None, **options: Any) -> None:
         self._words = arguments
-        self._settings = dict(os.environ) if env is None else env
+        self._settings = {**os.environ, "OMP_NUM_THREADS": "1"} if env is None else env
         super().__init__([sys.executable, "-m", MODULE, *arguments], env=self._settings, **options)
 
     def _execute_child(self, *arguments: Any) -> None:
@@ -149,18 +140,18 @@ def start(
 
 
 def run(
-    *arguments: str, input: Any = None, timeout: float | None = None, **options: Any
-) -> subprocess.CompletedProcess[Any]:  # noqa: A002
+    *arguments: str, said: Any = None, timeout: float | None = None, **options: Any
+) -> subprocess.CompletedProcess[Any]:
     """Run a `holdfast` command to its end, as `subprocess.run(..., capture_output=True)` does."""
     with Command(
         *arguments,
-        stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
+        stdin=subprocess.DEVNULL if said is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         **options,
     ) as process:
         try:
-            output, errors = process.communicate(input, timeout)
+            output, errors = process.communicate(said, timeout)
         except BaseException:
             process.kill()
             raise

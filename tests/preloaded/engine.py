@@ -1,7 +1,7 @@
 """The engine process of a preloaded server: a fork of the server instead of a new interpreter.
 
-`fork_engines` replaces `asyncio.create_subprocess_exec` in the server for the engine's command line alone. The child
-closes what it inherited, shows its own command line and runs the module; it never returns.
+`fork_engines` replaces `asyncio.create_subprocess_exec` in the server, for the command line of the engine
+alone. The child closes what it inherited, shows its own command line and runs the module; it never returns.
 """
 
 import asyncio

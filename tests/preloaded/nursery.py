@@ -1,8 +1,9 @@
 """The preloaded process: imports the command and the server once, then forks a process for each request.
 
-Run by `commands` as `python -m tests.preloaded.nursery DESCRIPTOR PADDING`. A request is a packet on the socket
-DESCRIPTOR with the standard streams of the new process. The process is the child of a child that ends at once, so
-it goes to the nearest subreaper, which is the process that asked. The padding is room for longer command lines.
+Run by `commands` as `python -m tests.preloaded.nursery DESCRIPTOR PADDING`. A request is a packet on the
+socket DESCRIPTOR, with the standard streams of the new process. That process is the child of a child that
+ends at once, so it becomes a child of the nearest subreaper, which is the process that asked. The padding
+is room for the command lines that forks show in /proc.
 """
 
 import atexit
@@ -30,6 +31,9 @@ PRELOADED = (
     "holdfast.cli.chat_remote",
     "holdfast.cli.top",
     "holdfast.cli.sessions",
+    "holdfast.cli.bench",
+    "holdfast.cli.bench_remote",
+    "holdfast.cli.sim",
     "holdfast.server.serve",
     "holdfast.server.link.worker",
     "tests.preloaded.engine",
@@ -78,7 +82,7 @@ def become(request: dict[str, Any]) -> None:
     if request["terminal"]:
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8")  # noqa: PTH123, SIM115
+    sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8")  # noqa: SIM115
     sys.stdout = _writer(1, "strict", os.isatty(1))
     sys.stderr = _writer(2, "backslashreplace", True)
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
@@ -87,7 +91,7 @@ def become(request: dict[str, Any]) -> None:
 
 
 def _writer(descriptor: int, errors: str, lines: bool) -> io.TextIOWrapper:
-    raw = open(descriptor, "wb", closefd=False)  # noqa: PTH123, SIM115
+    raw = open(descriptor, "wb", closefd=False)  # noqa: SIM115
     return io.TextIOWrapper(raw, encoding="utf-8", errors=errors, line_buffering=lines)
 
 
