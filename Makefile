@@ -36,10 +36,10 @@ test: install
 	PYTHONOPTIMIZE=1 $(TWO_WORKERS) $(filter-out tests/tidy,$(CORE_TESTS))
 	$(if $(OTHER_TESTS),$(TWO_WORKERS) $(OTHER_TESTS))
 
-# The long figures: long simulations, kill -9, load.
+# The long figures: long simulations, kill -9, load. Servers are new interpreters, not forks (tests/preloaded).
 .PHONY: soak
 soak: install
-	$(BIN)/python -m pytest -m soak --timeout=0 tests
+	HOLDFAST_TESTS_EXECUTE=1 $(BIN)/python -m pytest -m soak --timeout=0 tests
 
 # Other people's clients, unchanged, against a server of the embedded model. Not all of them install beside each other:
 # each requirements file has an environment and a folder of tests. Both need several hundred MiB and no GPU. AI SDK,

@@ -14,7 +14,8 @@ PATIENT = Retries(attempts=8, first_seconds=0.05, longest_seconds=1.0)
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server that says what it is told."""
     log = tmp_path_factory.mktemp("server") / "log"
-    with serving(log, "echo", "--audit", "strict", "--host-memory", "64M") as address:
+    sizes = ("--kv-tokens", "65536", "--host-memory", "64M")  # The strict audit looks at every page.
+    with serving(log, "echo", "--audit", "strict", *sizes) as address:
         yield address
 
 

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import httpx
 
 from holdfast.client import Client
+from tests.preloaded import commands
 
 READY = re.compile(r"Holdfast serves (\S+) on (http://\S+)")
 HELD_BY_CLIENTS = ("TURN", "SESSION", "CHECKPOINT", "TRANSIT", "QUARANTINE")
@@ -22,10 +22,11 @@ HELD_BY_CLIENTS = ("TURN", "SESSION", "CHECKPOINT", "TRANSIT", "QUARANTINE")
 @contextmanager
 def serving(log: Path, *arguments: str, environment: dict[str, str] | None = None) -> Iterator[str]:
     """The address of a server that lives as long as the block; it must end with status 0."""
-    command = [sys.executable, "-m", "holdfast.cli", "serve", *arguments, "--port", "0"]
     settings = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
     with log.open("w") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=settings)
+        process = commands.Command(
+            "serve", *arguments, "--port", "0", stdout=subprocess.PIPE, stderr=errors, text=True, env=settings
+        )
     try:
         yield _address(process, log)
     finally:

@@ -19,6 +19,7 @@ from tests.client.scripted import Scripted, answer, delta, done, stream
 from tests.client.serving import assert_nothing_is_held, serving
 from tests.engine.terminal import Terminal
 from tests.engine.tiny import write_model
+from tests.preloaded.commands import run
 
 NOBODY = "http://127.0.0.1:1"
 PROMPT = r"\d?> $"
@@ -28,11 +29,8 @@ CUT = r"\[computed (\d+), cached (\d+), .*interrupted, (\d+) tokens kept\]"
 
 
 def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "holdfast.cli", *arguments],
-        capture_output=True, text=True, check=False, timeout=240,
-        env={**os.environ, "COLUMNS": "200", **variables},
-    )  # fmt: skip
+    settings = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", **variables}
+    return run(*arguments, text=True, timeout=240, env=settings)
 
 
 def numbers(pattern: str, text: str) -> list[int]:
@@ -334,7 +332,7 @@ def test_top_once(client: Client, url: str) -> None:
         assert f"{url}  echo  sessions 1  running 0  queued 0" in done.stdout
         assert "0 findings" in done.stdout
         assert re.search(r"watched\s+│\s+IDLE\s+│\s+device\s+│\s+1 ", done.stdout)
-        assert re.search(r"full\s+│\s+device\s+│\s+65536 pages", done.stdout)
+        assert re.search(r"full\s+│\s+device\s+│\s+4096 pages", done.stdout)
 
 
 def test_top_as_json(client: Client, url: str) -> None:
@@ -353,7 +351,7 @@ def test_top_as_json(client: Client, url: str) -> None:
             for line in lines
             if (line["name"], line.get("component"), line.get("tier")) == ("units", "full", "device")
         }
-        assert sum(pages.values()) == 65536
+        assert sum(pages.values()) == 4096
         assert pages["SESSION"] >= 1
 
 

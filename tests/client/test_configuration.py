@@ -1,8 +1,6 @@
 """Where options come from: the line before the environment, that before the file, that before defaults."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +23,7 @@ from holdfast.cli.serve import make_server_options
 from holdfast.engine.options import EngineOptions, OptionError
 from holdfast.server.http.keys import Keys
 from holdfast.server.options import ServerOptions
+from tests.preloaded.commands import run
 
 Seen = list[tuple[str, dict[str, object], dict[str, object]]]
 
@@ -150,10 +149,7 @@ def test_what_is_wrong_in_a_file_is_named(text: str, said: str) -> None:
 def test_a_bad_file_ends_the_command_with_one_clear_line() -> None:
     Path("holdfast.toml").write_text("page_sice = 4")
     for command in ("serve", "chat"):
-        done = subprocess.run(
-            [sys.executable, "-m", "holdfast.cli", command],
-            capture_output=True, text=True, check=False, timeout=240, env={**os.environ, "COLUMNS": "200"},
-        )  # fmt: skip
+        done = run(command, text=True, timeout=240, env={**os.environ, "COLUMNS": "200"})
         assert done.returncode == 2
         assert "holdfast.toml has unknown keys: page_sice (did you mean page_size?)" in done.stderr
         assert "Traceback" not in done.stderr

@@ -238,10 +238,9 @@ def test_asynchronous(client: Client, url: str) -> None:
 def test_the_engine_dies_in_the_middle_of_a_turn(tmp_path: Path) -> None:
     """The client asks again until the engine is back: the turn is said once, and counts once."""
     words = "all that is said comes back " * 100
+    options = ("--journal", str(tmp_path / "journal"), "--audit", "strict", "--kv-tokens", "65536")
     with (
-        serving(
-            tmp_path / "log", "echo", "--journal", str(tmp_path / "journal"), "--audit", "strict"
-        ) as address,
+        serving(tmp_path / "log", "echo", *options) as address,
         Client(address, retries=Retries(attempts=60, first_seconds=0.25, longest_seconds=1.0)) as client,
         client.session() as session,
     ):

@@ -25,9 +25,9 @@ SIZES = ("--kv-tokens", "16384", "--context-length", "2048", "--audit", "strict"
 Serve = Callable[..., Server]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def serve() -> Iterator[Serve]:
-    """Start servers of the default model."""
+    """Start servers of the default model; they end with the file."""
     try:
         pull("smollm2")
     except PullError as error:
@@ -44,6 +44,18 @@ def serve() -> Iterator[Serve]:
             assert server.stop() == 0
 
 
+@pytest.fixture(scope="module")
+def shared_server(serve: Serve) -> Server:
+    return serve()
+
+
+@pytest.fixture
+def server(shared_server: Server) -> Iterator[Server]:
+    """A server of the default model, with nothing in memory before and after each test."""
+    yield shared_server
+    shared_server.check_clean()
+
+
 def run_python(page: str, server: Server) -> dict[str, Any]:
     """Run the Python examples of a page in order; the names that they leave."""
     names: dict[str, Any] = {}
@@ -54,8 +66,8 @@ def run_python(page: str, server: Server) -> dict[str, Any]:
     return names
 
 
-def test_python_examples_of_tools(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
-    names = run_python("tools.md", serve())
+def test_python_examples_of_tools(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    names = run_python("tools.md", server)
     shown = capsys.readouterr().out
     first = shown.splitlines()[0]
     assert first.startswith("tool_calls weather {")
@@ -86,8 +98,8 @@ def test_shell_examples_of_tools_across_a_restart(serve: Serve, tmp_path: Path) 
     server.check_clean()
 
 
-def test_python_examples_of_structured_output(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
-    run_python("structured-output.md", serve())
+def test_python_examples_of_structured_output(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    run_python("structured-output.md", server)
     shown = capsys.readouterr().out
     assert re.search(r"^(Rome|Oslo), [1-7] days$", shown, re.MULTILINE)
     assert re.search(r"^(yes|no|perhaps)$", shown, re.MULTILINE)
@@ -96,15 +108,13 @@ def test_python_examples_of_structured_output(serve: Serve, capsys: pytest.Captu
     assert "unsupported_grammar grammar.value" in shown
 
 
-def test_shell_examples_of_structured_output(serve: Serve, tmp_path: Path) -> None:
-    server = serve()
+def test_shell_examples_of_structured_output(server: Server, tmp_path: Path) -> None:
     (example,) = SHELL.findall((ROOT / "docs" / "structured-output.md").read_text())
     opened, choice, date, plan = shell(example.replace(ADDRESS, server.url), tmp_path)
     assert opened["id"] == "plans"
     assert choice["text"] in ("Rome", "Oslo")
     assert re.fullmatch("(May|June) [1-9]", date["text"])
     assert json.loads(plan["text"])["city"] in ("Rome", "Oslo")
-    server.check_clean()
 
 
 def test_the_page_names_every_format() -> None:

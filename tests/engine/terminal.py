@@ -1,13 +1,13 @@
 """A real process in a pseudo-terminal, to be talked to like a person would."""
 
 import os
-import pty
 import re
 import select
 import signal
-import sys
 import time
 from types import TracebackType
+
+from tests.preloaded import commands
 
 SECONDS_MAX = 120.0
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -24,10 +24,7 @@ class Terminal:
             "OMP_NUM_THREADS": "1",
             **(environment or {}),
         }
-        command = [sys.executable, "-m", "holdfast.cli", *arguments]
-        self.pid, self.file = pty.fork()
-        if self.pid == 0:
-            os.execve(command[0], command, settings)
+        self.pid, self.file = commands.start_in_terminal(*arguments, env=settings)
         self.shown = ""
         self.status: int | None = None
 

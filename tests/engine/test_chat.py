@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from holdfast.cli.options import ENGINE_OPTIONS, parse_bytes, takes_options
 from holdfast.engine.options import EngineOptions
 from holdfast.engine.pull import PullError, pull
 from tests.engine.terminal import Terminal
+from tests.preloaded.commands import run
 
 PROMPT = r"\d?> $"
 COST = r"\[computed (\d+), cached (\d+), first token [\d.]+ s(?:, [\d.]+ tokens/s)?\]"
@@ -189,10 +188,9 @@ def test_pull_finds_what_is_in_the_cache() -> None:
         path = pull("smollm2")
     except PullError as error:
         pytest.skip(str(error))
-    command = [sys.executable, "-m", "holdfast.cli", "pull"]
-    done = subprocess.run([*command, "smollm2"], capture_output=True, text=True, check=False, timeout=60)
+    done = run("pull", "smollm2", text=True, timeout=60)
     assert (done.returncode, done.stdout.strip()) == (0, str(path))
-    refused = subprocess.run([*command, "gpt-9"], capture_output=True, text=True, check=False, timeout=60)
+    refused = run("pull", "gpt-9", text=True, timeout=60)
     assert refused.returncode == 1
     assert "holdfast pull: 'gpt-9' cannot be pulled; choose one of smollm2" in refused.stderr
 

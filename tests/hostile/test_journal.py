@@ -6,7 +6,6 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +19,7 @@ from tests.hostile import demands
 from tests.hostile.conftest import ROOM, Serve, started
 from tests.hostile.neighbours import engine_pid
 from tests.models.small import END, VOCABULARY, build_small_model, small_encoder, write_small_model
+from tests.preloaded.commands import run
 from tests.server.serving import Server
 
 pytestmark = pytest.mark.soak
@@ -54,10 +54,7 @@ def starts(model: Path, journal: Path) -> subprocess.CompletedProcess[str] | Non
     """What a server says that refuses a journal; None if it does not end by itself."""
     arguments = ["serve", str(model), "--port", "0", "--journal", str(journal), "--kv-tokens", "4096"]
     try:
-        return subprocess.run(
-            [sys.executable, "-m", "holdfast.cli", *arguments],
-            capture_output=True, text=True, check=False, timeout=demands.ANSWER_SECONDS / 4,
-        )  # fmt: skip
+        return run(*arguments, text=True, timeout=demands.ANSWER_SECONDS / 4)
     except subprocess.TimeoutExpired:
         return None
 

@@ -3,8 +3,6 @@
 import json
 import shutil
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 from tests.hostile import demands
 from tests.hostile.conftest import Serve
 from tests.hostile.neighbours import Watch
+from tests.preloaded.commands import run
 
 pytestmark = pytest.mark.soak
 
@@ -79,10 +78,8 @@ def test_a_model_that_cannot_be_read_is_one_line(small_llama: Path, tmp_path: Pa
     model = tmp_path / "model"
     shutil.copytree(small_llama, model)
     UNREADABLE[damage](model)
-    ended = subprocess.run(
-        [sys.executable, "-m", "holdfast.cli", "serve", str(model), "--port", "0", "--kv-tokens", "4096"],
-        capture_output=True, text=True, check=False, timeout=2 * demands.ANSWER_SECONDS,
-    )  # fmt: skip
+    arguments = ("serve", str(model), "--port", "0", "--kv-tokens", "4096")
+    ended = run(*arguments, text=True, timeout=2 * demands.ANSWER_SECONDS)
     said = ended.stdout + ended.stderr
     assert ended.returncode in demands.ENDS_WITH, said[-2000:]
     assert "Traceback" not in said, said[-2000:]

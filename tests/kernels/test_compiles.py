@@ -1,27 +1,30 @@
 """Triton kernels compile for a GPU, which the interpreter does not check; no GPU is needed for it.
 
 A compiled kernel specialises an integer argument of 1 to a constant, which has no methods of a tensor. Each
-process compiles all shapes of one kernel, since importing torch and Triton takes longer than most of them.
+process compiles all shapes of one kernel. It is a fork of one that has imported torch and Triton, since that
+takes longer than most kernels.
 """
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from typing import IO
 
 import pytest
 
 from holdfast.models.fp8 import CAPABILITY
 
 ABSENT = """
+import json
 import os
 import sys
+import traceback
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
-
-capability = int(os.environ.get("CAPABILITY", "90"))
-
 
 class Absent:
     def get_current_device(self): return 0
@@ -194,48 +197,89 @@ print("compiled")
 """
 
 
-def compiles(source: str, *arguments: int, capability: int = 90) -> None:
+FORKS = """
+for line in sys.stdin:
+    source, arguments, capability = json.loads(line)
+    source_end, sink = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(sink, 1)
+        os.dup2(sink, 2)
+        sys.argv = ["-c", *arguments]
+        try:
+            exec(source)
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    os.close(sink)
+    said = open(source_end).read()
+    os.waitpid(child, 0)
+    print(json.dumps(said), flush=True)
+"""
+
+Compiles = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[subprocess.Popen[str]]:
+    """A process that has imported torch and Triton, and forks for each source."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["CAPABILITY"] = str(capability)
-    done = subprocess.run(
-        [sys.executable, "-c", ABSENT + source, *map(str, arguments)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == "compiled\n", done.stderr[-2000:]
+    command = [sys.executable, "-W", "ignore", "-c", ABSENT + FORKS]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        stream(process.stdin).close()
 
 
-def test_projections_of_any_width_compile() -> None:
+def stream(given: IO[str] | None) -> IO[str]:
+    assert given is not None
+    return given
+
+
+@pytest.fixture
+def compiles(compiler: subprocess.Popen[str]) -> Compiles:
+    def compiled(source: str, *arguments: int, capability: int = 90) -> None:
+        request = [source, [str(argument) for argument in arguments], capability]
+        stream(compiler.stdin).write(json.dumps(request) + "\n")
+        stream(compiler.stdin).flush()
+        said = json.loads(stream(compiler.stdout).readline())
+        assert said == "compiled\n", said[-2000:]
+
+    return compiled
+
+
+def test_projections_of_any_width_compile(compiles: Compiles) -> None:
     compiles(PROJECTIONS)
 
 
 @pytest.mark.parametrize("capability", [90, 10 * CAPABILITY[0] + CAPABILITY[1]])
-def test_projections_in_eight_bits_compile(capability: int) -> None:
+def test_projections_in_eight_bits_compile(compiles: Compiles, capability: int) -> None:
     """For Hopper, and for the oldest GPU that runs them. The interpreter has no 8-bit floats: results are
     checked on a GPU."""
     compiles(EIGHT_BITS, capability=capability)
 
 
-def test_sampling_compiles_and_without_masks_has_no_arguments_for_them() -> None:
+def test_sampling_compiles_and_without_masks_has_no_arguments_for_them(compiles: Compiles) -> None:
     compiles(SAMPLING)
 
 
-def test_copies_of_units_compile() -> None:
+def test_copies_of_units_compile(compiles: Compiles) -> None:
     compiles(UNITS)
 
 
 @pytest.mark.parametrize("kibibytes", [99, pytest.param(227, marks=pytest.mark.soak)])
-def test_attention_of_wide_heads_fits_into_the_shared_memory(kibibytes: int) -> None:
+def test_attention_of_wide_heads_fits_into_the_shared_memory(compiles: Compiles, kibibytes: int) -> None:
     """That of the GPUs of compute capability 8.9 and 9.0."""
     compiles(ATTENTION, kibibytes, 256)
 
 
-def test_lists_of_pieces_compile() -> None:
+def test_lists_of_pieces_compile(compiles: Compiles) -> None:
     compiles(LISTS)
 
 
-def test_steps_of_about_one_size_are_prepared_by_one_kernel() -> None:
+def test_steps_of_about_one_size_are_prepared_by_one_kernel(compiles: Compiles) -> None:
     """Whatever their samples and contexts: compiling a variant while serving would stall every stream."""
     compiles(STEPS, 4, 7)

@@ -180,9 +180,9 @@ def test_rows_of_about_one_length_are_left_whole(interpreter: None) -> None:
     ("counts", "contexts", "wanted", "sunk"),
     [
         ([1], [1], 17, True),
-        ([1] * 6, [400, 1, 256, 257, 900, 12], 1, False),
+        pytest.param([1] * 6, [400, 1, 256, 257, 900, 12], 1, False, marks=pytest.mark.soak),
         ([1] * 6, [400, 1, 256, 257, 900, 12], 5, True),
-        ([1], [2000], 17, True),
+        pytest.param([1], [2000], 17, True, marks=pytest.mark.soak),
         ([1, 9, 0, 1, 40, 2], [300, 600, 0, 2, 40, 257], 3, True),
         ([30], [700], 5, False),
         ([0, 4, 0], [0, 4, 0], 3, False),

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from holdfast.engine.pull import PullError, pull
-from tests.models.reference import VARIANTS, Reference, make_reference
+from tests.models.reference import Reference
+from tests.models.shared_references import shared_reference
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -26,8 +27,7 @@ def reference_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Re
 
     def get(name: str) -> Reference:
         if name not in made:
-            path: Path = tmp_path_factory.mktemp(name)
-            made[name] = make_reference(VARIANTS[name], path)
+            made[name] = shared_reference(name, tmp_path_factory)
         return made[name]
 
     return get

@@ -7,7 +7,8 @@ import torch
 
 from holdfast.models.checkpoint import load_model, open_checkpoint
 from holdfast.models.weights import Placement
-from tests.models.reference import VARIANTS, make_reference
+from tests.models.reference import VARIANTS
+from tests.models.shared_references import shared_reference
 from tests.parity.subject import Subject
 
 
@@ -28,7 +29,7 @@ def subject_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subj
     def get(name: str) -> Subject:
         if name not in made:
             variant = VARIANTS[name]
-            reference = make_reference(variant, tmp_path_factory.mktemp(name))
+            reference = shared_reference(name, tmp_path_factory)
             placement = Placement(torch.device("cpu"), torch.float32)
             ours = load_model(open_checkpoint(reference.path), placement, context_length=1024)
             made[name] = Subject(name, variant.build(), ours, reference)

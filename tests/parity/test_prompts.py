@@ -33,7 +33,7 @@ def test_one_prompt(subject: Subject) -> None:
         assert usage.computed_tokens == watched.computed == len(prompt) + GENERATED - 1
 
 
-@overlapped
+@overlapped(0)
 def test_ragged_batch(subject: Subject, overlap: bool) -> None:
     with Watched(subject, overlap=overlap) as watched:
         check_batch(watched, subject)

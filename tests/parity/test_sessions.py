@@ -5,14 +5,14 @@ the whole transcript as one prompt. Counts say what was computed: a turn compute
 """
 
 from holdfast.core.ledger import OutOfUnits
-from tests.parity.families import first, kept, overlapped
+from tests.parity.families import kept, overlapped, without_overlap
 from tests.parity.subject import Subject, Watched, greedy, prompt
 
 INPUTS = (41, 3, 17, 1, 26, 9, 2, 31, 5, 12)
 SAID = 7
 
 
-@overlapped
+@overlapped(1)
 def test_ten_turns_equal_one_long_prompt(subject: Subject, overlap: bool) -> None:
     """Seventy tokens in ten turns; each turn computes its input and what it says, and nothing twice."""
     with Watched(subject, overlap=overlap) as watched, watched.engine.session() as session:
@@ -31,7 +31,7 @@ def test_ten_turns_equal_one_long_prompt(subject: Subject, overlap: bool) -> Non
         assert watched.computed == len(transcript)
 
 
-@overlapped
+@overlapped(2)
 def test_retract_in_the_middle(subject: Subject, overlap: bool) -> None:
     """Three turns of which memory holds no two at their ends: some are taken back, and all say the same."""
     sizes = {"kv_tokens": 192, "window_tokens": 128, "state_slots": 8, "page_size": 8, "checkpoints": 0}
@@ -59,7 +59,7 @@ def retract(watched: Watched) -> None:
     scheduler.pressure.make_room(shortfall, running[0], may_retract=True)
 
 
-@overlapped
+@overlapped(3)
 def test_abort_and_rollback_then_another_turn(subject: Subject, overlap: bool) -> None:
     with Watched(subject, overlap=overlap) as watched, watched.engine.session() as session:
         transcript = watched.check(session.say(prompt(37, 1), greedy(20)), prompt(37, 1))
@@ -74,7 +74,7 @@ def test_abort_and_rollback_then_another_turn(subject: Subject, overlap: bool) -
         watched.check_count(turn, new=11)
 
 
-@kept
+@kept(7)
 def test_keep_then_another_turn(subject: Subject, keep: int, overlap: bool) -> None:
     """Barge-in: what was heard stays, what was not is gone, in the middle of a turn and after its end.
 
@@ -104,7 +104,7 @@ def test_keep_then_another_turn(subject: Subject, keep: int, overlap: bool) -> N
         watched.check_count(turn, new=5, again=8 + keep)
 
 
-@overlapped
+@overlapped(4)
 def test_fork_and_rewind(subject: Subject, overlap: bool) -> None:
     """Two children and their parent go different ways; a rewound session goes a fourth."""
     with Watched(subject, overlap=overlap) as watched:
@@ -131,7 +131,7 @@ def test_fork_and_rewind(subject: Subject, overlap: bool) -> None:
         watched.check_count(turn, new=6)
 
 
-@overlapped
+@overlapped(5)
 def test_spill_to_the_host_and_restore(subject: Subject, overlap: bool) -> None:
     """A session's memory leaves and comes back; nothing of it is computed again."""
     sizes = {"host_memory": 8 << 20, "session_tokens": 512}
@@ -162,7 +162,7 @@ def overwrite_free_units(watched: Watched) -> None:
                 storage[list(pool.free)] = float("nan")
 
 
-@first
+@without_overlap(6)
 def test_memory_pressure_spills_resting_sessions(subject: Subject) -> None:
     """Six sessions where two fit take turns, spilled in between; none computes its history again."""
     # Where there are no pages, only slots can be scarce.

@@ -7,7 +7,7 @@ PREFIX = 512
 REQUESTS = 8
 
 
-@overlapped
+@overlapped(6)
 def test_eight_requests_share_a_prefix(subject: Subject, overlap: bool) -> None:
     """All at once: the first computes the prefix, the others wait for it, whatever the layout."""
     shared = prompt(PREFIX, 50)

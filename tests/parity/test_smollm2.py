@@ -65,11 +65,19 @@ def most_likely(theirs: PreTrainedModel, prompt: list[int], said: list[int]) -> 
     return best
 
 
-@pytest.mark.parity
-def test_twenty_prompts_say_what_transformers_says(engine: Engine, theirs: PreTrainedModel) -> None:
-    """All twenty at once, chat template included, 64 tokens each."""
-    assert len(QUESTIONS) == 20
-    prompts = [chat(engine, question) for question in QUESTIONS]
+@pytest.mark.parametrize(
+    "questions",
+    [
+        pytest.param(QUESTIONS[:: len(FORMS) + 1], marks=pytest.mark.parity, id="four"),
+        pytest.param(QUESTIONS, marks=pytest.mark.soak, id="twenty"),
+    ],
+)
+def test_prompts_say_what_transformers_says(
+    engine: Engine, theirs: PreTrainedModel, questions: list[str]
+) -> None:
+    """All at once, chat template included, 64 tokens each; four of them are each form on another topic."""
+    assert len(questions) in (4, 20)
+    prompts = [chat(engine, question) for question in questions]
     turns = engine.generate(prompts, greedy(GENERATED))
     for prompt, turn in zip(prompts, turns, strict=True):
         expected = most_likely(theirs, prompt, turn.token_ids)

@@ -39,8 +39,9 @@ def serve() -> Iterator[Serve]:
         *arguments: str,
         environment: dict[str, str] | None = None,
         wrapper: tuple[str, ...] = (),
+        execute: bool = False,
     ) -> Server:
-        started.append(Server(model, *arguments, environment=environment, wrapper=wrapper))
+        started.append(Server(model, *arguments, environment=environment, wrapper=wrapper, execute=execute))
         return started[-1]
 
     yield start

@@ -4,13 +4,14 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests.preloaded import commands
 
 READY = re.compile(r"Holdfast serves \S+ on (http://\S+)")
 HELD = ("TURN", "SESSION", "CHECKPOINT", "RETIRING", "TRANSIT", "QUARANTINE")
@@ -34,16 +35,23 @@ class Server:
         *arguments: str,
         environment: dict[str, str] | None = None,
         wrapper: tuple[str, ...] = (),
+        execute: bool = False,
     ) -> None:
-        """`wrapper` is a command that is put before the server's own."""
+        """`wrapper` is a command that is put before the server's own.
+
+        The server is a preloaded process, unless it has a wrapper or `execute` asks for new interpreters.
+        """
         self.arguments = [str(model), "--port", "0", *arguments]
         self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            [*wrapper, sys.executable, "-m", "holdfast.cli", "serve", *self.arguments],
+        settings = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+        self.process = commands.start(
+            *("serve", *self.arguments),
+            wrapper=wrapper,
+            execute=execute,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+            env=settings,
         )
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -1,8 +1,6 @@
 """An engine that cannot start: at first the server says why and ends; later it tries again."""
 
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.models.damage import DAMAGES, damaged_file
+from tests.preloaded.commands import run
 from tests.server.conftest import Serve
 
 
@@ -24,10 +23,7 @@ def test_memory_that_the_machine_does_not_have_is_refused_by_its_option(
     small_models: Callable[[str], Path], option: str, value: str, said: str
 ) -> None:
     arguments = ["serve", str(small_models("llama")), "--port", "0", option, value]
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast.cli", *arguments],
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+    done = run(*arguments, text=True, timeout=120)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(f"holdfast serve: {said}")
     assert "Traceback" not in done.stderr
@@ -49,10 +45,7 @@ def test_a_model_that_cannot_be_read_is_said_in_one_line_and_not_tried_again(
     shutil.copytree(small_models("llama"), model)
     ((named, change),) = [(named, change) for name, named, change in DAMAGES if name == what]
     change(damaged_file(model, named))
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast.cli", "serve", str(model), "--port", "0"],
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+    done = run("serve", str(model), "--port", "0", text=True, timeout=120)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("holdfast serve: ") and named in line

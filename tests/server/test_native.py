@@ -236,10 +236,7 @@ def test_a_deadline_stops_a_request(native: NativeClient) -> None:
 def test_keys_keep_tenants_and_the_admin_apart(serve: Serve) -> None:
     server = serve(
         "echo",
-        "--audit",
-        "strict",
-        "--admin-key",
-        ADMIN_KEY,
+        *("--audit", "strict", "--kv-tokens", "65536", "--admin-key", ADMIN_KEY),
         environment={"HOLDFAST_API_KEYS": "anna:anna-key,bert:bert-key"},
     )
     anna, bert, admin = (NativeClient(server, key) for key in ("anna-key", "bert-key", ADMIN_KEY))

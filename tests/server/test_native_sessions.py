@@ -47,7 +47,8 @@ def test_a_turn_finds_all_of_the_turn_before_it_in_memory(native: NativeClient, 
 
 @pytest.mark.parametrize("model", [pytest.param("echo-window", marks=pytest.mark.soak), "echo-hybrid"])
 def test_so_it_does_in_other_layouts(serve: Serve, model: str) -> None:
-    server = serve(model, "--audit", "strict")
+    sizes = ("--kv-tokens", "16384", "--window-tokens", "16384", "--state-slots", "64")
+    server = serve(model, "--audit", "strict", *sizes)
     native = NativeClient(server)
     name = native.open(streaming=True)
     before = 0
@@ -215,7 +216,7 @@ def test_an_aborted_turn_rolls_back_and_nothing_is_computed_again(
 
 
 def test_a_queued_turn_that_is_aborted_leaves_the_session_idle(serve: Serve) -> None:
-    server = serve("echo", "--audit", "strict", "--max-running", "1")
+    server = serve("echo", "--audit", "strict", "--kv-tokens", "65536", "--max-running", "1")
     native = NativeClient(server)
     name = native.open(streaming=True)
     first = native.turn(name, "before")

@@ -16,7 +16,7 @@ from tests.server.test_sessions import ENDLESS, UNENDING, long_turn
 
 
 def test_kill_9_of_the_engine_is_heard_and_healed(serve: Serve) -> None:
-    server = serve("echo", "--audit", "strict", *ENDLESS)
+    server = serve("echo", "--audit", "strict", *ENDLESS, execute=True)
     name = server.open("lost")
     server.say(name, "hello")
     call: Any = long_turn(server, name, "long", sampling=UNENDING)
@@ -82,7 +82,7 @@ def test_a_hanging_engine_is_replaced(serve: Serve) -> None:
 
 
 def test_no_engine_outlives_its_server(serve: Serve) -> None:
-    server = serve("echo", "--kv-tokens", "4096")
+    server = serve("echo", "--kv-tokens", "4096", execute=True)
     engine = Path(f"/proc/{server.engine_pid()}")
     server.process.kill()
     server.process.wait()

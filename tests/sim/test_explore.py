@@ -22,12 +22,12 @@ def digest(world: TinyWorld) -> bytes:
     return Fingerprint(world.scheduler, world.device, world.audience).digest()
 
 
-def test_ten_thousand_states_find_nothing() -> None:
-    done = explore(10_000)
+def test_thousands_of_states_find_nothing() -> None:
+    done = explore(4000)
     assert done.finding is None
-    assert done.states >= 10_000
+    assert done.states >= 4000
     assert done.transitions > 2 * done.states
-    assert done.depth >= 6
+    assert done.depth >= 5
 
 
 def test_the_settings_are_small_and_of_all_kinds() -> None:

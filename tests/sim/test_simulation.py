@@ -13,31 +13,35 @@ from holdfast.sim.workloads import WORKLOADS
 from holdfast.sim.world import Setup, World
 from tests.sim import command
 
-SEEDS = ("7", "13")
-STEPS = 60_000
+RUNS = (Options(7, 24_000, workloads=("mix",)), Options(13, 16_000))
+"""One workload in every layout at every page size, and all workloads in some."""
 
 
 def test_many_steps_find_nothing_and_strike_every_site() -> None:
-    arguments = ("--steps", str(STEPS), "--layout", "all", "--faults", "0.05")
-    runs = [command.start("--seed", seed, *arguments) for seed in SEEDS]
+    runs = [
+        command.start(
+            *("--seed", str(options.seed), "--steps", str(options.steps), "--layout", "all"),
+            *("--workload", options.workloads[0] if len(options.workloads) == 1 else "all"),
+            *("--faults", str(options.faults)),
+        )
+        for options in RUNS
+    ]
     struck = dict.fromkeys(SITES, 0)
-    for status, summary in [command.finish(run) for run in runs]:
+    for options, (status, summary) in zip(RUNS, [command.finish(run) for run in runs], strict=True):
         assert (status, summary["findings"], summary["quarantined"]) == (0, 0, 0), summary
-        assert summary["steps"] == STEPS
-        assert summary["turns"] > STEPS // 10
-        assert summary["faults"] >= 20 * STEPS // 1000
+        assert summary["steps"] == options.steps
+        assert summary["turns"] > options.steps // 10
+        assert summary["faults"] >= 20 * options.steps // 1000
         assert summary["faults"] == sum(summary["fault_sites"].values())
         for site, count in summary["fault_sites"].items():
             struck[site] += count
     assert [site for site, count in struck.items() if not count] == []
 
 
-@pytest.mark.parametrize("seed", [7, 13])
-def test_those_steps_see_every_layout_at_every_page_size(seed: int) -> None:
-    seen = {(place.setup.layout, place.setup.page_size) for place in places(Options(seed, STEPS))}
-    assert seen == set(product(LAYOUT_NAMES, PAGE_SIZES))
-    workloads = {place.setup.workload for place in places(Options(seed, STEPS))}
-    assert workloads == set(WORKLOADS)
+def test_those_steps_see_every_layout_at_every_page_size_and_every_workload() -> None:
+    every, mixed = ([place.setup for place in places(options)] for options in RUNS)
+    assert {(setup.layout, setup.page_size) for setup in every} == set(product(LAYOUT_NAMES, PAGE_SIZES))
+    assert {setup.workload for setup in mixed} == set(WORKLOADS)
 
 
 def test_steps_are_spread_over_worlds_of_bounded_length() -> None:
