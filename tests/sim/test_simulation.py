@@ -32,12 +32,10 @@ def test_many_steps_find_nothing_and_strike_every_site() -> None:
     assert [site for site, count in struck.items() if not count] == []
 
 
-@pytest.mark.parametrize("seed", [7, 13])
-def test_those_steps_see_every_layout_at_every_page_size(seed: int) -> None:
-    seen = {(place.setup.layout, place.setup.page_size) for place in places(Options(seed, STEPS))}
-    assert seen == set(product(LAYOUT_NAMES, PAGE_SIZES))
-    workloads = {place.setup.workload for place in places(Options(seed, STEPS))}
-    assert workloads == set(WORKLOADS)
+def test_those_steps_see_every_layout_at_every_page_size_and_every_workload() -> None:
+    setups = [place.setup for seed in SEEDS for place in places(Options(int(seed), STEPS))]
+    assert {(setup.layout, setup.page_size) for setup in setups} == set(product(LAYOUT_NAMES, PAGE_SIZES))
+    assert {setup.workload for setup in setups} == set(WORKLOADS)
 
 
 def test_steps_are_spread_over_worlds_of_bounded_length() -> None:
