@@ -1,10 +1,11 @@
 """Deaths of the process in the simulated world: clients find again what they were told, and nothing else."""
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast.core.layout import LAYOUT_NAMES
 from holdfast.core.scheduler import Scheduler
-from holdfast.sim import world as worlds
 from holdfast.sim.content import next_token
 from holdfast.sim.reference import Conversation
 from holdfast.sim.world import Setup, World
@@ -69,10 +70,10 @@ def test_a_world_whose_process_dies_all_the_time_finds_nothing(
         return done
 
     monkeypatch.setattr(Scheduler, "adopt", counted)
-    monkeypatch.setattr(worlds, "DEATHS", 1.0)
     deaths = turns = 0
     for seed in range(16):
         world = World(Setup(seed, layout, 4, "agents", faults=0.05))
+        world.workload = replace(world.workload, deaths=1.0)
         world.run(150)
         world.close_down()
         deaths += world.faults.counts["process killed"]

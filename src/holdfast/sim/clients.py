@@ -46,6 +46,7 @@ class Clients(Audience):
         self.serial = 0
         self.whom = "nobody"
         self.forked = "nobody"
+        self.before = self._books()
 
     # --- acting -----------------------------------------------------------------------------------
 
@@ -54,15 +55,31 @@ class Clients(Audience):
         self.scheduler.tick(self.now)
         self.hear(self.scheduler.take_events())
         name = self.rng.choices(self.names, self.weights)[0]
-        before = self._books()
+        self.accepted()
         try:
-            ACTIONS[name](self)
+            self.perform(name)
         except errors.Refused as refused:
+            if isinstance(refused, errors.TooManySessions):
+                self._check_limit(name)
             self.trace = extend(self.trace, len(refused.code))
-            if self._books() != before:
+            if self._books() != self.before:
                 what = f"{name} was refused with {refused.code}, but changed memory"
                 raise Found(Check.REFUSAL, what, self.whom) from refused
         self.hear(self.scheduler.take_events())
+
+    def accepted(self) -> None:
+        """Note what a refusal from here on must leave as it is: an action may consist of several acts."""
+        self.before = self._books()
+
+    def perform(self, name: str) -> None:
+        """Carry out an action by its name."""
+        ACTIONS[name](self)
+
+    def _check_limit(self, action: str) -> None:
+        """Only sessions that count towards the limit of sessions may reach it."""
+        counted = sum(not conversation.volatile for conversation in self.conversations.values())
+        if action == "chat" or counted < self.scheduler.registry.policy.sessions_max:
+            raise Found(Check.REFUSAL, f"{action} was refused with {counted} sessions of clients", self.whom)
 
     def _books(self) -> tuple[int, int, list[tuple[int, ...]]]:
         """What a refusal must leave as it was."""
@@ -264,10 +281,10 @@ class Clients(Audience):
         """Submit a turn on an unknown session."""
         self._refuse("s0", TurnRequest(self.name("t"), (1,), 3))
 
-    def _refuse(self, session_id: str, request: TurnRequest) -> None:
+    def _refuse(self, session_id: str, request: TurnRequest, keep: int | None = None) -> None:
         before = self._session_books(session_id)
         try:
-            self.scheduler.submit(session_id, request, self.now)
+            self.scheduler.submit(session_id, request, self.now, keep)
         except errors.Refused as refused:
             if self._session_books(session_id) != before:
                 what = f"{request.turn_id} was refused with {refused.code}, but changed {session_id}"

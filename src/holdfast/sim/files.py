@@ -28,7 +28,7 @@ class Files:
     def on_disk(self, session: Session) -> bool:
         """Whether a session's memory on the host is in a file as well: its content then is."""
         parcel = session.parcel
-        if parcel is None or self.rng.random() >= HAVE_A_COPY:
+        if parcel is None or session.volatile or self.rng.random() >= HAVE_A_COPY:
             return False
         contents = {
             component: [self.device.read_unit((component, parcel.tier), unit) for unit in hold.units]

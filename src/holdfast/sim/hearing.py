@@ -48,6 +48,13 @@ class Audience:
         self.conversations[name] = conversation
         self.sessions.add(name)
 
+    def lose(self, name: str) -> None:
+        """A session is gone with its process; its client may send the conversation again."""
+        conversation = self.conversations.pop(name)
+        self.sessions.discard(name)
+        conversation.come_back()
+        self._remember(conversation)
+
     def begin(self, name: str, request: TurnRequest) -> None:
         """A turn was accepted."""
         self.conversations[name].begin(request.turn_id, request.tokens, self.matcher_of(request.turn_id))
@@ -156,6 +163,12 @@ class Audience:
                 or session.boundaries != conversation.boundaries
             ):
                 raise Found(Check.TRANSCRIPT, f"the log of {session.id} is not what was said", session.id)
+            turn = session.last
+            last = (turn.known_before, turn.input_end, turn.generated) if turn is not None else None
+            said = (*conversation.last, conversation.said) if conversation.last is not None else None
+            if last != said:
+                what = f"the last turn of {session.id} is taken for {last}, not {said}"
+                raise Found(Check.TRANSCRIPT, what, session.id)
             if session.life in {Life.QUEUED, Life.RUNNING}:
                 what = f"{session.id} is {session.life.value}, but has no turn"
                 raise Found(Check.REGISTRY, what, session.id)

@@ -168,7 +168,7 @@ class Inspection:
             self._slot(sequence.state, contents[-1])
 
     def _parcel(self, session: Session, contents: list[int]) -> None:
-        """What is away must still be what left."""
+        """What is away must still be what left: all of what is computed and not leased."""
         parcel, sequence = session.parcel, session.sequence
         assert parcel is not None, "memory that is away is in a parcel"
         page_size = self.layout.page_size
@@ -176,6 +176,17 @@ class Inspection:
             FULL: sequence.leased_pages,
             WINDOW: sequence.window.first if sequence.window is not None else 0,
         }
+        pages = self.layout.pages_for(sequence.computed)
+        for component in self.layout.components:
+            units = len(parcel.away[component].units) if component in parcel.away else 0
+            lease = sequence.lease
+            if component is STATE:
+                complete = units or (lease is not None and lease.state_unit(sequence.computed) is not None)
+            else:
+                complete = starts[component] + units == pages
+            if not complete:
+                what = f"{units} {component.name.lower()} units are away, of {sequence.computed} tokens"
+                raise Found(Check.CONTENT, what, f"parcel of {session.id}")
         for component, hold in parcel.away.items():
             pool = (component, parcel.tier)
             for index, unit in enumerate(hold.units):

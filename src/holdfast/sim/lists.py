@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from holdfast.core.layout import Tier
 from holdfast.core.ledger import Kind
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Life, Place, Session
@@ -85,6 +86,10 @@ class Lists:
     def _check_memory(self, session: Session) -> None:
         sequence, registry = session.sequence, self.registry
         self._require(session, (session.parcel is None) == (session.place is Place.HOME), "parcel")
+        if session.volatile:
+            on_disk = session.parcel is not None and session.parcel.tier is Tier.DISK
+            self._require(session, not on_disk, "tier: a volatile session has no file")
+            self._require(session, session.durable, "wait for a journal: a volatile session is in none")
         mine = session.holder if sequence.mark is None else session.turn and session.turn.holder
         self._require(session, sequence.holder is mine, "holder")
         loose = any(not p.pinned and p.holder.kind is Kind.CHECKPOINT for p in sequence.points)

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from holdfast.sim.chat_mutants import CHAT_MUTANTS
 from holdfast.sim.compute_mutants import COMPUTE_MUTANTS
 from holdfast.sim.forced_mutants import FORCED_MUTANTS
 from holdfast.sim.memory_mutants import MEMORY_MUTANTS
 from holdfast.sim.planting import Mutant, Patcher
 from holdfast.sim.step_mutants import STEP_MUTANTS
+from holdfast.sim.tier_mutants import TIER_MUTANTS
 from holdfast.sim.tree_mutants import TREE_MUTANTS
 from holdfast.sim.turn_mutants import TURN_MUTANTS
 
@@ -28,6 +30,8 @@ MUTANTS: dict[str, Mutant] = {
         *STEP_MUTANTS,
         *FORCED_MUTANTS,
         *COMPUTE_MUTANTS,
+        *CHAT_MUTANTS,
+        *TIER_MUTANTS,
     )
 }
 

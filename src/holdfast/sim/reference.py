@@ -49,11 +49,13 @@ class Conversation:
         "tokens",
         "turn_id",
         "vocabulary",
+        "volatile",
     )
 
-    def __init__(self, session_id: str, vocabulary: int, tenant: str = "") -> None:
+    def __init__(self, session_id: str, vocabulary: int, tenant: str = "", volatile: bool = False) -> None:
         self.session_id = session_id
         self.tenant = tenant
+        self.volatile = volatile
         self.vocabulary = vocabulary
         self.tokens: list[int] = []
         self.contents: list[int] = [EMPTY]
@@ -189,13 +191,37 @@ class Conversation:
 
     def fork(self, session_id: str, turns: int) -> Conversation:
         """The same conversation up to an earlier turn, under another name."""
-        other = Conversation(session_id, self.vocabulary, self.tenant)
+        other = Conversation(session_id, self.vocabulary, self.tenant, self.volatile)
         length = self.boundaries[turns - 1] if turns else 0
         other.tokens = self.tokens[:length]
         other.contents = self.contents[: length + 1]
         other.boundaries = self.boundaries[:turns]
         other.inputs = self.inputs[:turns]
         return other
+
+    def fork_at(self, session_id: str, length: int) -> Conversation:
+        """The same conversation up to a token, under another name."""
+        other = self.fork(session_id, len(self.boundaries))
+        other.cut_to(length)
+        return other
+
+    def cut_to(self, length: int) -> None:
+        """Only the first `length` tokens remain; a turn that reaches past them ends there."""
+        if length == len(self.tokens):
+            return
+        self._cut(length)
+        turns = sum(boundary <= length for boundary in self.boundaries)
+        cut = self.inputs[turns : turns + 1]
+        del self.boundaries[turns:], self.inputs[turns:]
+        if length and self.boundaries[-1:] != [length]:
+            self.boundaries.append(length)
+            self.inputs.append(min(length, *cut))
+        self.last = None
+
+    @property
+    def last_start(self) -> int:
+        """The length at which the last turn begins."""
+        return self.boundaries[-2] if len(self.boundaries) > 1 else 0
 
     def turns(self) -> list[tuple[list[int], list[int]]]:
         """The turns that stand: what was said to the model, and what it said."""

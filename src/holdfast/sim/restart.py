@@ -1,8 +1,9 @@
 """Restart after a kill: a new core begins with the durable state.
 
 A turn is durable before its client hears of its end, so every session comes back exactly as its client knows
-it, and what was in flight never was. Some sessions have a file with the memory of their first tokens, up to
-the end of some turn; the others have their tokens alone and compute them again. Called by the world.
+it, and what was in flight never was. Requests of their own and volatile sessions are lost. Some sessions have
+a file with the memory of their first tokens, up to the end of some turn; the others have their tokens alone
+and compute them again. Called by the world.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ HAVE_A_FILE = 0.6
 
 
 def come_back(clients: Clients, scheduler: Scheduler, device: SimDevice, now: float, rng: Random) -> None:
-    """Recover the sessions of all clients. Requests of their own are lost, and so are turns in flight."""
+    """Recover the sessions of all clients, without their turns in flight."""
     clients.scheduler = scheduler
     for waits in (clients.ending, clients.closing):
         waits.clear()
     for name in list(clients.busy):
         clients.busy.discard(name)
     for name, conversation in list(clients.conversations.items()):
-        if name not in clients.sessions:
-            del clients.conversations[name]
+        if name not in clients.sessions or conversation.volatile:
+            clients.lose(name)
             continue
         conversation.come_back()
         history = [

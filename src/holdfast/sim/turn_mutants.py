@@ -117,9 +117,11 @@ def second_turn_clears_the_firsts_flight(patcher: Patcher) -> None:
     """A turn that is refused because another is in flight sets the session free."""
     original = Scheduler.submit
 
-    def faulty(self: Scheduler, session_id: str, request: TurnRequest, now: float) -> Turn:
+    def faulty(
+        self: Scheduler, session_id: str, request: TurnRequest, now: float, keep: int | None = None
+    ) -> Turn:
         try:
-            return original(self, session_id, request, now)
+            return original(self, session_id, request, now, keep)
         except errors.SessionBusy:
             patcher.reach()
             self.registry.sessions[session_id].life = Life.IDLE
@@ -132,9 +134,11 @@ def refused_turn_overwrites_the_mark(patcher: Patcher) -> None:
     """A refused turn moves the point to which the running one would roll back."""
     original = Scheduler.submit
 
-    def faulty(self: Scheduler, session_id: str, request: TurnRequest, now: float) -> Turn:
+    def faulty(
+        self: Scheduler, session_id: str, request: TurnRequest, now: float, keep: int | None = None
+    ) -> Turn:
         try:
-            return original(self, session_id, request, now)
+            return original(self, session_id, request, now, keep)
         except errors.SessionBusy:
             sequence = self.registry.sessions[session_id].sequence
             if sequence.mark is not None:
@@ -149,9 +153,11 @@ def refused_turn_drops_the_memory(patcher: Patcher) -> None:
     """A turn that is too long costs the session the memory that it has."""
     original = Scheduler.submit
 
-    def faulty(self: Scheduler, session_id: str, request: TurnRequest, now: float) -> Turn:
+    def faulty(
+        self: Scheduler, session_id: str, request: TurnRequest, now: float, keep: int | None = None
+    ) -> Turn:
         try:
-            return original(self, session_id, request, now)
+            return original(self, session_id, request, now, keep)
         except errors.ContextExceeded:
             session = self.registry.sessions[session_id]
             if session.sequence.computed and session.at_rest:

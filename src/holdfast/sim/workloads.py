@@ -10,7 +10,8 @@ class Workload:
     """Chances of each action in a step, and the sizes of things. Chances are weights, not probabilities.
 
     `present` sessions are open when the world begins; at most `sessions` may be. A world that is not `strict`
-    is too large to be counted whole after every step: its audit works in slices.
+    is too large to be counted whole after every step: its audit works in slices. Lower tiers are there with a
+    chance of at least `tiers`. `deaths` says how often the process is killed, beside other faults.
     """
 
     name: str
@@ -22,6 +23,8 @@ class Workload:
     shared_prompts: int = 3
     strict: bool = True
     present: int = 0
+    tiers: float = 0.0
+    deaths: float = 0.04
 
 
 _CALM = {"open": 2.0, "turn": 12.0, "close": 0.6, "request": 1.0, "durable": 0.5, "flush": 0.05}
@@ -102,6 +105,53 @@ WORKLOADS: dict[str, Workload] = {
             sessions=9,
             input_tokens=(1, 50),
             output_tokens=(1, 24),
+        ),
+        Workload(
+            "chats",
+            {
+                "chat": 14.0,
+                "open": 0.7,
+                "turn": 1.5,
+                "turn at": 2.0,
+                "fork at": 1.5,
+                "keep too much": 1.0,
+                "interrupt": 3.0,
+                "cut last": 1.0,
+                "compact": 2.0,
+                "rewind": 0.5,
+                "request": 0.5,
+                "close": 0.6,
+                "spill": 1.5,
+                "write out": 0.7,
+                "restore": 0.7,
+                "durable": 0.5,
+                "flush": 0.05,
+            },
+            sessions=5,
+            input_tokens=(1, 20),
+            output_tokens=(1, 16),
+            actions_per_step=1.4,
+            tiers=0.7,
+        ),
+        Workload(
+            "tiers",
+            {
+                "open": 2.0,
+                "turn": 6.0,
+                "spill": 6.0,
+                "write out": 0.5,
+                "restore": 1.5,
+                "interrupt": 1.0,
+                "rewind": 0.5,
+                "close": 0.5,
+                "durable": 0.5,
+            },
+            sessions=8,
+            input_tokens=(1, 30),
+            output_tokens=(1, 12),
+            actions_per_step=1.5,
+            tiers=0.9,
+            deaths=0.2,
         ),
     )
 }

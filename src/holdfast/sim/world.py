@@ -18,7 +18,8 @@ from holdfast.core.registry import Plan
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Life, Session
 from holdfast.core.turn import Turn
-from holdfast.sim.clients import TENANTS, VOCABULARY, Clients
+from holdfast.sim.chats import AllClients
+from holdfast.sim.clients import TENANTS, VOCABULARY
 from holdfast.sim.constraint import Constraints
 from holdfast.sim.content import extend
 from holdfast.sim.device import SimDevice, WrongContent
@@ -36,8 +37,6 @@ STALL_STEPS = 200
 STEPS_PER_INSPECTION = 16
 STEPS_PER_INSPECTION_OF_A_CROWD = 400
 CLOSING_STEPS = 4
-DEATHS = 0.04
-"""How often the process is killed, beside other faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class World:
         self.constraints = Constraints(setup.seed, VOCABULARY)
         self.file_rng = Random(f"files {setup.seed}")
         self._boot()
-        self.clients = Clients(self.workload, self.scheduler, rng, self.faults, self.constraints.matcher)
+        self.clients = AllClients(self.workload, self.scheduler, rng, self.faults, self.constraints.matcher)
         self._attach()
         self.now = 0.0
         self.step = 0
@@ -147,14 +146,16 @@ class World:
             pages *= 8
         slots = rng.choice((3, 8, 40))
         sizes: dict[tuple[Component, Tier], int] = {}
-        host, disk = rng.random() < 0.6, rng.random() < 0.3
+        disk_rng = Random(f"disk sizes {self.setup.seed}")
+        likely = self.workload.tiers
+        host, disk = rng.random() < max(0.6, likely), rng.random() < max(0.3, likely)
         for component in self.layout.components:
             units = slots if component is Component.STATE else pages
             sizes[component, Tier.DEVICE] = units
             if host:
                 sizes[component, Tier.HOST] = rng.choice((2, units, 4 * units))
             if disk:
-                sizes[component, Tier.DISK] = 4 * units
+                sizes[component, Tier.DISK] = disk_rng.choice((2, units, 4 * units))
         return sizes
 
     def _log(self, number: int) -> list[int] | None:
@@ -189,7 +190,7 @@ class World:
         if self.faults.strike("clock jump", 0.1):
             self.now += self.rng.choice((-50.0, 5.0, 35.0))
         clients.now = self.now
-        if self.faults.strike("process killed", DEATHS, self.death_rng):
+        if self.faults.strike("process killed", self.workload.deaths, self.death_rng):
             self._die()
         self._arrive()
         actions = self.workload.actions_per_step
