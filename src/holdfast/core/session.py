@@ -173,6 +173,8 @@ class Session:
     @property
     def state(self) -> str:
         """The state as clients see it."""
+        if self.turn is not None and self.turn.is_open and self.life is not Life.CLOSING:
+            return "LISTENING"
         return SHOWN.get((self.life, self.place), self.life.name)
 
     def on(self, event: LifeEvent) -> None:
