@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from holdfast.sim.compute_mutants import COMPUTE_MUTANTS
 from holdfast.sim.forced_mutants import FORCED_MUTANTS
+from holdfast.sim.listening_mutants import LISTENING_MUTANTS
 from holdfast.sim.memory_mutants import MEMORY_MUTANTS
 from holdfast.sim.planting import Mutant, Patcher
 from holdfast.sim.step_mutants import STEP_MUTANTS
@@ -28,6 +29,7 @@ MUTANTS: dict[str, Mutant] = {
         *STEP_MUTANTS,
         *FORCED_MUTANTS,
         *COMPUTE_MUTANTS,
+        *LISTENING_MUTANTS,
     )
 }
 
