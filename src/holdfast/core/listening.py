@@ -57,6 +57,12 @@ class Listening:
         require_length(self.registry, session.tenant, turn.known_before, request, drafting)
         self._revise(session, turn, request, start)
 
+    def put_off(self, session: Session, turn: Turn, deadline: float) -> None:
+        """Take an open turn back at another time."""
+        self.registry.deadlines.drop(-turn.number)
+        turn.request = replace(turn.request, deadline=deadline)
+        self.registry.watch_turn(session, turn)
+
     def commit(self, session: Session, turn: Turn, request: TurnRequest) -> None:
         """Make an open turn an ordinary one, with the whole of its input: what differs is computed again."""
         registry, sequence = self.registry, session.sequence

@@ -90,6 +90,11 @@ class Registry:
         return self.queues.listening
 
     @property
+    def unheard(self) -> bool:
+        """Whether a plan may find some input of an open turn to compute."""
+        return self.queues.unheard
+
+    @property
     def resting(self) -> Mapping[Session, None]:
         """Sessions whose memory may be spilled, the longest resting first."""
         return self.queues.resting

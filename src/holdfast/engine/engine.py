@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec
 
 from holdfast.core.audit import Finding
-from holdfast.core.errors import EmptyTurn, SessionExpired
+from holdfast.core.errors import EmptyTurn, SessionBusy, SessionExpired
 from holdfast.core.events import Event, EventKind
 from holdfast.core.layout import Tier
 from holdfast.core.session import Place
@@ -29,8 +29,10 @@ from holdfast.core.turn import Turn as CoreTurn
 from holdfast.engine.answer_builder import AnswerBuilder, Asked
 from holdfast.engine.constraints.grammar import Grammar, Kind
 from holdfast.engine.listeners import Refusal, Reply, TurnListener
+from holdfast.engine.listening import ahead_of
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions, make_options
+from holdfast.engine.replies import Answer
 from holdfast.engine.report import memory_report
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.startup import Progress, open_loop
@@ -232,39 +234,17 @@ class Turn:
         return self.wait()._stream.prompt_logprobs
 
 
-class Answer:
-    """The reply to a verb: `value` is its answer once it is `over`."""
-
-    __slots__ = ("_refusal", "over", "value")
-
-    def __init__(self) -> None:
-        self.over = False
-        self.value: object = None
-        self._refusal: Refusal | None = None
-
-    def done(self, session_id: str | None, answer: object = None) -> None:  # noqa: ARG002
-        """The verb was carried out."""
-        self.over, self.value = True, answer
-
-    def refused(self, refusal: Refusal) -> None:
-        """The verb was refused."""
-        self.over, self._refusal = True, refusal
-
-    def raise_refusal(self) -> None:
-        """Raise why the verb was refused, if it was."""
-        if self._refusal is not None:
-            raise self._refusal
-
-
 class Session:
     """A conversation whose memory stays between turns."""
 
-    __slots__ = ("_current", "_engine", "id", "system")
+    __slots__ = ("_current", "_engine", "id", "pending", "system")
 
     def __init__(self, engine: Engine, name: str, system: str | None) -> None:
         self._engine = engine
         self.id = name
         self.system = system
+        self.pending = ""
+        """The beginning of the next user message, computed ahead while the engine is driven."""
         self._current: Turn | None = None
 
     def __enter__(self) -> Session:
@@ -274,6 +254,19 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def append(self, text: str) -> None:
+        """Say more of the next user message: it is computed ahead, as far as its tokens are final."""
+        self.replace(len(self.pending), text)
+
+    def replace(self, start: int, text: str) -> None:
+        """Revise the next user message from character `start` on; `replace(0, "")` discards it."""
+        if not 0 <= start <= len(self.pending):
+            raise ValueError(f"start must be from 0 to {len(self.pending)}, not {start}")
+        self.pending = self.pending[:start] + text
+        tokens = ahead_of(lambda part: self._tokens_of(part, None), self.pending)
+        with suppress(SessionBusy):  # A turn that runs is not disturbed.
+            self._engine.carry_out(self._engine.verbs.hear, self.id, self._engine.checked("text", tokens))
 
     def say(
         self,
@@ -289,9 +282,12 @@ class Session:
 
         `said` is a user message, messages (results of tools have the role `tool`), or tokens. The text of the
         answer matches the `grammar`, which may be a JSON schema. `tool_choice` is OpenAI's; reasoning ends
-        after `thinking_tokens`; `template_kwargs` are variables of the chat template.
+        after `thinking_tokens`; `template_kwargs` are variables of the chat template. A text follows what was
+        appended before.
         """
         engine = self._engine
+        if isinstance(said, str):
+            said, self.pending = self.pending + said, ""
         tokens = engine.checked("said", self._tokens_of(said, template_kwargs))
         chosen = sampling if sampling is not None else Sampling()
         known = engine.known_tokens(self.id)
@@ -564,12 +560,12 @@ class Engine:
 
     def known_tokens(self, session_id: str) -> int:
         """How many tokens a session's history has."""
-        return self.loop.scheduler.registry.find(session_id).sequence.known
+        return self.loop.scheduler.registry.find(session_id).history
 
     def last_token(self, session_id: str) -> int | None:
         """The last token of a session's history."""
-        tokens = self.loop.scheduler.registry.find(session_id).sequence.tokens
-        return tokens[len(tokens) - 1] if len(tokens) else None
+        session = self.loop.scheduler.registry.find(session_id)
+        return session.sequence.tokens[session.history - 1] if session.history else None
 
     def memory(self) -> dict[str, object]:
         """The ledger: units by holder, component and tier, the largest holders, findings."""

@@ -16,6 +16,7 @@ from holdfast.engine.constraints.turn import TurnConstraint
 from holdfast.engine.durable.session_log import require_text
 from holdfast.engine.grammars import GrammarRefused
 from holdfast.engine.listeners import TurnListener
+from holdfast.engine.listening import Ahead
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.step.speculation import is_penalised
@@ -35,10 +36,11 @@ in any case: more would not come from a conversation that fits."""
 class TurnBeginner:
     """Begins the turns of one engine."""
 
-    __slots__ = ("_loop",)
+    __slots__ = ("_ahead", "_loop")
 
-    def __init__(self, loop: EngineLoop) -> None:
+    def __init__(self, loop: EngineLoop, ahead: Ahead) -> None:
         self._loop = loop
+        self._ahead = ahead
 
     def begin(
         self,
@@ -51,7 +53,7 @@ class TurnBeginner:
         setup, scheduler = self._loop.setup, self._loop.scheduler
         require_text(turn_id=spec.turn_id, fingerprint=spec.fingerprint, note=spec.note)
         sampling = spec.sampling.with_defaults(setup.defaults)
-        known = 0 if session is None else session.sequence.known
+        known = 0 if session is None else session.history
         if spec.keep is not None:
             known = spec.keep
         request = self._request(spec, sampling, known)
@@ -66,7 +68,7 @@ class TurnBeginner:
         else:
             self._loop.session_log.require_writable()
             self._require_room(session.id, spec.note)
-            turn = scheduler.submit(session.id, request, self._loop.now())
+            turn = self._ahead.begin(session, request)
             if spec.tools is not None:
                 self._loop.dispatcher.note_opened(session)
                 self._loop.session_log.retooled(session.id, spec.tools)

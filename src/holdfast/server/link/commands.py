@@ -203,7 +203,7 @@ class EngineCommands:
         if command.what == Question.TURNS:
             return noted_turns(loop, session, command.names)
         if command.what == Question.TOKENS:
-            return session.sequence.tokens.packed(0, session.sequence.known)
+            return session.sequence.tokens.packed(0, session.history)
         assert command.what == Question.SESSION, f"{command.what} is a report"
         return session_report(loop, session)
 
