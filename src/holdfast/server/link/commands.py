@@ -55,6 +55,8 @@ class EngineCommands:
                 reply = self.turns.get(command.turn)
                 if reply is not None:
                     verbs.abort(reply, command.keep, command.reason)
+            case wire.Hear(call=call, session=name):
+                verbs.hear(self._reply(call), name, command.tokens, command.known)
             case wire.OpenSession(call=call, session=name):
                 about = (command.tenant, command.ttl, command.metadata, command.system, command.tools)
                 verbs.open(self._reply(call), name, *about)

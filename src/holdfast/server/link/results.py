@@ -252,6 +252,7 @@ class TurnReply(TurnListener):
             prompt_tokens=turn.input_end,
             cached_tokens=turn.cached,
             computed_tokens=turn.computed,
+            ahead_tokens=turn.computed_ahead,
             queue_seconds=max(0.0, (turn.admitted if turn.admitted is not None else now) - turn.arrived),
             first_seconds=None if turn.first_token is None else turn.first_token - turn.arrived,
             total_seconds=now - turn.arrived,

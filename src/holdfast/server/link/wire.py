@@ -112,6 +112,18 @@ class EndTurn(msgspec.Struct, tag="end", frozen=True):
     reason: str
 
 
+class Hear(msgspec.Struct, tag="hear", frozen=True):
+    """Compute the input of a session's next turn ahead: `tokens`, all that is known of it; none take it back.
+
+    `known` is the length of the history that they were written for.
+    """
+
+    call: int
+    session: str
+    tokens: list[int]
+    known: int | None = None
+
+
 class Interrupt(msgspec.Struct, tag="interrupt", frozen=True):
     """Interrupt the turn in flight, or else the last one; `turn` is the turn that is meant, if given."""
 
@@ -221,6 +233,7 @@ Command = (
     | OpenSession
     | StartTurn
     | EndTurn
+    | Hear
     | Interrupt
     | Rewind
     | Compact
@@ -438,6 +451,8 @@ class End(msgspec.Struct, frozen=True):
     first_seconds: float | None
     total_seconds: float
     retracts: int = 0
+    ahead_tokens: int = 0
+    """Of the tokens computed, those that were computed before the turn was asked for."""
     logprobs: list[Logprob] | None = None
     prompt_logprobs: list[Logprob] | None = None
     view: SessionView | None = None

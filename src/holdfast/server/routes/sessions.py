@@ -6,6 +6,7 @@ Unknown fields are refused. A turn's id is its idempotency key.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
@@ -19,6 +20,7 @@ from holdfast.server.dialects.tables import SESSIONS, Dialect
 from holdfast.server.http.answers import StreamAnswer, TurnAnswer, event, json_answer
 from holdfast.server.http.bodies import brings_body
 from holdfast.server.http.problems import Problem, bad_field, turn_failed
+from holdfast.server.limits import too_long
 from holdfast.server.link.engine_client import TurnFeed
 from holdfast.server.prompts import SessionMessage, plain_messages
 from holdfast.server.routes.access import body_of, caller_of, service_of
@@ -27,7 +29,7 @@ from holdfast.server.routes.session_format import TurnEvents, failed, shown_turn
 from holdfast.server.sessions import engine_name, new_name, require_name
 from holdfast.server.turn_request import PLAIN_ANSWER, Input, SessionGiven, TurnAsked, fingerprint_of
 
-__all__ = ["SAMPLING", "Count", "SamplingBody", "ask_turn", "kept_tokens", "router"]
+__all__ = ["SAMPLING", "Count", "SamplingBody", "ask_turn", "kept_tokens", "read_input", "router"]
 
 router = APIRouter(tags=["sessions"])
 
@@ -53,9 +55,9 @@ class SamplingBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TurnBody(msgspec.Struct, forbid_unknown_fields=True):
-    """One turn: text, messages or token ids."""
+    """One turn: text, messages or token ids; without input, what was sent to `/input` before."""
 
-    input: str | list[int | SessionMessage]
+    input: str | list[int | SessionMessage] | None = None
     turn_id: str | None = None
     sampling: SamplingBody = msgspec.field(default_factory=SamplingBody)
     stream: bool = False
@@ -63,6 +65,13 @@ class TurnBody(msgspec.Struct, forbid_unknown_fields=True):
 
 SAMPLING = make_body(SamplingBody, SESSIONS.sampling)
 TURN = make_body(TurnBody, SESSIONS.turn, SESSIONS.answer, nested={"sampling": SAMPLING})
+
+
+class InputBody(msgspec.Struct, forbid_unknown_fields=True):
+    """More text of the next turn's input, or other text from one of its characters on."""
+
+    text: str
+    start: Count | None = msgspec.field(default=None, name="from")
 
 
 class InterruptBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -241,12 +250,36 @@ async def fork(request: Request, session_id: str) -> Response:
     return json_answer(await service.describe(forked), 201)
 
 
+@router.post(
+    "/v1/sessions/{session_id}/input",
+    **documented(InputBody, "Say more of the next turn's input; it is computed ahead."),
+)
+async def say(request: Request, session_id: str) -> Response:
+    service = service_of(request)
+    body = await body_of(request, InputBody)
+    record = service.table.find(caller_of(request).tenant, session_id)
+    said = service.listening.said(record)
+    start = len(said.text) if body.start is None else body.start
+    if start > len(said.text):
+        raise bad_field("from", f"the input has {len(said.text)} characters", "unknown_position")
+    text = said.text[:start] + body.text
+    if len(text) > service.prompts.room.text_bytes:
+        raise too_long(service.prompts.room, "text")
+    said.text = text
+    service.listening.hear(record, Input(text=text) if text else None)
+    return json_answer({"id": record.name, "characters": len(text)})
+
+
 @router.post("/v1/sessions/{session_id}/turns", **documented(TURN.described, "Run a turn."))
 async def take_turn(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, TURN.read)
     record = service.table.find(caller_of(request).tenant, session_id)
-    asked = ask_turn(SESSIONS, body, body.input)
+    name = _given_name(body.turn_id, "turn_id") or new_name("t")
+    given = body.input
+    if given is None and not (given := service.listening.take(record, name)):
+        raise bad_field("input", "give the input of the turn, or send it to /input before", "empty_turn")
+    asked = replace(ask_turn(SESSIONS, body, given), name=name)
     feed = await service.start_turn(record, asked)
 
     def leave() -> None:
@@ -270,7 +303,7 @@ def ask_turn(dialect: Dialect, body: AsksTurn, given: str | list[int | SessionMe
     answer = dialect.answer.read(body)
     content = (given, body.sampling) if answer == PLAIN_ANSWER else (given, body.sampling, answer)
     return TurnAsked(
-        _input(given),
+        read_input(given),
         dialect.sampling.read(body.sampling),
         _given_name(body.turn_id, "turn_id") or new_name("t"),
         dialect.turn.read(body),
@@ -280,7 +313,8 @@ def ask_turn(dialect: Dialect, body: AsksTurn, given: str | list[int | SessionMe
     )
 
 
-def _input(given: str | list[int | SessionMessage]) -> Input:
+def read_input(given: str | list[int | SessionMessage]) -> Input:
+    """The input of a turn; raises the problem with it."""
     if isinstance(given, str):
         if not given:
             raise bad_field("input", "must not be empty", "empty_turn")
