@@ -58,17 +58,17 @@ def test_a_revision_is_what_was_said(echo: Server) -> None:
         name = talk.open()["id"]
         talk.say("input.append", text=WORDS)
         until(lambda: listens(echo, name))
-        talk.say("input.replace", **{"from": 10, "text": "stands still and "})
+        talk.say("input.replace", start=10, text="stands still and ")
         talk.say("input.append", text="waits")
         talk.say("input.commit")
         assert talk.hear("response.done")["text"] == f"{WORDS[:10]}stands still and waits"
-        talk.say("input.replace", **{"from": 1, "text": "x"})
+        talk.say("input.replace", start=1, text="x")
         assert talk.refused()["code"] == "unknown_position"
         talk.say("input.append", token_ids=[5, 6])
-        talk.say("input.replace", **{"from": 0, "text": "x"})
+        talk.say("input.replace", start=0, text="x")
         assert talk.refused()["param"] == "text"
         talk.say("input.replace", text="x")
-        assert talk.refused()["param"] == "from"
+        assert talk.refused()["param"] == "start"
 
 
 @pytest.mark.parametrize("way", ["emptied", "closed", "dropped"])
@@ -80,7 +80,7 @@ def test_what_is_not_committed_was_never_said(echo: Server, way: str) -> None:
         talk.say("input.append", text=WORDS)
         until(lambda: listens(echo, name))
         if way == "emptied":
-            talk.say("input.replace", **{"from": 0, "text": ""})
+            talk.say("input.replace", start=0, text="")
         elif way == "closed":
             talk.say("session.close")
             talk.hear("session.closed")
@@ -130,9 +130,9 @@ def test_input_over_http_waits_for_its_turn(echo: Server) -> None:
     assert post_turn(echo, name).json()["error"]["code"] == "empty_turn"
     assert echo.post(where, {"text": WORDS}).json() == {"id": name, "characters": len(WORDS)}
     until(lambda: listens(echo, name))
-    assert echo.post(where, {"text": "stands ", "from": 10}).json()["characters"] == 17
-    refused = echo.post(where, {"text": "x", "from": 18}).json()["error"]
-    assert (refused["code"], refused["param"]) == ("unknown_position", "from")
+    assert echo.post(where, {"text": "stands ", "start": 10}).json()["characters"] == 17
+    refused = echo.post(where, {"text": "x", "start": 18}).json()["error"]
+    assert (refused["code"], refused["param"]) == ("unknown_position", "start")
     echo.post(where, {"text": "still"})
     done = post_turn(echo, name, turn_id="one").json()
     assert done["text"] == f"{WORDS[:10]}stands still"

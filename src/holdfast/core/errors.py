@@ -112,7 +112,7 @@ class UnknownPosition(Refused):
     """A revision begins past the end of the input that it revises."""
 
     code = "unknown_position"
-    param = "from"
+    param = "start"
 
 
 class NothingToKeep(Refused):

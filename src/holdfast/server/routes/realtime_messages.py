@@ -60,7 +60,7 @@ class ReplaceMessage(Message, tag="input.replace"):
     """Something else from a character of the appended text on."""
 
     text: str
-    start: Count = msgspec.field(name="from")
+    start: Count
 
 
 class CommitMessage(Message, tag="input.commit"):
@@ -177,7 +177,7 @@ class PendingInput:
             raise bad_field("text", f"this turn's input is {self._kind} so far: only text can be replaced")
         text = "" if self.refused else "".join(self._texts)
         if message.start > len(text):
-            raise bad_field("from", f"the input has {len(text)} characters", "unknown_position")
+            raise bad_field("start", f"the input has {len(text)} characters", "unknown_position")
         text = text[: message.start] + message.text
         if len(text.encode()) > self._bytes_max:
             raise bad_field("text", f"the input may take at most {self._bytes_max} bytes")

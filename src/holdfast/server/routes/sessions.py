@@ -71,7 +71,7 @@ class InputBody(msgspec.Struct, forbid_unknown_fields=True):
     """More text of the next turn's input, or other text from one of its characters on."""
 
     text: str
-    start: Count | None = msgspec.field(default=None, name="from")
+    start: Count | None = None
 
 
 class InterruptBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -261,7 +261,7 @@ async def say(request: Request, session_id: str) -> Response:
     said = service.listening.said(record)
     start = len(said.text) if body.start is None else body.start
     if start > len(said.text):
-        raise bad_field("from", f"the input has {len(said.text)} characters", "unknown_position")
+        raise bad_field("start", f"the input has {len(said.text)} characters", "unknown_position")
     text = said.text[:start] + body.text
     if len(text) > service.prompts.room.text_bytes:
         raise too_long(service.prompts.room, "text")
