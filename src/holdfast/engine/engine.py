@@ -277,18 +277,20 @@ class Session:
         tool_choice: str | Mapping[str, Any] | None = None,
         thinking_tokens: int | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        steer: int | str | None = None,
     ) -> Turn:
         """Start a turn: iterate over it for text as it comes, or read its `text`.
 
         `said` is a user message, messages (results of tools have the role `tool`), or tokens. The text of the
         answer matches the `grammar`, which may be a JSON schema. `tool_choice` is OpenAI's; reasoning ends
         after `thinking_tokens`; `template_kwargs` are variables of the chat template. A text follows what was
-        appended before.
+        appended before. With `steer` the turn before it, running or finished, is cut after that many tokens
+        ("all": those it has), and this one goes on from there.
         """
         engine = self._engine
         if isinstance(said, str):
             said, self.pending = self.pending + said, ""
-        tokens = engine.checked("said", self._tokens_of(said, template_kwargs))
+        tokens = engine.checked("said", self._tokens_of(said, template_kwargs, steers=steer is not None))
         chosen = sampling if sampling is not None else Sampling()
         known = engine.known_tokens(self.id)
         turn_id = f"t-{secrets.token_hex(4)}"
@@ -304,6 +306,7 @@ class Session:
             computes_from=None if chosen.prompt_logprobs is None else known,
             grammar=built.grammar,
             answer=built.answer,
+            steers=None if steer is None else _kept(steer, "all"),
         )
         self._current = Turn(engine, spec)
         return self._current
@@ -319,7 +322,10 @@ class Session:
         return [call.call for call in self._engine.loop.session_log.calls_of(self.id, self.turns)]
 
     def _tokens_of(
-        self, said: str | Sequence[int] | Sequence[Message], template_kwargs: Mapping[str, Any] | None
+        self,
+        said: str | Sequence[int] | Sequence[Message],
+        template_kwargs: Mapping[str, Any] | None,
+        steers: bool = False,
     ) -> Sequence[int]:
         """The tokens of a message or messages, in the chat template if the model has one."""
         tokenizer = self._engine.loop.setup.tokenizer
@@ -335,7 +341,7 @@ class Session:
         if known == 0:
             system = [{"role": "system", "content": self.system}] if self.system is not None else []
             return tokenizer.encode_chat([*system, *messages], tools=tools, template_kwargs=template_kwargs)
-        last = self._engine.last_token(self.id)
+        last = None if steers else self._engine.last_token(self.id)
         return tokenizer.encode_continuation(
             messages, last_token=last, calls=self.calls, tools=tools, template_kwargs=template_kwargs
         )
@@ -413,11 +419,11 @@ class Session:
                 self._engine.carry_out(self._engine.verbs.close, self.id)
 
 
-def _kept(keep: int | str) -> int | None:
-    """How many generated tokens an interruption keeps, as the core counts them."""
-    words = {"all": KEEP_ALL, "none": None}
+def _kept(keep: int | str, *words: str) -> int | None:
+    """How many generated tokens an interruption keeps, as the core counts them; it may be one of `words`."""
+    words = words or ("all", "none")
     if isinstance(keep, str) and keep in words:
-        return words[keep]
+        return KEEP_ALL if keep == "all" else None
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
         raise ValueError(f"keep must be {', '.join(words)} or a number of tokens, not {keep!r}")
     return keep

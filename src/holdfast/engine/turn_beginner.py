@@ -56,7 +56,7 @@ class TurnBeginner:
         known = 0 if session is None else session.history
         if spec.keep is not None:
             known = spec.keep
-        request = self._request(spec, sampling, known)
+        request = self.request(spec, sampling, known)
         chosen = sampling.choice(spec.choice)
         chosen.check_vocabulary(setup.model.config.vocabulary)
         constraint = _constraint(spec, chosen, compilation)
@@ -98,7 +98,7 @@ class TurnBeginner:
         if len(note) + entry.note_characters > most:
             raise NotesTooLarge(f"the session may keep {most} characters about its turns")
 
-    def _request(self, spec: TurnSpec, sampling: Sampling, known: int) -> TurnRequest:
+    def request(self, spec: TurnSpec, sampling: Sampling, known: int) -> TurnRequest:
         """What the core is asked for. Without a limit, a turn may fill what is left of the context."""
         room = self.tokens_max(spec.tenant) - known - len(spec.tokens)
         limit = sampling.max_tokens if sampling.max_tokens is not None else max(1, room)

@@ -28,6 +28,7 @@ from holdfast.engine.listeners import Reply, TurnListener
 from holdfast.engine.listening import Ahead
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.sampling import SamplingError
+from holdfast.engine.steering import Steering
 from holdfast.engine.turn_beginner import TurnBeginner
 from holdfast.engine.turn_spec import HistoryChanged, HistoryRepeated, TurnSpec
 from holdfast.engine.waiting import (
@@ -83,6 +84,7 @@ class Verbs:
         "_requests",
         "_scheduler",
         "_session_log",
+        "_steering",
         "_turns",
         "_waiting",
         "loop",
@@ -96,6 +98,7 @@ class Verbs:
         self._dispatcher = loop.dispatcher
         self._ahead = Ahead(loop)
         self._turns = TurnBeginner(loop, self._ahead)
+        self._steering = Steering(loop, self._turns, self._note_cut)
         self._grammars = loop.setup.grammars
         self._patient = patient
         self._queues = SessionQueues(lambda name: turn_before(loop.scheduler, name) is not None)
@@ -456,13 +459,27 @@ class Verbs:
         self, listener: TurnListener, spec: TurnSpec, session_id: str, compilation: Compilation | None
     ) -> None:
         """Submit a turn as soon as its session is ready for it."""
+        steers = spec.steers is not None and not self._is_repeated(spec)
+        if steers:
+            # The turn before stops at once; this one begins when it has ended.
+            try:
+                steers = not self._steering.stop(self._scheduler.registry.find(session_id), spec)
+            except (Refused, SamplingError) as refusal:
+                listener.refused(refusal)
+                return
         wait = TurnWait(self._scheduler, session_id)
+        memory = MemoryWait(self._scheduler, session_id, kept_of_turn(spec.steers, None))
 
         def is_ready() -> bool:
-            return not self._is_being_written(spec) and (not self._patient or wait.over())
+            if steers and not (self._ahead.stop(session_id) and memory.over(self.loop.now())):
+                return False
+            waits = self._patient or spec.steers is not None
+            return not self._is_being_written(spec) and (not waits or wait.over())
 
         def act() -> None:
             self._require_same(session_id, wait.session)
+            if steers:
+                self._steering.cut(self._scheduler.registry.find(session_id), spec)
             self._submit(listener, spec, session_id, compilation)
 
         self._when_turn_ready(listener, (self._queues, session_id), compilation, is_ready, act)
@@ -567,4 +584,6 @@ class Verbs:
             raise HistoryRepeated("the session has a history", session)
         if not is_busy and spec.known not in (None, known):
             raise HistoryChanged("the history has changed", session)
+        if spec.steers is not None:
+            spec = self._steering.fitted(session, spec)
         self._turns.begin(listener, spec, session, compilation)

@@ -122,6 +122,7 @@ class EngineCommands:
                 volatile=command.volatile,
                 keep=command.keep,
                 parent=command.parent,
+                steers=command.steers,
             ),
         )
 

@@ -99,6 +99,9 @@ class StartTurn(msgspec.Struct, tag="start", frozen=True):
     """With a volatile session: how many tokens of its history, or of `parent`'s, the input follows."""
     parent: str | None = None
     """The volatile session that this one is forked from."""
+    steers: int | None = None
+    """Cut the turn before this one after so many of its tokens (-1: all), and go on from there. The tokens
+    are written to follow an answer without its end token."""
 
 
 class EndTurn(msgspec.Struct, tag="end", frozen=True):

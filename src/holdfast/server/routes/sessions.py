@@ -29,7 +29,16 @@ from holdfast.server.routes.session_format import TurnEvents, failed, shown_turn
 from holdfast.server.sessions import engine_name, new_name, require_name
 from holdfast.server.turn_request import PLAIN_ANSWER, Input, SessionGiven, TurnAsked, fingerprint_of
 
-__all__ = ["SAMPLING", "Count", "SamplingBody", "ask_turn", "kept_tokens", "read_input", "router"]
+__all__ = [
+    "SAMPLING",
+    "Count",
+    "SamplingBody",
+    "ask_turn",
+    "kept_tokens",
+    "read_input",
+    "router",
+    "steered_tokens",
+]
 
 router = APIRouter(tags=["sessions"])
 
@@ -61,6 +70,8 @@ class TurnBody(msgspec.Struct, forbid_unknown_fields=True):
     turn_id: str | None = None
     sampling: SamplingBody = msgspec.field(default_factory=SamplingBody)
     stream: bool = False
+    mode: Literal["steer"] | None = None
+    keep_tokens: Count | None = None
 
 
 SAMPLING = make_body(SamplingBody, SESSIONS.sampling)
@@ -186,6 +197,15 @@ def kept_tokens(count: int | None, keep: str | None) -> int | None:
     return KEEP_ALL if keep == "all" else None
 
 
+def steered_tokens(mode: str | None, count: int | None) -> int | None:
+    """How much of the turn before a turn that steers stays: a number, or -1 for all; None if it steers none."""
+    if mode == "steer":
+        return KEEP_ALL if count is None else count
+    if count is not None:
+        raise bad_field("keep_tokens", "needs the mode steer")
+    return None
+
+
 @router.post("/v1/sessions/{session_id}/spill", **documented(SpillBody, "Move a session off the device."))
 async def spill(request: Request, session_id: str) -> Response:
     service = service_of(request)
@@ -279,7 +299,8 @@ async def take_turn(request: Request, session_id: str) -> Response:
     given = body.input
     if given is None and not (given := service.listening.take(record, name)):
         raise bad_field("input", "give the input of the turn, or send it to /input before", "empty_turn")
-    asked = replace(ask_turn(SESSIONS, body, given), name=name)
+    steers = steered_tokens(body.mode, body.keep_tokens)
+    asked = replace(ask_turn(SESSIONS, body, given), name=name, steers=steers)
     feed = await service.start_turn(record, asked)
 
     def leave() -> None:
