@@ -95,6 +95,25 @@ class Driver:
         turn_id = str(more.pop("turn_id", f"t{self.serial}"))
         return self.scheduler.submit(name, TurnRequest(turn_id, tokens, max_tokens, **more), self.now)
 
+    def listen(self, name: str, tokens: tuple[int, ...] = (), **more: object) -> Turn:
+        """Begin an open turn."""
+        self.serial += 1
+        return self.scheduler.listen(name, TurnRequest(f"o{self.serial}", tokens, 1, **more), self.now)
+
+    def say(self, name: str, tokens: tuple[int, ...], start: int | None = None) -> None:
+        """Let the input of an open turn go on, or be revised from its token `start` on."""
+        turn = self.session(name).turn
+        assert turn is not None
+        at = len(turn.request.tokens) if start is None else start
+        self.scheduler.hear(name, turn.request.turn_id, at, tokens, self.now)
+
+    def commit(self, name: str, max_tokens: int, more: tuple[int, ...] = (), **fields: object) -> Turn:
+        """Commit an open turn, with some more input."""
+        turn = self.session(name).turn
+        assert turn is not None
+        request = TurnRequest(f"c{self.serial}", turn.request.tokens + more, max_tokens, **fields)
+        return self.scheduler.commit(name, turn.request.turn_id, request, self.now)
+
     def request(self, tokens: tuple[int, ...], max_tokens: int, tenant: str = "red", **more: object) -> Turn:
         """Queue a request of its own."""
         self.serial += 1
@@ -168,6 +187,7 @@ class Driver:
         for steps in range(STEPS_MAX):
             registry = self.registry
             busy = registry.running or registry.queue or registry.seals or registry.flights
+            busy = busy or registry.queues.unheard
             if not (busy or registry.in_flight.forgotten or registry.moves.pending or registry.copies):
                 self.hear(self.scheduler.take_events())
                 assert self.scheduler.audit.census() == []
@@ -247,6 +267,7 @@ class Driver:
                 [session.id for session in table]
                 for table in (
                     registry.running,
+                    registry.listening,
                     registry.resting,
                     registry.queues.checkpointed,
                     registry.seals,

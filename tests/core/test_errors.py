@@ -24,6 +24,7 @@ FIELDS = {
     "UnknownTurn": ("turn_not_found", "turn_id"),
     "NothingToKeep": ("nothing_to_keep", "keep_tokens"),
     "UnknownBoundary": ("turn_not_found", "to_turn"),
+    "UnknownPosition": ("unknown_position", "start"),
     "AlreadyComputed": ("already_computed", "prompt_logprobs"),
     "BadMaxTokens": ("bad_max_tokens", "max_tokens"),
     "ContextExceeded": ("context_length_exceeded", "max_tokens"),

@@ -149,6 +149,14 @@ EXPECTED: dict[str, Report] = {
     "computed-input-does-not-end-its-turn": report("stall, assertion", ROW, NAME),
     "computed-input-is-sampled-after": report("transcript", NAME),
     "last-token-of-an-input-waits-for-ever": report("stall, assertion", ROW, NAME),
+    # Open turns: the turn that says what was not asked, or keeps what was not said; the turn that waits.
+    "open-turn-samples": report("transcript, registry, content, assertion", ROW, NAME),
+    "revision-keeps-what-was-computed": report("content, books, assertion", SESSION, TURN, ROW, NAME),
+    "revision-does-not-wait-for-rows": report("content, books, assertion", SESSION, TURN, ROW, NAME),
+    "abandoned-input-is-kept": report("transcript", NAME),
+    "listening-takes-the-budget-first": report("delay", ROW),
+    "point-ahead-is-left-too-far": report("content, books, assertion", SESSION, TURN, ROW, NAME),
+    "listener-that-ended-stays-listed": report("registry, assertion", ROW, NAME),
     # Coming back after a death: the session that is not as its client knows it.
     "revival-forgets-the-last-turn": report("transcript", NAME),
     "file-is-taken-for-longer-than-it-is": report("content, books, assertion", SESSION, TURN, ROW, PARCEL),

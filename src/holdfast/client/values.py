@@ -106,7 +106,8 @@ class TurnFields(Sampling, TurnOptions, AnswerOptions, total=False):
 class Usage:
     """Tokens of a turn: the prompt with its history, its cached and its computed part, the completion.
 
-    `reasoning_tokens` are part of the completion.
+    `reasoning_tokens` are part of the completion. Of the computed tokens, `ahead_tokens` were computed while
+    the input was still being said.
     """
 
     prompt_tokens: int
@@ -114,6 +115,7 @@ class Usage:
     computed_tokens: int
     completion_tokens: int
     reasoning_tokens: int = 0
+    ahead_tokens: int = 0
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Usage:
@@ -123,7 +125,8 @@ class Usage:
         completion = int(body["completion_tokens"])
         cached = int(body.get("cached_tokens", details.get("cached_tokens") or 0))
         computed = int(body.get("computed_tokens", prompt - cached))
-        return cls(prompt, cached, computed, completion, int(body.get("reasoning_tokens") or 0))
+        reasoning, ahead = int(body.get("reasoning_tokens") or 0), int(body.get("ahead_tokens") or 0)
+        return cls(prompt, cached, computed, completion, reasoning, ahead)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,11 @@ was before.
 from __future__ import annotations
 
 from holdfast.core.fallback import fall_back, retract
+from holdfast.core.layout import MemoryLayout
 from holdfast.core.ledger import OutOfUnits
 from holdfast.core.points import ResumePoint
 from holdfast.core.registry import Registry
+from holdfast.core.sequence import Sequence
 from holdfast.core.session import Session
 from holdfast.core.sharing import lean, tail_sources
 from holdfast.core.tokens import TOKEN_BYTES, pack
@@ -46,7 +48,11 @@ class Admission:
         self.pinned = [point for point in sequence.points if point.pinned]
         sequence.begin(turn.holder, turn.known_before)
         self.begun = True
-        self._ask_for_points()
+        layout = self.registry.ledger.layout
+        if turn.known_before == 0:
+            sequence.cut_chunk_at(self.branch // layout.page_size * layout.page_size)
+        if not turn.is_open:
+            ask_for_points(layout, sequence, turn)
 
     def _lean(self) -> None:
         """Start from the longest prefix in the tree; a later turn takes no more than its history from it."""
@@ -66,18 +72,6 @@ class Admission:
         self.branch = match.branch
         registry.in_flight.add_copies(copies, session)
 
-    def _ask_for_points(self) -> None:
-        """Ask for resume points where an interruption, or another request, is likely to resume."""
-        turn, sequence = self.turn, self.session.sequence
-        layout = self.registry.ledger.layout
-        if len(turn.request.tokens) > layout.checkpoint_tokens:
-            sequence.cut_chunk_at(turn.input_end)
-        if turn.known_before == 0:
-            turn.publish_at = turn.input_end
-            page_size = layout.page_size
-            sequence.cut_chunk_at(self.branch // page_size * page_size)
-            sequence.cut_chunk_at((turn.input_end - 1) // page_size * page_size)
-
     def undo(self) -> None:
         """Give everything back. The session is as it was before."""
         session, sequence = self.session, self.session.sequence
@@ -89,6 +83,15 @@ class Admission:
         if self.leaned:
             self.registry.in_flight.purge_copies(session)
             sequence.drop_memory()
+
+
+def ask_for_points(layout: MemoryLayout, sequence: Sequence, turn: Turn) -> None:
+    """Ask for resume points where an interruption, or another request, is likely to resume."""
+    if len(turn.request.tokens) > layout.checkpoint_tokens:
+        sequence.cut_chunk_at(turn.input_end)
+    if turn.known_before == 0:
+        turn.publish_at = turn.input_end
+        sequence.cut_chunk_at((turn.input_end - 1) // layout.page_size * layout.page_size)
 
 
 def packed_prompt(session: Session, turn: Turn) -> bytes:

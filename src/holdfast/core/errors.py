@@ -108,6 +108,13 @@ class UnknownTurn(Refused):
     param = "turn_id"
 
 
+class UnknownPosition(Refused):
+    """A revision begins past the end of the input that it revises."""
+
+    code = "unknown_position"
+    param = "start"
+
+
 class NothingToKeep(Refused):
     """An interruption asks to keep more tokens than the turn has generated."""
 

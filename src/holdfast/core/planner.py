@@ -1,8 +1,9 @@
 """Making a plan: which rows the next step computes.
 
 Decode rows first, then chunks of running prefills, seals, and newly admitted turns, all under one token
-budget. The oldest running turn is served first, so it always gets on. With overlap a plan is made while the
-one before is still in flight: a sequence then counts the tokens that it is going to sample as known.
+budget; what is left of it goes to inputs that are still being said. The oldest running turn is served first,
+so it always gets on. With overlap a plan is made while the one before is still in flight: a sequence then
+counts the tokens that it is going to sample as known.
 
 `Planner` lasts as long as the scheduler. `PlanBuilder` is what is known while one plan is made.
 """
@@ -15,6 +16,7 @@ from enum import Enum
 from holdfast.core.admission import Admission
 from holdfast.core.in_flight import Plan
 from holdfast.core.ledger import OutOfUnits, OverQuota
+from holdfast.core.listening import leave_point_ahead
 from holdfast.core.plan import Row
 from holdfast.core.policy import queue_order
 from holdfast.core.pressure import Pressure
@@ -22,7 +24,7 @@ from holdfast.core.prompts import Prompts
 from holdfast.core.registry import Registry
 from holdfast.core.session import Life, LifeEvent, Place, Session
 from holdfast.core.tokens import all_known
-from holdfast.core.turn import Turn, TurnEvent
+from holdfast.core.turn import NEVER, Turn, TurnEvent
 
 Proposer = Callable[[Session, Turn], list[int]]
 
@@ -71,11 +73,13 @@ class PlanBuilder:
 
     def build(self) -> None:
         """Make the whole plan."""
+        self._answer()
         for session in self._decode():
             if self.budget > 0:
                 self.budget -= self._chunk(session)
         self._seal()
         self._admit()
+        self._listen()
         self.registry.in_flight.load(self.plan)
         self.registry.moves.load(self.plan)
 
@@ -199,7 +203,8 @@ class PlanBuilder:
         """Reserve memory for one row and add it, or raise and change nothing; returns its tokens."""
         sequence, ledger = session.sequence, self.registry.ledger
         start = sequence.planned
-        known = sequence.known + turn.awaiting
+        # The last token of an open input is left for the row that samples.
+        known = sequence.known + turn.awaiting - turn.is_open
         count = min(known - start, budget, self.registry.policy.chunk_tokens)
         cut = sequence.next_cut()
         if cut is not None:
@@ -214,7 +219,7 @@ class PlanBuilder:
             sequence.extend_drafts(count + len(drafts))
         else:
             sequence.extend(count)
-        sample = whole and turn.generated + turn.awaiting < turn.request.max_tokens
+        sample = whole and not turn.is_open and turn.generated + turn.awaiting < turn.request.max_tokens
         tokens = sequence.tokens.slice(start, start + count) + drafts
         total = count + len(drafts)
         row: Row[Turn] = Row(turn, session.number, start, total, tokens, sample, sequence.table_changes())
@@ -300,11 +305,17 @@ class PlanBuilder:
             if outcome is Outcome.OVER_QUOTA:
                 full.add(session.tenant)
             if outcome is not Outcome.ADMITTED:
+                self.short = self.short or outcome is Outcome.NO_ROOM
+                self.full |= full
                 break
 
     def _admits(self) -> bool:
         """Whether one more turn may run in this plan. If not, waiting turns are not looked at."""
-        return self.budget > 0 and len(self.registry.queues.running) < self.registry.policy.running_max
+        return self.budget > 0 and self._has_place()
+
+    def _has_place(self) -> bool:
+        """Whether one more turn may run."""
+        return len(self.registry.queues.running) < self.registry.policy.running_max
 
     def _at_home(self, session: Session) -> bool:
         """Whether a session's memory is on the device; if not, start bringing it back.
@@ -350,8 +361,11 @@ class PlanBuilder:
 
     def _admitted(self, session: Session, turn: Turn) -> None:
         registry = self.registry
-        registry.queues.wait_no_more(session, turn)
-        registry.queues.run(session)
+        if turn.is_open:
+            registry.queues.attend(session)
+        else:
+            registry.queues.wait_no_more(session, turn)
+            registry.queues.run(session)
         self.planner.prompts.forget(turn)
         session.on(LifeEvent.ADMIT)
         turn.on(TurnEvent.ADMIT)
@@ -366,6 +380,70 @@ class PlanBuilder:
             late = turn.known_before - seal <= mark.point.length < turn.known_before
             turn.cached = turn.known_before if late else mark.point.length
             registry.counters.cached_tokens += turn.cached
+
+    # --- turns that are open ----------------------------------------------------------------------
+
+    def _answer(self) -> None:
+        """Let turns that were committed run, as far as there is room among those that do."""
+        queues = self.registry.queues
+        for session in list(queues.listening):
+            turn = session.turn
+            assert turn is not None, "a session that listens has a turn"
+            if not turn.is_open and turn.revised == NEVER and self._has_place():
+                queues.stop(session)
+                queues.run(session)
+
+    def _listen(self) -> None:
+        """Compute inputs ahead that are not complete yet, with what other turns have left of the step.
+
+        While one of those lacks memory nothing is computed ahead.
+        """
+        queues, left = self.registry.queues, min(self.budget, self.registry.policy.listening_tokens)
+        queues.unheard = False
+        for session in list(queues.listening) if not self.short else ():
+            turn = session.turn
+            if left < 1 or len(self.plan.rows) >= self.registry.policy.running_max:
+                break
+            if turn is None or not turn.is_open:
+                queues.unheard = True  # It was committed, and waits for its place.
+            elif session.tenant not in self.full:
+                taken = self._compute_ahead(session, turn, left)
+                left -= taken
+                self.budget -= taken
+                queues.unheard = queues.unheard or taken > 0
+
+    def _compute_ahead(self, session: Session, turn: Turn, budget: int) -> int:
+        """Add a row for an open turn; returns its tokens. It makes room as an admission does, once."""
+        queues = self.registry.queues
+        waits = session.life is Life.QUEUED
+        if waits:
+            # A turn that had to give its memory back does not compete for it again.
+            beaten = turn.retracts and (queues.running or queues.waiting.turns)
+            if beaten or session.unsettled or not self._at_home(session):
+                return 0
+        elif not _runs(session) or turn.revised != NEVER:
+            return 0
+        begun = self.planner.prompts.cached(turn) if waits else session.sequence.planned
+        if turn.input_end - 1 <= begun:
+            return 0
+        for _ in range(2):
+            admission = Admission(self.registry, session, turn)
+            try:
+                if waits:
+                    admission.take()
+                else:
+                    leave_point_ahead(session.sequence)
+                taken = self._row(session, turn, budget, [])
+            except OutOfUnits as shortfall:
+                if waits:
+                    admission.undo()
+                if not self.pressure.make_room(shortfall, session, may_retract=False):
+                    return 0
+                continue
+            if waits:
+                self._admitted(session, turn)
+            return taken
+        return 0
 
 
 def _runs(session: Session) -> bool:

@@ -38,13 +38,15 @@ class Policy:
     """What a server allows, and how it trades. Times are in seconds, sizes in tokens.
 
     `checkpoints` is how many resume points a session may keep past its last turn. A turn that waits for
-    `age_seconds` counts as one priority higher, so that nothing starves. With `durable_turns` a turn's mark
+    `age_seconds` counts as one priority higher, so that nothing starves. A step computes at most
+    `listening_tokens` of inputs that are not complete yet. With `durable_turns` a turn's mark
     is kept until the turn is reported as durable. A tenant may hold its own of `shares`, or `share`.
     """
 
     context_length: int = 8192
     vocabulary: int = 1 << 31
     chunk_tokens: int = 2048
+    listening_tokens: int = 256
     running_max: int = 256
     queue_max: int = 4096
     looked_at_max: int = 32

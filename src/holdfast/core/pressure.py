@@ -1,6 +1,7 @@
 """Memory pressure: what gives way, in which order.
 
     the prefix tree's unleased leaves, least recently used
+    what open turns have computed ahead, the youngest first
     checkpoints of sessions
     sessions at rest, those first that are expected to stay idle longest, of equals the cheapest: spilled to
     another tier, or dropped to recomputation; what is on disk as well leaves the host first
@@ -97,10 +98,25 @@ class Pressure:
     def _give_way(self, shortage: Shortage, account: Account, asker: Session) -> None:
         """Take what a tenant can spare, until there is enough."""
         self.registry.tree.evict(shortage.pool.component, shortage.missing, account.name)
+        if not shortage.over and not _is_listening(asker):
+            self._stop_listening(shortage, account)
         if not shortage.over:
             self._drop_checkpoints(shortage, account)
         if not shortage.over:
             self._empty_sessions(shortage, account, asker)
+
+    def _stop_listening(self, shortage: Shortage, account: Account) -> None:
+        """Take back what was computed ahead, the youngest first; where rows are in flight, after them."""
+        for session in reversed(list(self.registry.queues.listening)):
+            if shortage.over:
+                return
+            turn = session.turn
+            assert turn is not None, "a session that listens has a turn"
+            runs = session.life is Life.RUNNING and turn.is_open and turn.ending is None
+            if runs and session.holder.account is account:
+                turn.ending = Ending(TurnEvent.RETRACT, "memory is short")
+                if not session.unsettled:
+                    take_back(self.registry, session)
 
     def _drop_checkpoints(self, shortage: Shortage, account: Account) -> None:
         """Give up checkpoints that are not pinned, session by session."""
@@ -257,7 +273,8 @@ class Pressure:
         registry = self.registry
         while not shortage.over:
             running = [session for session in registry.queues.running if shortage.concerns(session)]
-            if any(session.turn is not None and session.turn.ending is not None for session in running):
+            leaving = (*running, *(each for each in registry.queues.listening if shortage.concerns(each)))
+            if any(session.turn is not None and session.turn.ending is not None for session in leaving):
                 return
             victim = retraction_victim(running)
             if victim is None:
@@ -286,15 +303,26 @@ def _sunk(registry: Registry, session: Session) -> bool:
 
 def take_back(registry: Registry, session: Session, certain: int | None = None) -> None:
     """Retract a running turn: its session has its memory again, and the turn waits once more."""
+    assert session.turn is not None
+    session.turn.retracts += 1
+    registry.counters.retracts += 1
+    requeue(registry, session, certain)
+
+
+def requeue(registry: Registry, session: Session, certain: int | None = None) -> None:
+    """Let a running turn wait once more, without what it has computed."""
     turn = session.turn
     assert turn is not None and not session.unsettled, "rows in flight must settle first"
     turn.ending = None
     turn.awaiting = 0
-    turn.retracts += 1
     turn.on(TurnEvent.RETRACT)
     session.on(LifeEvent.RETRACT)
     retract(session.sequence, session.holder, session.checkpoints, certain)
-    registry.queues.running.remove(session)
+    registry.queues.stop(session)
     registry.queues.wait(session, turn)
     registry.queues.rest(session)
-    registry.counters.retracts += 1
+
+
+def _is_listening(session: Session) -> bool:
+    """Whether a session's turn is open."""
+    return session.turn is not None and session.turn.is_open

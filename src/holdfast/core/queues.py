@@ -14,27 +14,47 @@ from holdfast.core.waiting import Waiting
 class Queues:
     """The lists of sessions and turns.
 
+    `listening` sessions have an open turn, waiting or running, or one that was committed and waits to be
+    listed as running; `unheard` says that a plan may find something of theirs to compute.
     `resting` sessions have memory that may be spilled, `checkpointed` ones have resume points that may be
     dropped. The memory of `tainted` ones cannot be trusted and is dropped as soon as their rows have settled.
     """
 
-    __slots__ = ("checkpointed", "resting", "running", "seals", "tainted", "waiting")
+    __slots__ = (
+        "checkpointed",
+        "listening",
+        "resting",
+        "running",
+        "seals",
+        "tainted",
+        "unheard",
+        "waiting",
+    )
 
     def __init__(self) -> None:
         self.waiting = Waiting()
         self.running: list[Session] = []
+        self.listening: dict[Session, None] = {}
+        self.unheard = False
         self.resting: dict[Session, None] = {}
         self.checkpointed: dict[Session, None] = {}
         self.seals: dict[Session, None] = {}
         self.tainted: dict[Session, None] = {}
 
     def wait(self, session: Session, turn: Turn) -> None:
-        """Queue a turn for admission."""
-        self.waiting.add(turn, session.tenant)
+        """Queue a turn for admission; an open one waits apart, behind all others."""
+        if turn.is_open:
+            self.listening[session] = None
+            self.unheard = True
+        else:
+            self.waiting.add(turn, session.tenant)
 
     def wait_no_more(self, session: Session, turn: Turn) -> None:
         """Take a turn off the queue: it is admitted, or over before it was."""
-        self.waiting.remove(turn, session.tenant)
+        if turn.is_open:
+            del self.listening[session]
+        else:
+            self.waiting.remove(turn, session.tenant)
 
     def rest(self, session: Session) -> None:
         """List a session last among those at rest; one without memory is not listed."""
@@ -49,6 +69,19 @@ class Queues:
         self.resting.pop(session, None)
         self.seals.pop(session, None)
         self.running.append(session)
+
+    def attend(self, session: Session) -> None:
+        """List a session whose open turn runs: it stays among those that listen."""
+        self.resting.pop(session, None)
+        self.seals.pop(session, None)
+        self.listening[session] = None
+
+    def stop(self, session: Session) -> None:
+        """Strike off a session whose turn no longer runs."""
+        if session in self.listening:
+            del self.listening[session]
+        else:
+            self.running.remove(session)
 
     def empty(self, session: Session) -> None:
         """Strike off a session whose memory is gone."""

@@ -85,6 +85,16 @@ class Registry:
         return self.queues.running
 
     @property
+    def listening(self) -> Mapping[Session, None]:
+        """Sessions whose turn is open, or was and is about to run."""
+        return self.queues.listening
+
+    @property
+    def unheard(self) -> bool:
+        """Whether a plan may find some input of an open turn to compute."""
+        return self.queues.unheard
+
+    @property
     def resting(self) -> Mapping[Session, None]:
         """Sessions whose memory may be spilled, the longest resting first."""
         return self.queues.resting

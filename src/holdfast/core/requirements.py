@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from holdfast.core import errors
 from holdfast.core.layout import Component
 from holdfast.core.registry import Registry
+from holdfast.core.session import Life, Session
 from holdfast.core.tokens import all_known
 from holdfast.core.turn import TurnRequest
 
@@ -26,6 +27,20 @@ def require_new_session(registry: Registry, session_id: str, tenant: str, volati
         )
 
 
+def require_free(session: Session) -> Session:
+    """The session; raises if it has a turn in flight, or is being closed."""
+    if session.life not in (Life.IDLE, Life.SEALING):
+        turn = session.turn.request.turn_id if session.turn is not None else "none"
+        raise errors.SessionBusy(f"session {session.id} is {session.state}, with turn {turn}")
+    return session
+
+
+def require_history(session: Session, known: int) -> None:
+    """Raise unless a session has `known` tokens."""
+    if not 0 <= known <= session.sequence.known:
+        raise errors.UnknownBoundary(f"session {session.id} has {session.sequence.known} tokens, not {known}")
+
+
 def require_known_tokens(registry: Registry, turn_id: str, tokens: Sequence[int]) -> None:
     """Raise unless the tokens of a turn are in the vocabulary.
 
@@ -39,9 +54,17 @@ def require_known_tokens(registry: Registry, turn_id: str, tokens: Sequence[int]
 
 def require_fit(registry: Registry, tenant: str, known: int, request: TurnRequest, drafting: bool) -> None:
     """Raise unless a turn may follow `known` tokens, and may wait."""
-    policy = registry.policy
     if not request.tokens and not (request.goes_on and known and request.max_tokens):
         raise errors.EmptyTurn("the turn has no input tokens")
+    require_length(registry, tenant, known, request, drafting)
+    policy = registry.policy
+    if len(registry.queues.waiting.turns) >= policy.queue_max:
+        raise errors.QueueFull(f"the queue is full: {policy.queue_max} turns are waiting")
+
+
+def require_length(registry: Registry, tenant: str, known: int, request: TurnRequest, drafting: bool) -> None:
+    """Raise unless a turn fits after `known` tokens; its input may be empty."""
+    policy = registry.policy
     if request.max_tokens < 0:
         raise errors.BadMaxTokens(f"max_tokens must be at least 0, not {request.max_tokens}")
     require_known_tokens(registry, request.turn_id, request.tokens)
@@ -49,8 +72,6 @@ def require_fit(registry: Registry, tenant: str, known: int, request: TurnReques
     if total > policy.context_length:
         raise errors.ContextExceeded(total, policy.context_length)
     _require_memory(registry, tenant, total, drafting)
-    if len(registry.queues.waiting.turns) >= policy.queue_max:
-        raise errors.QueueFull(f"the queue is full: {policy.queue_max} turns are waiting")
 
 
 def _require_memory(registry: Registry, tenant: str, total: int, drafting: bool) -> None:

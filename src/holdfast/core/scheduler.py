@@ -4,8 +4,9 @@
     events = scheduler.settle(plan, result, now) events for clients
 
 Between the two come the verbs of clients: open, submit, abort, interrupt, rewind, compact, fork, spill and
-close. Each either does what it says or raises a `Refused` and changes nothing. At most two plans are in
-flight. Time is an argument everywhere; a clock that jumps back stands still here.
+close; and listen, hear and commit, for a turn whose input is computed while it is said (listening.py). Each
+either does what it says or raises a `Refused` and changes nothing. At most two plans are in flight. Time is
+an argument everywhere; a clock that jumps back stands still here.
 """
 
 from __future__ import annotations
@@ -19,13 +20,21 @@ from holdfast.core.fallback import fall_back, resume_length
 from holdfast.core.in_flight import Plan
 from holdfast.core.layout import Tier
 from holdfast.core.ledger import Kind, Ledger, OutOfUnits
+from holdfast.core.listening import Listening
 from holdfast.core.plan import StepResult
 from holdfast.core.planner import Planner, Proposer
 from holdfast.core.policy import Policy
 from holdfast.core.prefix import PrefixTree
 from holdfast.core.pressure import OnDisk, Pressure
 from holdfast.core.registry import Registry
-from holdfast.core.requirements import require_fit, require_known_tokens, require_new_session
+from holdfast.core.requirements import (
+    require_fit,
+    require_free,
+    require_history,
+    require_known_tokens,
+    require_length,
+    require_new_session,
+)
 from holdfast.core.session import Life, LifeEvent, Place, PlaceEvent, Session
 from holdfast.core.settler import Settler
 from holdfast.core.sharing import fork, publish
@@ -38,7 +47,7 @@ FLIGHTS_MAX = 2
 class Scheduler:
     """The whole core behind a few verbs."""
 
-    __slots__ = ("audit", "planner", "pressure", "registry", "settler", "strict")
+    __slots__ = ("audit", "listening", "planner", "pressure", "registry", "settler", "strict")
 
     def __init__(
         self,
@@ -53,6 +62,7 @@ class Scheduler:
         self.registry = Registry(ledger, PrefixTree(ledger, state_budget), policy)
         self.pressure = Pressure(self.registry, on_disk)
         self.planner = Planner(self.registry, self.pressure, propose)
+        self.listening = Listening(self.registry, self.planner.prompts)
         self.settler = Settler(self.registry)
         self.audit = Audit(ledger, self.registry.tree, self._owners)
         self.strict = strict
@@ -154,10 +164,7 @@ class Scheduler:
         With `keep` the turn follows that many tokens of the history, and the rest of it is cut.
         """
         self.tick(now)
-        session = self.registry.find(session_id)
-        if session.life not in (Life.IDLE, Life.SEALING):
-            turn = session.turn.request.turn_id if session.turn is not None else "none"
-            raise errors.SessionBusy(f"session {session_id} is {session.state}, with turn {turn}")
+        session = require_free(self.registry.find(session_id))
         first = request.computes_from
         if first is not None and first < session.sequence.computed:
             raise errors.AlreadyComputed(
@@ -166,7 +173,7 @@ class Scheduler:
         known = session.sequence.known if keep is None else keep
         require_fit(self.registry, session.tenant, known, request, self._drafting)
         if known != session.sequence.known:
-            self._require_known(session, known)
+            require_history(session, known)
             self._require_idle(session)
             self._cut(session, known)
             session.boundaries = session.boundaries_below(known)
@@ -174,6 +181,32 @@ class Scheduler:
         if session.volatile:
             self._share_history(session)
         return self._enqueue(session, request)
+
+    def listen(self, session_id: str, request: TurnRequest, now: float) -> Turn:
+        """Begin an open turn: what is known of its input is computed ahead, until it is committed or over."""
+        self.tick(now)
+        registry = self.registry
+        session = require_free(self.registry.find(session_id))
+        require_length(registry, session.tenant, session.sequence.known, request, self._drafting)
+        if len(registry.queues.listening) >= registry.policy.queue_max:
+            raise errors.QueueFull(f"the queue is full: {registry.policy.queue_max} turns are open")
+        return self._enqueue(session, request, is_open=True)
+
+    def hear(self, session_id: str, turn_id: str, start: int, tokens: tuple[int, ...], now: float) -> None:
+        """Let the input of an open turn be `tokens` from its token `start` on: more of it, or a revision."""
+        self.tick(now)
+        session = self.registry.find(session_id)
+        turn = self.listening.find(session, turn_id)
+        self.listening.hear(session, turn, start, tokens, self._drafting)
+
+    def commit(self, session_id: str, turn_id: str, request: TurnRequest, now: float) -> Turn:
+        """The input of an open turn is complete: it goes on as the turn that `request` describes."""
+        self.tick(now)
+        session = self.registry.find(session_id)
+        turn = self.listening.find(session, turn_id)
+        require_fit(self.registry, session.tenant, turn.known_before, request, self._drafting)
+        self.listening.commit(session, turn, request)
+        return turn
 
     def _share_history(self, session: Session) -> None:
         """Let requests that come during a turn of a volatile session lean on the history before it.
@@ -195,10 +228,10 @@ class Scheduler:
         require_fit(self.registry, tenant, 0, request, self._drafting)
         return self._enqueue(self._open(request.turn_id, tenant, None), request)
 
-    def _enqueue(self, session: Session, request: TurnRequest) -> Turn:
+    def _enqueue(self, session: Session, request: TurnRequest, is_open: bool = False) -> Turn:
         registry = self.registry
         holder = registry.ledger.holder(Kind.TURN, f"{request.turn_id} of {session.id}", session.tenant)
-        turn = Turn(request, session.id, registry.number(), registry.now, holder)
+        turn = Turn(request, session.id, registry.number(), registry.now, holder, is_open)
         turn.known_before = session.sequence.known
         session.on(LifeEvent.SUBMIT)
         session.turn = turn
@@ -220,6 +253,8 @@ class Scheduler:
         self._abort(session, turn, keep, reason)
 
     def _abort(self, session: Session, turn: Turn, keep: int | None, reason: str) -> None:
+        if turn.is_open:
+            keep = None  # What was not committed was not said.
         if keep == KEEP_ALL and turn.settled is not None:
             keep = min(turn.settled, turn.generated)
         if keep is not None and keep != KEEP_ALL and not 0 <= keep <= turn.generated:
@@ -251,7 +286,8 @@ class Scheduler:
             session.last = turn
         elif ran:
             self._cut(session, turn.known_before)
-            session.last = None
+            if not turn.is_open:
+                session.last = None
         registry.emit(EventKind.ABORTED, session, turn, reason)
 
     def interrupt(self, session_id: str, now: float, keep: int | None, turn_id: str | None = None) -> None:
@@ -339,7 +375,7 @@ class Scheduler:
         boundaries = parent.boundaries[:turns] if known is None else parent.boundaries_below(known)
         if known is None:
             known = boundaries[-1] if boundaries else 0
-        self._require_known(parent, known)
+        require_history(parent, known)
         require_new_session(registry, new_id, parent.tenant, parent.volatile)
         self._require_idle(parent)
         child = self._open(new_id, parent.tenant, parent.ttl, parent.volatile)
@@ -369,13 +405,6 @@ class Scheduler:
             registry.in_flight.add_copies(copies, child)
             registry.queues.rest(child)
             return
-
-    def _require_known(self, session: Session, known: int) -> None:
-        """Raise unless a session has `known` tokens."""
-        if not 0 <= known <= session.sequence.known:
-            raise errors.UnknownBoundary(
-                f"session {session.id} has {session.sequence.known} tokens, not {known}"
-            )
 
     def _require_idle(self, session: Session) -> None:
         """Raise unless nothing is happening on a session; a seal that has not been planned is given up."""
@@ -434,7 +463,7 @@ class Scheduler:
     def durable(self, session_id: str) -> None:
         """The last turn of a session is durable: its mark may go."""
         session = self.registry.sessions.get(session_id)
-        if session is not None and session.turn is None:
+        if session is not None and (session.turn is None or session.turn.is_open):
             session.durable = True
             self.settler.let_go(session)
 

@@ -165,6 +165,12 @@ class Session:
         """Whether this is a request of its own rather than a conversation."""
         return self.ttl is None
 
+    @property
+    def history(self) -> int:
+        """How many tokens the conversation has: the input of an open turn is not said yet."""
+        turn = self.turn
+        return turn.known_before if turn is not None and turn.is_open else self.sequence.known
+
     def boundaries_below(self, known: int) -> list[int]:
         """The boundaries of its first `known` tokens: a turn that reaches past them ends there."""
         kept = [boundary for boundary in self.boundaries if boundary <= known]
@@ -173,6 +179,8 @@ class Session:
     @property
     def state(self) -> str:
         """The state as clients see it."""
+        if self.turn is not None and self.turn.is_open and self.life is not Life.CLOSING:
+            return "LISTENING"
         return SHOWN.get((self.life, self.place), self.life.name)
 
     def on(self, event: LifeEvent) -> None:

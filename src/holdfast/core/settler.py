@@ -15,6 +15,7 @@ from holdfast.core.events import Event, EventKind
 from holdfast.core.fallback import fall_back, forget_rows, keep, rollback
 from holdfast.core.in_flight import Plan
 from holdfast.core.ledger import OutOfUnits
+from holdfast.core.listening import carry_out_revision, revise_log
 from holdfast.core.plan import Row, RowResult, StepResult
 from holdfast.core.pressure import take_back
 from holdfast.core.registry import Registry
@@ -107,11 +108,14 @@ class Settler:
             sequence.settle_drafts(count, count - row.drafts + len(tokens) - out.forced - 1)
         else:
             sequence.advance(count)
-        if sequence.computed >= turn.publish_at:
+        if sequence.computed >= turn.publish_at and turn.revised == NEVER:
             turn.publish_at = NEVER
             self._publish(session, turn)
         if not row.sample:
-            if not turn.request.max_tokens and sequence.computed == sequence.known:
+            if turn.revised != NEVER:
+                if turn.ending is None:
+                    carry_out_revision(registry, session, turn)
+            elif not turn.request.max_tokens and sequence.computed == sequence.known:
                 self._finish_computing(session, turn)
             return
         sequence.tokens.extend(tokens)
@@ -215,7 +219,7 @@ class Settler:
 
     def _depart(self, session: Session) -> None:
         """A session's turn is over: it no longer runs, and its idle time counts."""
-        self.registry.queues.running.remove(session)
+        self.registry.queues.stop(session)
         self.registry.over(session)
 
     def _sealed(self, session: Session) -> None:
@@ -246,12 +250,16 @@ class Settler:
         ending, turn.ending = turn.ending, None
         certain = None if ending.trusted else forget_rows(session.sequence)
         turn.awaiting = 0
+        if turn.revised != NEVER:
+            agreed = revise_log(session.sequence, turn)
+            certain = agreed if certain is None else min(agreed, certain)
         if ending.event is TurnEvent.RETRACT:
             take_back(self.registry, session, certain)
             return
         if ending.keep is None:
             rollback(session.sequence, session.holder, session.checkpoints, certain)
-            session.last = None
+            if not turn.is_open:
+                session.last = None
         else:
             self._keep(session, turn, ending.keep, certain)
         turn.on(ending.event)
@@ -392,6 +400,7 @@ class Settler:
         elif arrived:
             finish_restore(session.sequence, parcel)
             session.parcel = None
+            registry.queues.unheard = registry.queues.unheard or session in registry.queues.listening
             session.moved(PlaceEvent.SETTLE)
             registry.emit(EventKind.RESTORED, session, None)
         else:

@@ -94,7 +94,9 @@ class Turn:
     """A request and how far it has come.
 
     `awaiting` tokens are being sampled by rows in flight. When the turn finished, no row had been planned for
-    its last `unsealed` tokens: seals compute them.
+    its last `unsealed` tokens: seals compute them. While `is_open`, its input may still change; `revised` is
+    the length of the log up to which it agrees with the input, if rows in flight keep it from being changed.
+    Of the tokens `computed`, `computed_ahead` were computed before the turn was committed.
     """
 
     __slots__ = (
@@ -103,16 +105,19 @@ class Turn:
         "awaiting",
         "cached",
         "computed",
+        "computed_ahead",
         "ending",
         "failures",
         "first_token",
         "generated",
         "holder",
+        "is_open",
         "known_before",
         "number",
         "publish_at",
         "request",
         "retracts",
+        "revised",
         "session_id",
         "settled",
         "state",
@@ -120,7 +125,13 @@ class Turn:
     )
 
     def __init__(
-        self, request: TurnRequest, session_id: str, number: int, arrived: float, holder: Holder
+        self,
+        request: TurnRequest,
+        session_id: str,
+        number: int,
+        arrived: float,
+        holder: Holder,
+        is_open: bool = False,
     ) -> None:
         self.request = request
         self.session_id = session_id
@@ -129,6 +140,9 @@ class Turn:
         self.admitted: float | None = None
         self.holder = holder
         self.state = TurnState.QUEUED
+        self.is_open = is_open
+        self.revised = NEVER
+        self.computed_ahead = 0
         self.known_before = 0
         self.publish_at = NEVER
         self.generated = 0

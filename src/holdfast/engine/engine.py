@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec
 
 from holdfast.core.audit import Finding
-from holdfast.core.errors import EmptyTurn, SessionExpired
+from holdfast.core.errors import EmptyTurn, SessionBusy, SessionExpired
 from holdfast.core.events import Event, EventKind
 from holdfast.core.layout import Tier
 from holdfast.core.session import Place
@@ -29,8 +29,10 @@ from holdfast.core.turn import Turn as CoreTurn
 from holdfast.engine.answer_builder import AnswerBuilder, Asked
 from holdfast.engine.constraints.grammar import Grammar, Kind
 from holdfast.engine.listeners import Refusal, Reply, TurnListener
+from holdfast.engine.listening import ahead_of
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions, make_options
+from holdfast.engine.replies import Answer
 from holdfast.engine.report import memory_report
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.startup import Progress, open_loop
@@ -232,39 +234,17 @@ class Turn:
         return self.wait()._stream.prompt_logprobs
 
 
-class Answer:
-    """The reply to a verb: `value` is its answer once it is `over`."""
-
-    __slots__ = ("_refusal", "over", "value")
-
-    def __init__(self) -> None:
-        self.over = False
-        self.value: object = None
-        self._refusal: Refusal | None = None
-
-    def done(self, session_id: str | None, answer: object = None) -> None:  # noqa: ARG002
-        """The verb was carried out."""
-        self.over, self.value = True, answer
-
-    def refused(self, refusal: Refusal) -> None:
-        """The verb was refused."""
-        self.over, self._refusal = True, refusal
-
-    def raise_refusal(self) -> None:
-        """Raise why the verb was refused, if it was."""
-        if self._refusal is not None:
-            raise self._refusal
-
-
 class Session:
     """A conversation whose memory stays between turns."""
 
-    __slots__ = ("_current", "_engine", "id", "system")
+    __slots__ = ("_current", "_engine", "id", "pending", "system")
 
     def __init__(self, engine: Engine, name: str, system: str | None) -> None:
         self._engine = engine
         self.id = name
         self.system = system
+        self.pending = ""
+        """The beginning of the next user message, computed ahead while the engine is driven."""
         self._current: Turn | None = None
 
     def __enter__(self) -> Session:
@@ -275,6 +255,19 @@ class Session:
     ) -> None:
         self.close()
 
+    def append(self, text: str) -> None:
+        """Say more of the next user message: it is computed ahead, as far as its tokens are final."""
+        self.replace(len(self.pending), text)
+
+    def replace(self, start: int, text: str) -> None:
+        """Revise the next user message from character `start` on; `replace(0, "")` discards it."""
+        if not 0 <= start <= len(self.pending):
+            raise ValueError(f"start must be from 0 to {len(self.pending)}, not {start}")
+        self.pending = self.pending[:start] + text
+        tokens = ahead_of(lambda part: self._tokens_of(part, None), self.pending)
+        with suppress(SessionBusy):  # A turn that runs is not disturbed.
+            self._engine.carry_out(self._engine.verbs.hear, self.id, self._engine.checked("text", tokens))
+
     def say(
         self,
         said: str | Sequence[int] | Sequence[Message],
@@ -284,15 +277,20 @@ class Session:
         tool_choice: str | Mapping[str, Any] | None = None,
         thinking_tokens: int | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        steer: int | str | None = None,
     ) -> Turn:
         """Start a turn: iterate over it for text as it comes, or read its `text`.
 
         `said` is a user message, messages (results of tools have the role `tool`), or tokens. The text of the
         answer matches the `grammar`, which may be a JSON schema. `tool_choice` is OpenAI's; reasoning ends
-        after `thinking_tokens`; `template_kwargs` are variables of the chat template.
+        after `thinking_tokens`; `template_kwargs` are variables of the chat template. A text follows what was
+        appended before. With `steer` the turn before it, running or finished, is cut after that many tokens
+        ("all": those it has), and this one goes on from there.
         """
         engine = self._engine
-        tokens = engine.checked("said", self._tokens_of(said, template_kwargs))
+        if isinstance(said, str):
+            said, self.pending = self.pending + said, ""
+        tokens = engine.checked("said", self._tokens_of(said, template_kwargs, steers=steer is not None))
         chosen = sampling if sampling is not None else Sampling()
         known = engine.known_tokens(self.id)
         turn_id = f"t-{secrets.token_hex(4)}"
@@ -308,6 +306,7 @@ class Session:
             computes_from=None if chosen.prompt_logprobs is None else known,
             grammar=built.grammar,
             answer=built.answer,
+            steers=None if steer is None else _kept(steer, "all"),
         )
         self._current = Turn(engine, spec)
         return self._current
@@ -323,7 +322,10 @@ class Session:
         return [call.call for call in self._engine.loop.session_log.calls_of(self.id, self.turns)]
 
     def _tokens_of(
-        self, said: str | Sequence[int] | Sequence[Message], template_kwargs: Mapping[str, Any] | None
+        self,
+        said: str | Sequence[int] | Sequence[Message],
+        template_kwargs: Mapping[str, Any] | None,
+        steers: bool = False,
     ) -> Sequence[int]:
         """The tokens of a message or messages, in the chat template if the model has one."""
         tokenizer = self._engine.loop.setup.tokenizer
@@ -339,7 +341,7 @@ class Session:
         if known == 0:
             system = [{"role": "system", "content": self.system}] if self.system is not None else []
             return tokenizer.encode_chat([*system, *messages], tools=tools, template_kwargs=template_kwargs)
-        last = self._engine.last_token(self.id)
+        last = None if steers else self._engine.last_token(self.id)
         return tokenizer.encode_continuation(
             messages, last_token=last, calls=self.calls, tools=tools, template_kwargs=template_kwargs
         )
@@ -417,11 +419,11 @@ class Session:
                 self._engine.carry_out(self._engine.verbs.close, self.id)
 
 
-def _kept(keep: int | str) -> int | None:
-    """How many generated tokens an interruption keeps, as the core counts them."""
-    words = {"all": KEEP_ALL, "none": None}
+def _kept(keep: int | str, *words: str) -> int | None:
+    """How many generated tokens an interruption keeps, as the core counts them; it may be one of `words`."""
+    words = words or ("all", "none")
     if isinstance(keep, str) and keep in words:
-        return words[keep]
+        return KEEP_ALL if keep == "all" else None
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
         raise ValueError(f"keep must be {', '.join(words)} or a number of tokens, not {keep!r}")
     return keep
@@ -564,12 +566,12 @@ class Engine:
 
     def known_tokens(self, session_id: str) -> int:
         """How many tokens a session's history has."""
-        return self.loop.scheduler.registry.find(session_id).sequence.known
+        return self.loop.scheduler.registry.find(session_id).history
 
     def last_token(self, session_id: str) -> int | None:
         """The last token of a session's history."""
-        tokens = self.loop.scheduler.registry.find(session_id).sequence.tokens
-        return tokens[len(tokens) - 1] if len(tokens) else None
+        session = self.loop.scheduler.registry.find(session_id)
+        return session.sequence.tokens[session.history - 1] if session.history else None
 
     def memory(self) -> dict[str, object]:
         """The ledger: units by holder, component and tier, the largest holders, findings."""

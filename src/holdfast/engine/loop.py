@@ -102,6 +102,7 @@ class EngineLoop:
             or registry.flights
             or registry.transits
             or registry.seals
+            or registry.unheard
             or (self.disk is not None and self.disk.busy)
         )
 
@@ -204,6 +205,9 @@ class EngineLoop:
         """
         hurry = Cancellation(hurried)
         registry = self.scheduler.registry
+        for session in list(registry.listening):
+            assert session.turn is not None, "a session that listens has a turn"
+            self.scheduler.abort(session.id, session.turn.request.turn_id, self.now(), reason="shutdown")
         for _ in range(SEALING_STEPS):
             if registry.seals or registry.flights:
                 self.step()

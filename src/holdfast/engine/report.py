@@ -270,7 +270,9 @@ def session_report(loop: EngineLoop, session: Session) -> Report:
         if session.parcel is None or session.place is Place.HOME
         else session.parcel.tier.name.lower(),
         "turns": len(session.boundaries),
-        "tokens": {"known": sequence.known, "computed": sequence.computed},
+        "tokens": {"known": session.history, "computed": min(session.history, sequence.computed)}
+        if session.state == "LISTENING"
+        else {"known": sequence.known, "computed": sequence.computed},
         "idle_seconds": 0.0 if busy else max(0.0, loop.now() - session.idle_since),
         "age_seconds": loop.now() - session.created,
         "ttl": session.ttl,

@@ -16,6 +16,7 @@ from holdfast.engine.constraints.turn import TurnConstraint
 from holdfast.engine.durable.session_log import require_text
 from holdfast.engine.grammars import GrammarRefused
 from holdfast.engine.listeners import TurnListener
+from holdfast.engine.listening import Ahead
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.step.speculation import is_penalised
@@ -35,10 +36,11 @@ in any case: more would not come from a conversation that fits."""
 class TurnBeginner:
     """Begins the turns of one engine."""
 
-    __slots__ = ("_loop",)
+    __slots__ = ("_ahead", "_loop")
 
-    def __init__(self, loop: EngineLoop) -> None:
+    def __init__(self, loop: EngineLoop, ahead: Ahead) -> None:
         self._loop = loop
+        self._ahead = ahead
 
     def begin(
         self,
@@ -51,10 +53,10 @@ class TurnBeginner:
         setup, scheduler = self._loop.setup, self._loop.scheduler
         require_text(turn_id=spec.turn_id, fingerprint=spec.fingerprint, note=spec.note)
         sampling = spec.sampling.with_defaults(setup.defaults)
-        known = 0 if session is None else session.sequence.known
+        known = 0 if session is None else session.history
         if spec.keep is not None:
             known = spec.keep
-        request = self._request(spec, sampling, known)
+        request = self.request(spec, sampling, known)
         chosen = sampling.choice(spec.choice)
         chosen.check_vocabulary(setup.model.config.vocabulary)
         constraint = _constraint(spec, chosen, compilation)
@@ -66,7 +68,7 @@ class TurnBeginner:
         else:
             self._loop.session_log.require_writable()
             self._require_room(session.id, spec.note)
-            turn = scheduler.submit(session.id, request, self._loop.now())
+            turn = self._ahead.begin(session, request)
             if spec.tools is not None:
                 self._loop.dispatcher.note_opened(session)
                 self._loop.session_log.retooled(session.id, spec.tools)
@@ -96,7 +98,7 @@ class TurnBeginner:
         if len(note) + entry.note_characters > most:
             raise NotesTooLarge(f"the session may keep {most} characters about its turns")
 
-    def _request(self, spec: TurnSpec, sampling: Sampling, known: int) -> TurnRequest:
+    def request(self, spec: TurnSpec, sampling: Sampling, known: int) -> TurnRequest:
         """What the core is asked for. Without a limit, a turn may fill what is left of the context."""
         room = self.tokens_max(spec.tenant) - known - len(spec.tokens)
         limit = sampling.max_tokens if sampling.max_tokens is not None else max(1, room)

@@ -54,7 +54,9 @@ class TurnSpec(NamedTuple):
     session's from now on; None leaves them as they are. A `note` is kept with the turn and its result. A
     `volatile` turn follows the first `keep` tokens of its session, whose other tokens are cut, or of
     `parent`, from which its session is forked; where its session is not open, and there is no parent, the
-    turn opens it.
+    turn opens it. A turn that `steers` cuts the turn before it, running or finished, after the first `steers`
+    tokens that were generated (`KEEP_ALL`: all), and goes on from there; its tokens are written to follow an
+    answer without its end token.
     """
 
     turn_id: str
@@ -79,3 +81,4 @@ class TurnSpec(NamedTuple):
     volatile: bool = False
     keep: int | None = None
     parent: str | None = None
+    steers: int | None = None

@@ -1,6 +1,6 @@
 """The verbs of clients, each written once: wait, act on the core, write the journal, acknowledge.
 
-    open  submit  abort  interrupt  rewind  compact  fork  update  spill  restore  close
+    open  submit  abort  hear  interrupt  rewind  compact  fork  update  spill  restore  close
 
 Used by `engine.Session` in this process and by the engine process behind the server (`server.link.commands`).
 A verb that cannot act yet waits for its session (`waiting`) until a `retry` between two steps; a turn also
@@ -25,8 +25,10 @@ from holdfast.engine.constraints.errors import GrammarError
 from holdfast.engine.durable.session_log import Tools, require_text
 from holdfast.engine.grammars import GrammarRefused
 from holdfast.engine.listeners import Reply, TurnListener
+from holdfast.engine.listening import Ahead
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.sampling import SamplingError
+from holdfast.engine.steering import Steering
 from holdfast.engine.turn_beginner import TurnBeginner
 from holdfast.engine.turn_spec import HistoryChanged, HistoryRepeated, TurnSpec
 from holdfast.engine.waiting import (
@@ -74,6 +76,7 @@ class Verbs:
     """The verbs on the sessions of one engine."""
 
     __slots__ = (
+        "_ahead",
         "_dispatcher",
         "_grammars",
         "_patient",
@@ -81,6 +84,7 @@ class Verbs:
         "_requests",
         "_scheduler",
         "_session_log",
+        "_steering",
         "_turns",
         "_waiting",
         "loop",
@@ -92,7 +96,9 @@ class Verbs:
         self._scheduler = loop.scheduler
         self._session_log = loop.session_log
         self._dispatcher = loop.dispatcher
-        self._turns = TurnBeginner(loop)
+        self._ahead = Ahead(loop)
+        self._turns = TurnBeginner(loop, self._ahead)
+        self._steering = Steering(loop, self._turns, self._note_cut)
         self._grammars = loop.setup.grammars
         self._patient = patient
         self._queues = SessionQueues(lambda name: turn_before(loop.scheduler, name) is not None)
@@ -145,7 +151,8 @@ class Verbs:
         wait = MemoryWait(self._scheduler, session_id, length, forks)
 
         def attempt() -> bool:
-            if not wait.over(self.loop.now()):
+            # What was not committed was not said: it gives way to every verb.
+            if not (self._ahead.stop(session_id) and wait.over(self.loop.now())):
                 return False
             with Refusing(reply):
                 self._require_same(session_id, wait.session)
@@ -391,6 +398,19 @@ class Verbs:
 
     # --- turns ------------------------------------------------------------------------------------
 
+    def hear(self, reply: Reply, session_id: str, tokens: Sequence[int], known: int | None = None) -> None:
+        """Compute the input of the session's next turn ahead, as far as it is known: `tokens`, all of them.
+
+        It is taken back if no turn begins; without tokens, at once. Waits for nothing, and is refused while a
+        turn is in flight.
+        """
+        with Refusing(reply):
+            self._scheduler.tick(self.loop.now())
+            session = self._scheduler.registry.find(session_id)
+            self._ahead.hear(session, tuple(tokens), known)
+            reply.done(session_id)
+        self._dispatcher.tell()
+
     def submit(self, listener: TurnListener, spec: TurnSpec) -> None:
         """Queue a turn, when its grammar is compiled and its session is ready for it."""
         compilation: Compilation | None = None
@@ -439,13 +459,27 @@ class Verbs:
         self, listener: TurnListener, spec: TurnSpec, session_id: str, compilation: Compilation | None
     ) -> None:
         """Submit a turn as soon as its session is ready for it."""
+        steers = spec.steers is not None and not self._is_repeated(spec)
+        if steers:
+            # The turn before stops at once; this one begins when it has ended.
+            try:
+                steers = not self._steering.stop(self._scheduler.registry.find(session_id), spec)
+            except (Refused, SamplingError) as refusal:
+                listener.refused(refusal)
+                return
         wait = TurnWait(self._scheduler, session_id)
+        memory = MemoryWait(self._scheduler, session_id, kept_of_turn(spec.steers, None))
 
         def is_ready() -> bool:
-            return not self._is_being_written(spec) and (not self._patient or wait.over())
+            if steers and not (self._ahead.stop(session_id) and memory.over(self.loop.now())):
+                return False
+            waits = self._patient or spec.steers is not None
+            return not self._is_being_written(spec) and (not waits or wait.over())
 
         def act() -> None:
             self._require_same(session_id, wait.session)
+            if steers:
+                self._steering.cut(self._scheduler.registry.find(session_id), spec)
             self._submit(listener, spec, session_id, compilation)
 
         self._when_turn_ready(listener, (self._queues, session_id), compilation, is_ready, act)
@@ -543,10 +577,13 @@ class Verbs:
                 return
         if spec.grammar is not None and compilation is None:
             raise HistoryChanged("the turn that this one repeats was cut off meanwhile", session)
-        known = session.sequence.known
+        known = session.history
         # A turn in flight changes the history too; that the session is busy is said by the core.
-        if session.turn is None and spec.opens and known:
+        is_busy = turn_before(self._scheduler, session_id) is not None
+        if not is_busy and spec.opens and known:
             raise HistoryRepeated("the session has a history", session)
-        if session.turn is None and spec.known not in (None, known):
+        if not is_busy and spec.known not in (None, known):
             raise HistoryChanged("the history has changed", session)
+        if spec.steers is not None:
+            spec = self._steering.fitted(session, spec)
         self._turns.begin(listener, spec, session, compilation)

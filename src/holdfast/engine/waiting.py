@@ -116,9 +116,13 @@ class MemoryWait:
 
 
 def turn_before(scheduler: Scheduler, session_id: str) -> Turn | None:
-    """The turn in flight on a session, unless the session is being closed."""
+    """The turn in flight on a session, unless the session is being closed.
+
+    An open turn is not in flight: the next one goes on from it. One that is being taken back is.
+    """
     session = scheduler.registry.sessions.get(session_id)
-    return None if session is None or session.life is Life.CLOSING else session.turn
+    turn = None if session is None or session.life is Life.CLOSING else session.turn
+    return None if turn is not None and turn.is_open and not _is_aborting(turn) else turn
 
 
 class TurnWait:

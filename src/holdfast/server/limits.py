@@ -235,6 +235,7 @@ LIMITS: tuple[Limit, ...] = (
     Limit("*.sampling_params", Bound(entries=PROMPTS_MAX), "one for each prompt"),
     # Places in a session.
     _numbers("*.keep_tokens", 0, INTEGER_MAX),
+    _numbers("*.start", 0, INTEGER_MAX),
     _numbers("*.from_turn", 1, INTEGER_MAX),
     _numbers("*.to_turn", 0, INTEGER_MAX),
     _numbers("*.at_turn", 0, INTEGER_MAX),

@@ -32,6 +32,7 @@ from holdfast.server.limits import TTL_MAX
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import EngineClient, TurnFeed
 from holdfast.server.link.supervisor import Progress, Supervisor
+from holdfast.server.listening import Listening
 from holdfast.server.options import ServerOptions
 from holdfast.server.ordinary_sessions import OrdinarySessions
 from holdfast.server.prompts import Prompts
@@ -82,6 +83,7 @@ class Service:
         self.table = SessionTable()
         self.ordinary = OrdinarySessions()
         self.conversations = Conversations(options.found_sessions, self._close_hidden, self._count_found)
+        self.listening = Listening(self.link, self._writer)
         self.metrics.found_sessions.set_function(lambda: len(self.conversations))
         self.seeds = Seeds(options.seed)
         self.created = int(time.time())
@@ -125,11 +127,13 @@ class Service:
         """A session was closed, or has expired."""
         self.table.remove(session, reason)
         self.conversations.gone(session)
+        self.listening.gone(session)
 
     def engine_lost(self) -> None:
         """An engine process that served has ended."""
         self.metrics.engine_lost()
         self.conversations.clear()
+        self.listening.clear()
 
     def engine_ready(self, ready: wire.Ready) -> None:
         """An engine is ready; sessions that it does not know are lost."""
@@ -166,6 +170,8 @@ class Service:
 
         A replayed turn was counted when it ran.
         """
+        if feed.session is not None:
+            self.listening.turn_ended(feed.session)
         if feed.replayed:
             return
         self.conversations.ended(feed)
@@ -345,7 +351,7 @@ class Service:
         field = "text" if said.messages is None else "messages"
         key, turn = engine_name(record.tenant, record.name), new_name("c")
         with told_as({"input": field, "max_tokens": field}):
-            tokens = await TurnWriter(self.prompts, self.facts).replacement(said, record, turns[0] == 1)
+            tokens = await self._writer().replacement(said, record, turns[0] == 1)
             done = await self._call_on(
                 record, lambda number: wire.Compact(number, key, *turns, tokens, turn, request_id)
             )
@@ -433,6 +439,7 @@ class Service:
 
     async def start_turn(self, record: SessionRecord, asked: TurnAsked) -> TurnFeed:
         """Start a turn on a session."""
+        self.listening.begun(record)
         try:
             return await self._starter.start_turn(record, asked)
         except Problem as problem:
@@ -445,6 +452,9 @@ class Service:
     async def start_requests(self, caller: Caller, asked: Sequence[TurnAsked]) -> list[TurnFeed]:
         """Start one-shot requests with all their choices, or none; all are sent before any is awaited."""
         return await self._starter.start_requests(caller.tenant, asked)
+
+    def _writer(self) -> TurnWriter:
+        return TurnWriter(self.prompts, self.facts)
 
     @property
     def _starter(self) -> TurnStarter:

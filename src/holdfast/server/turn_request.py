@@ -61,6 +61,8 @@ class TurnAsked:
     computes_from: int | None = None
     fingerprint: str | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
+    steers: int | None = None
+    """The turn before is cut after so many of its tokens (-1: all), and this one goes on from there."""
     note: str | None = None
     """Text that is kept with the turn of a session, for the dialect that wrote it."""
 

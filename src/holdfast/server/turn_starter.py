@@ -80,7 +80,7 @@ class TurnStarter:
         """The command that starts a turn; with `compares`, a conversation is compared with the history."""
         view = record.view
         messages = asked.input.messages or []
-        opens = not asked.options.append_history and opens_history(messages)
+        opens = asked.steers is None and not asked.options.append_history and opens_history(messages)
         if opens and not view.known and record.system is not None and begins_with_system(messages):
             raise from_refusal("history_repeated", "", "messages")
         tools = tools_of(asked, record) if asked.answer.tools and not view.known else None
@@ -98,7 +98,7 @@ class TurnStarter:
             written.tokens,
             wire_sampling(sampling),
             session=session,
-            known=view.known,
+            known=view.known if asked.steers is None else None,
             goes_on=asked.goes_on,
             keeps=asked.options.keeps,
             timeout=asked.options.timeout,
@@ -111,6 +111,7 @@ class TurnStarter:
             expect_return=asked.answer.expect_return_seconds,
             tools=tools,
             note=asked.note,
+            steers=asked.steers,
         )
 
     async def _write_after(self, record: SessionRecord, asked: TurnAsked) -> WrittenTurn:

@@ -85,7 +85,8 @@ class TurnWriter:
     async def write(self, asked: TurnAsked, record: SessionRecord | None, tenant: str) -> WrittenTurn:
         """A tenant's turn, to follow a session's history."""
         asks = self._asks(asked, record)
-        return self._checked(asked, await self._written(asked.input, asks, record, tenant))
+        steers = asked.steers is not None
+        return self._checked(asked, await self._written(asked.input, asks, record, tenant, steers))
 
     async def write_after(self, asked: TurnAsked, record: SessionRecord, history: bytes) -> WrittenTurn:
         """What a whole conversation adds to the history of its session; raises the problem if they differ."""
@@ -133,18 +134,19 @@ class TurnWriter:
         return written
 
     async def _written(
-        self, said: Input, asks: jobs.Asks, record: SessionRecord | None, tenant: str
+        self, said: Input, asks: jobs.Asks, record: SessionRecord | None, tenant: str, steers: bool
     ) -> WrittenTurn:
         messages = said.messages
         if messages is None and said.text is not None and said.templated and self._prompts.chats:
             messages = [{"role": "user", "content": said.text}]
-        first = record is None or record.view.known == 0
+        # What a turn that steers follows is known to the engine alone: an answer that was cut.
+        first = not steers and (record is None or record.view.known == 0)
         if messages is None:
             tokens = await self._plain_tokens(said, first, tenant)
             return await self._answer_to(tokens, asks, tenant)
         job = jobs.Chat(
             messages,
-            None if record is None else record.view.last_token,
+            None if record is None or steers else record.view.last_token,
             first,
             record.system if record is not None and first else None,
             [] if record is None else record.view.calls,

@@ -7,6 +7,7 @@ changed. What clients hear is hearing.py's.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 from holdfast.core import errors
@@ -148,6 +149,66 @@ class Clients(Audience):
         session = self.some()
         if session is not None:
             self._submit(session, self._request(session.sequence.known, session.tenant))
+
+    # --- inputs that are computed while they are said ---------------------------------------------
+
+    def _some_tokens(self, most: int) -> tuple[int, ...]:
+        return tuple(self.rng.randrange(VOCABULARY) for _ in range(self.rng.randint(0, most)))
+
+    def listen(self) -> None:
+        """Begin to say something."""
+        session = self.some()
+        if session is None:
+            return
+        tokens = self._request(session.sequence.known, session.tenant).tokens
+        deadline = self.now + self.rng.random() * 6 if self.rng.random() < 0.1 else None
+        said = tokens[: self.rng.randint(0, len(tokens))]
+        request = TurnRequest(self.name("t"), said, 1, deadline=deadline, on_abort=0)
+        self.scheduler.listen(session.id, request, self.now)
+        self.conversations[session.id].listening = request.turn_id
+        self.listeners.add(session.id)
+
+    def _open_turn(self) -> Turn | None:
+        """The turn of a client that is speaking."""
+        name = self.listeners.choose(self.rng)
+        self.whom = name or "nobody"
+        return self.scheduler.registry.sessions[name].turn if name is not None else None
+
+    def say(self) -> None:
+        """Say more, or something else from some word on."""
+        turn = self._open_turn()
+        if turn is not None:
+            known = len(turn.request.tokens)
+            start = known if self.rng.random() < 0.6 else self.rng.randint(max(0, known - 9), known + 1)
+            tokens = self._some_tokens(12)
+            self.scheduler.hear(turn.session_id, turn.request.turn_id, start, tokens, self.now)
+
+    def commit(self) -> None:
+        """Have said everything: perhaps a little more, or else, than was heard."""
+        turn = self._open_turn()
+        if turn is None:
+            return
+        tokens = turn.request.tokens
+        tokens = tokens[: self.rng.choice((len(tokens), len(tokens), self.rng.randint(0, len(tokens)))) :]
+        request = self._request(turn.known_before, "")
+        request = replace(request, tokens=(*tokens, *self._some_tokens(4)))
+        session = self.scheduler.registry.sessions[turn.session_id]
+        self.scheduler.commit(session.id, turn.request.turn_id, request, self.now)
+        self.conversations[session.id].listening = None
+        self.listeners.discard(session.id)
+        self.begin(session.id, request)
+        self.turns += 1
+        if turn.admitted is not None:
+            mark = session.sequence.mark
+            self.conversations[session.id].planned(mark.point.length if mark else 0, turn.retracts)
+
+    def abandon(self) -> None:
+        """Break off: nothing was said."""
+        turn = self._open_turn()
+        if turn is not None:
+            keep = self.rng.choice((None, 0, KEEP_ALL))
+            self.scheduler.abort(turn.session_id, turn.request.turn_id, self.now, keep)
+            self.ending.setdefault(turn.session_id, self.step)
 
     def go_on(self) -> None:
         """Submit a turn without input: generation continues."""
@@ -352,6 +413,10 @@ class Clients(Audience):
 ACTIONS: dict[str, Callable[[Clients], None]] = {
     "open": Clients.open,
     "turn": Clients.turn,
+    "listen": Clients.listen,
+    "say": Clients.say,
+    "commit": Clients.commit,
+    "abandon": Clients.abandon,
     "goes on": Clients.go_on,
     "request": Clients.request,
     "interrupt": Clients.interrupt,

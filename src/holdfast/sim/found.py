@@ -31,6 +31,7 @@ class Check(StrEnum):
 
     ASSERTION = "assertion"
     CONTENT = "content"
+    DELAY = "delay"
     EVENT = "event"
     FENCE = "fence"
     LATE = "late"

@@ -35,6 +35,7 @@ class Audience:
         self.conversations: dict[str, Conversation] = {}
         self.sessions = Roster()
         self.busy = Roster()
+        self.listeners = Roster()
         self.ending: dict[str, int] = {}
         self.closing: dict[str, int] = {}
         self.remembered: dict[str, list[tuple[int, ...]]] = {}
@@ -85,8 +86,9 @@ class Audience:
     def _tell(self, conversation: Conversation, event: Event) -> None:
         name, turn = event.session_id, event.turn
         if event.kind == "closed":
-            if conversation.turn_id is not None:
-                raise Mismatch(f"{name} was closed, but {conversation.turn_id} never ended")
+            for turn_id in (conversation.turn_id, conversation.listening):
+                if turn_id is not None:
+                    raise Mismatch(f"{name} was closed, but {turn_id} never ended")
             if event.reason == "expired":
                 self._check_expiry(conversation)
             del self.conversations[name]
@@ -95,6 +97,9 @@ class Audience:
             self.sessions.discard(name)
             return
         if turn is None:
+            return
+        if turn.is_open:
+            self._tell_listener(conversation, event, turn)
             return
         if turn.request.turn_id != conversation.turn_id:
             raise Mismatch(f"{event.kind} of {turn.request.turn_id}, but {conversation.turn_id} is in flight")
@@ -119,6 +124,21 @@ class Audience:
             if session is not None and event.kind == "aborted":
                 self._check_recomputation(conversation, session, turn)
             conversation.interrupted(event.kind, event.reason, turn)
+        if session is not None:
+            self.compare(session)
+
+    def _tell_listener(self, conversation: Conversation, event: Event, turn: Turn) -> None:
+        """An open turn may be aborted, and fail; it says nothing, and leaves nothing behind."""
+        name = conversation.session_id
+        if turn.request.turn_id != conversation.listening or event.kind not in ("aborted", "failed"):
+            raise Mismatch(f"{event.kind} of {turn.request.turn_id}, which is open")
+        if event.kind == "failed" and not self.faulty():
+            raise Mismatch(f"{turn.request.turn_id} failed, though nothing went wrong: {event.reason}")
+        conversation.listening = None
+        conversation.rested_at = self.scheduler.registry.now
+        self.listeners.discard(name)
+        self.ending.pop(name, None)
+        session = self.scheduler.registry.sessions.get(name)
         if session is not None:
             self.compare(session)
 
@@ -193,6 +213,7 @@ class Audience:
             raise Found(Check.REGISTRY, f"{name} has lost its turn {turn_id}", f"{turn_id} of {name}")
         waits = registry.queue.get(turn.number) is turn
         idle = session.life in {Life.IDLE, Life.SEALING}
-        if idle or waits != (session.life is Life.QUEUED) or (session in registry.running) == waits:
+        runs = session in registry.running or session in registry.listening
+        if idle or waits != (session.life is Life.QUEUED) or runs == waits:
             what = f"{turn_id} of {name}, {session.life.value}, is in the wrong list"
             raise Found(Check.REGISTRY, what, f"{turn_id} of {name}")

@@ -69,9 +69,13 @@ class Lists:
     def _check_lists(self, session: Session) -> None:
         registry, turn, life = self.registry, session.turn, session.life
         waits = turn is not None and registry.queue.get(turn.number) is turn
-        self._require(session, waits == (life is Life.QUEUED), "place in the queue")
+        is_open = turn is not None and turn.is_open
+        self._require(session, waits == (life is Life.QUEUED and not is_open), "place in the queue")
         runs = life is Life.RUNNING or (life is Life.CLOSING and turn is not None)
-        self._require(session, registry.running.count(session) == runs, "place among those that run")
+        listens = session in registry.listening
+        self._require(session, listens if is_open else runs or not listens, "place among those that listen")
+        placed = registry.running.count(session) + (listens and not is_open)
+        self._require(session, placed == (runs and not is_open), "place among those that run")
         self._require(
             session, (turn is None) == (life in (Life.IDLE, Life.SEALING)) or life is Life.CLOSING, "turn"
         )
@@ -104,7 +108,7 @@ class Lists:
         open_ones = set(registry.sessions.values())
         queues = registry.queues
         tables = (queues.running, queues.resting, queues.checkpointed, queues.seals, queues.tainted)
-        for table in (*tables, registry.transits.values(), registry.in_flight.uncopied):
+        for table in (*tables, queues.listening, registry.transits.values(), registry.in_flight.uncopied):
             for session in table:
                 self._require(session, session in open_ones, "list: it is closed")
         counted = Counter(session.tenant for session in open_ones if not session.volatile)
@@ -115,8 +119,9 @@ class Lists:
             if session.turn is not turn or session.life is not Life.QUEUED:
                 whose = f"{turn.request.turn_id} of {session.id}"
                 raise Found(Check.REGISTRY, f"a turn waits whose session is {session.life.value}", whose)
+        listening = {session.turn.number for session in registry.listening if session.turn is not None}
         for number in self.scheduler.planner.prompts.matches:
-            if number not in registry.queue:
+            if number not in registry.queue and number not in listening:
                 raise Found(
                     Check.REGISTRY, f"a match of turn {number} is kept, which waits no more", "registry"
                 )

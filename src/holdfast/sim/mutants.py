@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from holdfast.sim.chat_mutants import CHAT_MUTANTS
 from holdfast.sim.compute_mutants import COMPUTE_MUTANTS
 from holdfast.sim.forced_mutants import FORCED_MUTANTS
+from holdfast.sim.listening_mutants import LISTENING_MUTANTS
 from holdfast.sim.memory_mutants import MEMORY_MUTANTS
 from holdfast.sim.planting import Mutant, Patcher
 from holdfast.sim.step_mutants import STEP_MUTANTS
@@ -32,6 +33,7 @@ MUTANTS: dict[str, Mutant] = {
         *COMPUTE_MUTANTS,
         *CHAT_MUTANTS,
         *TIER_MUTANTS,
+        *LISTENING_MUTANTS,
     )
 }
 

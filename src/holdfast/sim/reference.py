@@ -29,7 +29,7 @@ class Conversation:
     """One session as its client sees it.
 
     `boundaries` are the lengths at which its turns end, `inputs` those at which their inputs do. `planned_at`
-    has the retracts of its turn at its last row.
+    has the retracts of its turn at its last row. `listening` is its open turn: nothing of that is said yet.
     """
 
     __slots__ = (
@@ -40,6 +40,7 @@ class Conversation:
         "contents",
         "inputs",
         "last",
+        "listening",
         "matcher",
         "planned_at",
         "rested_at",
@@ -62,6 +63,7 @@ class Conversation:
         self.boundaries: list[int] = []
         self.inputs: list[int] = []
         self.turn_id: str | None = None
+        self.listening: str | None = None
         self.matcher: Matcher | None = None
         self.said = 0
         self.last: tuple[int, int] | None = None
@@ -233,6 +235,7 @@ class Conversation:
 
     def come_back(self) -> None:
         """The process was killed and restarted: the turn in flight is lost, finished turns stay."""
+        self.listening = None
         self._cut(self.boundaries[-1] if self.boundaries else 0)
         self.turn_id = None
         turns = self.turns()

@@ -25,8 +25,9 @@ def come_back(clients: Clients, scheduler: Scheduler, device: SimDevice, now: fl
     clients.scheduler = scheduler
     for waits in (clients.ending, clients.closing):
         waits.clear()
-    for name in list(clients.busy):
-        clients.busy.discard(name)
+    for roster in (clients.busy, clients.listeners):
+        for name in list(roster):
+            roster.discard(name)
     for name, conversation in list(clients.conversations.items()):
         if name not in clients.sessions or conversation.volatile:
             clients.lose(name)

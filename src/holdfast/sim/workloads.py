@@ -40,6 +40,26 @@ WORKLOADS: dict[str, Workload] = {
             output_tokens=(2, 14),
         ),
         Workload(
+            "listening",
+            _CALM
+            | {
+                "listen": 9.0,
+                "say": 14.0,
+                "commit": 6.0,
+                "abandon": 2.0,
+                "turn": 4.0,
+                "interrupt": 2.0,
+                "cut last": 1.0,
+                "spill": 1.0,
+                "fork": 0.5,
+                "rewind": 0.5,
+            },
+            sessions=8,
+            input_tokens=(1, 30),
+            output_tokens=(1, 10),
+            actions_per_step=1.5,
+        ),
+        Workload(
             "agents",
             _CALM
             | {

@@ -226,16 +226,41 @@ class World:
         for row in plan.rows:
             self.numbers[row.number] = row.turn.session_id
             conversation = self.clients.conversations.get(row.turn.session_id)
-            if conversation is not None:
+            if conversation is not None and not row.turn.is_open:
                 conversation.planned(row.start, row.turn.retracts)
             trace = extend(trace, row.start * 1009 + row.count)
         self.trace = trace
+        self._watch_delays(plan)
         try:
             self.device.announce(plan, self.scheduler.registry.transits)
         except WrongContent as wrong:
             self._census()
             raise Found(Check.FENCE, str(wrong), self._whose(plan, wrong.number)) from wrong
         self.clients.hear(self.scheduler.take_events())
+
+    def _watch_delays(self, plan: Plan) -> None:
+        """No step computes an input ahead and leaves out a turn that could have got on.
+
+        A turn whose tenant is at its quota waits for no input of another tenant.
+        """
+        sessions = self.scheduler.registry.sessions
+        tenants = {sessions[row.turn.session_id].tenant for row in plan.rows if row.turn.is_open}
+        if not tenants:
+            return
+        served = {row.turn for row in plan.rows}
+        for session in self.scheduler.registry.running:
+            turn, sequence = session.turn, session.sequence
+            if turn is None or turn in served or turn.ending is not None or session.life is not Life.RUNNING:
+                continue
+            left = sequence.known + turn.awaiting - sequence.planned
+            done = turn.generated + turn.awaiting >= turn.request.max_tokens > 0
+            guesses = self.scheduler.planner.propose is not None and session.unsettled
+            account = session.holder.account
+            full = any(pool.room(account) < 1 for pool in self.ledger.pools.values())
+            apart = full and session.tenant not in tenants
+            if left > 0 and not (done or guesses or apart):
+                which = f"{turn.request.turn_id} of {session.id}"
+                raise Found(Check.DELAY, f"an input was computed ahead while {which} waited", which)
 
     def _whose(self, plan: Plan, number: int) -> str:
         """The turn that a row of this number belongs to, or the session."""

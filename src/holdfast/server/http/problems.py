@@ -33,6 +33,7 @@ STATUS_OF_CODE = {
     "over_quota": 429,
     "empty_turn": 400,
     "unknown_token": 400,
+    "unknown_position": 400,
     "turn_exists": 409,
     "turn_conflict": 409,
     "request_conflict": 409,

@@ -55,6 +55,8 @@ class EngineCommands:
                 reply = self.turns.get(command.turn)
                 if reply is not None:
                     verbs.abort(reply, command.keep, command.reason)
+            case wire.Hear(call=call, session=name):
+                verbs.hear(self._reply(call), name, command.tokens, command.known)
             case wire.OpenSession(call=call, session=name):
                 about = (command.tenant, command.ttl, command.metadata, command.system, command.tools)
                 verbs.open(self._reply(call), name, *about)
@@ -120,6 +122,7 @@ class EngineCommands:
                 volatile=command.volatile,
                 keep=command.keep,
                 parent=command.parent,
+                steers=command.steers,
             ),
         )
 
@@ -203,7 +206,7 @@ class EngineCommands:
         if command.what == Question.TURNS:
             return noted_turns(loop, session, command.names)
         if command.what == Question.TOKENS:
-            return session.sequence.tokens.packed(0, session.sequence.known)
+            return session.sequence.tokens.packed(0, session.history)
         assert command.what == Question.SESSION, f"{command.what} is a report"
         return session_report(loop, session)
 

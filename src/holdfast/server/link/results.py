@@ -252,6 +252,7 @@ class TurnReply(TurnListener):
             prompt_tokens=turn.input_end,
             cached_tokens=turn.cached,
             computed_tokens=turn.computed,
+            ahead_tokens=turn.computed_ahead,
             queue_seconds=max(0.0, (turn.admitted if turn.admitted is not None else now) - turn.arrived),
             first_seconds=None if turn.first_token is None else turn.first_token - turn.arrived,
             total_seconds=now - turn.arrived,
@@ -271,10 +272,10 @@ class TurnReply(TurnListener):
 
 def view(session: Session, session_log: SessionLog) -> wire.SessionView:
     """What the API process needs to write the session's next turn."""
-    tokens, turns = session.sequence.tokens, len(session.boundaries)
-    last = tokens[len(tokens) - 1] if len(tokens) else None
+    known, turns = session.history, len(session.boundaries)
+    last = session.sequence.tokens[known - 1] if known else None
     calls = [_call_fields(call) for call in session_log.calls_of(session.id, turns)]
-    return wire.SessionView(session.id, session.sequence.known, last, turns, calls)
+    return wire.SessionView(session.id, known, last, turns, calls)
 
 
 def noted_turns(loop: EngineLoop, session: Session, names: Sequence[str]) -> list[wire.NotedTurn]:

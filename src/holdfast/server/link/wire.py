@@ -99,6 +99,9 @@ class StartTurn(msgspec.Struct, tag="start", frozen=True):
     """With a volatile session: how many tokens of its history, or of `parent`'s, the input follows."""
     parent: str | None = None
     """The volatile session that this one is forked from."""
+    steers: int | None = None
+    """Cut the turn before this one after so many of its tokens (-1: all), and go on from there. The tokens
+    are written to follow an answer without its end token."""
 
 
 class EndTurn(msgspec.Struct, tag="end", frozen=True):
@@ -110,6 +113,18 @@ class EndTurn(msgspec.Struct, tag="end", frozen=True):
     turn: int
     keep: int | None
     reason: str
+
+
+class Hear(msgspec.Struct, tag="hear", frozen=True):
+    """Compute the input of a session's next turn ahead: `tokens`, all that is known of it; none take it back.
+
+    `known` is the length of the history that they were written for.
+    """
+
+    call: int
+    session: str
+    tokens: list[int]
+    known: int | None = None
 
 
 class Interrupt(msgspec.Struct, tag="interrupt", frozen=True):
@@ -221,6 +236,7 @@ Command = (
     | OpenSession
     | StartTurn
     | EndTurn
+    | Hear
     | Interrupt
     | Rewind
     | Compact
@@ -438,6 +454,8 @@ class End(msgspec.Struct, frozen=True):
     first_seconds: float | None
     total_seconds: float
     retracts: int = 0
+    ahead_tokens: int = 0
+    """Of the tokens computed, those that were computed before the turn was asked for."""
     logprobs: list[Logprob] | None = None
     prompt_logprobs: list[Logprob] | None = None
     view: SessionView | None = None

@@ -1,13 +1,13 @@
 """`WS /v1/realtime`: a full-duplex conversation.
 
-The client sends `session.open`, `input.append`, `input.commit`, `response.interrupt`, `session.rewind`,
-`session.fork` and `session.close`; the server sends `session.opened`, `response.started`, `response.delta`,
-`response.done`, `session.rewound`, `session.forked`, `session.closed` and `error`, each with a sequence
-number `seq`. Input may be appended while the model generates; it belongs to the connection until it is
-committed. A commit with mode "after" waits for the running turn; one with mode "interrupt" cuts that turn at
-the last token sent and cancels queued turns. An invalid message gets an `error` that names its field, and the
-connection stays open. `session.opened` carries the number after which messages go on; errors without a
-session carry none.
+The client sends `session.open`, `input.append`, `input.replace`, `input.commit`, `response.interrupt`,
+`session.rewind`, `session.fork` and `session.close`; the server sends `session.opened`, `response.started`,
+`response.delta`, `response.done`, `session.rewound`, `session.forked`, `session.closed` and `error`, each
+with a sequence number `seq`. Input may be appended while the model generates; it belongs to the connection
+until it is committed, and is computed ahead (`server/listening.py`). A commit with mode "after" waits for the
+running turn; one with mode "interrupt" cuts that turn at the last token sent and cancels queued turns. An
+invalid message gets an `error` that names its field, and the connection stays open. `session.opened` carries
+the number after which messages go on; errors without a session carry none.
 
 After a lost connection a client opens the session again with `resume_after_seq`, the last number that it
 received, and the later messages are replayed; `resumed` says whether all of them were still kept.
@@ -37,6 +37,7 @@ from holdfast.server.routes.realtime_messages import (
     InterruptMessage,
     OpenMessage,
     PendingInput,
+    ReplaceMessage,
     RewindMessage,
     Said,
     read_message,
@@ -50,7 +51,7 @@ from holdfast.server.routes.realtime_openai.protocol import (
     speaks_holdfast,
 )
 from holdfast.server.routes.realtime_outbox import Outbox
-from holdfast.server.routes.sessions import ask_turn, kept_tokens
+from holdfast.server.routes.sessions import ask_turn, kept_tokens, read_input
 from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord, require_name
 from holdfast.server.turn_request import SessionGiven
@@ -85,6 +86,8 @@ class Conversation:
     def leave(self) -> None:
         """Let the session go; a turn in flight ends by its `on_abort`."""
         if self.channel is not None:
+            if self.pending is not None and self.channel.outbox is self.outbox:
+                self._take_back(self.channel)
             self.channels.detach(self.channel, self.outbox)
             self.channel = None
 
@@ -152,6 +155,10 @@ class Conversation:
         match message:
             case AppendMessage():
                 pending.append(message)
+                self._listen(channel, pending)
+            case ReplaceMessage():
+                pending.replace(message)
+                self._listen(channel, pending)
             case CommitMessage():
                 self._commit(channel, pending, message, labels)
                 pending.clear()
@@ -164,6 +171,20 @@ class Conversation:
                 channel.submit(Job(labels, act=lambda: self._fork(channel, message, labels)))
             case CloseMessage():
                 self._closing = channel.hurry(lambda: self._close(channel), labels)
+
+    def _listen(self, channel: Channel, pending: PendingInput) -> None:
+        """Have what was appended computed ahead."""
+        said = pending.said()
+        if said:
+            self.service.listening.hear(channel.record(), read_input(said))
+        else:
+            self._take_back(channel)
+
+    def _take_back(self, channel: Channel) -> None:
+        """What was appended is not going to be said."""
+        record = self.service.table.get(channel.tenant, channel.name)
+        if record is not None:
+            self.service.listening.hear(record, None)
 
     async def _close(self, channel: Channel) -> None:
         await self.service.close_session(self.caller, channel.name)

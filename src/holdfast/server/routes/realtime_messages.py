@@ -24,6 +24,7 @@ __all__ = [
     "InterruptMessage",
     "OpenMessage",
     "PendingInput",
+    "ReplaceMessage",
     "RewindMessage",
     "Said",
     "read_message",
@@ -53,6 +54,13 @@ class AppendMessage(Message, tag="input.append"):
     text: str | None = None
     token_ids: list[int] | None = None
     messages: list[SessionMessage] | None = None
+
+
+class ReplaceMessage(Message, tag="input.replace"):
+    """Something else from a character of the appended text on."""
+
+    text: str
+    start: Count
 
 
 class CommitMessage(Message, tag="input.commit"):
@@ -95,6 +103,7 @@ COMMIT = make_body(CommitMessage, REALTIME.turn, REALTIME.answer, nested={"sampl
 Said = (
     OpenMessage
     | AppendMessage
+    | ReplaceMessage
     | CommitMessage
     | InterruptMessage
     | RewindMessage
@@ -103,7 +112,14 @@ Said = (
 )
 
 DECODED: Any = (
-    OpenMessage | AppendMessage | COMMIT.read | InterruptMessage | RewindMessage | ForkMessage | CloseMessage
+    OpenMessage
+    | AppendMessage
+    | ReplaceMessage
+    | COMMIT.read
+    | InterruptMessage
+    | RewindMessage
+    | ForkMessage
+    | CloseMessage
 )
 """The union that decodes messages: the commit with its table's fields."""
 
@@ -154,6 +170,19 @@ class PendingInput:
             self._bytes += len(message.text.encode())
         self._tokens += message.token_ids or []
         self._messages += message.messages or []
+
+    def replace(self, message: ReplaceMessage) -> None:
+        """Let the text be another from a character on; an invalid revision changes nothing."""
+        if self._kind not in (None, "text"):
+            raise bad_field("text", f"this turn's input is {self._kind} so far: only text can be replaced")
+        text = "" if self.refused else "".join(self._texts)
+        if message.start > len(text):
+            raise bad_field("start", f"the input has {len(text)} characters", "unknown_position")
+        text = text[: message.start] + message.text
+        if len(text.encode()) > self._bytes_max:
+            raise bad_field("text", f"the input may take at most {self._bytes_max} bytes")
+        self.clear()
+        self._texts, self._bytes = [text] if text else [], len(text.encode())
 
     def _require_room(self, message: AppendMessage) -> None:
         bytes_before, tokens_before, messages_before = (

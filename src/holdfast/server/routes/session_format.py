@@ -140,6 +140,8 @@ def shown_turn(name: str, feed: TurnFeed) -> dict[str, Any]:
             "total_ms": round(end.total_seconds * 1000, 2),
         },
     }
+    if end.ahead_tokens:
+        shown["usage"]["ahead_tokens"] = min(end.ahead_tokens, shown["usage"]["computed_tokens"])
     if end.answer is not None:
         shown["usage"]["reasoning_tokens"] = end.answer.reasoning_tokens
         shown |= shown_answer(end.answer)

@@ -6,6 +6,7 @@ Unknown fields are refused. A turn's id is its idempotency key.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
@@ -19,6 +20,7 @@ from holdfast.server.dialects.tables import SESSIONS, Dialect
 from holdfast.server.http.answers import StreamAnswer, TurnAnswer, event, json_answer
 from holdfast.server.http.bodies import brings_body
 from holdfast.server.http.problems import Problem, bad_field, turn_failed
+from holdfast.server.limits import too_long
 from holdfast.server.link.engine_client import TurnFeed
 from holdfast.server.prompts import SessionMessage, plain_messages
 from holdfast.server.routes.access import body_of, caller_of, service_of
@@ -27,7 +29,16 @@ from holdfast.server.routes.session_format import TurnEvents, failed, shown_turn
 from holdfast.server.sessions import engine_name, new_name, require_name
 from holdfast.server.turn_request import PLAIN_ANSWER, Input, SessionGiven, TurnAsked, fingerprint_of
 
-__all__ = ["SAMPLING", "Count", "SamplingBody", "ask_turn", "kept_tokens", "router"]
+__all__ = [
+    "SAMPLING",
+    "Count",
+    "SamplingBody",
+    "ask_turn",
+    "kept_tokens",
+    "read_input",
+    "router",
+    "steered_tokens",
+]
 
 router = APIRouter(tags=["sessions"])
 
@@ -53,16 +64,25 @@ class SamplingBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TurnBody(msgspec.Struct, forbid_unknown_fields=True):
-    """One turn: text, messages or token ids."""
+    """One turn: text, messages or token ids; without input, what was sent to `/input` before."""
 
-    input: str | list[int | SessionMessage]
+    input: str | list[int | SessionMessage] | None = None
     turn_id: str | None = None
     sampling: SamplingBody = msgspec.field(default_factory=SamplingBody)
     stream: bool = False
+    mode: Literal["steer"] | None = None
+    keep_tokens: Count | None = None
 
 
 SAMPLING = make_body(SamplingBody, SESSIONS.sampling)
 TURN = make_body(TurnBody, SESSIONS.turn, SESSIONS.answer, nested={"sampling": SAMPLING})
+
+
+class InputBody(msgspec.Struct, forbid_unknown_fields=True):
+    """More text of the next turn's input, or other text from one of its characters on."""
+
+    text: str
+    start: Count | None = None
 
 
 class InterruptBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -177,6 +197,15 @@ def kept_tokens(count: int | None, keep: str | None) -> int | None:
     return KEEP_ALL if keep == "all" else None
 
 
+def steered_tokens(mode: str | None, count: int | None) -> int | None:
+    """How much of the turn before a turn that steers stays: a number, or -1 for all; None if it steers none."""
+    if mode == "steer":
+        return KEEP_ALL if count is None else count
+    if count is not None:
+        raise bad_field("keep_tokens", "needs the mode steer")
+    return None
+
+
 @router.post("/v1/sessions/{session_id}/spill", **documented(SpillBody, "Move a session off the device."))
 async def spill(request: Request, session_id: str) -> Response:
     service = service_of(request)
@@ -241,12 +270,37 @@ async def fork(request: Request, session_id: str) -> Response:
     return json_answer(await service.describe(forked), 201)
 
 
+@router.post(
+    "/v1/sessions/{session_id}/input",
+    **documented(InputBody, "Say more of the next turn's input; it is computed ahead."),
+)
+async def say(request: Request, session_id: str) -> Response:
+    service = service_of(request)
+    body = await body_of(request, InputBody)
+    record = service.table.find(caller_of(request).tenant, session_id)
+    said = service.listening.said(record)
+    start = len(said.text) if body.start is None else body.start
+    if start > len(said.text):
+        raise bad_field("start", f"the input has {len(said.text)} characters", "unknown_position")
+    text = said.text[:start] + body.text
+    if len(text) > service.prompts.room.text_bytes:
+        raise too_long(service.prompts.room, "text")
+    said.text = text
+    service.listening.hear(record, Input(text=text) if text else None)
+    return json_answer({"id": record.name, "characters": len(text)})
+
+
 @router.post("/v1/sessions/{session_id}/turns", **documented(TURN.described, "Run a turn."))
 async def take_turn(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, TURN.read)
     record = service.table.find(caller_of(request).tenant, session_id)
-    asked = ask_turn(SESSIONS, body, body.input)
+    name = _given_name(body.turn_id, "turn_id") or new_name("t")
+    given = body.input
+    if given is None and not (given := service.listening.take(record, name)):
+        raise bad_field("input", "give the input of the turn, or send it to /input before", "empty_turn")
+    steers = steered_tokens(body.mode, body.keep_tokens)
+    asked = replace(ask_turn(SESSIONS, body, given), name=name, steers=steers)
     feed = await service.start_turn(record, asked)
 
     def leave() -> None:
@@ -270,7 +324,7 @@ def ask_turn(dialect: Dialect, body: AsksTurn, given: str | list[int | SessionMe
     answer = dialect.answer.read(body)
     content = (given, body.sampling) if answer == PLAIN_ANSWER else (given, body.sampling, answer)
     return TurnAsked(
-        _input(given),
+        read_input(given),
         dialect.sampling.read(body.sampling),
         _given_name(body.turn_id, "turn_id") or new_name("t"),
         dialect.turn.read(body),
@@ -280,7 +334,8 @@ def ask_turn(dialect: Dialect, body: AsksTurn, given: str | list[int | SessionMe
     )
 
 
-def _input(given: str | list[int | SessionMessage]) -> Input:
+def read_input(given: str | list[int | SessionMessage]) -> Input:
+    """The input of a turn; raises the problem with it."""
     if isinstance(given, str):
         if not given:
             raise bad_field("input", "must not be empty", "empty_turn")

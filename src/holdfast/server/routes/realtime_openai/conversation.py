@@ -56,6 +56,9 @@ __all__ = ["OpenAIConversation", "session_asked_for"]
 
 log = logging.getLogger("holdfast.server")
 
+MOMENT_SECONDS = 0.01
+"""How long to wait for more items, or the response to them, before they are computed ahead."""
+
 APART_MAX = 8
 """Responses outside of the conversation that may run at a time."""
 
@@ -89,6 +92,8 @@ class OpenAIConversation:
         self._created = 0
         self._understood = False
         self._told: set[type[AudioEvent]] = set()
+        self._listening: asyncio.Task[None] | None = None
+        self._left = False
 
     # --- events ------------------------------------------------------------------------------------
 
@@ -115,6 +120,8 @@ class OpenAIConversation:
 
     def leave(self) -> None:
         """The connection has ended: so do its responses."""
+        self._left = True
+        self.talk.unheard()
         for response in self._speaking:
             response.cancelled = True
             if response.feed is not None:
@@ -210,6 +217,22 @@ class OpenAIConversation:
         shown = {"previous_item_id": previous, "item": item.shown(beta=self.beta)}
         for kind in ("created",) if self.beta else ("added", "done"):
             self.emit(f"conversation.item.{kind}", shown)
+        if self.active is None and self._listening is None and item.kind is ItemKind.MESSAGE:
+            self._listening = asyncio.create_task(self._listen())
+            self._tasks.add(self._listening)
+            self._listening.add_done_callback(self._tasks.discard)
+
+    async def _listen(self) -> None:
+        """Have the items that no response answers yet computed ahead; a problem is left to the response."""
+        try:
+            await asyncio.sleep(MOMENT_SECONDS)
+            if self.active is None and not self._left:
+                asked = Asked("", self.settings.answer, self.settings.answer)
+                await self.talk.listen(list(self.items), asked)
+        except Problem as problem:
+            log.debug("not computed ahead: %s", problem.code)
+        finally:
+            self._listening = None
 
     def _require_room(self, item: Item) -> None:
         if len(self.items) >= MESSAGES_MAX:

@@ -40,6 +40,7 @@ BETA_HEADER = "realtime=v1"
 HOLDFAST_MESSAGES = (
     "session.open",
     "input.append",
+    "input.replace",
     "input.commit",
     "response.interrupt",
     "session.rewind",

@@ -9,6 +9,7 @@ that expired is opened again in the same way, unless the client named it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,11 +72,16 @@ class Talk:
         """Whether it has had a turn of this connection."""
         self._takes_notes = True
         """Whether the chat template takes a system message in the middle, as far as is known."""
+        self._opening = asyncio.Lock()
 
     # --- the session ------------------------------------------------------------------------------
 
     async def record(self) -> SessionRecord:
         """The session; opened if it is not open yet, and again if it was lost."""
+        async with self._opening:
+            return await self._record()
+
+    async def _record(self) -> SessionRecord:
         table, tenant = self.service.table, self.caller.tenant
         if not self._opened:
             record = table.get(tenant, self.name) if self.stays else None
@@ -116,6 +122,26 @@ class Talk:
         turn.answer[-1] = (*same, cut.item.text)
 
     # --- turns ------------------------------------------------------------------------------------
+
+    async def listen(self, items: Sequence[Item], asked: Asked) -> None:
+        """Have the input of a response that may come computed ahead, if the session goes on with it."""
+        record = await self.record()
+        if record.view.turns != self._before + len(self.turns) or self._must_begin_again(record, asked):
+            return
+        made = plan(self.turns, items)
+        if made.turns < len(self.turns) or made.cut is not None or not made.rest:
+            return
+        anew = not self.turns and self._may_begin_again
+        answer = asked.answer.options(callable_tools=asked.answer.tools != () or not record.tools)
+        self.service.listening.hear(
+            record, Input(messages=self._messages(made.rest, asked, anew=anew)), answer
+        )
+
+    def unheard(self) -> None:
+        """What was to be said is not going to be."""
+        record = self.service.table.get(self.caller.tenant, self.name)
+        if record is not None and self._opened:
+            self.service.listening.hear(record, None)
 
     async def start(self, items: Sequence[Item], asked: Asked) -> tuple[TurnFeed, Turn]:
         """Start a turn that answers these items."""

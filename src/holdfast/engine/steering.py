@@ -1,0 +1,78 @@
+"""Steering: a turn that cuts the one before it after what was heard, and goes on from there, in one act.
+
+A turn that runs is aborted as soon as the steering turn comes, which waits only for its rows in flight: one
+step at most lies between the two. One that has finished is cut when the steering turn begins. A steering turn
+that is refused has cut nothing. Used by `verbs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.core.errors import SessionBusy, UnknownTurn
+from holdfast.core.requirements import require_fit
+from holdfast.core.session import Life, Session
+from holdfast.core.turn import KEEP_ALL, Turn
+from holdfast.engine.loop import EngineLoop
+from holdfast.engine.turn_beginner import TurnBeginner
+from holdfast.engine.turn_spec import TurnSpec
+
+__all__ = ["Steering"]
+
+NoteCut = Callable[[Session, int | None], None]
+
+
+class Steering:
+    """The steering turns of one engine."""
+
+    __slots__ = ("_loop", "_note_cut", "_turns")
+
+    def __init__(self, loop: EngineLoop, turns: TurnBeginner, note_cut: NoteCut) -> None:
+        """`note_cut` writes down that the last turn of a session was cut."""
+        self._loop = loop
+        self._turns = turns
+        self._note_cut = note_cut
+
+    def stop(self, session: Session, spec: TurnSpec) -> bool:
+        """Abort the turn that runs on a session, for a turn that steers; False if none runs."""
+        turn, keep = session.turn, spec.steers
+        assert keep is not None
+        if turn is None or turn.is_open:
+            return False
+        if session.life is Life.CLOSING or turn.request.turn_id == spec.turn_id:
+            raise SessionBusy(f"session {session.id} is {session.state}, with turn {turn.request.turn_id}")
+        self._require_fit(session, turn, spec, turn.generated if keep == KEEP_ALL else keep)
+        now = self._loop.now()
+        self._loop.scheduler.abort(session.id, turn.request.turn_id, now, keep, "steered")
+        return True
+
+    def cut(self, session: Session, spec: TurnSpec) -> None:
+        """Cut the last turn of a session, which has finished, for a turn that steers."""
+        last, keep = session.last, spec.steers
+        assert keep is not None
+        if last is None:
+            raise UnknownTurn(f"session {session.id} has no turn to steer: send this one without a mode")
+        if keep in (KEEP_ALL, last.generated):
+            return
+        self._require_fit(session, last, spec, keep)
+        self._loop.session_log.require_writable()
+        self._loop.scheduler.interrupt(session.id, self._loop.now(), keep)
+        self._loop.dispatcher.note_opened(session)
+        self._note_cut(session, keep)
+
+    def fitted(self, session: Session, spec: TurnSpec) -> TurnSpec:
+        """The turn as it follows what is left: an answer that has its end token does not get another."""
+        known, log = session.history, session.sequence.tokens
+        ends = self._loop.setup.end_tokens
+        if known and spec.tokens and spec.tokens[0] in ends and log[known - 1] == spec.tokens[0]:
+            return spec._replace(tokens=spec.tokens[1:])
+        return spec
+
+    def _require_fit(self, session: Session, turn: Turn, spec: TurnSpec, kept: int) -> None:
+        """Raise what would refuse the turn, before anything is cut."""
+        known = turn.input_end + kept
+        sampling = spec.sampling.with_defaults(self._loop.setup.defaults)
+        sampling.choice(spec.choice).check_vocabulary(self._loop.setup.model.config.vocabulary)
+        request = self._turns.request(spec, sampling, known)
+        drafting = self._loop.speculator is not None
+        require_fit(self._loop.scheduler.registry, session.tenant, known, request, drafting)
