@@ -13,6 +13,7 @@ from holdfast.sim.compute_mutants import COMPUTE_MUTANTS
 from holdfast.sim.forced_mutants import FORCED_MUTANTS
 from holdfast.sim.memory_mutants import MEMORY_MUTANTS
 from holdfast.sim.planting import Mutant, Patcher
+from holdfast.sim.retention_mutants import RETENTION_MUTANTS
 from holdfast.sim.step_mutants import STEP_MUTANTS
 from holdfast.sim.tree_mutants import TREE_MUTANTS
 from holdfast.sim.turn_mutants import TURN_MUTANTS
@@ -28,6 +29,7 @@ MUTANTS: dict[str, Mutant] = {
         *STEP_MUTANTS,
         *FORCED_MUTANTS,
         *COMPUTE_MUTANTS,
+        *RETENTION_MUTANTS,
     )
 }
 
