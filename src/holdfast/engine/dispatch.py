@@ -18,6 +18,7 @@ from holdfast.engine.durable.answers import details_of
 from holdfast.engine.durable.recovery import finished_turn, noted_turn
 from holdfast.engine.durable.session_log import Act, SessionLog
 from holdfast.engine.listeners import SessionObserver, TurnListener
+from holdfast.engine.session_settings import SessionSettings
 from holdfast.engine.text.stream import TurnStream
 from holdfast.engine.tiers.disk import DiskTier
 
@@ -117,7 +118,9 @@ class Dispatcher:
     def note_opened(self, session: Session) -> None:
         """Write down a session that was opened on the core itself, before its first change."""
         if session.id not in self._session_log.sessions and not _is_unlogged(session):
-            self._session_log.opened(session.id, session.tenant, session.ttl)
+            kept = session.retention
+            settings = SessionSettings(kept.pinned, kept.priority)
+            self._session_log.opened(session.id, session.tenant, kept.ttl, settings=settings)
 
     def join_close(self, session_id: str, act: Act) -> bool:
         """Act when a close that is being written is durable; False if there is none."""

@@ -381,6 +381,16 @@ class Session:
         assert isinstance(left, int), "a compaction answers with a count"
         return left
 
+    def update(self, **settings: object) -> None:
+        """Change how the session is kept; settings that are left out stay. Forks inherit them.
+
+        `ttl`: seconds of idleness after which it is closed, None for the engine's. `pin`: whether its memory
+        stays on the device while that of other idle sessions can leave. `priority`, from -4 to 4: the lowest
+        leaves first, and of turns that wait the highest goes first. `keep_reasoning`: whether its turns keep
+        what the model thought.
+        """
+        self._engine.carry_out(self._engine.verbs.update, self.id, None, settings)
+
     def fork(self, at_turn: int | None = None) -> Session:
         """Open a session that continues from here, or from the end of an earlier turn; memory is shared."""
         child = f"s-{secrets.token_hex(4)}"
@@ -469,11 +479,17 @@ class Engine:
         system: str | None = None,
         id: str | None = None,  # noqa: A002
         tools: Sequence[Mapping[str, Any]] = (),
+        ttl: float | None = None,
+        **settings: object,
     ) -> Session:
-        """Open a session, with `tools` in OpenAI's form that its turns may call."""
+        """Open a session, with `tools` in OpenAI's form that its turns may call.
+
+        `ttl` is its time to live in seconds of idleness; for `settings` see `Session.update`.
+        """
         name = id if id is not None else f"s-{secrets.token_hex(4)}"
         read_tools(tools)
-        self.carry_out(self.verbs.open, name, TENANT, None, None, system, [dict(tool) for tool in tools])
+        listed = [dict(tool) for tool in tools]
+        self.carry_out(self.verbs.open, name, TENANT, ttl, None, system, listed, settings)
         return Session(self, name, system)
 
     def sessions(self) -> list[str]:

@@ -54,7 +54,8 @@ class TurnBeginner:
         known = 0 if session is None else session.sequence.known
         if spec.keep is not None:
             known = spec.keep
-        request = self._request(spec, sampling, known)
+        priority = 0 if session is None else session.retention.priority
+        request = self._request(spec, sampling, known, priority)
         chosen = sampling.choice(spec.choice)
         chosen.check_vocabulary(setup.model.config.vocabulary)
         constraint = _constraint(spec, chosen, compilation)
@@ -96,7 +97,7 @@ class TurnBeginner:
         if len(note) + entry.note_characters > most:
             raise NotesTooLarge(f"the session may keep {most} characters about its turns")
 
-    def _request(self, spec: TurnSpec, sampling: Sampling, known: int) -> TurnRequest:
+    def _request(self, spec: TurnSpec, sampling: Sampling, known: int, priority: int) -> TurnRequest:
         """What the core is asked for. Without a limit, a turn may fill what is left of the context."""
         room = self.tokens_max(spec.tenant) - known - len(spec.tokens)
         limit = sampling.max_tokens if sampling.max_tokens is not None else max(1, room)
@@ -106,6 +107,7 @@ class TurnBeginner:
             spec.turn_id,
             tuple(spec.tokens),
             limit,
+            priority,
             goes_on=spec.goes_on,
             on_abort=KEEP_ALL if spec.keeps else None,
             deadline=None if spec.timeout is None else self._loop.now() + spec.timeout,
