@@ -23,6 +23,8 @@ __all__ = [
     "Prompt",
     "Said",
     "Sampling",
+    "SessionChange",
+    "SessionSettings",
     "SessionView",
     "Timing",
     "Tool",
@@ -96,6 +98,21 @@ class AnswerOptions(TypedDict, total=False):
     thinking_tokens: int
     reasoning_effort: str
     expect_return_seconds: float
+
+
+class SessionSettings(TypedDict, total=False):
+    """How a session is kept: `pin` on the device, `priority` from -4 to 4, reasoning of its turns."""
+
+    pin: bool
+    priority: int
+    keep_reasoning: bool
+
+
+class SessionChange(SessionSettings, total=False):
+    """What changes of a session; `ttl` in seconds of idleness, None for the server's default."""
+
+    ttl: float | None
+    metadata: Mapping[str, Any]
 
 
 class TurnFields(Sampling, TurnOptions, AnswerOptions, total=False):
@@ -238,6 +255,9 @@ class SessionView:
     metadata: Mapping[str, Any]
     memory: Mapping[str, Any]
     tool_calls: tuple[ToolCall, ...] = ()
+    pin: bool = False
+    priority: int = 0
+    keep_reasoning: bool = True
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> SessionView:
@@ -256,6 +276,9 @@ class SessionView:
                 body.get("metadata") or {},
                 body.get("memory") or {},
                 _calls(body.get("tool_calls")),
+                bool(body.get("pin", False)),
+                int(body.get("priority") or 0),
+                bool(body.get("keep_reasoning", True)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"cannot read the description of a session: {error!r}") from error

@@ -26,7 +26,8 @@ class BadSetting(Refused):
 
     def __init__(self, name: str, needed: str) -> None:
         super().__init__(f"{name} {needed}")
-        self.param = name
+        self.param = self.name = name
+        self.needed = needed
 
 
 @dataclass(frozen=True, slots=True)

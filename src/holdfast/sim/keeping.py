@@ -18,7 +18,7 @@ from holdfast.sim.clients import Clients
 from holdfast.sim.found import Check, Found
 
 CHANGES = 0.3
-"""How many sessions are kept differently in a step."""
+"""How often a session is kept differently from a step on, in every second world."""
 
 
 class Resting(NamedTuple):
@@ -36,11 +36,12 @@ class Keeping:
         self.clients = clients
         self.rng = rng
         self.pins_count = pins_count
+        self.changes = rng.choice((0.0, CHANGES))
 
     def change(self) -> None:
         """A client keeps a session differently from now on."""
         clients, rng = self.clients, self.rng
-        if rng.random() >= CHANGES:
+        if rng.random() >= self.changes:
             return
         name = clients.sessions.choose(rng)
         if name is None:

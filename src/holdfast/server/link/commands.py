@@ -57,11 +57,11 @@ class EngineCommands:
                     verbs.abort(reply, command.keep, command.reason)
             case wire.OpenSession(call=call, session=name):
                 about = (command.tenant, command.ttl, command.metadata, command.system, command.tools)
-                verbs.open(self._reply(call), name, *about)
+                verbs.open(self._reply(call), name, *about, command.settings)
             case wire.CloseSession(call=call, session=name):
                 verbs.close(self._reply(call), name)
             case wire.UpdateSession(call=call, session=name):
-                verbs.update(self._reply(call), name, command.metadata)
+                verbs.update(self._reply(call), name, command.metadata, command.settings)
             case wire.Interrupt(call=call, session=name):
                 verbs.interrupt(self._reply(call), name, command.keep, command.turn, command.request_id)
             case wire.Rewind(call=call, session=name):

@@ -38,6 +38,8 @@ class OpenSession(msgspec.Struct, tag="open", frozen=True):
     metadata: dict[str, Any] = {}
     tools: list[dict[str, Any]] = []
     """The session's tools, in OpenAI's form, as they were checked."""
+    settings: dict[str, Any] = {}
+    """How it is kept: `pin`, `priority`, `keep_reasoning`, as far as they were given."""
 
 
 class GrammarFields(msgspec.Struct, frozen=True):
@@ -168,11 +170,12 @@ class CloseSession(msgspec.Struct, tag="close", frozen=True):
 
 
 class UpdateSession(msgspec.Struct, tag="update", frozen=True):
-    """Replace a session's metadata."""
+    """Replace a session's metadata, or change its settings: those of `OpenSession`, and `ttl`."""
 
     call: int
     session: str
-    metadata: dict[str, Any]
+    metadata: dict[str, Any] | None = None
+    settings: dict[str, Any] = {}
 
 
 class MoveSession(msgspec.Struct, tag="move", frozen=True):

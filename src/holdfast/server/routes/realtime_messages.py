@@ -13,11 +13,12 @@ from holdfast.server.http.problems import Problem, bad_field
 from holdfast.server.limits import MESSAGES_MAX
 from holdfast.server.prompts import SessionMessage
 from holdfast.server.routes.realtime_openai.protocol import misunderstood
-from holdfast.server.routes.sessions import SAMPLING, Count, SamplingBody
+from holdfast.server.routes.sessions import SAMPLING, Count, Priority, SamplingBody
 
 __all__ = [
     "DECODED",
     "AppendMessage",
+    "ChangeMessage",
     "CloseMessage",
     "CommitMessage",
     "ForkMessage",
@@ -44,6 +45,9 @@ class OpenMessage(Message, tag="session.open"):
     metadata: dict[str, Any] | None = None
     system: str | None = None
     tools: list[dict[str, Any]] | None = None
+    pin: bool | None = None
+    priority: Priority | None = None
+    keep_reasoning: bool | None = None
     resume_after_seq: Seq | None = None
 
 
@@ -86,6 +90,16 @@ class ForkMessage(Message, tag="session.fork"):
     request_id: str | None = None
 
 
+class ChangeMessage(Message, tag="session.change"):
+    """Change how the session is kept; what is left out stays."""
+
+    ttl: float | msgspec.UnsetType | None = msgspec.UNSET
+    metadata: dict[str, Any] | None = None
+    pin: bool | None = None
+    priority: Priority | None = None
+    keep_reasoning: bool | None = None
+
+
 class CloseMessage(Message, tag="session.close"):
     """Close the session; the connection may open another."""
 
@@ -99,11 +113,19 @@ Said = (
     | InterruptMessage
     | RewindMessage
     | ForkMessage
+    | ChangeMessage
     | CloseMessage
 )
 
 DECODED: Any = (
-    OpenMessage | AppendMessage | COMMIT.read | InterruptMessage | RewindMessage | ForkMessage | CloseMessage
+    OpenMessage
+    | AppendMessage
+    | COMMIT.read
+    | InterruptMessage
+    | RewindMessage
+    | ForkMessage
+    | ChangeMessage
+    | CloseMessage
 )
 """The union that decodes messages: the commit with its table's fields."""
 
