@@ -39,7 +39,8 @@ def test_settings_are_given_shown_changed_and_inherited(echo: Server) -> None:
     assert settings(changed.json()) == (60, True, -4, False) and changed.json()["metadata"] == {"a": 1}
     assert settings(patch(echo, name, ttl=None, pin=False).json()) == (3600, False, -4, False)
     assert echo.state(name)["metadata"] == {"a": 1}
-    assert settings(echo.post(f"/v1/sessions/{name}/fork", {"id": "child"}).json()) == (3600, False, -4, False)
+    child = echo.post(f"/v1/sessions/{name}/fork", {"id": "child"}).json()
+    assert settings(child) == (3600, False, -4, False)
     listed = {each["id"]: settings(each) for each in echo.get("/v1/sessions").json()["sessions"]}
     assert listed["kept"] == (3600, False, -4, False)
 

@@ -97,6 +97,7 @@ class AnswerOptions(TypedDict, total=False):
     thinking: bool
     thinking_tokens: int
     reasoning_effort: str
+    keep_reasoning: bool
     expect_return_seconds: float
 
 
@@ -123,7 +124,8 @@ class TurnFields(Sampling, TurnOptions, AnswerOptions, total=False):
 class Usage:
     """Tokens of a turn: the prompt with its history, its cached and its computed part, the completion.
 
-    `reasoning_tokens` are part of the completion.
+    `reasoning_tokens` are part of the completion; where the session dropped them, its next turn computes
+    `recomputed_tokens` again.
     """
 
     prompt_tokens: int
@@ -131,6 +133,7 @@ class Usage:
     computed_tokens: int
     completion_tokens: int
     reasoning_tokens: int = 0
+    recomputed_tokens: int = 0
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Usage:
@@ -140,7 +143,9 @@ class Usage:
         completion = int(body["completion_tokens"])
         cached = int(body.get("cached_tokens", details.get("cached_tokens") or 0))
         computed = int(body.get("computed_tokens", prompt - cached))
-        return cls(prompt, cached, computed, completion, int(body.get("reasoning_tokens") or 0))
+        reasoning = int(body.get("reasoning_tokens") or 0)
+        recomputed = int(body.get("recomputed_tokens") or 0)
+        return cls(prompt, cached, computed, completion, reasoning, recomputed)
 
 
 @dataclass(frozen=True, slots=True)

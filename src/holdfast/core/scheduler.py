@@ -325,9 +325,12 @@ class Scheduler:
         del session.boundaries[turns:]
         session.last = None
 
-    def compact(self, session_id: str, first: int, last: int, tokens: tuple[int, ...], now: float) -> int:
+    def compact(
+        self, session_id: str, first: int, last: int, tokens: tuple[int, ...], now: float, keep: int = 0
+    ) -> int:
         """Replace turns `first` to `last`, counted from 1, by one turn of `tokens` without an answer.
 
+        With `keep` that many tokens of turn `first` stay before `tokens`, of which there may then be none.
         The turns after them stay, word for word. Their memory goes, because it depends on what was before:
         the next turn computes it again. Returns how many tokens that is.
         """
@@ -337,9 +340,11 @@ class Scheduler:
         boundaries, sequence = session.boundaries, session.sequence
         if not 1 <= first <= last <= len(boundaries):
             raise errors.UnknownBoundary(f"session {session_id} has only {len(boundaries)} turns")
-        cut = boundaries[first - 2] if first > 1 else 0
+        cut = keep + (boundaries[first - 2] if first > 1 else 0)
         end, known = boundaries[last - 1], sequence.known
-        if session.turn is None:
+        if cut > end:
+            raise errors.UnknownBoundary(f"turn {first} of session {session_id} ends before token {cut}")
+        if session.turn is None and not (keep and not tokens):
             # Nothing is to be generated: what has to fit is what is known afterwards.
             require_fit(registry, session.tenant, cut + known - end, TurnRequest("", tokens, 0), False)
         self._require_idle(session)

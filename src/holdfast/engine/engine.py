@@ -284,12 +284,14 @@ class Session:
         tool_choice: str | Mapping[str, Any] | None = None,
         thinking_tokens: int | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        keep_reasoning: bool | None = None,
     ) -> Turn:
         """Start a turn: iterate over it for text as it comes, or read its `text`.
 
         `said` is a user message, messages (results of tools have the role `tool`), or tokens. The text of the
         answer matches the `grammar`, which may be a JSON schema. `tool_choice` is OpenAI's; reasoning ends
-        after `thinking_tokens`; `template_kwargs` are variables of the chat template.
+        after `thinking_tokens`; `template_kwargs` are variables of the chat template. `keep_reasoning`:
+        whether the history keeps it, instead of what the session says.
         """
         engine = self._engine
         tokens = engine.checked("said", self._tokens_of(said, template_kwargs))
@@ -308,6 +310,7 @@ class Session:
             computes_from=None if chosen.prompt_logprobs is None else known,
             grammar=built.grammar,
             answer=built.answer,
+            keep_reasoning=keep_reasoning,
         )
         self._current = Turn(engine, spec)
         return self._current

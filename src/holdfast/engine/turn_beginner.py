@@ -85,8 +85,21 @@ class TurnBeginner:
             reader=reader,
         )
         stream.note = spec.note
+        stream.keeps_reasoning = self._keeps_reasoning(spec, session)
         self._loop.dispatcher.listen(turn, stream, listener)
         listener.begun(turn, stream)
+
+    def _keeps_reasoning(self, spec: TurnSpec, session: Session | None) -> bool:
+        """Whether the history keeps what a turn thinks.
+
+        A conversation that its client sends whole keeps it: what the client sends next decides.
+        """
+        if session is None or session.volatile:
+            return True
+        if spec.keep_reasoning is not None:
+            return spec.keep_reasoning
+        entry = self._loop.session_log.sessions.get(session.id)
+        return entry is None or entry.settings.keep_reasoning
 
     def _require_room(self, session_id: str, note: str | None) -> None:
         """Refuse a note if the session's notes are too large together."""

@@ -54,7 +54,8 @@ class TurnSpec(NamedTuple):
     session's from now on; None leaves them as they are. A `note` is kept with the turn and its result. A
     `volatile` turn follows the first `keep` tokens of its session, whose other tokens are cut, or of
     `parent`, from which its session is forked; where its session is not open, and there is no parent, the
-    turn opens it.
+    turn opens it. `keep_reasoning` says whether the history keeps what the model thinks; None: as its session
+    says.
     """
 
     turn_id: str
@@ -79,3 +80,4 @@ class TurnSpec(NamedTuple):
     volatile: bool = False
     keep: int | None = None
     parent: str | None = None
+    keep_reasoning: bool | None = None

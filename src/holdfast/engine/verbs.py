@@ -146,7 +146,7 @@ class Verbs:
         wait = MemoryWait(self._scheduler, session_id, length, forks)
 
         def attempt() -> bool:
-            if not wait.over(self.loop.now()):
+            if self._dispatcher.is_shedding(session_id) or not wait.over(self.loop.now()):
                 return False
             with Refusing(reply):
                 self._require_same(session_id, wait.session)
@@ -463,7 +463,8 @@ class Verbs:
         wait = TurnWait(self._scheduler, session_id)
 
         def is_ready() -> bool:
-            return not self._is_being_written(spec) and (not self._patient or wait.over())
+            waits = self._is_being_written(spec) or self._dispatcher.is_shedding(session_id)
+            return not waits and (not self._patient or wait.over())
 
         def act() -> None:
             self._require_same(session_id, wait.session)

@@ -111,6 +111,7 @@ class TurnStarter:
             expect_return=asked.answer.expect_return_seconds,
             tools=tools,
             note=asked.note,
+            keep_reasoning=asked.answer.keep_reasoning,
         )
 
     async def _write_after(self, record: SessionRecord, asked: TurnAsked) -> WrittenTurn:

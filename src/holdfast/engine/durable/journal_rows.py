@@ -194,7 +194,8 @@ class JournalRows:
         turn = record.turn
         before = self._head(record.session)
         depth = 1 + (self._run("SELECT depth FROM turns WHERE number = ?", (before,)).fetchone() or (0,))[0]
-        values = (turn.turn_id, pack(record.input), pack(turn.tokens), turn.reason, record.details)
+        output = turn.tokens if record.output is None else record.output
+        values = (turn.turn_id, pack(record.input), pack(output), turn.reason, record.details)
         self._add_turn(record.session, before, depth, *values)
         row = (record.session, turn.turn_id, json.dumps(asdict(turn)))
         self._run(

@@ -82,13 +82,17 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A turn was committed: its input, and its result; `details` is JSON (`answers.details_of`)."""
+    """A turn was committed: its input, and its result; `details` is JSON (`answers.details_of`).
+
+    `output` are the generated tokens that stay, where these are not all of the result.
+    """
 
     kind: ClassVar[RecordKind] = RecordKind.ENDED
     session: str
     input: tuple[int, ...]
     turn: FinishedTurn
     details: str = ""
+    output: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

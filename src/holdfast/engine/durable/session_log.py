@@ -332,10 +332,14 @@ class SessionLog:
         number: int = 0,
         details: str = "",
         noted: NotedTurn | None = None,
+        output: tuple[int, ...] | None = None,
     ) -> None:
-        """Turn `number` of a session was committed; its result can be replayed once it is durable."""
+        """Turn `number` of a session was committed; its result can be replayed once it is durable.
+
+        `output` is what stays of its output, where that is not all.
+        """
         entry = self.sessions[session_id]
-        self.append(Ended(session_id, tokens, turn, details))
+        self.append(Ended(session_id, tokens, turn, details, output))
         if turn.answer is not None:
             _keep_calls(entry, number, [call for call in turn.answer.calls if call.outcome == COMPLETE])
         entry.keep_note(number, noted)

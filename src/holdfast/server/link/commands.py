@@ -120,6 +120,7 @@ class EngineCommands:
                 volatile=command.volatile,
                 keep=command.keep,
                 parent=command.parent,
+                keep_reasoning=command.keep_reasoning,
             ),
         )
 

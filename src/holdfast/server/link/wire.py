@@ -101,6 +101,8 @@ class StartTurn(msgspec.Struct, tag="start", frozen=True):
     """With a volatile session: how many tokens of its history, or of `parent`'s, the input follows."""
     parent: str | None = None
     """The volatile session that this one is forked from."""
+    keep_reasoning: bool | None = None
+    """Whether the history keeps what the model thinks; None as the session says."""
 
 
 class EndTurn(msgspec.Struct, tag="end", frozen=True):
@@ -446,6 +448,8 @@ class End(msgspec.Struct, frozen=True):
     view: SessionView | None = None
     answer: AnswerParts | None = None
     """With a turn whose answer is read for reasoning and calls; `text` is then the rest of it."""
+    recomputed_tokens: int | None = None
+    """With a turn that dropped its reasoning: how many tokens the next turn computes again."""
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):

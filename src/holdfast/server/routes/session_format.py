@@ -140,6 +140,8 @@ def shown_turn(name: str, feed: TurnFeed) -> dict[str, Any]:
             "total_ms": round(end.total_seconds * 1000, 2),
         },
     }
+    if end.recomputed_tokens is not None:
+        shown["usage"]["recomputed_tokens"] = end.recomputed_tokens
     if end.answer is not None:
         shown["usage"]["reasoning_tokens"] = end.answer.reasoning_tokens
         shown |= shown_answer(end.answer)
