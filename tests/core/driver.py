@@ -18,6 +18,7 @@ from holdfast.core.planner import Proposer
 from holdfast.core.policy import Policy
 from holdfast.core.pressure import OnDisk
 from holdfast.core.registry import Event, Plan
+from holdfast.core.retention import Retention
 from holdfast.core.scheduler import FLIGHTS_MAX, Scheduler
 from holdfast.core.session import Session
 from holdfast.core.turn import Turn, TurnRequest
@@ -85,9 +86,11 @@ class Driver:
 
     # --- clients ----------------------------------------------------------------------------------
 
-    def open(self, name: str = "a", tenant: str = "red", ttl: float | None = None) -> Session:
+    def open(
+        self, name: str = "a", tenant: str = "red", ttl: float | None = None, **retention: object
+    ) -> Session:
         """Open a session."""
-        return self.scheduler.open(name, tenant, self.now, ttl)
+        return self.scheduler.open(name, tenant, self.now, Retention(ttl, **retention))
 
     def submit(self, name: str, tokens: tuple[int, ...], max_tokens: int, **more: object) -> Turn:
         """Queue a turn."""

@@ -94,3 +94,34 @@ def test_refusals_change_nothing() -> None:
     driver.submit("a", prompt(3), 2)
     with driver.unchanged(errors.SessionBusy):
         driver.scheduler.compact("a", 1, 1, prompt(21), driver.now)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kept", [1, 9, 10, 14])
+def test_the_end_of_the_last_turn_gives_way_and_its_beginning_stays(layout: str, kept: int) -> None:
+    driver = Driver(layout, 4)
+    driver.open("a")
+    driver.turn("a", 20, 4, 1)
+    driver.turn("a", 10, 5, 2)
+    before = driver.tokens()
+    left = driver.scheduler.compact("a", 2, 2, prompt(3, 9), driver.now, kept)
+    assert driver.tokens() == [*before[: 24 + kept], *prompt(3, 9)]
+    sequence = driver.session().sequence
+    assert left == sequence.known - sequence.computed >= 3
+    assert 23 <= sequence.computed <= 24 + kept
+    if driver.layout.cuts_anywhere:
+        assert left == 3, "nothing else is computed again"
+    turn = driver.turn("a", 4, 3, 3)
+    assert turn.generated == 3, "the device verifies what is read"
+
+
+def test_the_end_of_a_turn_may_give_way_to_nothing() -> None:
+    driver = Driver("dense", 4)
+    driver.open("a")
+    driver.turn("a", 10, 5, 1)
+    assert driver.scheduler.compact("a", 1, 1, (), driver.now, 10) == 0
+    assert driver.tokens() == list(prompt(10, 1)) and driver.session().boundaries == [10]
+    with pytest.raises(errors.UnknownBoundary):
+        driver.scheduler.compact("a", 1, 1, (), driver.now, 11)
+    with pytest.raises(errors.EmptyTurn):
+        driver.scheduler.compact("a", 1, 1, (), driver.now)

@@ -13,6 +13,7 @@ from holdfast.core.ledger import Hold, Kind
 from holdfast.core.plan import StepResult
 from holdfast.core.policy import COMPARED_MAX, spill_order
 from holdfast.core.registry import Plan
+from holdfast.core.retention import Retention
 from holdfast.core.session import Place, Session
 from holdfast.core.tiers import whole_units
 from holdfast.core.turn import TurnRequest
@@ -242,7 +243,7 @@ def reborn(driver: Driver, name: str, file: dict[Component, list[list[int]]], **
         )
         for turn, (start, end) in enumerate(pairwise(ends))
     ]
-    session = other.scheduler.recover(name, "red", other.now, 60.0, history)
+    session = other.scheduler.recover(name, "red", other.now, Retention(60.0), history)
     assert session.boundaries == old.boundaries and other.tokens(name) == driver.tokens(name)
     if other.scheduler.adopt(name, old.sequence.computed):
         assert session.state == "SPILLED" and session.parcel is not None
@@ -319,7 +320,7 @@ def test_without_room_on_disk_a_session_is_computed_again(layout: str) -> None:
     with_room.close("a")
     other = Driver(layout, 4, disk=100)
     other.scheduler.recover(
-        "a", "red", other.now, 60.0, [(TurnRequest("t", prompt(40), 4), driver.tokens()[40:])]
+        "a", "red", other.now, Retention(60.0), [(TurnRequest("t", prompt(40), 4), driver.tokens()[40:])]
     )
     with other.starved("adopt") as struck:
         assert not other.scheduler.adopt("a", 44)
@@ -345,7 +346,7 @@ def test_the_last_turn_can_be_cut_after_a_death() -> None:
 def test_without_a_disk_nothing_is_adopted_and_nothing_sinks() -> None:
     """A limit may leave room for no session at all, though there are files."""
     driver = Driver("hybrid", 4, pages=12, host=8, on_disk=lambda session: True)
-    driver.scheduler.recover("old", "red", 0.0, None, [(TurnRequest("t", prompt(9), 2), [1, 2])])
+    driver.scheduler.recover("old", "red", 0.0, Retention(), [(TurnRequest("t", prompt(9), 2), [1, 2])])
     assert not driver.scheduler.adopt("old", 8)
     assert driver.session("old").place is Place.HOME
     for seed, name in enumerate("abc"):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.core import errors
+from holdfast.core.retention import Retention
 from holdfast.core.turn import TurnRequest
 from tests.core.driver import VOCABULARY, Driver, prompt
 
@@ -67,7 +68,7 @@ Call = Callable[[Driver], object]
 
 def recover(driver: Driver, said: tuple[int, ...], generated: list[int]) -> object:
     history = [(TurnRequest("t1", prompt(4), 2), [1, 2]), (TurnRequest("t2", said, 2), generated)]
-    return driver.scheduler.recover("new", "red", driver.now, 60.0, history)
+    return driver.scheduler.recover("new", "red", driver.now, Retention(60.0), history)
 
 
 CASES: list[tuple[type[errors.Refused], str, Call]] = [

@@ -7,6 +7,7 @@ from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import Kind, Ledger, OverQuota
 from holdfast.core.node import Node
 from holdfast.core.policy import Policy, Share
+from holdfast.core.retention import Retention
 from holdfast.core.session import Place
 from holdfast.core.turn import TurnRequest
 from tests.core.driver import LAYOUTS, Driver, prompt
@@ -167,7 +168,7 @@ def test_what_is_away_and_larger_than_its_quota_is_dropped_to_its_tokens() -> No
     """The quota of a session's tenant was lowered while its memory lay in a file."""
     driver = Driver("dense", 4, pages=40, disk=100, shares=shares(red=Share(device=0.4)))
     history = [(TurnRequest("t0", prompt(60), 12), list(prompt(12, 1)))]
-    driver.scheduler.recover("a", "red", driver.now, 100.0, history)
+    driver.scheduler.recover("a", "red", driver.now, Retention(100.0), history)
     assert driver.scheduler.adopt("a", 71)
     driver.open("b", "blue")
     busy = driver.submit("b", prompt(9, 4), 60)

@@ -8,6 +8,7 @@ from holdfast.core.ledger import Kind, Ledger
 from holdfast.core.policy import Policy
 from holdfast.core.prefix import PrefixTree
 from holdfast.core.registry import Registry
+from holdfast.core.retention import Retention
 from holdfast.core.session import Life, Place, Session
 from holdfast.core.sharing import lean
 from holdfast.core.turn import Turn, TurnRequest
@@ -24,7 +25,7 @@ def make_registry() -> Registry:
 
 def enter(registry: Registry, name: str, tenant: str = "red", ttl: float | None = 5.0) -> Session:
     """A session that has just been opened."""
-    session = Session(registry.ledger, name, tenant, registry.number(), registry.now, ttl)
+    session = Session(registry.ledger, name, tenant, registry.number(), registry.now, Retention(ttl))
     registry.enter(session)
     return session
 

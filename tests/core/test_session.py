@@ -4,6 +4,7 @@ import pytest
 
 from holdfast.core.errors import IllegalTransition
 from holdfast.core.layout import MemoryLayout
+from holdfast.core.retention import Retention
 from holdfast.core.session import LIFE_TABLE, PLACE_TABLE, SHOWN, Life, Place, Session
 from tests.core.world import make_ledger
 
@@ -29,7 +30,7 @@ PLACES = {
 
 def make_session(ttl: float | None = 60.0) -> Session:
     """A session that has just been opened."""
-    return Session(make_ledger(MemoryLayout(4)), "a", "red", 3, 2.0, ttl)
+    return Session(make_ledger(MemoryLayout(4)), "a", "red", 3, 2.0, Retention(ttl))
 
 
 @pytest.mark.parametrize("event", LIFE_EVENTS)
@@ -96,6 +97,6 @@ def test_memory_is_at_rest_while_no_turn_has_it_and_nothing_in_flight_names_it(
 def test_a_fresh_session() -> None:
     session = make_session()
     assert (session.id, session.tenant, session.number) == ("a", "red", 3)
-    assert (session.created, session.idle_since, session.ttl) == (2.0, 2.0, 60.0)
+    assert (session.created, session.idle_since, session.retention.ttl) == (2.0, 2.0, 60.0)
     assert (session.state, session.one_shot) == ("IDLE", False)
     assert make_session(ttl=None).one_shot

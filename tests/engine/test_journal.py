@@ -28,6 +28,7 @@ from holdfast.engine.durable.records import (
     Opened,
     Record,
     Requested,
+    Retained,
     Retooled,
     SnapshotDropped,
     SnapshotWritten,
@@ -363,7 +364,7 @@ def as_version_1(path: Path) -> None:
     """What a journal looked like before rows leaned on each other's sums."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("ALTER TABLE turns DROP COLUMN details")
-        for column in ("origin", "tenant_sum", "about_sum", "head_sum", "tools"):
+        for column in ("origin", "tenant_sum", "about_sum", "head_sum", "tools", "settings"):
             connection.execute(f"ALTER TABLE sessions DROP COLUMN {column}")
         for table in ("finished", "requests"):
             connection.execute(f"ALTER TABLE {table} DROP COLUMN checksum")
@@ -382,7 +383,7 @@ def test_a_journal_of_version_1_keeps_all_that_was_whole(path: Path) -> None:
     as_version_1(path)
     change(path, "UPDATE turns SET output = x'01000000' WHERE turn_id = 't402'")
     with pytest.raises(
-        JournalError, match="has version 1; start a server on it once to upgrade it to version 4"
+        JournalError, match="has version 1; start a server on it once to upgrade it to version 5"
     ):
         read_sessions(path)
     found = {session.id: session for session in write(path)}
@@ -411,6 +412,36 @@ def test_a_journal_of_version_3_is_upgraded(path: Path) -> None:
     found = {session.id: session for session in write(path, Ended("s", (7,), turn, details))}
     assert found["s"].finished[-1] == turn
     assert [list(calls_in(turn.details, 4)) for turn in found["s"].turns] == [[], [], [call]]
+
+
+def test_a_journal_of_version_4_is_upgraded(path: Path) -> None:
+    tools = '[{"type": "function", "function": {"name": "f"}}]'
+    write(path, replace(opened(), tools=tools), ended("s", 1), opened("plain"))
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("ALTER TABLE sessions DROP COLUMN settings")
+        connection.execute("PRAGMA user_version = 4")
+    sessions = write(path, Retained("s", 7.0, '{"pin": true}'))
+    assert {each.id: (each.ttl, each.settings, each.tools, each.damaged) for each in sessions} == {
+        "s": (7.0, '{"pin": true}', tools, False),
+        "plain": (60.0, "{}", "[]", False),
+    }
+
+
+def test_settings_come_back_and_go_to_forks(path: Path) -> None:
+    kept = '{"pin": true, "priority": -2}'
+    write(path, replace(opened(), settings='{"priority": 1}'), ended("s", 1), opened("other"))
+    write(path, Forked("early", "s", 1, 1.0), Retained("s", None, kept), Forked("late", "s", 1, 2.0))
+    found = {each.id: (each.ttl, each.settings) for each in read_sessions(path)}
+    assert found == {
+        "s": (None, kept),
+        "other": (60.0, "{}"),
+        "early": (60.0, '{"priority": 1}'),
+        "late": (None, kept),
+    }
+    assert ("retained", f"ttl None, {kept}") in read_log(path, "s")
+    change(path, "UPDATE sessions SET settings = '{}' WHERE id = 's'")
+    damaged = {each.id: each for each in write(path, Forked("worse", "s", 1, 3.0))}
+    assert (damaged["s"].settings, damaged["worse"].settings, damaged["worse"].metadata) == ("{}", "{}", "{}")
 
 
 def test_tools_and_calls_come_back_and_go_to_forks(path: Path) -> None:
@@ -497,21 +528,21 @@ def test_an_older_journal_is_brought_up_step_by_step(path: Path, monkeypatch: py
         if fails:
             raise OSError("the disk is full")
 
-    monkeypatch.setattr(journal_tables, "SCHEMA", 6)
+    monkeypatch.setattr(journal_tables, "SCHEMA", 7)
     added = journal_tables.CREATE.replace("value TEXT NOT NULL", "value TEXT NOT NULL, since TEXT", 1)
     monkeypatch.setattr(journal_tables, "CREATE", added)
-    monkeypatch.setattr(journal_tables, "UPGRADES", {4: add_column, 5: fill_it})
+    monkeypatch.setattr(journal_tables, "UPGRADES", {5: add_column, 6: fill_it})
     fails = True
     with pytest.raises(OSError, match="full"):
         write(path)
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (5,), "each step whole or not at all"
+        assert connection.execute("PRAGMA user_version").fetchone() == (6,), "each step whole or not at all"
         assert set(connection.execute("SELECT since FROM facts").fetchall()) == {(None,)}
     fails = False
     (session,) = write(path)
     assert history(session) == [1, 2, 3, 100, 101, 102, 103]
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (6,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (7,)
         assert ("then",) in connection.execute("SELECT since FROM facts").fetchall()
 
 

@@ -332,7 +332,10 @@ def test_a_description_that_was_changed_is_forgotten(
     found = by_name(write(path))["s"]
     assert (found.ttl, found.metadata, found.system, found.parent) == (None, "{}", None, None)
     assert (found.created, len(found.turns), found.damaged, found.unusable) == (1000.0, 2, False, "")
-    assert "session s: the time to live, metadata, system text, parent or tools is damaged" in caplog.text
+    assert (
+        "session s: the time to live, metadata, system text, parent, tools or settings is damaged"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize("part", ["system = 'Be brave.'", f"metadata = {BAD}", "created = 7.0"])

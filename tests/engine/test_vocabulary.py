@@ -55,6 +55,7 @@ def as_version_2(path: Path) -> None:
         connection.execute("INSERT INTO facts VALUES ('vocabulary', ?)", (sample_of(tokenizer()),))
         connection.execute("ALTER TABLE turns DROP COLUMN details")
         connection.execute("ALTER TABLE sessions DROP COLUMN tools")
+        connection.execute("ALTER TABLE sessions DROP COLUMN settings")
         connection.execute("PRAGMA user_version = 2")
         connection.commit()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.server.hidden_sessions import HiddenSessions
 from holdfast.server.http.keys import Caller
 from holdfast.server.responses import running, store
 from holdfast.server.responses.running import Recent
@@ -65,6 +66,7 @@ class Closing:
 
     def __init__(self) -> None:
         self.table = Table()
+        self.hidden = HiddenSessions(self.table)  # type: ignore[arg-type]
 
     async def close_record(self, record: Any) -> None:
         self.table.names[record.tenant].remove(record.name)

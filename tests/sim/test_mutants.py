@@ -157,6 +157,10 @@ EXPECTED: dict[str, Report] = {
     "listening-takes-the-budget-first": report("delay", ROW),
     "point-ahead-is-left-too-far": report("content, books, assertion", SESSION, TURN, ROW, NAME),
     "listener-that-ended-stays-listed": report("registry, assertion", ROW, NAME),
+    # Retention: the session that left too early, or that is not kept as its client said.
+    "pins-are-forgotten": report("retention", NAME),
+    "the-highest-priority-leaves-first": report("retention", NAME),
+    "a-fork-is-kept-by-default": report("retention", NAME),
     # Coming back after a death: the session that is not as its client knows it.
     "revival-forgets-the-last-turn": report("transcript", NAME),
     "file-is-taken-for-longer-than-it-is": report("content, books, assertion", SESSION, TURN, ROW, PARCEL),

@@ -146,6 +146,7 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
     Option("tenant_device", float, "Share of the device memory that one tenant may hold; 1 for all."),
     Option("tenant_host", float, "Share of the host memory that one tenant may hold."),
     Option("tenant_disk", float, "Share of the disk tier that one tenant may hold."),
+    Option("tenant_pinned", float, "Share of a tenant's device memory that its pinned sessions may keep."),
     Option("session_ttl", float, "Idle time in seconds after which a session is closed."),
     Option(
         "checkpoints",

@@ -1,8 +1,8 @@
-"""`holdfast sessions`: list, show and remove the sessions of a journal, without a server and without torch.
+"""`holdfast sessions`: the sessions of a journal, and those of a running server, without torch.
 
 `ls` and `show` only read, also while a server writes the journal. `rm` closes a session for good, which needs
 the journal's lock. Texts are shown only with `--text`. A session is given as `tenant/name`, or by its name
-alone if only one tenant has it.
+alone if only one tenant has it. `set` and `compact` change an open session of a server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.refusals import refusal
+from holdfast.cli.remote import server_refusal
 from holdfast.cli.terminal import printable
+from holdfast.client import Client, HoldfastError
+from holdfast.client.calls import DEFAULT_URL
+from holdfast.client.values import SessionChange
 from holdfast.engine.durable.journal import Journal, JournalError, JournalInUse
 from holdfast.engine.durable.journal_reading import read_log, read_sessions, read_vocabulary
 from holdfast.engine.durable.records import Closed, StoredSession
@@ -29,7 +33,7 @@ from holdfast.engine.durable.records import Closed, StoredSession
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="List, show and remove the sessions of a journal.",
+    help="List, show and remove the sessions of a journal; change those of a server.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -44,6 +48,9 @@ JOURNAL = Annotated[
     ),
 ]
 NAME = Annotated[str, typer.Argument(help="The session: tenant/name, or the name alone if it is unique.")]
+OPEN = Annotated[str, typer.Argument(help="The session's name on the server.")]
+URL = Annotated[str, typer.Option(help="The server's address.", envvar="HOLDFAST_URL")]
+API_KEY = Annotated[str | None, typer.Option(help="API key of the server.", envvar="HOLDFAST_API_KEY")]
 AS_JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 
@@ -90,6 +97,7 @@ def _described(session: StoredSession) -> dict[str, Any]:
         "turns": len(session.turns),
         "created": session.created,
         "ttl": session.ttl,
+        "settings": json.loads(session.settings),
         "parent": session.parent,
         "snapshot_bytes": session.snapshot.bytes if session.snapshot is not None else 0,
         "damaged": session.damaged,
@@ -194,3 +202,70 @@ def remove(name: NAME, journal: JOURNAL) -> None:
                 f"{error}: stop the server first, or close the session with DELETE /v1/sessions/{called}"
             ) from error
     typer.echo(f"{printable(session.id)} is removed")
+
+
+@app.command("set")
+def change(
+    name: OPEN,
+    ttl: Annotated[
+        float | None, typer.Option(help="Idle time in seconds after which it is closed; 0 for the default.")
+    ] = None,
+    pin: Annotated[
+        bool | None, typer.Option("--pin/--no-pin", help="Keep its memory on the device while others leave.")
+    ] = None,
+    priority: Annotated[
+        int | None, typer.Option(min=-4, max=4, help="The lowest leaves the device first.")
+    ] = None,
+    keep_reasoning: Annotated[
+        bool | None,
+        typer.Option("--keep-reasoning/--drop-reasoning", help="Whether turns keep what was thought."),
+    ] = None,
+    url: URL = DEFAULT_URL,
+    api_key: API_KEY = None,
+) -> None:
+    """Change how an open session of a server is kept; what is left out stays."""
+    asked: SessionChange = {}
+    if ttl is not None:
+        asked["ttl"] = ttl or None
+    if pin is not None:
+        asked["pin"] = pin
+    if priority is not None:
+        asked["priority"] = priority
+    if keep_reasoning is not None:
+        asked["keep_reasoning"] = keep_reasoning
+    if not asked:
+        raise refusal("sessions", "nothing to set: give --ttl, --pin, --priority or --keep-reasoning")
+    with _on_server(url, api_key) as client:
+        view = client.resume(name).update(**asked)
+    ttl_shown = "none" if view.ttl is None else f"{view.ttl:g} s"
+    pinned = "pinned" if view.pin else "not pinned"
+    reasoning = "kept" if view.keep_reasoning else "dropped"
+    shown = f"ttl {ttl_shown}, {pinned}, priority {view.priority}, reasoning {reasoning}"
+    typer.echo(f"{printable(view.id)}: {shown}")
+
+
+@app.command("compact")
+def compact(
+    name: OPEN,
+    from_turn: Annotated[int, typer.Argument(min=1, help="The first turn to replace, counted from 1.")],
+    to_turn: Annotated[int, typer.Argument(min=1, help="The last turn to replace.")],
+    text: Annotated[str, typer.Argument(help="What takes their place: a message of the user.")],
+    url: URL = DEFAULT_URL,
+    api_key: API_KEY = None,
+) -> None:
+    """Replace a range of turns of an open session by a text."""
+    with _on_server(url, api_key) as client:
+        session = client.resume(name)
+        left = session.compact(from_turn, to_turn, text)
+        turns = session.turns
+    typer.echo(f"{printable(name)}: {turns} turns left; the next turn computes {left} tokens again")
+
+
+@contextmanager
+def _on_server(url: str, api_key: str | None) -> Iterator[Client]:
+    """A client whose errors are reported in one line."""
+    try:
+        with Client(url, api_key) as client:
+            yield client
+    except HoldfastError as error:
+        raise server_refusal("sessions", error) from error

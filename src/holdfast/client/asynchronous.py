@@ -31,6 +31,8 @@ from holdfast.client.values import (
     Prompt,
     Said,
     Sampling,
+    SessionChange,
+    SessionSettings,
     SessionView,
     Tool,
     ToolOutput,
@@ -110,6 +112,15 @@ class AsyncSession:
         self._current = None
         return await self._transport.ask(calls.rewind_session(self.id, turns))
 
+    async def update(self, **change: Unpack[SessionChange]) -> SessionView:
+        """Change how the session is kept; settings that are left out stay. Forks inherit them.
+
+        `ttl`: seconds of idleness after which it is closed, None for the server's default. `pin`: its memory
+        stays on the device while that of other idle sessions can leave. `priority`, from -4 to 4: the lowest
+        leaves first, and of turns that wait the highest goes first.
+        """
+        return await self._transport.ask(calls.change_session(self.id, change))
+
     async def fork(self, at_turn: int | None = None, id: str | None = None) -> AsyncSession:  # noqa: A002
         """Fork the session here, or at the end of an earlier turn; memory is shared."""
         child_id = await self._transport.ask(calls.fork_session(self.id, id, at_turn))
@@ -183,9 +194,10 @@ class AsyncClient:
         ttl: float | None = None,
         metadata: Mapping[str, str] | None = None,
         tools: Sequence[Tool] | None = None,
+        **settings: Unpack[SessionSettings],
     ) -> AsyncSession:
         """Open a session; `ttl` is its idle time limit in seconds, `tools` are in OpenAI's form."""
-        session_id = await self.ask(calls.open_session(id, system, ttl, metadata, tools))
+        session_id = await self.ask(calls.open_session(id, system, ttl, metadata, tools, settings))
         return AsyncSession(self._transport, session_id, system)
 
     async def resume(self, id: str) -> AsyncSession:  # noqa: A002

@@ -26,6 +26,8 @@ from holdfast.client.values import (
     Prompt,
     Said,
     Sampling,
+    SessionChange,
+    SessionSettings,
     SessionView,
     Tool,
     ToolOutput,
@@ -37,6 +39,7 @@ __all__ = [
     "DEFAULT_URL",
     "Call",
     "base_url",
+    "change_session",
     "close_session",
     "compact_session",
     "fork_session",
@@ -135,12 +138,19 @@ def open_session(
     ttl: float | None,
     metadata: Mapping[str, str] | None,
     tools: Sequence[Tool] | None = None,
+    settings: SessionSettings | None = None,
 ) -> Call[str]:
     """Open a session under an id of the client's own, so that asking twice opens one; read as that id."""
     name = session_id or new_id("s")
     offered = None if tools is None else [dict(tool) for tool in tools]
-    body = _stated({"id": name, "ttl": ttl, "metadata": metadata, "system": system, "tools": offered})
+    about = {"id": name, "ttl": ttl, "metadata": metadata, "system": system, "tools": offered}
+    body = _stated({**about, **(settings or {})})
     return Call("POST", "/v1/sessions", body, lambda answer: _acknowledged(answer, name), ("session_exists",))
+
+
+def change_session(session_id: str, change: SessionChange) -> Call[SessionView]:
+    """Change how a session is kept; what is left out stays."""
+    return Call("PATCH", _session(session_id), dict(change), _view)
 
 
 def close_session(session_id: str) -> Call[None]:

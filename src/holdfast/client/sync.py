@@ -30,6 +30,8 @@ from holdfast.client.values import (
     Prompt,
     Said,
     Sampling,
+    SessionChange,
+    SessionSettings,
     SessionView,
     Tool,
     ToolOutput,
@@ -109,6 +111,15 @@ class Session:
         self._current = None
         return self._transport.ask(calls.rewind_session(self.id, turns))
 
+    def update(self, **change: Unpack[SessionChange]) -> SessionView:
+        """Change how the session is kept; settings that are left out stay. Forks inherit them.
+
+        `ttl`: seconds of idleness after which it is closed, None for the server's default. `pin`: its memory
+        stays on the device while that of other idle sessions can leave. `priority`, from -4 to 4: the lowest
+        leaves first, and of turns that wait the highest goes first.
+        """
+        return self._transport.ask(calls.change_session(self.id, change))
+
     def fork(self, at_turn: int | None = None, id: str | None = None) -> Session:  # noqa: A002
         """Fork the session here, or at the end of an earlier turn; memory is shared."""
         child_id = self._transport.ask(calls.fork_session(self.id, id, at_turn))
@@ -186,9 +197,10 @@ class Client:
         ttl: float | None = None,
         metadata: Mapping[str, str] | None = None,
         tools: Sequence[Tool] | None = None,
+        **settings: Unpack[SessionSettings],
     ) -> Session:
         """Open a session; `ttl` is its idle time limit in seconds, `tools` are in OpenAI's form."""
-        session_id = self.ask(calls.open_session(id, system, ttl, metadata, tools))
+        session_id = self.ask(calls.open_session(id, system, ttl, metadata, tools, settings))
         return Session(self._transport, session_id, system)
 
     def resume(self, id: str) -> Session:  # noqa: A002

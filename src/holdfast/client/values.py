@@ -23,6 +23,8 @@ __all__ = [
     "Prompt",
     "Said",
     "Sampling",
+    "SessionChange",
+    "SessionSettings",
     "SessionView",
     "Timing",
     "Tool",
@@ -95,7 +97,23 @@ class AnswerOptions(TypedDict, total=False):
     thinking: bool
     thinking_tokens: int
     reasoning_effort: str
+    keep_reasoning: bool
     expect_return_seconds: float
+
+
+class SessionSettings(TypedDict, total=False):
+    """How a session is kept: `pin` on the device, `priority` from -4 to 4, reasoning of its turns."""
+
+    pin: bool
+    priority: int
+    keep_reasoning: bool
+
+
+class SessionChange(SessionSettings, total=False):
+    """What changes of a session; `ttl` in seconds of idleness, None for the server's default."""
+
+    ttl: float | None
+    metadata: Mapping[str, Any]
 
 
 class TurnFields(Sampling, TurnOptions, AnswerOptions, total=False):
@@ -106,8 +124,9 @@ class TurnFields(Sampling, TurnOptions, AnswerOptions, total=False):
 class Usage:
     """Tokens of a turn: the prompt with its history, its cached and its computed part, the completion.
 
-    `reasoning_tokens` are part of the completion. Of the computed tokens, `ahead_tokens` were computed while
-    the input was still being said.
+    `reasoning_tokens` are part of the completion; where the session dropped them, its next turn computes
+    `recomputed_tokens` again. Of the computed tokens, `ahead_tokens` were computed while the input was still
+    being said.
     """
 
     prompt_tokens: int
@@ -116,6 +135,7 @@ class Usage:
     completion_tokens: int
     reasoning_tokens: int = 0
     ahead_tokens: int = 0
+    recomputed_tokens: int = 0
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Usage:
@@ -126,7 +146,8 @@ class Usage:
         cached = int(body.get("cached_tokens", details.get("cached_tokens") or 0))
         computed = int(body.get("computed_tokens", prompt - cached))
         reasoning, ahead = int(body.get("reasoning_tokens") or 0), int(body.get("ahead_tokens") or 0)
-        return cls(prompt, cached, computed, completion, reasoning, ahead)
+        recomputed = int(body.get("recomputed_tokens") or 0)
+        return cls(prompt, cached, computed, completion, reasoning, ahead, recomputed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +262,9 @@ class SessionView:
     metadata: Mapping[str, Any]
     memory: Mapping[str, Any]
     tool_calls: tuple[ToolCall, ...] = ()
+    pin: bool = False
+    priority: int = 0
+    keep_reasoning: bool = True
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> SessionView:
@@ -259,6 +283,9 @@ class SessionView:
                 body.get("metadata") or {},
                 body.get("memory") or {},
                 _calls(body.get("tool_calls")),
+                bool(body.get("pin", False)),
+                int(body.get("priority") or 0),
+                bool(body.get("keep_reasoning", True)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"cannot read the description of a session: {error!r}") from error

@@ -39,8 +39,9 @@ class Policy:
 
     `checkpoints` is how many resume points a session may keep past its last turn. A turn that waits for
     `age_seconds` counts as one priority higher, so that nothing starves. A step computes at most
-    `listening_tokens` of inputs that are not complete yet. With `durable_turns` a turn's mark
-    is kept until the turn is reported as durable. A tenant may hold its own of `shares`, or `share`.
+    `listening_tokens` of inputs that are not complete yet. With `durable_turns` a turn's mark is kept until
+    the turn is reported as durable. A tenant may hold its own of `shares`, or `share`; its pins count for
+    `pinned_share` of that on the device.
     """
 
     context_length: int = 8192
@@ -58,6 +59,7 @@ class Policy:
     leave_history: bool = False
     durable_turns: bool = False
     share: Share = Share()
+    pinned_share: float = 0.25
     shares: Mapping[str, Share] = field(default_factory=dict)
 
     def limit(self, tenant: str, pool: Pool) -> int:
@@ -102,7 +104,18 @@ def retraction_victim(running: list[Session]) -> Session | None:
 
 
 def spill_order(resting: Iterable[Session], now: float) -> list[Session]:
-    """Sessions at rest in the order in which to take their memory: those first that stay away longest.
+    """Sessions at rest in the order in which to take their memory: by priority, the lowest first.
+
+    Of equals those come first that stay away longest.
+    """
+    ranks: dict[int, list[Session]] = {}
+    for session in resting:
+        ranks.setdefault(session.retention.priority, []).append(session)
+    return [session for rank in sorted(ranks) for session in _by_absence(ranks[rank], now)]
+
+
+def _by_absence(listed: list[Session], now: float) -> list[Session]:
+    """Sessions of one priority, those first that stay away longest.
 
     A session stays away until its next turn is expected, or, without such a hint, for about as long as it has
     been idle. Times count by powers of two: of equals those without a hint come first, then those that are
@@ -116,7 +129,6 @@ def spill_order(resting: Iterable[Session], now: float) -> list[Session]:
         away = session.expected - now if hinted else now - session.idle_since
         return -int(away + 1).bit_length(), hinted, sequence.computed - leased
 
-    listed = list(resting)
     hinted = [session for session in listed if session.expected > now]
     if hinted:
         hinted.sort(key=attrgetter("expected"), reverse=True)

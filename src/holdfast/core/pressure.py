@@ -3,8 +3,10 @@
     the prefix tree's unleased leaves, least recently used
     what open turns have computed ahead, the youngest first
     checkpoints of sessions
-    sessions at rest, those first that are expected to stay idle longest, of equals the cheapest: spilled to
-    another tier, or dropped to recomputation; what is on disk as well leaves the host first
+    sessions at rest, the lowest priority first, of equals those that are expected to stay idle longest, then
+    the cheapest: spilled to another tier, or dropped to recomputation; what is on disk as well leaves the
+    host first
+    sessions that are pinned (`retention`), likewise
     running turns: the one that loses least is retracted; never the oldest
 
 Tenants give way one after the other, the one that holds most first, so that no tenant loses memory to one
@@ -16,7 +18,8 @@ again in a later plan. Nothing more is given up while enough is on its way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 
 from holdfast.core.fallback import retract
 from holdfast.core.in_flight import Plan
@@ -91,6 +94,9 @@ class Pressure:
             if shortage.over:
                 return not shortage.missing
         self._drop_parcels(shortage, asker)
+        for account in shortage.givers():
+            if not shortage.over:
+                self._empty_sessions(shortage, account, asker, spare_pinned=False)
         if not shortage.over and may_retract:
             self._retract(shortage, asker)
         return not shortage.missing
@@ -136,11 +142,14 @@ class Pressure:
             if session.holder.account is account:
                 session.sequence.drop_spare_points()
 
-    def _empty_sessions(self, shortage: Shortage, account: Account, asker: Session) -> None:
+    def _empty_sessions(
+        self, shortage: Shortage, account: Account, asker: Session, spare_pinned: bool = True
+    ) -> None:
         """Take the memory of sessions at rest, in the order of the policy; evict what they alone leased."""
         registry, pool = self.registry, shortage.pool
-        resting = (session for session in registry.queues.resting if session.holder.account is account)
-        for session in spill_order(resting, registry.now):
+        resting = [session for session in registry.queues.resting if session.holder.account is account]
+        pinned = self.pinned_sessions(account, resting) if spare_pinned else ()
+        for session in spill_order([each for each in resting if each not in pinned], registry.now):
             if shortage.over:
                 return
             if session is asker or session.place is not Place.HOME or not session.at_rest:
@@ -152,9 +161,28 @@ class Pressure:
             if not (takes_along and self.spill(session, asker=asker)):
                 self._drop(session, shortage)
 
+    def pinned_sessions(self, account: Account, resting: Iterable[Session]) -> set[Session]:
+        """The sessions at rest of a tenant whose pins count: those opened first, up to the tenant's limit."""
+        registry, found = self.registry, set[Session]()
+        pinned = [session for session in resting if session.retention.pinned]
+        if not pinned:
+            return found
+        share, ledger = registry.policy.pinned_share, registry.ledger
+        room = {
+            component: int(account.limits[ledger.pool(component).index] * share)
+            for component in ledger.layout.components
+        }
+        for session in sorted(pinned, key=attrgetter("number")):
+            units = registry.moves.parcel_units(session)
+            if all(count <= room[component] for component, count in units.items()):
+                found.add(session)
+                for component, count in units.items():
+                    room[component] -= count
+        return found
+
     def _drop_parcels(self, shortage: Shortage, asker: Session) -> None:
         """The last resort before running turns: sessions that are away still lease what the tree holds."""
-        for session in list(self.registry.queues.resting):
+        for session in sorted(self.registry.queues.resting, key=_rank):
             if shortage.over:
                 return
             lease = session.sequence.lease
@@ -255,7 +283,7 @@ class Pressure:
         }
         if sinks is None and not heavier:
             return
-        for older in list(registry.queues.resting):
+        for older in sorted(registry.queues.resting, key=_rank):
             parcel = older.parcel
             if older is asker or parcel is None or older.place is not Place.AWAY or parcel.tier is not tier:
                 continue
@@ -286,6 +314,11 @@ class Pressure:
                 take_back(registry, victim)
             if victim is asker:
                 return
+
+
+def _rank(session: Session) -> tuple[bool, int]:
+    """Sessions away from the device give way in this order; of equals the longest resting first."""
+    return session.retention.pinned, session.retention.priority
 
 
 def _sunk(registry: Registry, session: Session) -> bool:

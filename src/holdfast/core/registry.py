@@ -151,8 +151,8 @@ class Registry:
         else:
             self.tenants[session.tenant] = self.tenants.get(session.tenant, 0) + 1
         self.queues.rest(session)
-        if session.ttl is not None:
-            self.watch(session, self.now + session.ttl)
+        if session.retention.ttl is not None:
+            self.watch(session, self.now + session.retention.ttl)
 
     def leave(self, session: Session) -> None:
         """Remove a closed session."""

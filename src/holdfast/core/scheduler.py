@@ -35,6 +35,7 @@ from holdfast.core.requirements import (
     require_length,
     require_new_session,
 )
+from holdfast.core.retention import Retention
 from holdfast.core.session import Life, LifeEvent, Place, PlaceEvent, Session
 from holdfast.core.settler import Settler
 from holdfast.core.sharing import fork, publish
@@ -42,6 +43,8 @@ from holdfast.core.tiers import adopt
 from holdfast.core.turn import KEEP_ALL, Ending, Turn, TurnEvent, TurnRequest, TurnState
 
 FLIGHTS_MAX = 2
+
+DEFAULT_RETENTION = Retention()
 
 
 class Scheduler:
@@ -75,17 +78,27 @@ class Scheduler:
     # --- sessions ---------------------------------------------------------------------------------
 
     def open(
-        self, session_id: str, tenant: str, now: float, ttl: float | None = None, volatile: bool = False
+        self,
+        session_id: str,
+        tenant: str,
+        now: float,
+        retention: Retention = DEFAULT_RETENTION,
+        volatile: bool = False,
     ) -> Session:
         """Open a named session. It shares prefixes with sessions of its `tenant` alone."""
         self.tick(now)
-        ttl = ttl if ttl is not None else self.registry.policy.session_ttl
-        return self._open(session_id, tenant, ttl, volatile)
+        return self._open(
+            session_id, tenant, retention.with_default(self.registry.policy.session_ttl), volatile
+        )
 
-    def _open(self, session_id: str, tenant: str, ttl: float | None, volatile: bool = False) -> Session:
+    def _open(
+        self, session_id: str, tenant: str, retention: Retention | None, volatile: bool = False
+    ) -> Session:
         registry = self.registry
         require_new_session(registry, session_id, tenant, volatile)
-        session = Session(registry.ledger, session_id, tenant, registry.number(), registry.now, ttl, volatile)
+        session = Session(
+            registry.ledger, session_id, tenant, registry.number(), registry.now, retention, volatile
+        )
         registry.expired.pop(session_id, None)
         registry.enter(session)
         return session
@@ -95,14 +108,14 @@ class Scheduler:
         session_id: str,
         tenant: str,
         now: float,
-        ttl: float | None,
+        retention: Retention,
         history: list[tuple[TurnRequest, list[int]]],
     ) -> Session:
         """Open a session that has a history: its turns, each with what was generated. Nothing is computed."""
         for request, generated in history:
             require_known_tokens(self.registry, request.turn_id, request.tokens)
             require_known_tokens(self.registry, request.turn_id, generated)
-        session = self.open(session_id, tenant, now, ttl)
+        session = self.open(session_id, tenant, now, retention)
         tokens = session.sequence.tokens
         for request, generated in history:
             turn = Turn(request, session_id, self.registry.number(), now, session.holder)
@@ -132,6 +145,22 @@ class Scheduler:
         session.moved(PlaceEvent.ADOPT)
         registry.queues.rest(session)
         return True
+
+    def retain(self, session_id: str, retention: Retention, now: float) -> None:
+        """Keep a session like this from now on. It counts as use: an idle session's idle time begins anew."""
+        self.tick(now)
+        registry = self.registry
+        session = registry.find(session_id)
+        if session.one_shot:
+            raise errors.UnknownSession(f"{session_id} is a request, which ends with its turn")
+        session.retention = retention.with_default(registry.policy.session_ttl)
+        if session.turn is None:
+            session.idle_since = registry.now
+            if session in registry.queues.resting:
+                registry.queues.rest(session)
+        registry.deadlines.drop(session.number)
+        assert session.retention.ttl is not None
+        registry.watch(session, registry.now + session.retention.ttl)
 
     def close(self, session_id: str, now: float) -> None:
         """Close a session. A turn in flight is rolled back first, as soon as its rows have settled."""
@@ -332,9 +361,12 @@ class Scheduler:
         del session.boundaries[turns:]
         session.last = None
 
-    def compact(self, session_id: str, first: int, last: int, tokens: tuple[int, ...], now: float) -> int:
+    def compact(
+        self, session_id: str, first: int, last: int, tokens: tuple[int, ...], now: float, keep: int = 0
+    ) -> int:
         """Replace turns `first` to `last`, counted from 1, by one turn of `tokens` without an answer.
 
+        With `keep` that many tokens of turn `first` stay before `tokens`, of which there may then be none.
         The turns after them stay, word for word. Their memory goes, because it depends on what was before:
         the next turn computes it again. Returns how many tokens that is.
         """
@@ -344,9 +376,11 @@ class Scheduler:
         boundaries, sequence = session.boundaries, session.sequence
         if not 1 <= first <= last <= len(boundaries):
             raise errors.UnknownBoundary(f"session {session_id} has only {len(boundaries)} turns")
-        cut = boundaries[first - 2] if first > 1 else 0
+        cut = keep + (boundaries[first - 2] if first > 1 else 0)
         end, known = boundaries[last - 1], sequence.known
-        if session.turn is None:
+        if cut > end:
+            raise errors.UnknownBoundary(f"turn {first} of session {session_id} ends before token {cut}")
+        if session.turn is None and not (keep and not tokens):
             # Nothing is to be generated: what has to fit is what is known afterwards.
             require_fit(registry, session.tenant, cut + known - end, TurnRequest("", tokens, 0), False)
         self._require_idle(session)
@@ -378,7 +412,7 @@ class Scheduler:
         require_history(parent, known)
         require_new_session(registry, new_id, parent.tenant, parent.volatile)
         self._require_idle(parent)
-        child = self._open(new_id, parent.tenant, parent.ttl, parent.volatile)
+        child = self._open(new_id, parent.tenant, parent.retention, parent.volatile)
         child.boundaries = boundaries
         child.sequence.tokens.extend(parent.sequence.tokens.slice(0, known))
         # Where nothing of the parent's can be resumed from, the tree may have some.
@@ -529,9 +563,10 @@ class Scheduler:
             session = registry.sessions[session_id]
             turn = session.turn
             if session.number == number:
-                assert session.ttl is not None, "only named sessions are watched"
+                ttl = session.retention.ttl
+                assert ttl is not None, "only named sessions are watched"
                 idle = session.life in (Life.IDLE, Life.SEALING)
-                due = (session.idle_since if idle else now) + session.ttl
+                due = (session.idle_since if idle else now) + ttl
                 if idle and due <= now:
                     registry.expire(session)
                     self._close(session, "expired")

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from holdfast.core.errors import IllegalTransition
 from holdfast.core.ledger import Holder, Kind, Ledger
+from holdfast.core.retention import Retention
 from holdfast.core.sequence import Sequence
 from holdfast.core.tiers import Parcel
 from holdfast.core.turn import Turn
@@ -118,9 +119,9 @@ class Session:
         "number",
         "parcel",
         "place",
+        "retention",
         "sequence",
         "tenant",
-        "ttl",
         "turn",
         "unsettled",
         "volatile",
@@ -133,7 +134,7 @@ class Session:
         tenant: str,
         number: int,
         now: float,
-        ttl: float | None,
+        retention: Retention | None,
         volatile: bool = False,
     ) -> None:
         self.holder: Holder = ledger.holder(Kind.SESSION, name, tenant)
@@ -144,7 +145,7 @@ class Session:
         self.created = now
         self.idle_since = now
         self.expected = 0.0
-        self.ttl = ttl
+        self.retention = retention if retention is not None else Retention()
         self.volatile = volatile
         self.life = Life.IDLE
         self.place = Place.HOME
@@ -162,8 +163,8 @@ class Session:
 
     @property
     def one_shot(self) -> bool:
-        """Whether this is a request of its own rather than a conversation."""
-        return self.ttl is None
+        """Whether this is a request of its own rather than a conversation: it has no time to live."""
+        return self.retention.ttl is None
 
     @property
     def history(self) -> int:

@@ -126,6 +126,7 @@ def _policy(model: ModelDescription, options: EngineOptions) -> Policy:
         sessions_max=options.max_sessions,
         tenant_sessions_max=options.tenant_sessions or options.max_sessions,
         session_ttl=options.session_ttl,
+        pinned_share=options.tenant_pinned,
         checkpoints=options.checkpoints,
         leave_history=options.leave_history,
         durable_turns=options.journal is not None,

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 from holdfast.core.events import Event, EventKind
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Session
 from holdfast.core.turn import Turn
-from holdfast.engine.durable.answers import details_of
+from holdfast.engine.durable.answers import details_of, without_tokens
 from holdfast.engine.durable.recovery import finished_turn, noted_turn
 from holdfast.engine.durable.session_log import Act, SessionLog
 from holdfast.engine.listeners import SessionObserver, TurnListener
-from holdfast.engine.text.stream import TurnStream
+from holdfast.engine.session_settings import SessionSettings
+from holdfast.engine.text.stream import Remainder, TurnStream
 from holdfast.engine.tiers.disk import DiskTier
 
 __all__ = ["ENDS", "Dispatcher", "LiveTurn", "LiveTurns"]
@@ -38,6 +40,16 @@ class LiveTurn:
         self.stream = stream
         self.listener = listener
         self.acknowledgements: list[Act] = []
+
+
+class Shedding(NamedTuple):
+    """A finished turn that drops its reasoning."""
+
+    session: Session
+    number: int
+    remainder: Remainder
+    stream: TurnStream
+    told: Act
 
 
 class LiveTurns:
@@ -63,6 +75,7 @@ class Dispatcher:
         "_release",
         "_scheduler",
         "_session_log",
+        "_shedding",
         "_writing_close",
         "live",
     )
@@ -87,6 +100,8 @@ class Dispatcher:
         """Acknowledgements of closes, by session, until the session is closed."""
         self._writing_close: dict[str, list[Act]] = {}
         """The same, from when the session is closed until that is durable."""
+        self._shedding: dict[str, Shedding] = {}
+        """Sessions whose last turn drops its reasoning as soon as its rows have settled, by their names."""
 
     def tell(self) -> None:
         """Dispatch what the core has reported since the last call."""
@@ -107,6 +122,8 @@ class Dispatcher:
                     if live.stream.reader is not None and live.stream.reader.reads_calls:
                         turn.settled = live.stream.settled_tokens
                     live.listener.hear(event)
+        if self._shedding:
+            self._shed()
 
     def keep_files(self) -> None:
         """The engine ends: files of sessions that are closed from now on stay, for the next engine."""
@@ -117,7 +134,9 @@ class Dispatcher:
     def note_opened(self, session: Session) -> None:
         """Write down a session that was opened on the core itself, before its first change."""
         if session.id not in self._session_log.sessions and not _is_unlogged(session):
-            self._session_log.opened(session.id, session.tenant, session.ttl)
+            kept = session.retention
+            settings = SessionSettings(kept.pinned, kept.priority)
+            self._session_log.opened(session.id, session.tenant, kept.ttl, settings=settings)
 
     def join_close(self, session_id: str, act: Act) -> bool:
         """Act when a close that is being written is durable; False if there is none."""
@@ -191,10 +210,47 @@ class Dispatcher:
             stream.end(cut=event.kind is EventKind.ABORTED)
         finished = finished_turn(event, session, turn, stream)
         noted = None if stream is None or stream.note is None else noted_turn(stream.note, finished)
-        details = "" if stream is None else details_of(stream.grammar, stream.spec, finished.answer, noted)
         number = len(session.boundaries)
-        self._session_log.ended(session.id, turn.request.tokens, finished, number, details, noted)
-        self._session_log.when_durable(told)
+        given, output, answer = turn.request.tokens, None, finished.answer
+        remainder = None
+        if stream is not None and event.kind is EventKind.FINISHED:
+            remainder = stream.without_reasoning(turn.request.tokens)
+        if remainder is not None:
+            given, output = remainder.input, remainder.output
+            answer = without_tokens(answer, remainder.dropped)
+        details = "" if stream is None else details_of(stream.grammar, stream.spec, answer, noted)
+        self._session_log.ended(session.id, given, finished, number, details, noted, output)
+        if remainder is None or stream is None:
+            self._session_log.when_durable(told)
+        else:
+            self._shedding[session.id] = Shedding(session, number, remainder, stream, told)
+
+    # --- reasoning --------------------------------------------------------------------------------
+
+    def is_shedding(self, session_id: str | None) -> bool:
+        """Whether a session's last turn is about to drop its reasoning: verbs and turns wait for that."""
+        return session_id in self._shedding
+
+    def _shed(self) -> None:
+        """Drop the reasoning of turns whose rows have settled: the journal has them without it already.
+
+        The end of such a turn is told afterwards, so that nobody sees the session with it.
+        """
+        registry = self._scheduler.registry
+        for name, each in list(self._shedding.items()):
+            session = each.session
+            if registry.sessions.get(name) is session:
+                if session.unsettled:
+                    continue
+                known = session.boundaries[-2] if len(session.boundaries) > 1 else 0
+                moved, kept = each.remainder.moved, each.remainder.kept
+                each.stream.recomputed = self._scheduler.compact(
+                    name, each.number, each.number, moved, registry.now, kept
+                )
+                if self._disk is not None:
+                    self._disk.truncated(session, known + kept)
+            del self._shedding[name]
+            self._session_log.when_durable(each.told)
 
 
 def _is_unlogged(session: Session) -> bool:

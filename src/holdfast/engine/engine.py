@@ -278,6 +278,7 @@ class Session:
         thinking_tokens: int | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         steer: int | str | None = None,
+        keep_reasoning: bool | None = None,
     ) -> Turn:
         """Start a turn: iterate over it for text as it comes, or read its `text`.
 
@@ -285,7 +286,8 @@ class Session:
         answer matches the `grammar`, which may be a JSON schema. `tool_choice` is OpenAI's; reasoning ends
         after `thinking_tokens`; `template_kwargs` are variables of the chat template. A text follows what was
         appended before. With `steer` the turn before it, running or finished, is cut after that many tokens
-        ("all": those it has), and this one goes on from there.
+        ("all": those it has), and this one goes on from there. `keep_reasoning`: whether the history keeps
+        it, instead of what the session says.
         """
         engine = self._engine
         if isinstance(said, str):
@@ -307,6 +309,7 @@ class Session:
             grammar=built.grammar,
             answer=built.answer,
             steers=None if steer is None else _kept(steer, "all"),
+            keep_reasoning=keep_reasoning,
         )
         self._current = Turn(engine, spec)
         return self._current
@@ -382,6 +385,16 @@ class Session:
         left = engine.carry_out(engine.verbs.compact, self.id, turns, engine.checked("said", tokens), name)
         assert isinstance(left, int), "a compaction answers with a count"
         return left
+
+    def update(self, **settings: object) -> None:
+        """Change how the session is kept; settings that are left out stay. Forks inherit them.
+
+        `ttl`: seconds of idleness after which it is closed, None for the engine's. `pin`: whether its memory
+        stays on the device while that of other idle sessions can leave. `priority`, from -4 to 4: the lowest
+        leaves first, and of turns that wait the highest goes first. `keep_reasoning`: whether its turns keep
+        what the model thought.
+        """
+        self._engine.carry_out(self._engine.verbs.update, self.id, None, settings)
 
     def fork(self, at_turn: int | None = None) -> Session:
         """Open a session that continues from here, or from the end of an earlier turn; memory is shared."""
@@ -471,11 +484,17 @@ class Engine:
         system: str | None = None,
         id: str | None = None,  # noqa: A002
         tools: Sequence[Mapping[str, Any]] = (),
+        ttl: float | None = None,
+        **settings: object,
     ) -> Session:
-        """Open a session, with `tools` in OpenAI's form that its turns may call."""
+        """Open a session, with `tools` in OpenAI's form that its turns may call.
+
+        `ttl` is its time to live in seconds of idleness; for `settings` see `Session.update`.
+        """
         name = id if id is not None else f"s-{secrets.token_hex(4)}"
         read_tools(tools)
-        self.carry_out(self.verbs.open, name, TENANT, None, None, system, [dict(tool) for tool in tools])
+        listed = [dict(tool) for tool in tools]
+        self.carry_out(self.verbs.open, name, TENANT, ttl, None, system, listed, settings)
         return Session(self, name, system)
 
     def sessions(self) -> list[str]:

@@ -104,8 +104,8 @@ class EngineOptions:
     on GPUs that read those faster. `fast_start` captures no CUDA graphs. `tool_parser` and `reasoning_parser`
     name how the model writes tool calls and marks its reasoning; `auto` finds that out, `none` reads neither.
     A tenant may hold the fraction `tenant_device` of the device's memory (1 is all of it), and likewise of
-    the host's and the disk's; `tenant_shares` has other fractions for single tenants: by name, then by tier
-    (device, host, disk).
+    the host's and the disk's; its pinned sessions may keep the fraction `tenant_pinned` of its part of the
+    device. `tenant_shares` has other fractions for single tenants: by name, then by tier.
     `cache` is the directory for downloaded models and compiled kernels; `cpu_kernels` and `cuda_kernels`
     switch our C and CUDA kernels, and `c_compiler` compiles the former.
     """
@@ -130,6 +130,7 @@ class EngineOptions:
     tenant_device: float = 1.0
     tenant_host: float = 1.0
     tenant_disk: float = 1.0
+    tenant_pinned: float = 0.25
     tenant_shares: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     session_ttl: float = 3600.0
     checkpoints: int = 4
@@ -168,6 +169,7 @@ class EngineOptions:
             )
         for tier in TIERS:
             require_part(f"tenant_{tier}", getattr(self, f"tenant_{tier}"))
+        require_part("tenant_pinned", self.tenant_pinned)
         for tenant, parts in self.tenant_shares.items():
             for tier, part in parts.items():
                 if tier not in TIERS:

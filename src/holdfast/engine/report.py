@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import asdict
 from itertools import count
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from holdfast.core.ledger import Account, Holder, Kind, Ledger, Pool
 from holdfast.core.session import Place, Session
 from holdfast.engine.coarse import coarse
 from holdfast.engine.loop import EngineLoop
+from holdfast.engine.session_settings import DEFAULT_SETTINGS
 
 __all__ = [
     "Portions",
@@ -263,6 +265,8 @@ def session_report(loop: EngineLoop, session: Session) -> Report:
     held["leased"] = {"full": lease.length // ledger.layout.page_size if lease is not None else 0}
     held["checkpoints"] = len(sequence.points)
     busy = session.turn is not None
+    entry = loop.session_log.sessions.get(session.id)
+    settings = DEFAULT_SETTINGS if entry is None else entry.settings
     return {
         "id": session.id,
         "state": session.state,
@@ -275,6 +279,7 @@ def session_report(loop: EngineLoop, session: Session) -> Report:
         else {"known": sequence.known, "computed": sequence.computed},
         "idle_seconds": 0.0 if busy else max(0.0, loop.now() - session.idle_since),
         "age_seconds": loop.now() - session.created,
-        "ttl": session.ttl,
+        "ttl": session.retention.ttl,
+        **asdict(settings),
         "memory": held,
     }

@@ -56,7 +56,8 @@ class TurnBeginner:
         known = 0 if session is None else session.history
         if spec.keep is not None:
             known = spec.keep
-        request = self.request(spec, sampling, known)
+        priority = 0 if session is None else session.retention.priority
+        request = self.request(spec, sampling, known, priority)
         chosen = sampling.choice(spec.choice)
         chosen.check_vocabulary(setup.model.config.vocabulary)
         constraint = _constraint(spec, chosen, compilation)
@@ -86,8 +87,21 @@ class TurnBeginner:
             reader=reader,
         )
         stream.note = spec.note
+        stream.keeps_reasoning = self._keeps_reasoning(spec, session)
         self._loop.dispatcher.listen(turn, stream, listener)
         listener.begun(turn, stream)
+
+    def _keeps_reasoning(self, spec: TurnSpec, session: Session | None) -> bool:
+        """Whether the history keeps what a turn thinks.
+
+        A conversation that its client sends whole keeps it: what the client sends next decides.
+        """
+        if session is None or session.volatile:
+            return True
+        if spec.keep_reasoning is not None:
+            return spec.keep_reasoning
+        entry = self._loop.session_log.sessions.get(session.id)
+        return entry is None or entry.settings.keep_reasoning
 
     def _require_room(self, session_id: str, note: str | None) -> None:
         """Refuse a note if the session's notes are too large together."""
@@ -98,7 +112,7 @@ class TurnBeginner:
         if len(note) + entry.note_characters > most:
             raise NotesTooLarge(f"the session may keep {most} characters about its turns")
 
-    def request(self, spec: TurnSpec, sampling: Sampling, known: int) -> TurnRequest:
+    def request(self, spec: TurnSpec, sampling: Sampling, known: int, priority: int = 0) -> TurnRequest:
         """What the core is asked for. Without a limit, a turn may fill what is left of the context."""
         room = self.tokens_max(spec.tenant) - known - len(spec.tokens)
         limit = sampling.max_tokens if sampling.max_tokens is not None else max(1, room)
@@ -108,6 +122,7 @@ class TurnBeginner:
             spec.turn_id,
             tuple(spec.tokens),
             limit,
+            priority,
             goes_on=spec.goes_on,
             on_abort=KEEP_ALL if spec.keeps else None,
             deadline=None if spec.timeout is None else self._loop.now() + spec.timeout,

@@ -56,7 +56,8 @@ class TurnSpec(NamedTuple):
     `parent`, from which its session is forked; where its session is not open, and there is no parent, the
     turn opens it. A turn that `steers` cuts the turn before it, running or finished, after the first `steers`
     tokens that were generated (`KEEP_ALL`: all), and goes on from there; its tokens are written to follow an
-    answer without its end token.
+    answer without its end token. `keep_reasoning` says whether the history keeps what the model thinks; None:
+    as its session says.
     """
 
     turn_id: str
@@ -82,3 +83,4 @@ class TurnSpec(NamedTuple):
     keep: int | None = None
     parent: str | None = None
     steers: int | None = None
+    keep_reasoning: bool | None = None

@@ -28,6 +28,7 @@ from holdfast.engine.listeners import Reply, TurnListener
 from holdfast.engine.listening import Ahead
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.sampling import SamplingError
+from holdfast.engine.session_settings import DEFAULT_SETTINGS, SettingsChange, check_change
 from holdfast.engine.steering import Steering
 from holdfast.engine.turn_beginner import TurnBeginner
 from holdfast.engine.turn_spec import HistoryChanged, HistoryRepeated, TurnSpec
@@ -152,6 +153,8 @@ class Verbs:
 
         def attempt() -> bool:
             # What was not committed was not said: it gives way to every verb.
+            if self._dispatcher.is_shedding(session_id):
+                return False
             if not (self._ahead.stop(session_id) and wait.over(self.loop.now())):
                 return False
             with Refusing(reply):
@@ -179,16 +182,19 @@ class Verbs:
         metadata: dict[str, object] | None = None,
         system: str | None = None,
         tools: Tools | None = None,
+        settings: SettingsChange | None = None,
     ) -> None:
         """Open a session."""
         with Refusing(reply):
             require_text(id=session_id, tenant=tenant, system=system)
+            check_change({"ttl": ttl, **(settings or {})})
+            chosen = DEFAULT_SETTINGS.changed(settings or {})
             now = self._catch_up()
             self._session_log.require_writable()
             self._session_log.require_unused(session_id)
             seconds = None if ttl is None else float(ttl)
-            self._scheduler.open(session_id, tenant, now, seconds)
-            self._session_log.opened(session_id, tenant, seconds, metadata, system, tools)
+            self._scheduler.open(session_id, tenant, now, chosen.retention(seconds))
+            self._session_log.opened(session_id, tenant, seconds, metadata, system, tools, chosen)
             self._acknowledge(reply, session_id)
         self._dispatcher.tell()
 
@@ -352,13 +358,30 @@ class Verbs:
 
         self._when_ready(reply, session_id, act, end_of_turn(turns), forks=True)
 
-    def update(self, reply: Reply, session_id: str, metadata: dict[str, object]) -> None:
-        """Replace a session's metadata. Waits for nothing."""
+    def update(
+        self,
+        reply: Reply,
+        session_id: str,
+        metadata: dict[str, object] | None = None,
+        settings: SettingsChange | None = None,
+    ) -> None:
+        """Replace a session's metadata, or change the settings that are given. Waits for nothing."""
         with Refusing(reply):
+            check_change(settings or {})
+            now = self._catch_up()
             self._session_log.require_writable()
             session = self._scheduler.registry.find(session_id)
             self._dispatcher.note_opened(session)
-            self._session_log.updated(session_id, metadata)
+            entry = self._session_log.sessions.get(session_id)
+            if entry is None:
+                raise UnknownSession(f"session {session_id} does not exist")
+            if metadata is not None:
+                self._session_log.updated(session_id, metadata)
+            if settings:
+                ttl = settings.get("ttl", entry.ttl)
+                chosen = entry.settings.changed(settings)
+                self._scheduler.retain(session_id, chosen.retention(ttl), now)
+                self._session_log.retained(session_id, None if ttl is None else float(ttl), chosen)
             self._acknowledge(reply, session_id)
         self._dispatcher.tell()
 
@@ -474,7 +497,8 @@ class Verbs:
             if steers and not (self._ahead.stop(session_id) and memory.over(self.loop.now())):
                 return False
             waits = self._patient or spec.steers is not None
-            return not self._is_being_written(spec) and (not waits or wait.over())
+            held = self._is_being_written(spec) or self._dispatcher.is_shedding(session_id)
+            return not held and (not waits or wait.over())
 
         def act() -> None:
             self._require_same(session_id, wait.session)

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.retention import PRIORITY_MAX
 from holdfast.core.tokens import TOKEN_MAX
 from holdfast.engine.fields import INTEGER_MAX, Bound
 from holdfast.engine.sampling import CHOICES_MAX, LOGPROBS_MAX
@@ -201,6 +202,7 @@ LIMITS: tuple[Limit, ...] = (
     _numbers("*.max_tool_calls", 0, INTEGER_MAX),
     Limit("*.user", Bound(characters=WORD_CHARACTERS_MAX), "1,024 characters"),
     Limit("*.safety_identifier", Bound(characters=WORD_CHARACTERS_MAX), "1,024 characters"),
+    Limit("*.prompt_cache_options", _SMALL, "4 KiB, nested 8 deep"),
     Limit("*.prompt_cache_key", Bound(characters=WORD_CHARACTERS_MAX), "1,024 characters"),
     Limit("*.service_tier", Bound(characters=NAME_CHARACTERS_MAX), "128 characters"),
     # Realtime events of OpenAI's clients.
@@ -225,6 +227,7 @@ LIMITS: tuple[Limit, ...] = (
     # Session data.
     Limit("*.metadata", Bound(size=METADATA_BYTES_MAX, depth=METADATA_DEPTH_MAX), "64 KiB, nested 64 deep"),
     _numbers("*.ttl", 0, TTL_MAX, "30 days"),
+    _numbers("*.priority", -PRIORITY_MAX, PRIORITY_MAX),
     _numbers("OpenSessionBody.timeout", 0, TTL_MAX, "30 days"),
     # Sampling and turn options.
     *_declared_limits(),

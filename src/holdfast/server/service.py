@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from holdfast.core.turn import KEEP_ALL
 from holdfast.engine.sampling import SamplingError
+from holdfast.engine.session_settings import BadSetting, check_change
 from holdfast.server.answer_parts import complete_calls, shown_calls
 from holdfast.server.found_sessions import Conversations
+from holdfast.server.hidden_sessions import HiddenSessions
 from holdfast.server.http.bodies import Reading
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import (
@@ -59,6 +61,9 @@ log = logging.getLogger("holdfast.server")
 SYSTEM_SHARE = 7 / 8
 """Maximum share of the context for a session's system text, and for its tools."""
 
+GIVE_WAY_MAX = 8
+"""Hidden sessions that are closed for one session: others may take the room meanwhile."""
+
 NEW_SESSION = SessionGiven()
 
 
@@ -81,6 +86,7 @@ class Service:
         self.traces = open_traces()
         self.model_name = model_name
         self.table = SessionTable()
+        self.hidden = HiddenSessions(self.table)
         self.ordinary = OrdinarySessions()
         self.conversations = Conversations(options.found_sessions, self._close_hidden, self._count_found)
         self.listening = Listening(self.link, self._writer)
@@ -212,8 +218,7 @@ class Service:
         return await self._open(caller, None, hidden_name(key), asked)
 
     async def _open(self, caller: Caller, given: str | None, name: str, asked: SessionGiven) -> SessionRecord:
-        if asked.ttl is not None and not 0 < asked.ttl <= TTL_MAX:
-            raise bad_field("ttl", f"must be more than 0 and at most {TTL_MAX:.0f} seconds")
+        _require_settings({"ttl": asked.ttl, **asked.settings})
         if asked.system is not None:
             await self._require_share("system", asked.system, caller.tenant)
         if asked.tools:
@@ -224,10 +229,16 @@ class Service:
             self.require_room(caller.tenant)
             self._require_free(caller.tenant, name)
         key = engine_name(caller.tenant, name)
-        number = self.link.number()
         metadata = dict(asked.metadata)
         command = wire.OpenSession(
-            number, key, caller.tenant, asked.ttl, asked.system, metadata, list(asked.tools)
+            0,
+            key,
+            caller.tenant,
+            asked.ttl,
+            asked.system,
+            metadata,
+            list(asked.tools),
+            dict(asked.settings),
         )
 
         def opened(done: wire.Done) -> None:
@@ -237,8 +248,25 @@ class Service:
             record.tools = command.tools
             self.table.add(record)
 
-        await self.link.call(command, number, opened, self.table.opening(caller.tenant, name))
+        async def call() -> wire.Done:
+            number = self.link.number()
+            asked_for = msgspec.structs.replace(command, call=number)
+            return await self.link.call(asked_for, number, opened, self.table.opening(caller.tenant, name))
+
+        await self._with_room(caller.tenant, call)
         return self._found(caller.tenant, name)
+
+    async def _with_room(self, tenant: str, make: Callable[[], Awaitable[wire.Done]]) -> wire.Done:
+        """Open or fork a session; hidden ones give way where the server has no room for it."""
+        for _ in range(GIVE_WAY_MAX):
+            try:
+                return await make()
+            except Problem as problem:
+                victim = self.hidden.victim(tenant) if problem.code == "too_many_sessions" else None
+                if victim is None:
+                    raise
+                await self.close_record(victim)
+        return await make()
 
     def _found(self, tenant: str, name: str) -> SessionRecord:
         """A session that was opened a moment ago."""
@@ -378,6 +406,20 @@ class Service:
 
         await self._call_on(record, lambda number: wire.UpdateSession(number, key, metadata), updated)
 
+    async def change(
+        self, record: SessionRecord, settings: dict[str, Any], metadata: dict[str, Any] | None = None
+    ) -> None:
+        """Change how a session is kept, as far as it is given, and replace its metadata, if they are."""
+        _require_settings(settings)
+        key = engine_name(record.tenant, record.name)
+
+        def changed(_: wire.Done) -> None:
+            record.metadata = record.metadata if metadata is None else metadata
+
+        await self._call_on(
+            record, lambda number: wire.UpdateSession(number, key, metadata, settings), changed
+        )
+
     async def fork_hidden(self, record: SessionRecord, key: str, turns: int) -> SessionRecord:
         """Fork a session of a dialect's own into another, at the end of turn `turns`."""
         return await self._fork(record, None, hidden_name(key), turns, None, True)
@@ -416,13 +458,16 @@ class Service:
                 forked.tools = record.tools
                 self.table.add(forked)
 
-        with told_as({"to_turn": "at_turn"}):
-            done = await self._call_on(
+        async def call() -> wire.Done:
+            return await self._call_on(
                 record,
                 lambda number: wire.Fork(number, parent, child, turns, request_id, anew=room),
                 made,
                 self.table.opening(record.tenant, name),
             )
+
+        with told_as({"to_turn": "at_turn"}):
+            done = await (self._with_room(record.tenant, call) if room else call())
         return self._found(record.tenant, done.answer.partition("/")[2])
 
     # --- turns ------------------------------------------------------------------------------------
@@ -485,3 +530,14 @@ class Service:
         deadline = time.monotonic() + seconds
         while self.link.turns and self.supervisor.up and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
+
+
+def _require_settings(settings: dict[str, Any]) -> None:
+    """Raise for settings of a session that cannot be."""
+    ttl = settings.get("ttl")
+    if ttl is not None and not 0 < ttl <= TTL_MAX:
+        raise bad_field("ttl", f"must be more than 0 and at most {TTL_MAX:.0f} seconds")
+    try:
+        check_change(settings)
+    except BadSetting as error:
+        raise bad_field(error.name, error.needed) from error

@@ -157,6 +157,11 @@ class SessionTable:
         holding = self._holdings.get(tenant)
         return 0 if holding is None else len(holding.hidden)
 
+    def counts(self) -> dict[str, int]:
+        """How many sessions each tenant that has some has open, hidden ones included."""
+        counted = {name: len(each.order) + len(each.hidden) for name, each in self._holdings.items()}
+        return {tenant: count for tenant, count in counted.items() if count}
+
     def use_hidden(self, record: SessionRecord) -> None:
         """A hidden session is used: it is the last of its tenant's to be closed."""
         hidden = self._holding(record.tenant).hidden
@@ -250,13 +255,13 @@ class SessionTable:
         holding = self._holdings[record.tenant]
         if is_hidden(record.name):
             del holding.hidden[record.name]
-            return
-        del holding.order[bisect_left(holding.order, number)]
-        del holding.names[number]
-        holding.unopened += holding.opening[record.name] > 0
-        self._gone[key] = why
-        while len(self._gone) > GONE_KEPT:
-            del self._gone[next(iter(self._gone))]
+        else:
+            del holding.order[bisect_left(holding.order, number)]
+            del holding.names[number]
+            holding.unopened += holding.opening[record.name] > 0
+            self._gone[key] = why
+            while len(self._gone) > GONE_KEPT:
+                del self._gone[next(iter(self._gone))]
         for listener in self._removed:
             listener(key, why)
 

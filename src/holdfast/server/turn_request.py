@@ -37,12 +37,16 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class SessionGiven:
-    """What a session is opened with; `ttl` in seconds, `tools` in OpenAI's form."""
+    """What a session is opened with; `ttl` in seconds, `tools` in OpenAI's form.
+
+    `settings` say how it is kept, as far as they were given (`engine.session_settings`).
+    """
 
     ttl: float | None = None
     system: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     tools: list[dict[str, Any]] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,7 @@ class TurnStarter:
             tools=tools,
             note=asked.note,
             steers=asked.steers,
+            keep_reasoning=asked.answer.keep_reasoning,
         )
 
     async def _write_after(self, record: SessionRecord, asked: TurnAsked) -> WrittenTurn:

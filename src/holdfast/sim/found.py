@@ -40,6 +40,7 @@ class Check(StrEnum):
     RECOMPUTATION = "recomputation"
     REFUSAL = "refusal"
     REGISTRY = "registry"
+    RETENTION = "retention"
     STALL = "stall"
     TENANT = "tenant"
     TRANSCRIPT = "transcript"

@@ -153,7 +153,8 @@ class Audience:
         """A session may go when it has been idle for its time to live since the end of its last turn."""
         registry = self.scheduler.registry
         idle = registry.now - conversation.rested_at
-        if idle < registry.policy.session_ttl:
+        ttl = conversation.retention.with_default(registry.policy.session_ttl).ttl
+        if ttl is None or idle < ttl:
             raise Mismatch(f"{conversation.session_id} expired after {idle:.1f} seconds of rest")
 
     def _check_recomputation(self, conversation: Conversation, session: Session, turn: Turn) -> None:

@@ -15,6 +15,7 @@ from holdfast.sim.forced_mutants import FORCED_MUTANTS
 from holdfast.sim.listening_mutants import LISTENING_MUTANTS
 from holdfast.sim.memory_mutants import MEMORY_MUTANTS
 from holdfast.sim.planting import Mutant, Patcher
+from holdfast.sim.retention_mutants import RETENTION_MUTANTS
 from holdfast.sim.step_mutants import STEP_MUTANTS
 from holdfast.sim.tier_mutants import TIER_MUTANTS
 from holdfast.sim.tree_mutants import TREE_MUTANTS
@@ -34,6 +35,7 @@ MUTANTS: dict[str, Mutant] = {
         *CHAT_MUTANTS,
         *TIER_MUTANTS,
         *LISTENING_MUTANTS,
+        *RETENTION_MUTANTS,
     )
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from holdfast.core.retention import Retention
 from holdfast.core.turn import KEEP_ALL, Turn
 from holdfast.sim.constraint import Matcher
 from holdfast.sim.content import EMPTY, extend, next_token, stops
@@ -44,6 +45,7 @@ class Conversation:
         "matcher",
         "planned_at",
         "rested_at",
+        "retention",
         "said",
         "session_id",
         "tenant",
@@ -72,6 +74,7 @@ class Conversation:
         self.planned_at = NEVER
         self.began = 0
         self.rested_at = 0.0
+        self.retention = Retention()
 
     def _append(self, token: int) -> None:
         self.tokens.append(token)
@@ -199,6 +202,7 @@ class Conversation:
         other.contents = self.contents[: length + 1]
         other.boundaries = self.boundaries[:turns]
         other.inputs = self.inputs[:turns]
+        other.retention = self.retention
         return other
 
     def fork_at(self, session_id: str, length: int) -> Conversation:

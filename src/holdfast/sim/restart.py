@@ -37,8 +37,7 @@ def come_back(clients: Clients, scheduler: Scheduler, device: SimDevice, now: fl
             (TurnRequest(f"{name} {number}", tuple(said_in), max(1, len(said_out))), said_out)
             for number, (said_in, said_out) in enumerate(conversation.turns())
         ]
-        ttl = scheduler.registry.policy.session_ttl
-        session = scheduler.recover(name, conversation.tenant, now, ttl, history)
+        session = scheduler.recover(name, conversation.tenant, now, conversation.retention, history)
         conversation.rested_at = scheduler.registry.now
         if conversation.boundaries and rng.random() < HAVE_A_FILE:
             _find_file(conversation, scheduler, device, rng.choice(conversation.boundaries))

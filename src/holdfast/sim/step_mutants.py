@@ -12,6 +12,7 @@ from holdfast.core.layout import Tier
 from holdfast.core.lease import Lease
 from holdfast.core.ledger import Account, Holder, Pool
 from holdfast.core.pressure import Pressure
+from holdfast.core.retention import Retention
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.sequence import Sequence
 from holdfast.core.session import Life, Session
@@ -213,11 +214,11 @@ def revival_forgets_the_last_turn(patcher: Patcher) -> None:
     original = Scheduler.recover
 
     def faulty(
-        self: Scheduler, session_id: str, tenant: str, now: float, ttl: float | None, history: History
+        self: Scheduler, session_id: str, tenant: str, now: float, retention: Retention, history: History
     ) -> Session:
         if history:
             patcher.reach()
-        return original(self, session_id, tenant, now, ttl, history[:-1])
+        return original(self, session_id, tenant, now, retention, history[:-1])
 
     patcher.replace(Scheduler, "recover", faulty)
 

@@ -27,6 +27,7 @@ from holdfast.sim.faults import Faults
 from holdfast.sim.files import Files
 from holdfast.sim.found import Check, Found, assertions_of_the_core, found_by
 from holdfast.sim.inspection import Inspection
+from holdfast.sim.keeping import Keeping
 from holdfast.sim.lists import Lists
 from holdfast.sim.restart import come_back
 from holdfast.sim.workloads import WORKLOADS, Workload
@@ -69,6 +70,7 @@ class World:
         self._boot()
         self.clients = AllClients(self.workload, self.scheduler, rng, self.faults, self.constraints.matcher)
         self._attach()
+        self.keeping = Keeping(self.clients, Random(f"retention {setup.seed}"), self.policy.pinned_share == 1)
         self.now = 0.0
         self.step = 0
         self.stalled = 0
@@ -128,6 +130,7 @@ class World:
             leave_history=rng.random() < 0.7,
             durable_turns=rng.random() < 0.3,
             shares=self._shares(),
+            pinned_share=Random(f"pins {self.setup.seed}").choice((0.25, 1.0, 1.0)),
         )
 
     def _shares(self) -> dict[str, Share]:
@@ -198,6 +201,7 @@ class World:
             clients.act()
             self.files.fill()
             actions -= 1
+        self.keeping.change()
         flights = self.scheduler.registry.flights
         self._plan()
         counted = self.ledger.settled
@@ -209,6 +213,7 @@ class World:
         if self.workload.strict or self.step % STEPS_PER_INSPECTION_OF_A_CROWD == 0:
             self.lists.check()
             self.inspection.fences()
+            self.keeping.compare(self.scheduler)
         if (
             self.step % (STEPS_PER_INSPECTION if self.workload.strict else STEPS_PER_INSPECTION_OF_A_CROWD)
             == 0
@@ -217,7 +222,9 @@ class World:
         self._watch_progress()
 
     def _plan(self) -> None:
+        resting = self.keeping.resting(self.scheduler) if self.workload.strict else []
         plan = self.scheduler.plan(self.rng.choice((4, 16, 64)), self.now)
+        self.keeping.check(resting)
         self.files.fill()
         self._forsake()
         if plan.rows or plan.moves or plan.copies:

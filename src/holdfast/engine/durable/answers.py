@@ -9,8 +9,8 @@ those that are kept to be replayed, it stays as long as the turn. Used by the se
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from holdfast.engine.constraints.grammar import Grammar
@@ -26,6 +26,7 @@ __all__ = [
     "noted_in",
     "read_answer",
     "stored_answer",
+    "without_tokens",
 ]
 
 COMPLETE = Outcome.COMPLETE.value
@@ -77,6 +78,16 @@ def stored_answer(answer: Answer) -> StoredAnswer:
         for call, end in zip(answer.calls, answer.call_ends, strict=True)
     )
     return StoredAnswer(answer.reasoning, calls, answer.reasoning_tokens)
+
+
+def without_tokens(answer: StoredAnswer | None, dropped: Collection[int]) -> StoredAnswer | None:
+    """An answer of which some generated tokens, by their numbers, are gone: its calls end earlier."""
+    if answer is None:
+        return None
+    calls = tuple(
+        call._replace(end=call.end - sum(each < call.end for each in dropped)) for call in answer.calls
+    )
+    return replace(answer, calls=calls)
 
 
 def read_answer(value: object) -> StoredAnswer:

@@ -54,7 +54,7 @@ FIRST_TURNS = f"{CHAIN} SELECT number, before FROM chain ORDER BY number LIMIT ?
 """The first turns of the history that ends with a turn, oldest first."""
 
 _SESSION = (
-    "SELECT id, tenant, ttl, metadata, system, created, parent, tools, "
+    "SELECT id, tenant, ttl, metadata, system, created, parent, tools, settings, "
     "origin, tenant_sum, about_sum, head, head_sum FROM sessions"
 )
 
@@ -101,6 +101,7 @@ def _describe(
     created: object,
     parent: object,
     tools: object,
+    settings: object,
     *,
     valid: bool,
 ) -> StoredSession:
@@ -131,9 +132,13 @@ def _describe(
         session.tools = tools
     else:
         damaged.append("tools")
+    if _is_json(settings, dict):
+        session.settings = settings
+    else:
+        damaged.append("settings")
     if not valid and not damaged:
         session = StoredSession(name, "", None, "{}", None, session.created, None)
-        damaged.append("time to live, metadata, system text, parent or tools")
+        damaged.append("time to live, metadata, system text, parent, tools or settings")
     for what in damaged:
         log.error("session %s: the %s is damaged and was dropped", name, what)
     return session

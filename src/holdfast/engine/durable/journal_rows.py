@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 from holdfast.core.tokens import TOKEN_BYTES, pack
@@ -20,6 +20,7 @@ from holdfast.engine.durable.journal_tables import (
     turn_checksum,
 )
 from holdfast.engine.durable.records import (
+    NO_SETTINGS,
     NO_TOOLS,
     TURNS_KEPT,
     Closed,
@@ -29,6 +30,7 @@ from holdfast.engine.durable.records import (
     Opened,
     Record,
     Requested,
+    Retained,
     Retooled,
     SnapshotDropped,
     SnapshotWritten,
@@ -40,7 +42,7 @@ from holdfast.engine.durable.records import (
 LOG_KEPT = 10_000
 """Rows of the log table that are kept."""
 
-ABOUT = ("ttl", "metadata", "system", "created", "parent", "tools")
+ABOUT = ("ttl", "metadata", "system", "created", "parent", "tools", "settings")
 """The columns of a session's description, in the order of its checksum."""
 
 
@@ -88,9 +90,11 @@ class JournalRows:
                 )
                 self._keep_last("requests", record.session)
             case Retooled():
-                self._redescribe(record.session, "tools", record.tools)
+                self._redescribe(record.session, {"tools": record.tools})
             case Updated():
-                self._redescribe(record.session, "metadata", record.metadata)
+                self._redescribe(record.session, {"metadata": record.metadata})
+            case Retained():
+                self._redescribe(record.session, {"ttl": record.ttl, "settings": record.settings})
             case SnapshotWritten():
                 self._run(
                     "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)",
@@ -107,16 +111,16 @@ class JournalRows:
 
     def _open(self, record: Opened) -> None:
         name, about = record.session, (record.ttl, record.metadata, record.system, record.created)
-        tools = record.tools
+        tools, settings = record.tools, record.settings
         origin = row_checksum(name, record.tenant, record.created)
         sums = (
             row_checksum(name, record.tenant, origin),
-            description_checksum(name, *about, None, tools),
+            description_checksum(name, *about, None, tools, settings),
             row_checksum(name, origin),
         )
         self._run(
-            "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?, NULL, NULL, ?, ?, ?, ?, ?)",
-            (name, record.tenant, *about, origin, *sums, tools),
+            "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?, NULL, NULL, ?, ?, ?, ?, ?, ?)",
+            (name, record.tenant, *about, origin, *sums, tools, settings),
         )
         self._delete_answers(name)
 
@@ -126,8 +130,7 @@ class JournalRows:
         A damaged description is not copied: the new checksum would make it valid.
         """
         found = self._run(
-            "SELECT tenant, origin, about_sum, ttl, metadata, system, created, parent, tools FROM sessions "
-            "WHERE id = ?",
+            f"SELECT tenant, origin, about_sum, {', '.join(ABOUT)} FROM sessions WHERE id = ?",
             (record.parent,),
         ).fetchone()
         if found is None:
@@ -135,23 +138,27 @@ class JournalRows:
             return
         tenant, origin, expected, *about = found
         valid = description_checksum(record.parent, *about) == expected
-        ttl, metadata, system, tools = (*about[:3], about[-1]) if valid else (None, "{}", None, NO_TOOLS)
+        damaged = (None, "{}", None, NO_TOOLS, NO_SETTINGS)
+        ttl, metadata, system, tools, settings = (*about[:3], *about[-2:]) if valid else damaged
         name, head = record.session, self._turn_at(record.parent, record.turns)
         sums = (
             row_checksum(name, tenant, origin),
-            description_checksum(name, ttl, metadata, system, record.created, record.parent, tools),
+            description_checksum(name, ttl, metadata, system, record.created, record.parent, tools, settings),
             row_checksum(name, self._checksum_of(record.parent, head)),
         )
         self._run(
             "INSERT OR REPLACE INTO sessions "
             "SELECT ?, tenant, iif(?, ttl, NULL), iif(?, metadata, '{}'), iif(?, system, NULL), "
-            "?, ?, id, origin, ?, ?, ?, iif(?, tools, ?) FROM sessions WHERE id = ?",
-            (name, valid, valid, valid, record.created, head, *sums, valid, NO_TOOLS, record.parent),
+            "?, ?, id, origin, ?, ?, ?, iif(?, tools, ?), iif(?, settings, ?) FROM sessions WHERE id = ?",
+            (
+                *(name, valid, valid, valid, record.created, head, *sums),
+                *(valid, NO_TOOLS, valid, NO_SETTINGS, record.parent),
+            ),
         )
         self._delete_answers(name)
 
-    def _redescribe(self, session: str, column: str, value: str) -> None:
-        """Change one column of a session's description. A damaged description stays damaged."""
+    def _redescribe(self, session: str, values: Mapping[str, object]) -> None:
+        """Change columns of a session's description. A damaged description stays damaged."""
         found = self._run(f"SELECT about_sum, {', '.join(ABOUT)} FROM sessions WHERE id = ?", (session,))
         row = found.fetchone()
         if row is None:
@@ -159,10 +166,11 @@ class JournalRows:
             return
         expected, *about = row
         if description_checksum(session, *about) == expected:
-            about[ABOUT.index(column)] = value
-            checksum = description_checksum(session, *about)
-            statement = f"UPDATE sessions SET {column} = ?, about_sum = ? WHERE id = ?"
-            self._run(statement, (value, checksum, session))
+            changed = {**dict(zip(ABOUT, about, strict=True)), **values}
+            checksum = description_checksum(session, *changed.values())
+            columns = ", ".join(f"{column} = ?" for column in values)
+            statement = f"UPDATE sessions SET {columns}, about_sum = ? WHERE id = ?"
+            self._run(statement, (*values.values(), checksum, session))
 
     def _close(self, session: str) -> None:
         if self._run("DELETE FROM sessions WHERE id = ?", (session,)).rowcount != 1:
@@ -186,7 +194,8 @@ class JournalRows:
         turn = record.turn
         before = self._head(record.session)
         depth = 1 + (self._run("SELECT depth FROM turns WHERE number = ?", (before,)).fetchone() or (0,))[0]
-        values = (turn.turn_id, pack(record.input), pack(turn.tokens), turn.reason, record.details)
+        output = turn.tokens if record.output is None else record.output
+        values = (turn.turn_id, pack(record.input), pack(output), turn.reason, record.details)
         self._add_turn(record.session, before, depth, *values)
         row = (record.session, turn.turn_id, json.dumps(asdict(turn)))
         self._run(

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import closing
 from hashlib import blake2b
 
-from holdfast.engine.durable.records import NO_TOOLS, SCHEMA, JournalError, is_text
+from holdfast.engine.durable.records import NO_SETTINGS, NO_TOOLS, SCHEMA, JournalError, is_text
 
 DAMAGED = -1
 """A checksum that no row has."""
@@ -31,7 +31,8 @@ CREATE TABLE sessions (
     id TEXT PRIMARY KEY, tenant TEXT NOT NULL, ttl REAL, metadata TEXT NOT NULL, system TEXT,
     created REAL NOT NULL, head INTEGER, parent TEXT, origin INTEGER NOT NULL DEFAULT 0,
     tenant_sum INTEGER NOT NULL DEFAULT 0, about_sum INTEGER NOT NULL DEFAULT 0,
-    head_sum INTEGER NOT NULL DEFAULT 0, tools TEXT NOT NULL DEFAULT '[]') WITHOUT ROWID;
+    head_sum INTEGER NOT NULL DEFAULT 0, tools TEXT NOT NULL DEFAULT '[]',
+    settings TEXT NOT NULL DEFAULT '{}') WITHOUT ROWID;
 CREATE TABLE finished (
     number INTEGER PRIMARY KEY, session TEXT NOT NULL, turn_id TEXT NOT NULL, result TEXT NOT NULL,
     checksum INTEGER NOT NULL DEFAULT 0, UNIQUE (session, turn_id));
@@ -75,12 +76,15 @@ def description_checksum(
     created: object,
     parent: object,
     tools: object = NO_TOOLS,
+    settings: object = NO_SETTINGS,
 ) -> int:
     """The checksum of a session's row, without its tenant and its last turn.
 
-    Without tools it is that of version 3, which had none.
+    Without settings it is that of version 4, and without tools that of version 3, which had none.
     """
     values = (name, _real(ttl), metadata, system, _real(created), parent)
+    if settings != NO_SETTINGS:
+        return row_checksum(*values, tools, settings)
     return row_checksum(*values) if tools == NO_TOOLS else row_checksum(*values, tools)
 
 
@@ -222,9 +226,15 @@ def _add_answers(connection: sqlite3.Connection) -> None:
     connection.execute(f"ALTER TABLE sessions ADD COLUMN tools TEXT NOT NULL DEFAULT '{NO_TOOLS}'")
 
 
+def _add_settings(connection: sqlite3.Connection) -> None:
+    """From version 4, which kept of how a session is kept its time to live alone."""
+    connection.execute(f"ALTER TABLE sessions ADD COLUMN settings TEXT NOT NULL DEFAULT '{NO_SETTINGS}'")
+
+
 UPGRADES: dict[int, Callable[[sqlite3.Connection], None]] = {
     1: _add_checksums,
     2: _name_sample,
     3: _add_answers,
+    4: _add_settings,
 }
 """For each older version of the tables, the step to the next one."""

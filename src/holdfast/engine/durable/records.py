@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple, TypeGuard
 
 from holdfast.engine.durable.answers import StoredAnswer
 
-SCHEMA = 4
+SCHEMA = 5
 """The version of a journal's tables."""
 
 TURNS_KEPT = 8
@@ -20,6 +20,9 @@ TURNS_KEPT = 8
 
 NO_TOOLS = "[]"
 """The tools of a session without any, as JSON."""
+
+NO_SETTINGS = "{}"
+"""The settings of a session with default settings, as JSON."""
 
 
 class JournalError(RuntimeError):
@@ -57,13 +60,14 @@ class RecordKind(StrEnum):
     REQUESTED = "requested"
     RETOOLED = "retooled"
     UPDATED = "updated"
+    RETAINED = "retained"
     SNAPSHOT_WRITTEN = "snapped"
     SNAPSHOT_DROPPED = "unsnapped"
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A session was opened; `metadata` and `tools` are JSON, `created` is the time of day."""
+    """A session was opened; `metadata`, `tools` and `settings` are JSON, `created` is the time of day."""
 
     kind: ClassVar[RecordKind] = RecordKind.OPENED
     session: str
@@ -73,17 +77,22 @@ class Opened:
     system: str | None
     created: float
     tools: str = NO_TOOLS
+    settings: str = NO_SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A turn was committed: its input, and its result; `details` is JSON (`answers.details_of`)."""
+    """A turn was committed: its input, and its result; `details` is JSON (`answers.details_of`).
+
+    `output` are the generated tokens that stay, where these are not all of the result.
+    """
 
     kind: ClassVar[RecordKind] = RecordKind.ENDED
     session: str
     input: tuple[int, ...]
     turn: FinishedTurn
     details: str = ""
+    output: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +167,16 @@ class Updated:
 
 
 @dataclass(frozen=True, slots=True)
+class Retained:
+    """A session has another time to live, or other settings, from now on; `settings` is JSON."""
+
+    kind: ClassVar[RecordKind] = RecordKind.RETAINED
+    session: str
+    ttl: float | None
+    settings: str
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotWritten:
     """A snapshot file holds the memory of a session's first `length` tokens."""
 
@@ -186,6 +205,7 @@ Record = (
     | Requested
     | Retooled
     | Updated
+    | Retained
     | SnapshotWritten
     | SnapshotDropped
 )
@@ -214,7 +234,7 @@ class StoredTurn:
 
 @dataclass(slots=True)
 class StoredSession:
-    """A session as the journal has it. `metadata` and `tools` are JSON."""
+    """A session as the journal has it. `metadata`, `tools` and `settings` are JSON."""
 
     id: str
     tenant: str
@@ -224,6 +244,7 @@ class StoredSession:
     created: float
     parent: str | None
     tools: str = NO_TOOLS
+    settings: str = NO_SETTINGS
     turns: list[StoredTurn] = field(default_factory=list)
     finished: list[FinishedTurn] = field(default_factory=list)
     requests: dict[str, AnsweredRequest] = field(default_factory=dict)
@@ -256,6 +277,8 @@ def detail(record: Record) -> str:
             return f"{record.asked} ({record.request_id})"
         case SnapshotWritten():
             return f"{record.length} tokens, {record.bytes} bytes in {record.file}"
+        case Retained():
+            return f"ttl {record.ttl}, {record.settings}"
         case Opened() | Retooled() | Updated() | SnapshotDropped():
             return ""
 

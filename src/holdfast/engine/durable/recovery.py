@@ -26,6 +26,7 @@ from holdfast.engine.durable.session_log import SessionLog
 from holdfast.engine.lock import InUse
 from holdfast.engine.memory_plan import disk_bytes
 from holdfast.engine.options import EngineOptions, OptionError
+from holdfast.engine.session_settings import SessionSettings
 from holdfast.engine.text.stream import TurnStream
 from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.engine.tiers.back_off import BackOff
@@ -159,7 +160,8 @@ def sample_of(tokenizer: Tokenizer) -> str:
 def _recover_session(scheduler: Scheduler, stored: StoredSession, now: float) -> str:
     """Open a stored session in the core; returns the reason if the core refuses it."""
     try:
-        scheduler.recover(stored.id, stored.tenant, now, stored.ttl, history_of(stored))
+        retention = SessionSettings.read(stored.settings).retention(stored.ttl)
+        scheduler.recover(stored.id, stored.tenant, now, retention, history_of(stored))
     except UnknownToken as refusal:
         return f"{refusal}; {UNKNOWN_TOKENS}"
     except Refused as refusal:

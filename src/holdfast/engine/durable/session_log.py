@@ -32,12 +32,14 @@ from holdfast.engine.durable.records import (
     Opened,
     Record,
     Requested,
+    Retained,
     Retooled,
     StoredSession,
     Truncated,
     Updated,
     is_text,
 )
+from holdfast.engine.session_settings import DEFAULT_SETTINGS, SessionSettings
 
 Act = Callable[[], None]
 Tools = list[dict[str, Any]]
@@ -84,6 +86,7 @@ class SessionEntry:
     system: str | None
     created: float
     tools: Tools = field(default_factory=list)
+    settings: SessionSettings = DEFAULT_SETTINGS
     calls: dict[int, Calls] = field(default_factory=dict)
     noted: dict[int, NotedTurn] = field(default_factory=dict)
     note_characters: int = 0
@@ -245,19 +248,22 @@ class SessionLog:
         metadata: dict[str, object] | None = None,
         system: str | None = None,
         tools: Tools | None = None,
+        settings: SessionSettings = DEFAULT_SETTINGS,
     ) -> None:
         """A session was opened."""
         entry = SessionEntry(tenant, ttl, metadata if metadata is not None else {}, system, time.time())
         entry.tools = tools if tools is not None else []
+        entry.settings = settings
         self.sessions[session_id] = entry
         about = (tenant, ttl, json.dumps(entry.metadata), system, entry.created, json.dumps(entry.tools))
-        self.append(Opened(session_id, *about))
+        self.append(Opened(session_id, *about, settings.written()))
 
     def forked(self, session_id: str, parent_id: str, turns: int) -> None:
         """A session was forked from another."""
         parent = self.sessions[parent_id]
         entry = SessionEntry(parent.tenant, parent.ttl, dict(parent.metadata), parent.system, time.time())
         entry.tools = list(parent.tools)
+        entry.settings = parent.settings
         entry.calls = _up_to(turns, parent.calls)
         entry.keep_notes(_up_to(turns, parent.noted))
         self.sessions[session_id] = entry
@@ -272,6 +278,12 @@ class SessionLog:
         """A session has other metadata from now on."""
         self.sessions[session_id].metadata = metadata
         self.append(Updated(session_id, json.dumps(metadata)))
+
+    def retained(self, session_id: str, ttl: float | None, settings: SessionSettings) -> None:
+        """A session has another time to live, or other settings, from now on."""
+        entry = self.sessions[session_id]
+        entry.ttl, entry.settings = ttl, settings
+        self.append(Retained(session_id, ttl, settings.written()))
 
     def truncated(self, session_id: str, turns: int, kept: int | None) -> None:
         """A session was cut to `turns` turns; a number `kept` is how many tokens the last one keeps."""
@@ -302,6 +314,7 @@ class SessionLog:
             stored.tenant, stored.ttl, json.loads(stored.metadata), stored.system, stored.created
         )
         entry.tools = json.loads(stored.tools)
+        entry.settings = SessionSettings.read(stored.settings)
         for number, turn in enumerate(stored.turns, start=1):
             _keep_calls(entry, number, calls_in(turn.details, len(turn.output)))
             entry.keep_note(number, noted_in(turn.details))
@@ -319,10 +332,14 @@ class SessionLog:
         number: int = 0,
         details: str = "",
         noted: NotedTurn | None = None,
+        output: tuple[int, ...] | None = None,
     ) -> None:
-        """Turn `number` of a session was committed; its result can be replayed once it is durable."""
+        """Turn `number` of a session was committed; its result can be replayed once it is durable.
+
+        `output` is what stays of its output, where that is not all.
+        """
         entry = self.sessions[session_id]
-        self.append(Ended(session_id, tokens, turn, details))
+        self.append(Ended(session_id, tokens, turn, details, output))
         if turn.answer is not None:
             _keep_calls(entry, number, [call for call in turn.answer.calls if call.outcome == COMPLETE])
         entry.keep_note(number, noted)

@@ -68,8 +68,8 @@ class Places:
 class AnswerReader:
     """The parser of one answer and what it has read.
 
-    `content` says where the text without reasoning and calls lies. `end_marker` are the tokens that end the
-    reasoning; `is_spent` once they are due.
+    `content` says where the text without reasoning and calls lies. `start_marker` are the tokens that open
+    the reasoning, where it can be told from calls; `end_marker` those that end it.
     """
 
     __slots__ = (
@@ -78,9 +78,11 @@ class AnswerReader:
         "_closing",
         "_cut",
         "_ended",
+        "_opens",
         "_parser",
         "_reasoned",
         "_reasoning",
+        "_thought",
         "_transcript",
         "_wire",
         "content",
@@ -89,6 +91,7 @@ class AnswerReader:
         "reads_calls",
         "reads_special_tokens",
         "spec",
+        "start_marker",
     )
 
     def __init__(self, spec: AnswerSpec, tokenizer: Tokenizer) -> None:
@@ -111,6 +114,8 @@ class AnswerReader:
         self.reads_calls = calls is not None
         self.reads_special_tokens = calls is not None and calls.reads_special_tokens
         self.end_marker = _spelled(_reasoning_end(calls, reasoning), tokenizer)
+        self._opens = "" if reasoning is None else reasoning.opens
+        self.start_marker = _spelled(self._opens, tokenizer)
         self.events: list[Event] = []
         self.content = Places()
         self._reasoning = Places()
@@ -119,6 +124,8 @@ class AnswerReader:
         self._call_ends: list[int] = []
         self._reasoned: list[int] = []
         """The numbers of the tokens that are reasoning."""
+        self._thought: list[int] = []
+        """These, and those of the markers and the white space around them."""
         self._budget = spec.thinking_tokens if self.end_marker else None
         self._closing = 0
         """Tokens of the end marker that are still to come."""
@@ -155,12 +162,15 @@ class AnswerReader:
         cut = cut and not self._parser.settled
         return self._note(self._parser.interrupt() if cut else self._parser.finish())
 
-    def count(self, number: int, reasoned: bool) -> None:
-        """Token `number` was read; `reasoned` if the model was reasoning before it."""
+    def count(self, number: int, reasoned: bool, text: str) -> None:
+        """Token `number`, of this `text`, was read; `reasoned` if the model was reasoning before it."""
         if self._closing:
             self._closing -= 1
         if reasoned and self._parser.reasons:
             self._reasoned.append(number)
+        after = text.isspace() and self._thought[-1:] == [number - 1]
+        if reasoned or self._parser.reasons or after:
+            self._thought.append(number)
 
     def take_spent(self) -> bool:
         """Whether the budget of the reasoning is spent, so that `end_marker` comes next; once a marker."""
@@ -185,6 +195,24 @@ class AnswerReader:
                     self._call_ends.append(self._wire)
         self.events += events
         return "".join(said)
+
+    def thought(self, lengths: Sequence[int]) -> Sequence[int]:
+        """The numbers of the tokens that are reasoning, with its markers; none where they have other text.
+
+        `lengths` are the ends of all tokens in the wire form.
+        """
+        numbers: list[int] = []
+        for number in self._thought if self.start_marker else ():
+            if number and number - 1 not in numbers[-1:]:
+                # A marker that is text has more tokens than the one that completes it.
+                first = bisect_right(lengths, lengths[number] - len(self._opens), hi=number)
+                numbers += range(first, number)
+            numbers.append(number)
+        for number in numbers:
+            before = lengths[number - 1] if number else 0
+            if self.content.before(before) != self.content.before(lengths[number]):
+                return ()
+        return numbers
 
     def answer(self, text: str, count: int, lengths: Sequence[int]) -> Answer:
         """The parts of the answer in its first `count` tokens; `lengths` are their ends in the wire form.

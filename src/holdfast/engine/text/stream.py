@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from holdfast.engine.constraints.grammar import Grammar
 from holdfast.engine.constraints.turn import TurnConstraint
@@ -23,6 +24,9 @@ from holdfast.engine.tools.events import Event
 
 log = logging.getLogger("holdfast.stream")
 
+MARKER_TOKENS_MAX = 16
+"""How far before the end of an input the marker is looked for that opens the reasoning."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
@@ -31,6 +35,23 @@ class TokenLogprob:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+class Remainder(NamedTuple):
+    """A turn without its reasoning: `input` and `output`; their first `kept` tokens are where they were.
+
+    `dropped` are the numbers of the generated tokens that are gone.
+    """
+
+    input: tuple[int, ...]
+    output: tuple[int, ...]
+    kept: int
+    dropped: frozenset[int]
+
+    @property
+    def moved(self) -> tuple[int, ...]:
+        """The tokens that are elsewhere now: they are computed again."""
+        return (*self.input, *self.output)[self.kept :]
 
 
 class TurnStream:
@@ -54,11 +75,13 @@ class TurnStream:
         "finish",
         "grammar",
         "input_first",
+        "keeps_reasoning",
         "logprobs",
         "note",
         "pieces",
         "prompt_logprobs",
         "reader",
+        "recomputed",
         "sampling",
         "settled_tokens",
         "tokens",
@@ -83,6 +106,10 @@ class TurnStream:
         """
         self.note: str | None = None
         """Text of the turn's client that is kept with the turn."""
+        self.keeps_reasoning = True
+        """Whether the history keeps what the model thinks."""
+        self.recomputed: int | None = None
+        """Where it does not: how many tokens the next turn computes again because of that."""
         self.sampling = sampling
         self.grammar = grammar
         self.constraint = constraint
@@ -166,6 +193,24 @@ class TurnStream:
         text = self.text_of(count)
         return Answer(text) if self.reader is None else self.reader.answer(text, count, self._lengths)
 
+    def without_reasoning(self, given: Sequence[int]) -> Remainder | None:
+        """What stays of a turn with this input, if its reasoning is to be dropped and can be."""
+        reader = self.reader
+        if self.keeps_reasoning or reader is None:
+            return None
+        thought = frozenset(reader.thought(self._lengths))
+        if not thought:
+            return None
+        opened = reader.spec.reasoning_is_open
+        left = _last_place(given, reader.start_marker) if opened else len(given)
+        if left is None:
+            return None
+        output = tuple(token for number, token in enumerate(self.tokens) if number not in thought)
+        kept = min(thought) if left == len(given) else 0
+        if not left + len(output):
+            return None
+        return Remainder(tuple(given[:left]), output, left + kept, thought)
+
     def push(self, tokens: list[int], logprobs: list[TokenLogprob] | None = None) -> list[int]:
         """Take sampled tokens up to one that ends the turn; returns the tokens taken.
 
@@ -224,7 +269,7 @@ class TurnStream:
                 self._emit(reader.mark(token))
             if self.finish is not None:
                 self.end()
-        reader.count(len(self.tokens) - 1, reasoned)
+        reader.count(len(self.tokens) - 1, reasoned, text)
         if reader.settled:
             self.settled_tokens = len(self.tokens)
 
@@ -279,3 +324,12 @@ class TurnStream:
     def _emit(self, text: str) -> None:
         if text:
             self.pieces.append(text)
+
+
+def _last_place(given: Sequence[int], marker: Sequence[int]) -> int | None:
+    """Where a marker begins for the last time, near the end of an input; None if it is not there."""
+    size = len(marker)
+    for place in range(len(given) - size, max(-1, len(given) - size - MARKER_TOKENS_MAX), -1):
+        if list(given[place : place + size]) == list(marker):
+            return place
+    return None

@@ -65,6 +65,9 @@ class AnswerOptions:
     stream_reasoning: bool = declared(
         True, None, "Stream the reasoning as it is generated, rather than in one piece."
     )
+    keep_reasoning: bool | None = declared(
+        None, None, "Whether the session keeps the reasoning of the turn; as the session says if left out."
+    )
     expect_return_seconds: float | None = declared(
         None,
         Bound(0.0, RETURN_SECONDS_MAX),

@@ -141,6 +141,7 @@ _ABSENT_FROM_TEXT = tuple(
         "chat_template_kwargs",
         "separate_reasoning",
         "stream_reasoning",
+        "keep_reasoning",
     )
 )
 """Fields of answers that follow a chat template; a prompt that is text has none."""
@@ -192,7 +193,7 @@ CHAT = Dialect(
             Row("thinking_tokens", "thinking_token_budget"),
             Row("thinking_tokens", "max_thinking_tokens"),
             *same("reasoning_effort", "chat_template_kwargs", "separate_reasoning", "stream_reasoning"),
-            *same("expect_return_seconds"),
+            *same("keep_reasoning", "expect_return_seconds"),
         ),
         nullable=True,
     ),
@@ -264,7 +265,7 @@ RESPONSES = Dialect(
             *same("chat_template_kwargs"),
             Absent("separate_reasoning", "is not supported here: reasoning is always separate"),
             Absent("stream_reasoning", "is not supported here: reasoning is always streamed"),
-            *same("expect_return_seconds"),
+            *same("keep_reasoning", "expect_return_seconds"),
         ),
         nullable=True,
     ),
@@ -320,6 +321,7 @@ MESSAGES = Dialect(
                 Absent(field, _CHAT_ONLY)
                 for field in ("chat_template_kwargs", "separate_reasoning", "stream_reasoning")
             ),
+            Absent("keep_reasoning", _CHAT_ONLY),
             Absent("expect_return_seconds", _CHAT_ONLY),
         ),
         nullable=True,
@@ -401,7 +403,7 @@ _SESSION_ANSWER: tuple[Entry, ...] = (
     Absent("chat_template_kwargs", "is not supported here: use thinking and reasoning_effort"),
     Absent("separate_reasoning", "is not supported here: reasoning is always separate"),
     Absent("stream_reasoning", "is not supported here: reasoning is always streamed"),
-    *same("expect_return_seconds"),
+    *same("keep_reasoning", "expect_return_seconds"),
 )
 
 _SESSION_TURN: tuple[Entry, ...] = (

@@ -59,11 +59,11 @@ class EngineCommands:
                 verbs.hear(self._reply(call), name, command.tokens, command.known)
             case wire.OpenSession(call=call, session=name):
                 about = (command.tenant, command.ttl, command.metadata, command.system, command.tools)
-                verbs.open(self._reply(call), name, *about)
+                verbs.open(self._reply(call), name, *about, command.settings)
             case wire.CloseSession(call=call, session=name):
                 verbs.close(self._reply(call), name)
             case wire.UpdateSession(call=call, session=name):
-                verbs.update(self._reply(call), name, command.metadata)
+                verbs.update(self._reply(call), name, command.metadata, command.settings)
             case wire.Interrupt(call=call, session=name):
                 verbs.interrupt(self._reply(call), name, command.keep, command.turn, command.request_id)
             case wire.Rewind(call=call, session=name):
@@ -123,6 +123,7 @@ class EngineCommands:
                 keep=command.keep,
                 parent=command.parent,
                 steers=command.steers,
+                keep_reasoning=command.keep_reasoning,
             ),
         )
 

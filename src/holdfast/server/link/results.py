@@ -267,6 +267,7 @@ class TurnReply(TurnListener):
                 else None
             ),
             answer=None if stream.reader is None else answer_parts(stored_answer(stream.answer(kept))),
+            recomputed_tokens=stream.recomputed,
         )
 
 

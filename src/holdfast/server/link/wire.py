@@ -38,6 +38,8 @@ class OpenSession(msgspec.Struct, tag="open", frozen=True):
     metadata: dict[str, Any] = {}
     tools: list[dict[str, Any]] = []
     """The session's tools, in OpenAI's form, as they were checked."""
+    settings: dict[str, Any] = {}
+    """How it is kept: `pin`, `priority`, `keep_reasoning`, as far as they were given."""
 
 
 class GrammarFields(msgspec.Struct, frozen=True):
@@ -102,6 +104,8 @@ class StartTurn(msgspec.Struct, tag="start", frozen=True):
     steers: int | None = None
     """Cut the turn before this one after so many of its tokens (-1: all), and go on from there. The tokens
     are written to follow an answer without its end token."""
+    keep_reasoning: bool | None = None
+    """Whether the history keeps what the model thinks; None as the session says."""
 
 
 class EndTurn(msgspec.Struct, tag="end", frozen=True):
@@ -183,11 +187,12 @@ class CloseSession(msgspec.Struct, tag="close", frozen=True):
 
 
 class UpdateSession(msgspec.Struct, tag="update", frozen=True):
-    """Replace a session's metadata."""
+    """Replace a session's metadata, or change its settings: those of `OpenSession`, and `ttl`."""
 
     call: int
     session: str
-    metadata: dict[str, Any]
+    metadata: dict[str, Any] | None = None
+    settings: dict[str, Any] = {}
 
 
 class MoveSession(msgspec.Struct, tag="move", frozen=True):
@@ -461,6 +466,8 @@ class End(msgspec.Struct, frozen=True):
     view: SessionView | None = None
     answer: AnswerParts | None = None
     """With a turn whose answer is read for reasoning and calls; `text` is then the rest of it."""
+    recomputed_tokens: int | None = None
+    """With a turn that dropped its reasoning: how many tokens the next turn computes again."""
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):

@@ -63,7 +63,7 @@ class Conversations:
     def __init__(self, service: Service, store: ResponseStore) -> None:
         self._service = service
         self._store = store
-        self._busy: set[tuple[str, str]] = set()
+        self._busy = service.hidden.busy
 
     # --- the conversation -----------------------------------------------------------------------------
 

@@ -50,11 +50,20 @@ class Creation:
     streams: bool = False
     truncates: bool = False
     sealed: bool = False
+    prewarms: bool = False
+    """Whether the prompt alone is computed: the response is complete and empty."""
 
     def note(self, items: list[Item], history: list[Item]) -> Note:
         """What is kept of it, with items that have ids."""
         return Note(
-            self.created, self.shown, items, history, self.tools.kinds, sealed=self.sealed, stored=self.stored
+            self.created,
+            self.shown,
+            items,
+            history,
+            self.tools.kinds,
+            sealed=self.sealed,
+            stored=self.stored,
+            prewarms=self.prewarms,
         )
 
     def turn(self, name: str, messages: list[dict[str, Any]], note: str | None) -> TurnAsked:

@@ -61,7 +61,7 @@ class ResponseEvents:
     def __init__(self, shown: Shown, spell: Spell) -> None:
         self._shown = shown
         self._key = shown.response_id.removeprefix("resp_")
-        self._note = shown.note
+        self.note = shown.note
         self._spell = spell
         self._open: _Open | None = None
         self._number = 0
@@ -97,7 +97,7 @@ class ResponseEvents:
         events += self._close(whole=status == "completed")
         if not self.output and status != "failed":
             # An answer without a token has a message without text.
-            for item in output_of(self._key, result, self._note):
+            for item in output_of(self._key, result, self.note):
                 events += self._whole(item)
         shown = response_object(self._shown, status, self.output, result, error)
         # A cancelled response has no event of its own: its stream ends as one that stopped early.
@@ -158,7 +158,7 @@ class ResponseEvents:
         item: Item
         if part.part is wire.Part.CALL:
             call = wire.CallFields(part.id, part.text, "")
-            item = call_item(self._key, part.index, call, self._note.kinds) | {"status": "in_progress"}
+            item = call_item(self._key, part.index, call, self.note.kinds) | {"status": "in_progress"}
             self._open = _Open(wire.Part.CALL, index, item["id"], call, part.index)
             if item["type"] == "custom_tool_call":
                 item["input"] = ""
@@ -205,11 +205,11 @@ class ResponseEvents:
         if opened.call is not None:
             outcome = CallOutcome.COMPLETE if whole else CallOutcome.CUT
             call = wire.CallFields(opened.call.id, opened.call.name, opened.text, outcome)
-            item = call_item(self._key, opened.call_index, call, self._note.kinds)
+            item = call_item(self._key, opened.call_index, call, self.note.kinds)
             events = self._inputs(item, place)
         else:
             if opened.part is wire.Part.REASONING:
-                sealed = encrypted(opened.text) if self._note.sealed else None
+                sealed = encrypted(opened.text) if self.note.sealed else None
                 item = reasoning_item(opened.item_id, opened.text, sealed)
                 done = self._event("reasoning_text.done", **place, content_index=0, text=opened.text)
             else:
@@ -239,7 +239,7 @@ class ResponseEvents:
     def replayed(self, result: wire.NotedTurn, error: Mapping[str, Any] | None = None) -> list[Event]:
         """All events of a response that is over; each text in one piece."""
         events = self.opening()
-        for item in output_of(self._key, result, self._note):
+        for item in output_of(self._key, result, self.note):
             events += self._whole(item)
         return events + self.closing(result, error)[0]
 

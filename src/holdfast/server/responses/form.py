@@ -49,6 +49,8 @@ class Note(msgspec.Struct, omit_defaults=True):
     sealed: bool = False
     """Whether reasoning is shown as `encrypted_content`, too."""
     stored: bool = True
+    prewarms: bool = False
+    """Whether the prompt alone was computed."""
 
 
 _encoder = msgspec.json.Encoder()
@@ -72,14 +74,14 @@ NO_RESULT = wire.NotedTurn(0, "", "", "", "", "", 0, 0, 0)
 """The result of a turn that has none yet."""
 
 
-def result_of(end: wire.End) -> wire.NotedTurn:
-    """The end of a turn, in the form in which it is kept."""
+def result_of(end: wire.End, note: Note) -> wire.NotedTurn:
+    """The end of a turn, in the form in which it is kept; a prompt that was computed alone is complete."""
     return wire.NotedTurn(
         0,
         "",
         "",
         end.outcome,
-        end.reason,
+        "stop" if note.prewarms and end.reason == "length" else end.reason,
         end.text,
         end.prompt_tokens,
         end.cached_tokens,
@@ -100,6 +102,8 @@ def status_of(result: wire.NotedTurn) -> str:
 def output_of(key: str, result: wire.NotedTurn, note: Note, logprobs: list[Item] | None = None) -> list[Item]:
     """The output items of a turn: reasoning, text, calls. `logprobs` are those of the text."""
     output: list[Item] = []
+    if note.prewarms:
+        return output
     answer = result.answer
     if answer is not None and answer.reasoning:
         sealed = encrypted(answer.reasoning) if note.sealed else None

@@ -71,7 +71,7 @@ class Running:
                     self._publish(self._events.of(delta))
             end = self.feed.end
             assert end is not None, "a turn has an end"
-            result = result_of(end)
+            result = result_of(end, self.about.note)
             if end.outcome == "failed":
                 self.problem = turn_failed(end.reason)
             await finish(self, result)

@@ -110,7 +110,7 @@ class ResponseStore:
         self._service = service
         self._running: dict[tuple[str, str], Running] = {}
         self._recent = Recent()
-        self._busy: set[tuple[str, str]] = set()
+        self._busy = service.hidden.busy
         self._tasks: set[asyncio.Task[None]] = set()
         self._sizes: dict[str, Counter[str]] = {}
         """Characters that the notes of each tenant's sessions have, since this process started."""
@@ -292,11 +292,6 @@ class ResponseStore:
             if not await self._close_oldest(caller):
                 said = f"{limit} responses are in flight, the limit of this key"
                 raise Problem(429, "too_many_sessions", said)
-        try:
-            return await make()
-        except Problem as problem:
-            if problem.code != "too_many_sessions" or not await self._close_oldest(caller):
-                raise
         return await make()
 
     async def _make_space(self, caller: Caller, size: int) -> None:
@@ -311,11 +306,10 @@ class ResponseStore:
 
     async def _close_oldest(self, caller: Caller) -> bool:
         """Close the hidden session that was not used for longest; False if all are in use."""
-        for record in self._service.table.hidden_of(caller.tenant):
-            if (caller.tenant, record.name) not in self._busy:
-                await self._service.close_record(record)
-                return True
-        return False
+        record = self._service.hidden.oldest(caller.tenant)
+        if record is not None:
+            await self._service.close_record(record)
+        return record is not None
 
     async def _stands(self, spot: Spot, place: Place) -> bool:
         """Whether the turn of a response is in its session's history."""

@@ -31,6 +31,7 @@ from holdfast.server.routes.realtime_channel import Channel, Channels, Job, enco
 from holdfast.server.routes.realtime_connection import Connection, Speaker
 from holdfast.server.routes.realtime_messages import (
     AppendMessage,
+    ChangeMessage,
     CloseMessage,
     CommitMessage,
     ForkMessage,
@@ -51,7 +52,13 @@ from holdfast.server.routes.realtime_openai.protocol import (
     speaks_holdfast,
 )
 from holdfast.server.routes.realtime_outbox import Outbox
-from holdfast.server.routes.sessions import ask_turn, kept_tokens, read_input
+from holdfast.server.routes.sessions import (
+    ask_turn,
+    changed_settings,
+    given_settings,
+    kept_tokens,
+    read_input,
+)
 from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord, require_name
 from holdfast.server.turn_request import SessionGiven
@@ -169,6 +176,8 @@ class Conversation:
                 channel.submit(Job(labels, act=lambda: self._rewind(channel, message, labels)))
             case ForkMessage():
                 channel.submit(Job(labels, act=lambda: self._fork(channel, message, labels)))
+            case ChangeMessage():
+                channel.submit(Job(labels, act=lambda: self._change(channel, message, labels)))
             case CloseMessage():
                 self._closing = channel.hurry(lambda: self._close(channel), labels)
 
@@ -198,7 +207,11 @@ class Conversation:
         if self.channel is not None:
             raise Problem(409, "session_open", "this connection has a session open", "type")
         service, tenant = self.service, self.caller.tenant
-        fresh = (message.ttl, message.metadata, message.system) != (None, None, None)
+        fresh = bool(given_settings(message)) or (message.ttl, message.metadata, message.system) != (
+            None,
+            None,
+            None,
+        )
         record = None
         if message.id is not None:
             record = service.table.get(tenant, require_name(message.id, "id"))
@@ -208,7 +221,7 @@ class Conversation:
                 raise Problem(
                     409,
                     "session_exists",
-                    "the session is already open: leave out ttl, metadata and system",
+                    "the session is already open: leave out ttl, metadata, system and settings",
                     "id",
                 )
         elif message.resume_after_seq is not None:
@@ -227,7 +240,13 @@ class Conversation:
     async def _new_session(self, message: OpenMessage) -> SessionRecord:
         """Open a session, or join one that another connection of this client is opening."""
         try:
-            given = SessionGiven(message.ttl, message.system, message.metadata or {}, message.tools or [])
+            given = SessionGiven(
+                message.ttl,
+                message.system,
+                message.metadata or {},
+                message.tools or [],
+                given_settings(message),
+            )
             return await self.service.open_session(self.caller, message.id, given)
         except Problem as problem:
             record = None if message.id is None else self.service.table.get(self.caller.tenant, message.id)
@@ -258,6 +277,11 @@ class Conversation:
         forked = await self.service.fork(channel.record(), message.id, message.at_turn, message.request_id)
         shown = await self.service.describe(forked)
         channel.emit("session.forked", {**shown, "parent": channel.name, **labels})
+
+    async def _change(self, channel: Channel, message: ChangeMessage, labels: dict[str, Any]) -> None:
+        record = channel.record()
+        await self.service.change(record, changed_settings(message), message.metadata)
+        channel.emit("session.changed", {**await self.service.describe(record), **labels})
 
 
 async def accept(websocket: WebSocket) -> None:

@@ -13,11 +13,12 @@ from holdfast.server.http.problems import Problem, bad_field
 from holdfast.server.limits import MESSAGES_MAX
 from holdfast.server.prompts import SessionMessage
 from holdfast.server.routes.realtime_openai.protocol import misunderstood
-from holdfast.server.routes.sessions import SAMPLING, Count, SamplingBody
+from holdfast.server.routes.sessions import SAMPLING, Count, Priority, SamplingBody
 
 __all__ = [
     "DECODED",
     "AppendMessage",
+    "ChangeMessage",
     "CloseMessage",
     "CommitMessage",
     "ForkMessage",
@@ -45,6 +46,9 @@ class OpenMessage(Message, tag="session.open"):
     metadata: dict[str, Any] | None = None
     system: str | None = None
     tools: list[dict[str, Any]] | None = None
+    pin: bool | None = None
+    priority: Priority | None = None
+    keep_reasoning: bool | None = None
     resume_after_seq: Seq | None = None
 
 
@@ -94,6 +98,16 @@ class ForkMessage(Message, tag="session.fork"):
     request_id: str | None = None
 
 
+class ChangeMessage(Message, tag="session.change"):
+    """Change how the session is kept; what is left out stays."""
+
+    ttl: float | msgspec.UnsetType | None = msgspec.UNSET
+    metadata: dict[str, Any] | None = None
+    pin: bool | None = None
+    priority: Priority | None = None
+    keep_reasoning: bool | None = None
+
+
 class CloseMessage(Message, tag="session.close"):
     """Close the session; the connection may open another."""
 
@@ -108,6 +122,7 @@ Said = (
     | InterruptMessage
     | RewindMessage
     | ForkMessage
+    | ChangeMessage
     | CloseMessage
 )
 
@@ -119,6 +134,7 @@ DECODED: Any = (
     | InterruptMessage
     | RewindMessage
     | ForkMessage
+    | ChangeMessage
     | CloseMessage
 )
 """The union that decodes messages: the commit with its table's fields."""

@@ -87,7 +87,7 @@ async def create(request: Request) -> Response:
     service, caller = service_of(request), caller_of(request)
     body = await body_of(request, RESPONSE_BODY.read)
     creation = creation_of(service, body)
-    if not creation.stored and creation.conversation is None:
+    if creation.prewarms or (not creation.stored and creation.conversation is None):
         store, _ = responses_of(request)
         return _unstored(service, creation, *await store.start_unstored(caller, creation))
     running = await start_stored(request, caller, creation)
@@ -150,7 +150,7 @@ async def unstored_events(events: ResponseEvents, feed: TurnFeed) -> AsyncIterat
     error = None
     if feed.end.outcome == "failed":
         error = {"code": "server_error", "message": turn_failed(feed.end.reason).message}
-    for shown in events.closing(result_of(feed.end), error)[0]:
+    for shown in events.closing(result_of(feed.end, events.note), error)[0]:
         yield shown
 
 
@@ -158,7 +158,7 @@ async def _whole(place: Place, about: Shown, feed: TurnFeed, spell: Spell) -> Re
     end = await feed.result()
     if end.outcome == "failed":
         raise turn_failed(end.reason)
-    result = result_of(end)
+    result = result_of(end, about.note)
     output = output_of(place.key, result, about.note, spell(end.logprobs))
     return json_answer(response_object(about, status_of(result), output, result))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -63,6 +64,7 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     service_tier: str | None = None
 
 
@@ -100,12 +102,14 @@ def creation_of(service: Service, body: ResponseBody) -> Creation:
         reasoning_effort=_effort(reasoning),
     )
     logprobs = _logprobs(service, body, include, bool(tools.offered))
+    sampling = RESPONSES.sampling.read(body, logprobs=logprobs)
+    prewarms = _prewarms(body)
     given = body.input if body.input is not None else []
     return Creation(
         read_items(given),
         body.instructions,
         tools,
-        RESPONSES.sampling.read(body, logprobs=logprobs),
+        replace(sampling, max_tokens=0) if prewarms else sampling,
         RESPONSES.turn.read(body),
         answer,
         _shown(service, body),
@@ -114,12 +118,25 @@ def creation_of(service: Service, body: ResponseBody) -> Creation:
         float(int(time.time())),
         previous=_previous(body),
         conversation=_conversation(body),
-        stored=stored,
+        stored=stored and not prewarms,
+        prewarms=prewarms,
         background=bool(body.background),
         streams=bool(body.stream),
         truncates=body.truncation == "auto",
         sealed="reasoning.encrypted_content" in include,
     )
+
+
+def _prewarms(body: ResponseBody) -> bool:
+    """Whether the prompt is computed and cached without an answer."""
+    prewarm = (body.prompt_cache_options or {}).get("prewarm", False)
+    if not isinstance(prewarm, bool):
+        raise bad_field("prompt_cache_options.prewarm", "must be true or false")
+    for field in ("previous_response_id", "conversation", "background"):
+        if prewarm and getattr(body, field):
+            said = "cannot be combined with prewarm, which computes a whole prompt and stores no response"
+            raise bad_field(field, said)
+    return prewarm
 
 
 def _included(include: list[str] | None) -> list[str]:
@@ -195,7 +212,7 @@ def _shown(service: Service, body: ResponseBody) -> dict[str, Any]:
         "previous_response_id": body.previous_response_id,
         "conversation": None if key is None else {"id": conversation_key(key)},
         "background": bool(body.background),
-        "store": body.store is not False,
+        "store": body.store is not False and not _prewarms(body),
         "tool_choice": body.tool_choice or "auto",
         "parallel_tool_calls": answer.parallel_tool_calls is not False,
         "temperature": _first(sampling.temperature, defaults.get("temperature"), 1.0),

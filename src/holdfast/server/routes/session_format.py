@@ -142,6 +142,8 @@ def shown_turn(name: str, feed: TurnFeed) -> dict[str, Any]:
     }
     if end.ahead_tokens:
         shown["usage"]["ahead_tokens"] = min(end.ahead_tokens, shown["usage"]["computed_tokens"])
+    if end.recomputed_tokens is not None:
+        shown["usage"]["recomputed_tokens"] = end.recomputed_tokens
     if end.answer is not None:
         shown["usage"]["reasoning_tokens"] = end.answer.reasoning_tokens
         shown |= shown_answer(end.answer)

@@ -14,6 +14,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.core.retention import PRIORITY_MAX
 from holdfast.core.turn import KEEP_ALL
 from holdfast.server.dialects.requests import make_body
 from holdfast.server.dialects.tables import SESSIONS, Dialect
@@ -31,9 +32,13 @@ from holdfast.server.turn_request import PLAIN_ANSWER, Input, SessionGiven, Turn
 
 __all__ = [
     "SAMPLING",
+    "ChangeBody",
     "Count",
+    "Priority",
     "SamplingBody",
     "ask_turn",
+    "changed_settings",
+    "given_settings",
     "kept_tokens",
     "read_input",
     "router",
@@ -49,6 +54,9 @@ PAGE_MAX = 1000
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 
 
+Priority = Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)]
+
+
 class OpenBody(msgspec.Struct, forbid_unknown_fields=True):
     """A session to open; `ttl` in seconds."""
 
@@ -57,6 +65,19 @@ class OpenBody(msgspec.Struct, forbid_unknown_fields=True):
     metadata: dict[str, Any] | None = None
     system: str | None = None
     tools: list[dict[str, Any]] | None = None
+    pin: bool | None = None
+    priority: Priority | None = None
+    keep_reasoning: bool | None = None
+
+
+class ChangeBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What changes of a session; what is left out stays. A `ttl` of null is the server's default."""
+
+    ttl: float | msgspec.UnsetType | None = msgspec.UNSET
+    metadata: dict[str, Any] | None = None
+    pin: bool | None = None
+    priority: Priority | None = None
+    keep_reasoning: bool | None = None
 
 
 class SamplingBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -132,9 +153,35 @@ class ForkBody(msgspec.Struct, forbid_unknown_fields=True):
 async def open_session(request: Request) -> Response:
     service, caller = service_of(request), caller_of(request)
     body = await body_of(request, OpenBody)
-    given = SessionGiven(body.ttl, body.system, body.metadata or {}, body.tools or [])
+    given = SessionGiven(body.ttl, body.system, body.metadata or {}, body.tools or [], given_settings(body))
     record = await service.open_session(caller, body.id, given)
     return json_answer(await service.describe(record), 201)
+
+
+class HasSettings(Protocol):
+    """A request that says how a session is kept."""
+
+    pin: bool | None
+    priority: int | None
+    keep_reasoning: bool | None
+
+
+def given_settings(body: HasSettings) -> dict[str, Any]:
+    """The settings that a request gives, besides the time to live."""
+    given = {"pin": body.pin, "priority": body.priority, "keep_reasoning": body.keep_reasoning}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+class ChangesSettings(HasSettings, Protocol):
+    """A request that changes how a session is kept."""
+
+    ttl: float | msgspec.UnsetType | None
+
+
+def changed_settings(body: ChangesSettings) -> dict[str, Any]:
+    """The settings that a request changes."""
+    ttl = {} if body.ttl is msgspec.UNSET else {"ttl": body.ttl}
+    return {**ttl, **given_settings(body)}
 
 
 @router.get("/v1/sessions", **documented(None, "The caller's sessions, a page at a time."))
@@ -165,6 +212,15 @@ def _number(request: Request, name: str, default: int, least: int, most: int) ->
 async def get_session(request: Request, session_id: str) -> Response:
     service = service_of(request)
     return json_answer(await service.describe(service.table.find(caller_of(request).tenant, session_id)))
+
+
+@router.patch("/v1/sessions/{session_id}", **documented(ChangeBody, "Change how a session is kept."))
+async def change_session(request: Request, session_id: str) -> Response:
+    service = service_of(request)
+    body = await body_of(request, ChangeBody)
+    record = service.table.find(caller_of(request).tenant, session_id)
+    await service.change(record, changed_settings(body), body.metadata)
+    return json_answer(await service.describe(record))
 
 
 @router.delete("/v1/sessions/{session_id}", **documented(None, "Close a session."))

@@ -45,6 +45,7 @@ HOLDFAST_MESSAGES = (
     "response.interrupt",
     "session.rewind",
     "session.fork",
+    "session.change",
     "session.close",
 )
 """The message types of Holdfast's own protocol."""

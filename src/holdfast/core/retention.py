@@ -1,0 +1,32 @@
+"""Retention: how long an idle session stays open, and how long its memory stays on the device.
+
+A value of the session, set when it is opened and changed by `Scheduler.retain`; a fork inherits it. Sessions
+give way (`pressure`) in this order:
+
+    rank    sessions that are not pinned leave before those that are; of each, the lowest priority first
+    limit   a tenant's pins count up to a part of what it may hold on the device (`Policy.pinned_share`); a
+            pinned session beyond it gives way like any other
+    promise a pin orders, it reserves nothing: pinned sessions leave before a turn is refused or retracted
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+__all__ = ["PRIORITY_MAX", "Retention"]
+
+PRIORITY_MAX = 4
+"""The highest priority; the lowest is its negative."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How a session is kept. `ttl` is in seconds of idleness, None for the server's default."""
+
+    ttl: float | None = None
+    pinned: bool = False
+    priority: int = 0
+
+    def with_default(self, ttl: float) -> Retention:
+        """The same with a time to live, if it has none."""
+        return self if self.ttl is not None else replace(self, ttl=ttl)
