@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from holdfast.server.http.problems import Problem
+from holdfast.server.link.marks import clock, marks
 
 __all__ = ["StreamAnswer", "TurnAnswer", "event", "json_answer"]
 
@@ -91,9 +92,12 @@ class StreamAnswer(_Watched):
     ) -> None:
         async def work(_scope: Scope, _receive: Receive, send: Send) -> None:
             await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
+            noted = marks.get()
             try:
                 async for chunk in chunks:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    if noted is not None and noted.heard is not None:
+                        noted.written, noted = clock(), None
             except Problem as problem:
                 leave()
                 await send({"type": "http.response.body", "body": failure(problem), "more_body": True})

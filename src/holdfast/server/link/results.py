@@ -266,6 +266,7 @@ class TurnReply(TurnListener):
                 else None
             ),
             answer=None if stream.reader is None else answer_parts(stored_answer(stream.answer(kept))),
+            arrived=turn.arrived,
         )
 
 

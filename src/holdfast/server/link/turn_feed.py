@@ -12,6 +12,7 @@ from contextvars import ContextVar
 
 from holdfast.server.http.problems import Problem
 from holdfast.server.link import wire
+from holdfast.server.link.marks import clock, marks
 
 __all__ = ["TurnFeed", "join", "spoken", "traceparent"]
 
@@ -34,6 +35,7 @@ class TurnFeed:
         "end",
         "keeps",
         "lost",
+        "marks",
         "name",
         "reads",
         "replayed",
@@ -49,6 +51,10 @@ class TurnFeed:
         self.reads = command.answer is not None
         """Whether its answer is read for reasoning and tool calls."""
         self.traceparent = traceparent.get()
+        self.marks = marks.get()
+        """When its request passed each point; turns of one request share them."""
+        if self.marks is not None and self.marks.posted is None:
+            self.marks.posted = clock()
         self.end: wire.End | None = None
         self.lost: Problem | None = None
         self.replayed = False
@@ -82,6 +88,9 @@ class TurnFeed:
 
     def push(self, delta: wire.Delta) -> None:
         """More output."""
+        # Only the first delta of a turn has its prompt.
+        if delta.prompt is not None and self.marks is not None and self.marks.heard is None:
+            self.marks.heard = clock()
         self._deltas.append(delta)
         self._news.set()
 

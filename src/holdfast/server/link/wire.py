@@ -443,6 +443,8 @@ class End(msgspec.Struct, frozen=True):
     view: SessionView | None = None
     answer: AnswerParts | None = None
     """With a turn whose answer is read for reasoning and calls; `text` is then the rest of it."""
+    arrived: float = 0.0
+    """When the turn was submitted, on the clock of `marks`."""
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):
