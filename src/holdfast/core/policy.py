@@ -39,7 +39,9 @@ class Policy:
 
     `checkpoints` is how many resume points a session may keep past its last turn. A turn that waits for
     `age_seconds` counts as one priority higher, so that nothing starves. With `durable_turns` a turn's mark
-    is kept until the turn is reported as durable. A tenant may hold its own of `shares`, or `share`.
+    is kept until the turn is reported as durable. The last token of a turn is left for `seal_seconds` to a
+    turn that follows at once: a row of it in flight would hold that turn up. A tenant may hold its own of
+    `shares`, or `share`.
     """
 
     context_length: int = 8192
@@ -55,6 +57,7 @@ class Policy:
     age_seconds: float = 2.0
     leave_history: bool = False
     durable_turns: bool = False
+    seal_seconds: float = 0.0
     share: Share = Share()
     shares: Mapping[str, Share] = field(default_factory=dict)
 
