@@ -322,6 +322,39 @@ def test_seals_wait_for_budget() -> None:
     driver.run()
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_seal_is_left_for_a_while_to_the_turn_that_follows(layout: str) -> None:
+    """Neither the token nor a step is computed twice, and the next turn is in the very next plan."""
+    driver = Driver(layout, 4, overlap=True, seal_seconds=5.0)
+    session = driver.open("a")
+    driver.submit("a", prompt(6), 3)
+    driver.until(lambda: session.life is Life.SEALING)
+    now = driver.now
+    assert not driver.registry.seals_due(now) and driver.registry.seals_due(now + 5.0)
+    assert not driver.plan().rows, "the seal is not due"
+    driver.settle()
+    driver.submit("a", prompt(4, 1), 2)
+    assert rows(driver.plan()) == [("a", 8, 5, True)], "the token that was left, and the input"
+    driver.settle()
+    driver.until(lambda: session.life is Life.SEALING)
+    driver.now += 5.0
+    driver.run()
+    assert session.life is Life.IDLE and not driver.registry.seals_due(driver.now)
+
+
+def test_a_seal_that_is_due_is_planned_and_a_younger_one_is_not() -> None:
+    driver = Driver("dense", 1, seal_seconds=5.0)
+    for seed, name in enumerate(("a", "b")):
+        session = driver.open(name)
+        driver.submit(name, prompt(4, seed), 1)
+        driver.until(lambda session=session: session.life is Life.SEALING)  # type: ignore[misc]
+        driver.now += 3.0
+    assert rows(driver.step()) == [("a", 4, 1, False)]
+    driver.now += 3.0
+    assert rows(driver.step()) == [("b", 4, 1, False)]
+    driver.run()
+
+
 # --- prefixes that another turn is computing ---
 
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -14,7 +15,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import TurnFeed, traceparent
-from holdfast.server.telemetry.tracing import NoTraces, TurnTraces, open_traces
+from holdfast.server.link.marks import Marks, marks
+from holdfast.server.telemetry.tracing import (
+    SPANS,
+    NoTraces,
+    SpanFile,
+    TurnTraces,
+    open_traces,
+    spans_of,
+)
 from tests.server.conftest import Serve
 from tests.server.serving import Server
 from tests.server.test_sessions import long_turn, wait_known
@@ -152,6 +161,48 @@ def test_a_turn_is_a_span_in_its_client_s_trace() -> None:
     assert all(span.parent is not None and span.parent.span_id == turn.context.span_id
                for name, span in spans.items() if name != "turn")  # fmt: skip
     assert "secret" not in str([span.to_json() for span in spans.values()])
+
+
+def test_the_spans_of_a_turn_follow_its_request_from_the_socket_to_the_socket(tmp_path: Path) -> None:
+    """One begins where the other ends; a file has the same spans as a trace."""
+    feed = ended_feed(None)
+    feed.marks = Marks(10.0)
+    feed.marks.parsed, feed.marks.posted, feed.marks.heard = 10.1, 10.2, 11.0
+    feed.end = msgspec.structs.replace(feed.end, arrived=10.3)
+    begun = [(name, round(begins, 3), round(ends, 3)) for name, begins, ends in spans_of(feed)]
+    assert begun == [
+        ("parse", 10.0, 10.1),
+        ("tokenize", 10.1, 10.2),
+        ("post", 10.2, 10.3),
+        ("queue", 10.3, 10.55),
+        ("first token", 10.55, 10.8),
+        ("report", 10.8, 11.0),
+        ("generation", 10.8, 11.3),
+    ]
+    feed.marks.written = 11.25
+    written = SpanFile(tmp_path / "spans")
+    written.turn_ended(feed)
+    written.close()
+    line = json.loads((tmp_path / "spans").read_text())
+    assert tuple(line["spans"]) == (*SPANS, "generation") and line["spans"]["write"] == 250_000
+    assert "secret" not in str(line)
+
+
+def test_marks_are_set_with_the_first_token_alone() -> None:
+    """What comes after it sets, compares and allocates nothing for the spans."""
+
+    async def pushed() -> None:
+        marks.set(Marks(1.0))
+        feed = TurnFeed(wire.StartTurn(7, "t-1", "public", [1], wire.SamplingFields()), lambda ended: None)
+        assert feed.marks is not None and feed.marks.posted is not None and feed.marks.heard is None
+        feed.push(wire.Delta(7, 0, "a", [1], prompt=(1, 0)))
+        first = feed.marks.heard
+        assert first is not None
+        feed.marks.heard = 5.0
+        feed.push(wire.Delta(7, 1, "b", [1]))
+        assert feed.marks.heard == 5.0
+
+    asyncio.run(pushed())
 
 
 def test_without_an_endpoint_nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,10 @@ import json
 
 from holdfast.engine.echo import echo_tokenizer
 from holdfast.engine.sampling import Sampling
+from holdfast.server.http.answers import turn_pieces
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import TurnFeed, spoken
-from holdfast.server.routes.openai import _chunks
+from holdfast.server.routes.openai import ChunkForm
 from holdfast.server.routes.openai_format import Completion
 
 CHOICES, WORDS = 3, 200
@@ -33,8 +34,9 @@ def test_the_words_of_several_choices_wait_in_their_feeds_and_are_joined() -> No
     async def main() -> None:
         turns = feeds(CHOICES)
         tokenizer = echo_tokenizer()
-        form = Completion("cmpl-1", "echo", "f", tokenizer, Sampling())
-        chunks = _chunks(turns, form, usage=True, choices=1)
+        completion = Completion("cmpl-1", "echo", "f", tokenizer, Sampling())
+        form = ChunkForm(turns, completion, usage=True, choices=1)
+        chunks = turn_pieces({}, turns, form)
         for turn in turns:
             speak(turn, 0)
         pieces = [await anext(chunks) for _ in turns]
@@ -49,7 +51,9 @@ def test_the_words_of_several_choices_wait_in_their_feeds_and_are_joined() -> No
         for turn in turns:
             turn.finish(end(turn))
         pieces += [piece async for piece in chunks]
-        shown = [json.loads(piece.removeprefix(b"data: ")) for piece in pieces if b"[DONE]" not in piece]
+        totals, done, rest = form.closing().partition(b"data: [DONE]\n\n")
+        assert done and not rest
+        shown = [json.loads(piece.removeprefix(b"data: ")) for piece in [*pieces, totals]]
         texts: list[list[str]] = [[] for _ in turns]
         for piece in shown:
             for choice in piece["choices"]:
@@ -60,7 +64,7 @@ def test_the_words_of_several_choices_wait_in_their_feeds_and_are_joined() -> No
         )
         whole = "".join(f"{word} " for word in range(WORDS))
         assert ["".join(said) for said in texts] == [whole] * CHOICES
-        assert shown[-1]["usage"]["prompt_tokens"] == CHOICES and pieces[-1].endswith(b"[DONE]\n\n")
+        assert shown[-1]["usage"]["prompt_tokens"] == CHOICES
 
     asyncio.run(main())
 

@@ -1,8 +1,9 @@
 """`holdfast bench`: measure, and show each figure beside its baseline.
 
 `core` measures the memory core alone, without torch; `throughput`, `turns` and `abort` compare Holdfast with
-other systems; `sessions` and `agents` measure a running server. Each prints a table, or with `--json` one
-object a line; progress goes to standard error. A missed target does not change the exit status.
+other systems; `sessions` and `agents` measure a running server, `wire` one that it starts. Each prints a
+table, or with `--json` one object a line; progress goes to standard error. A missed target does not change
+the exit status.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from holdfast.bench.beside.cases import Case, abort, prefill, throughput, turns
 from holdfast.bench.beside.http import BenchError
@@ -25,7 +24,8 @@ from holdfast.bench.core.registry import MEASUREMENTS
 from holdfast.bench.core.report import Figure, Settings
 from holdfast.bench.models import RANDOM_BAMBA, find_model
 from holdfast.bench.tables import comparison_table, core_table
-from holdfast.cli import bench_agents, bench_sessions
+from holdfast.cli import bench_agents, bench_sessions, bench_wire
+from holdfast.cli.bench_remote import print_table
 from holdfast.cli.progress import status_line
 from holdfast.cli.pull import CACHE
 from holdfast.cli.refusals import refusal
@@ -46,6 +46,7 @@ def _no_common_options() -> None:
 
 app.command("sessions", help=bench_sessions.HELP)(bench_sessions.sessions)
 app.command("agents", help=bench_agents.HELP)(bench_agents.agents)
+app.command("wire", help=bench_wire.HELP)(bench_wire.wire)
 
 
 @app.command("core")
@@ -77,7 +78,7 @@ def core(
                 if as_json:
                     typer.echo(json.dumps(figure.as_json()))
     if not as_json:
-        _print(core_table(figures))
+        print_table(core_table(figures))
 
 
 Model = Annotated[str, typer.Argument(help="A packaged model, a .gguf file or a model directory.")]
@@ -194,14 +195,8 @@ def _compare(
         for figure in measured.figures:
             typer.echo(json.dumps({**figure, **common}))
     elif measured.figures:
-        _print(comparison_table(title, measured.figures, compared.model, limits.threads))
+        print_table(comparison_table(title, measured.figures, compared.model, limits.threads))
     if measured.ended is not None:
         typer.echo(f"bench {title}: {measured.ended}", err=True)
     if compared.signal_number or measured.failed:
         raise typer.Exit(128 + compared.signal_number if compared.signal_number else 1)
-
-
-def _print(table: Table) -> None:
-    """Print a table: as wide as the terminal, or 180 columns in a file or a pipe."""
-    screen = Console()
-    (screen if screen.is_terminal else Console(width=180)).print(table)

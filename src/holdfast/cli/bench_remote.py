@@ -17,7 +17,7 @@ from holdfast.cli.refusals import refusal
 from holdfast.cli.remote import server_refusal
 from holdfast.client import Client, HoldfastError, Retries
 
-__all__ = ["Api", "ApiKey", "ModelName", "Url", "measure_apis", "print_figures", "turns_shown"]
+__all__ = ["Api", "ApiKey", "ModelName", "Url", "measure_apis", "print_figures", "print_table", "turns_shown"]
 
 Figure = dict[str, Any]
 
@@ -77,6 +77,12 @@ def turns_shown(title: str, of: str) -> Iterator[Callable[[Sample], None]]:
                 notes.print(f"turn {sample.turn + 1}: {sample.error}", style="red", markup=False)
 
         yield told
+
+
+def print_table(table: Table) -> None:
+    """Print a table: as wide as the terminal, or 180 columns in a file or a pipe."""
+    screen = Console()
+    (screen if screen.is_terminal else Console(width=180)).print(table)
 
 
 def print_figures(

@@ -241,11 +241,14 @@ class PlanBuilder:
     # --- sessions whose last tokens are not computed yet ------------------------------------------
 
     def _seal(self) -> None:
-        """Compute the last tokens of finished turns, where pages are free: a seal takes no other's memory."""
+        """Compute the last tokens of turns that finished a while ago, oldest first.
+
+        Only where pages are free: a seal takes no other's memory.
+        """
         queues, ledger = self.registry.queues, self.registry.ledger
         chunk_tokens = self.registry.policy.chunk_tokens
         for session in list(queues.seals):
-            if self.budget < 1:
+            if self.budget < 1 or not self.registry.seals_due(self.registry.now):
                 break
             del queues.seals[session]
             sequence, turn = session.sequence, session.last

@@ -41,7 +41,8 @@ class Policy:
     `age_seconds` counts as one priority higher, so that nothing starves. A step computes at most
     `listening_tokens` of inputs that are not complete yet. With `durable_turns` a turn's mark is kept until
     the turn is reported as durable. A tenant may hold its own of `shares`, or `share`; its pins count for
-    `pinned_share` of that on the device.
+    `pinned_share` of that on the device. The last token of a turn is left for `seal_seconds` to a turn that
+    follows at once: a row of it in flight would hold that turn up.
     """
 
     context_length: int = 8192
@@ -58,6 +59,7 @@ class Policy:
     age_seconds: float = 2.0
     leave_history: bool = False
     durable_turns: bool = False
+    seal_seconds: float = 0.0
     share: Share = Share()
     pinned_share: float = 0.25
     shares: Mapping[str, Share] = field(default_factory=dict)

@@ -104,6 +104,11 @@ class Registry:
         """Sessions whose last token is yet to be computed."""
         return self.queues.seals
 
+    def seals_due(self, now: float) -> bool:
+        """Whether the last token of a session is to be computed now, rather than left to its next turn."""
+        oldest = next(iter(self.queues.seals), None)
+        return oldest is not None and max(now, self.now) - oldest.idle_since >= self.policy.seal_seconds
+
     @property
     def flights(self) -> deque[Plan]:
         """Plans that have not settled, the oldest first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from holdfast.core.layout import Tier
 from holdfast.core.ledger import Ledger
@@ -49,11 +50,12 @@ def build_loop(
     answers: AnswerSetup | None = None,
     observer: SessionObserver | None = None,
     clock: Clock = time.monotonic,
+    seal_seconds: float = 0.0,
 ) -> EngineLoop:
     """The loop of an engine that is ready to make steps.
 
     `identity` names the model's weights: snapshots are valid for the same weights only. Without `answers`,
-    turns with a grammar are refused.
+    turns with a grammar are refused. `seal_seconds` is that of `Policy`.
     """
     if answers is None:
         answers = AnswerSetup(Chosen(None, None), Grammars(None, "this engine has no grammar compiler"))
@@ -75,7 +77,7 @@ def build_loop(
         snapshots = open_snapshots(options, identity, layout, session_log, clock)
     scheduler = Scheduler(
         _ledger(setup, snapshots),
-        _policy(model, options),
+        replace(_policy(model, options), seal_seconds=seal_seconds),
         speculator,
         strict=options.audit == "strict",
         on_disk=None if snapshots is None else snapshots.covers,

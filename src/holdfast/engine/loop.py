@@ -20,6 +20,7 @@ from holdfast.engine.loop_times import LoopTimes
 from holdfast.engine.setup import EngineSetup
 from holdfast.engine.step.executor import PlanRunner, require_device
 from holdfast.engine.step.flight import Flight
+from holdfast.engine.step.pacing import Pacing
 from holdfast.engine.step.speculation import Speculator
 from holdfast.engine.step.step_size import step_tokens
 from holdfast.engine.tiers.disk import Cancellation, DiskTier
@@ -52,6 +53,7 @@ class EngineLoop:
         "dispatcher",
         "executor",
         "now",
+        "pacing",
         "scheduler",
         "session_log",
         "setup",
@@ -81,6 +83,7 @@ class EngineLoop:
         self.speculator = speculator
         self.now = clock
         self.times = LoopTimes()
+        self.pacing = Pacing()
         self._pending: Flight | StepResult | None = None
         device, overlap = setup.model.device, setup.options.overlap
         self._device = device
@@ -101,8 +104,8 @@ class EngineLoop:
             or registry.queue
             or registry.flights
             or registry.transits
-            or registry.seals
             or registry.unheard
+            or registry.seals_due(self.now())
             or (self.disk is not None and self.disk.busy)
         )
 
@@ -118,6 +121,7 @@ class EngineLoop:
                 self.disk.collect()
         for number, arrived in self.executor.host_tier.take_finished().items():
             scheduler.arrive(number, arrived, self.now())
+        self.pacing.plan()
         with self.times.measured("plan"):
             plan = scheduler.plan(self._budget(), self.now())
         self._rest(plan)
@@ -158,9 +162,12 @@ class EngineLoop:
             self.executor.host_tier.fence_abandoned(self.scheduler.registry.transits)
             if self.disk is not None:
                 self.disk.launch(plan)
-            return self.executor.start(plan)
+            launched = self.executor.start(plan)
         except Exception as error:  # noqa: BLE001
             return self._failure(plan, error)
+        if plan.rows:
+            self.pacing.launch(sum(row.count for row in plan.rows))
+        return launched
 
     def _sample(self, plan: Plan, launched: Flight | StepResult) -> Flight | StepResult:
         """Sample a launched step, where that was left for now. An exception fails the step."""
@@ -169,6 +176,8 @@ class EngineLoop:
         try:
             self.executor.sample(launched)
         except Exception as error:  # noqa: BLE001
+            if plan.rows:
+                self.pacing.settle(None)
             return self._failure(plan, error)
         return launched
 
@@ -177,10 +186,14 @@ class EngineLoop:
         plan = self.scheduler.registry.flights[0]
         if plan.void:
             result = StepResult([], error="discarded")
+            if isinstance(launched, Flight) and plan.rows:
+                self.pacing.settle(None)
         elif isinstance(launched, StepResult):
             result = launched
         else:
             try:
+                if plan.rows:
+                    self.pacing.settle(launched.tokens)
                 result = self.executor.finish(launched)
             except Exception as error:  # noqa: BLE001
                 result = self._failure(plan, error)
@@ -208,6 +221,8 @@ class EngineLoop:
         for session in list(registry.listening):
             assert session.turn is not None, "a session that listens has a turn"
             self.scheduler.abort(session.id, session.turn.request.turn_id, self.now(), reason="shutdown")
+        if registry.seals:
+            time.sleep(registry.policy.seal_seconds)  # No turn follows: they are due.
         for _ in range(SEALING_STEPS):
             if registry.seals or registry.flights:
                 self.step()

@@ -42,6 +42,7 @@ from holdfast.server.routes.access import request_id_of
 from holdfast.server.routes.realtime_channel import Channels
 from holdfast.server.routes.schema import components
 from holdfast.server.routes.sglang_sessions import Native
+from holdfast.server.routes.turns_first import TurnsFirst
 from holdfast.server.service import Service
 from holdfast.server.storm import Storm
 from holdfast.server.telemetry.live import LiveMemory
@@ -103,7 +104,7 @@ def build_app(service: Service, keys: Keys, draining: Callable[[], bool]) -> ASG
         return schema
 
     app.openapi = described  # type: ignore[method-assign]
-    guarded: ASGIApp = RequestMiddleware(app, keys, service.options, draining)
+    guarded: ASGIApp = RequestMiddleware(TurnsFirst(app, _problem), keys, service.options, draining)
     if service.options.cors_origin:
         # Any header is allowed: OpenAI's and Anthropic's clients send a dozen of their own.
         guarded = CORSMiddleware(

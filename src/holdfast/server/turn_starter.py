@@ -19,6 +19,7 @@ from holdfast.server.found_sessions import STALE, Claim, Conversations, turn_fie
 from holdfast.server.http.problems import Problem, context_exceeded, from_refusal, told_as
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import EngineClient, TurnFeed
+from holdfast.server.link.marks import clock, marks
 from holdfast.server.prompts import Prompts, begins_with_system, opens_history
 from holdfast.server.seeds import Seeds
 from holdfast.server.sessions import SessionRecord, engine_name, request_name
@@ -51,6 +52,7 @@ class TurnStarter:
 
     async def start_turn(self, record: SessionRecord, asked: TurnAsked) -> TurnFeed:
         """Start a turn on a session."""
+        _note_parsed()
         with told_as(_names(asked)), self._seeds.lend(asked.sampling, record.seeds) as loan:
             feed = await self._start_written(record, asked, loan.sampling)
             loan.kept = not feed.replayed
@@ -201,6 +203,7 @@ class TurnStarter:
 
         A single conversation goes on in the session that has its beginning.
         """
+        _note_parsed()
         seeds = self._seeds.of_requests(tenant)
         with told_as(_names(asked[0])), ExitStack() as stack:
             loans = [stack.enter_context(self._seeds.lend(each.sampling, seeds)) for each in asked]
@@ -261,6 +264,13 @@ class TurnStarter:
                 history=0 if longest.volatile else longest.known or 0,
                 field=fields.get("input", "input"),
             ) from problem
+
+
+def _note_parsed() -> None:
+    """The body of the current request is decoded and checked."""
+    noted = marks.get()
+    if noted is not None and noted.parsed is None:
+        noted.parsed = clock()
 
 
 def _names(asked: TurnAsked) -> Mapping[str, str]:

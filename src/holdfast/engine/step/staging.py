@@ -26,10 +26,19 @@ class Arrival:
         self._tokens = tokens
         self._event = event
 
-    def wait(self) -> list[int]:
-        """Wait for the tokens and return them."""
+    @property
+    def arrived(self) -> bool:
+        """Whether the tokens have come."""
+        return self._event is None or self._event.query()
+
+    def synchronize(self) -> None:
+        """Wait until the tokens have come."""
         if self._event is not None:
             self._event.synchronize()
+
+    def wait(self) -> list[int]:
+        """Wait for the tokens and return them."""
+        self.synchronize()
         tokens: list[int] = self._tokens.tolist()
         return tokens
 

@@ -21,6 +21,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from holdfast.server.http.body_writer import offer_writer
 from holdfast.server.http.problems import Problem
 
 __all__ = ["Config", "Connections", "HttpConnection", "raise_descriptor_limit"]
@@ -142,7 +143,10 @@ class HttpConnection(H11Protocol):
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
+        before: Any = self.cycle
         super().handle_events()
+        if self.cycle is not before:
+            offer_writer(self.cycle)
         self._watch()
 
     def on_response_complete(self) -> None:

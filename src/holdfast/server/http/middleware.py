@@ -25,6 +25,7 @@ from holdfast.server.http.hosts import Hosts, foreign_page
 from holdfast.server.http.keys import Caller, Keys
 from holdfast.server.http.problems import Problem, bad_field, internal_error
 from holdfast.server.link.engine_client import traceparent
+from holdfast.server.link.marks import Marks, marks
 from holdfast.server.options import ServerOptions
 
 __all__ = ["ADMIN", "PUBLIC", "SUBPROTOCOL", "RequestMiddleware"]
@@ -109,6 +110,7 @@ class RequestMiddleware:
             await send(message)
 
         traceparent.set(headers.get("traceparent", "")[:128] or None)
+        marks.set(Marks(began))
         try:
             caller = self._admit(scope, headers)
             scope.setdefault("state", {}).update(caller=caller, request_id=request_id, began=began)

@@ -268,6 +268,7 @@ class TurnReply(TurnListener):
             ),
             answer=None if stream.reader is None else answer_parts(stored_answer(stream.answer(kept))),
             recomputed_tokens=stream.recomputed,
+            arrived=turn.arrived,
         )
 
 

@@ -9,17 +9,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextvars import ContextVar
+from typing import Protocol
 
 from holdfast.server.http.problems import Problem
 from holdfast.server.link import wire
+from holdfast.server.link.marks import clock, marks
 
-__all__ = ["TurnFeed", "join", "spoken", "traceparent"]
+__all__ = ["Pen", "TurnFeed", "join", "spoken", "traceparent"]
 
 traceparent: ContextVar[str | None] = ContextVar("traceparent", default=None)
 """The trace context of the current request, from its client; set by the gate."""
 
 PIECES = frozenset({wire.Part.TEXT, wire.Part.REASONING, wire.Part.ARGUMENTS})
 """Parts of an answer that come in pieces."""
+
+
+class Pen(Protocol):
+    """Writes output of a turn at once, where it can."""
+
+    def write(self, delta: wire.Delta) -> bool:
+        """Write output; False if that cannot be done now. Never raises."""
 
 
 class TurnFeed:
@@ -29,11 +38,13 @@ class TurnFeed:
         "_deltas",
         "_news",
         "_on_end",
+        "_pen",
         "accepted",
         "call",
         "end",
         "keeps",
         "lost",
+        "marks",
         "name",
         "reads",
         "replayed",
@@ -49,6 +60,10 @@ class TurnFeed:
         self.reads = command.answer is not None
         """Whether its answer is read for reasoning and tool calls."""
         self.traceparent = traceparent.get()
+        self.marks = marks.get()
+        """When its request passed each point; turns of one request share them."""
+        if self.marks is not None and self.marks.posted is None:
+            self.marks.posted = clock()
         self.end: wire.End | None = None
         self.lost: Problem | None = None
         self.replayed = False
@@ -56,6 +71,7 @@ class TurnFeed:
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._on_end = on_end
         self._deltas: list[wire.Delta] = []
+        self._pen: Pen | None = None
         self._news = asyncio.Event()
 
     @property
@@ -66,6 +82,10 @@ class TurnFeed:
     def listen(self, news: asyncio.Event) -> None:
         """Set `news` whenever something has come."""
         self._news = news
+
+    def write_with(self, pen: Pen) -> None:
+        """Give output to `pen` as it comes; the reader gets what the pen does not take, and the end."""
+        self._pen = pen
 
     def accept(self, replayed: bool) -> None:
         """The engine has accepted the turn."""
@@ -82,6 +102,11 @@ class TurnFeed:
 
     def push(self, delta: wire.Delta) -> None:
         """More output."""
+        # Only the first delta of a turn has its prompt.
+        if delta.prompt is not None and self.marks is not None and self.marks.heard is None:
+            self.marks.heard = clock()
+        if self._pen is not None and not self._deltas and self._pen.write(delta):
+            return
         self._deltas.append(delta)
         self._news.set()
 

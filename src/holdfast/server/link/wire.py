@@ -468,6 +468,8 @@ class End(msgspec.Struct, frozen=True):
     """With a turn whose answer is read for reasoning and calls; `text` is then the rest of it."""
     recomputed_tokens: int | None = None
     """With a turn that dropped its reasoning: how many tokens the next turn computes again."""
+    arrived: float = 0.0
+    """When the turn was submitted, on the clock of `marks`."""
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):

@@ -44,6 +44,13 @@ from holdfast.server.telemetry.logs import set_up_logging
 log = logging.getLogger("holdfast.engine")
 
 PULSE_SECONDS = 1.0
+SEAL_SECONDS = 0.02
+"""How long the last token of a turn is left to the session's next turn: many clients ask for it at once, and
+a step that computes the token alone would hold it up."""
+
+SLACK_SECONDS = 0.001
+"""A shorter slack is not waited for: a poll counts in milliseconds."""
+
 NAP_SECONDS = 0.1
 WAITING_SECONDS = 0.001
 """How long to wait for commands while verbs wait for the journal, or turns for their grammars; both wake this
@@ -104,7 +111,9 @@ class Worker:
             self._flush_journal()
             self._send()  # Answers and ends are sent before a step, which may take long.
             times.end_round()
-            if loop.active:
+            if loop.active and loop.pacing.slack >= SLACK_SECONDS:
+                pass  # Commands that come now are in time for the next plan.
+            elif loop.active:
                 loop.step()
                 self._worked = time.monotonic()
                 self._auditing = self._recounting = False
@@ -114,14 +123,16 @@ class Worker:
         self._roll_back()
 
     def _patience(self) -> float:
-        """How long to wait for a command, the journal or a grammar: not at all while there is work."""
+        """How long to wait for a command, the journal or a grammar: while a plan is due, not at all."""
         commands = self.commands
-        if commands.loop.active or commands.reporting or self.backlog or self._auditing:
+        if commands.reporting or self.backlog or self._auditing:
             return 0.0
+        if commands.loop.active:
+            return max(0.0, commands.loop.pacing.slack)
         if commands.waits:
             sleeps = commands.loop.session_log.writing or commands.compiles
             return WAITING_SECONDS if sleeps else 0.0
-        return NAP_SECONDS
+        return SEAL_SECONDS if commands.loop.scheduler.registry.seals else NAP_SECONDS
 
     def _flush_journal(self) -> None:
         with self.commands.loop.times.measured("journal"):
@@ -301,7 +312,8 @@ def start(socket: zmq.Socket[bytes], configure: wire.Configure, outbox: Outbox) 
             socket.send(wire.encode(wire.Progress(stage, done, total)))
 
     try:
-        return open_loop(configure.model, make_options(**configure.options), progress, outbox)
+        options = make_options(**configure.options)
+        return open_loop(configure.model, options, progress, outbox, SEAL_SECONDS)
     except OptionError as error:
         why, model = error.typed, False
     except (PullError, ConfigurationError) as error:

@@ -8,7 +8,7 @@ new ones are appended. Without one, a conversation goes on in the hidden session
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,12 +23,12 @@ from holdfast.engine.text.chat_template import PromptEnd
 from holdfast.server.dialects.requests import make_body, refuse_unbuilt
 from holdfast.server.dialects.tables import CHAT, COMPLETION_TOKENS, COMPLETIONS
 from holdfast.server.dialects.turn_options import TurnOptions
-from holdfast.server.http.answers import StreamAnswer, TurnAnswer, event, json_answer
+from holdfast.server.http.answers import FeedAnswer, TurnAnswer, event, json_answer
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem, bad_field, told_as, turn_failed
 from holdfast.server.limits import PROMPTS_MAX
 from holdfast.server.link import wire
-from holdfast.server.link.engine_client import TurnFeed, spoken
+from holdfast.server.link.engine_client import TurnFeed
 from holdfast.server.prompts import CHAT_MESSAGE, ChatMessage, plain_messages
 from holdfast.server.routes.access import body_of, caller_of, request_id_of, service_of
 from holdfast.server.routes.messages_format import model_entry, model_page
@@ -45,6 +45,12 @@ router = APIRouter(tags=["openai"])
 
 ANTHROPIC_HEADER = "anthropic-version"
 """Anthropic's clients send it; they get models in their own form."""
+
+DONE = b"data: [DONE]\n\n"
+PLACEHOLDER = "\0 text \0"
+"""Stands for the text of a chunk while what surrounds it is encoded."""
+
+encode_text = msgspec.json.Encoder().encode
 
 
 class StreamOptions(msgspec.Struct):
@@ -328,9 +334,8 @@ def _answer(
 
     if body.stream:
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return StreamAnswer(
-            _chunks(feeds, form, usage, choices), leave, lambda problem: event(problem.body())
-        )
+        streamed = ChunkForm(feeds, form, usage, choices)
+        return FeedAnswer(feeds, streamed, leave, lambda problem: event(problem.body()))
     return TurnAnswer(_whole(feeds, form, choices, request_id), leave)
 
 
@@ -351,23 +356,48 @@ async def _whole(feeds: list[TurnFeed], form: Format, choices: int, request_id: 
     return json_answer(body, headers={"openai-request-id": request_id})
 
 
-async def _chunks(feeds: list[TurnFeed], form: Format, usage: bool, choices: int) -> AsyncIterator[bytes]:
-    """All choices as one stream."""
-    for index, feed in enumerate(feeds):
-        for opening in form.first(index, feed.reads):
-            yield event(opening)
-    async for index, delta in spoken(feeds):
-        if delta is None:
-            end = feeds[index].end
-            assert end is not None
-            if end.outcome == "failed":
-                raise turn_failed(end.reason)
-            for chunk in form.last(index, end):
-                yield event(chunk)
-        else:
-            for chunk in form.chunks(index, delta):
-                yield event(chunk)
-    if usage:
-        ends = [feed.end for feed in feeds if feed.end is not None]
-        yield event(form.totals(form.usage(ends, choices)))
-    yield b"data: [DONE]\n\n"
+class ChunkForm:
+    """All choices of a request as one stream."""
+
+    def __init__(self, feeds: list[TurnFeed], form: Format, usage: bool, choices: int) -> None:
+        self._feeds = feeds
+        self._form = form
+        self._usage = usage
+        self._choices = choices
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
+        """What is before and after the text in a chunk of plain text, by choice."""
+
+    def opening(self) -> bytes:
+        """The first chunks of each choice."""
+        chunks = [
+            event(chunk)
+            for index, feed in enumerate(self._feeds)
+            for chunk in self._form.first(index, feed.reads)
+        ]
+        return b"".join(chunks)
+
+    def delta(self, place: int, delta: wire.Delta) -> bytes:
+        """The chunks of a delta; most have plain text, and differ in that alone."""
+        if delta.events is None and delta.logprobs is None and delta.text:
+            frame = self._frames.get(place)
+            if frame is not None:
+                return frame[0] + encode_text(delta.text) + frame[1]
+            (chunk,) = self._form.chunks(place, msgspec.structs.replace(delta, text=PLACEHOLDER))
+            before, found, after = event(chunk).partition(encode_text(PLACEHOLDER))
+            assert found, "a chunk of plain text has the text"
+            self._frames[place] = before, after
+            return before + encode_text(delta.text) + after
+        return b"".join([event(chunk) for chunk in self._form.chunks(place, delta)])
+
+    def end(self, place: int, end: wire.End) -> bytes:
+        """The last chunks of a choice; one that failed fails the whole answer."""
+        if end.outcome == "failed":
+            raise turn_failed(end.reason)
+        return b"".join([event(chunk) for chunk in self._form.last(place, end)])
+
+    def closing(self) -> bytes:
+        """The usage, if it was asked for, and the end of the stream."""
+        if not self._usage:
+            return DONE
+        ends = [feed.end for feed in self._feeds if feed.end is not None]
+        return event(self._form.totals(self._form.usage(ends, self._choices))) + DONE

@@ -15,11 +15,13 @@ import msgspec
 
 from holdfast.server.answer_parts import complete_calls, finish_reason, shown_calls
 from holdfast.server.http.answers import event
-from holdfast.server.http.problems import Problem
+from holdfast.server.http.problems import Problem, turn_failed
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import TurnFeed
 
-__all__ = ["TurnEvent", "TurnEvents", "failed", "shown_turn"]
+__all__ = ["TurnEvent", "TurnEvents", "TurnStreamForm", "failed", "shown_turn"]
+
+_encode = msgspec.json.Encoder().encode
 
 
 class TurnEvent(StrEnum):
@@ -93,6 +95,42 @@ class TurnEvents:
                 return {**self._call, "arguments": "".join(self._arguments), "outcome": said.text}
             case _:
                 return {"text": said.text}
+
+
+class TurnStreamForm:
+    """A turn as server-sent events: deltas, reasoning and tool calls, then `done` or `error`.
+
+    The event of plain text, as most are, is put together from parts that are encoded once.
+    """
+
+    __slots__ = ("_events", "_feed", "_head")
+
+    def __init__(self, feed: TurnFeed) -> None:
+        self._feed = feed
+        self._events = TurnEvents(feed.name)
+        self._head = b'event: delta\ndata: {"turn_id":' + _encode(feed.name) + b',"index":'
+
+    def opening(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def delta(self, _place: int, delta: wire.Delta) -> bytes:
+        """The events of a delta."""
+        if delta.events is None and delta.logprobs is None and delta.settled is None:
+            parts = (self._head, delta.index, _encode(delta.text), _encode(delta.tokens))
+            return b'%b%d,"text":%b,"token_ids":%b}\n\n' % parts
+        return b"".join([event(shown, kind) for kind, shown in self._events.of(delta)])
+
+    def end(self, _place: int, end: wire.End) -> bytes:
+        """The whole turn, or why it failed."""
+        name = self._feed.name
+        if end.outcome == "failed":
+            return failed(name, turn_failed(end.reason))
+        return event(shown_turn(name, self._feed), "done")
+
+    def closing(self) -> bytes:
+        """Nothing."""
+        return b""
 
 
 def shown_logprobs(logprobs: list[wire.Logprob]) -> list[dict[str, Any]]:

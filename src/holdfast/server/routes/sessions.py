@@ -5,7 +5,6 @@ Unknown fields are refused. A turn's id is its idempotency key.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Protocol
 
@@ -18,7 +17,7 @@ from holdfast.core.retention import PRIORITY_MAX
 from holdfast.core.turn import KEEP_ALL
 from holdfast.server.dialects.requests import make_body
 from holdfast.server.dialects.tables import SESSIONS, Dialect
-from holdfast.server.http.answers import StreamAnswer, TurnAnswer, event, json_answer
+from holdfast.server.http.answers import FeedAnswer, TurnAnswer, json_answer
 from holdfast.server.http.bodies import brings_body
 from holdfast.server.http.problems import Problem, bad_field, turn_failed
 from holdfast.server.limits import too_long
@@ -26,7 +25,7 @@ from holdfast.server.link.engine_client import TurnFeed
 from holdfast.server.prompts import SessionMessage, plain_messages
 from holdfast.server.routes.access import body_of, caller_of, service_of
 from holdfast.server.routes.schema import documented
-from holdfast.server.routes.session_format import TurnEvents, failed, shown_turn
+from holdfast.server.routes.session_format import TurnStreamForm, failed, shown_turn
 from holdfast.server.sessions import engine_name, new_name, require_name
 from holdfast.server.turn_request import PLAIN_ANSWER, Input, SessionGiven, TurnAsked, fingerprint_of
 
@@ -363,7 +362,7 @@ async def take_turn(request: Request, session_id: str) -> Response:
         service.leave(feed, asked.options.keeps)
 
     if body.stream:
-        return StreamAnswer(_events(asked.name, feed), leave, lambda problem: failed(asked.name, problem))
+        return FeedAnswer([feed], TurnStreamForm(feed), leave, lambda problem: failed(asked.name, problem))
     return TurnAnswer(_whole(asked.name, feed), leave)
 
 
@@ -403,19 +402,6 @@ def read_input(given: str | list[int | SessionMessage]) -> Input:
     if tokens:
         return Input(tokens=tokens)
     return Input(messages=plain_messages(messages, "input"))
-
-
-async def _events(name: str, feed: TurnFeed) -> AsyncIterator[bytes]:
-    """A turn as server-sent events: deltas, reasoning and tool calls, then `done` or `error`."""
-    events = TurnEvents(name)
-    async for delta in feed.deltas():
-        for kind, shown in events.of(delta):
-            yield event(shown, kind)
-    assert feed.end is not None
-    if feed.end.outcome == "failed":
-        yield failed(name, turn_failed(feed.end.reason))
-    else:
-        yield event(shown_turn(name, feed), "done")
 
 
 async def _whole(name: str, feed: TurnFeed) -> Response:

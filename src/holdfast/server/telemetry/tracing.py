@@ -1,22 +1,66 @@
-"""OpenTelemetry traces of turns, with the `otel` extra and OTEL_EXPORTER_OTLP_ENDPOINT set.
+"""Traces of turns: OpenTelemetry spans, or one line of JSON for each turn.
 
-A turn is one span with child spans for the queue, the time to the first token, and generation, in the trace
-of the client's `traceparent`. Spans are made after the turn from the engine's timings, so tracing costs
-nothing per token. Text is never in a trace.
+With the `otel` extra and OTEL_EXPORTER_OTLP_ENDPOINT set, a turn is one span with child spans for its way to
+the first token and for generation, in the trace of the client's `traceparent`. With HOLDFAST_SPANS set to a
+file, the same child spans are appended to it; `holdfast bench wire` reads them. Spans are made after the
+turn, from the marks of its request and the engine's times: tracing costs nothing per token. Text is never in
+a trace.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.server.link.engine_client import TurnFeed
 
-__all__ = ["NoTraces", "TurnTraces", "open_traces"]
+__all__ = ["SPANS", "NoTraces", "SpanFile", "TurnTraces", "open_traces", "spans_of"]
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+SPANS_FILE = "HOLDFAST_SPANS"
+
+SPANS = ("parse", "tokenize", "post", "queue", "first token", "report", "write")
+"""The way of a turn to its first token, in order: each span begins where the one before it ends."""
+
+
+def spans_of(feed: TurnFeed) -> Iterator[tuple[str, float, float]]:
+    """The spans of an ended turn with their begin and end on the clock of `marks`; the last is generation.
+
+    A turn that ended before its first token has those that it came to. `post` is the way to the engine
+    process, where a step may be under way; `queue` ends with the plan that admits the turn.
+    """
+    end, marked = feed.end, feed.marks
+    if end is None:
+        return
+    admitted = end.arrived + end.queue_seconds
+    first = None if end.first_seconds is None else end.arrived + end.first_seconds
+    over = end.arrived + end.total_seconds
+    points = (
+        (end.arrived, admitted, first)
+        if marked is None
+        else (
+            marked.arrived,
+            marked.parsed,
+            marked.posted,
+            end.arrived,
+            admitted,
+            first,
+            marked.heard,
+            marked.written,
+        )
+    )
+    names = SPANS[3:5] if marked is None else SPANS
+    for name, begins, ends in zip(names, points, points[1:], strict=False):
+        if begins is None or ends is None:
+            break
+        yield name, begins, max(begins, ends)
+    if first is not None:
+        yield "generation", first, max(first, over)
 
 
 class Traces(Protocol):
@@ -39,6 +83,26 @@ class NoTraces:
 
     def close(self) -> None:
         """Nothing to flush."""
+
+
+class SpanFile:
+    """One line of JSON for each turn: its tokens, and its spans in microseconds."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def turn_ended(self, feed: TurnFeed) -> None:
+        """Write the spans of an ended turn."""
+        if feed.end is None:
+            return
+        spans = {name: round((ends - begins) * 1e6) for name, begins, ends in spans_of(feed)}
+        line = {"turn": feed.name, "prompt_tokens": feed.end.prompt_tokens, "tokens": len(feed.end.tokens)}
+        self._file.write(json.dumps({**line, "outcome": feed.end.outcome, "spans": spans}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 class TurnTraces:
@@ -71,14 +135,10 @@ class TurnTraces:
             attributes["holdfast.session"] = feed.session
         span = self._tracer.start_span("turn", context, start_time=start, attributes=attributes)
         inside = self._trace.set_span_in_context(span)
-        admitted = start + int(end.queue_seconds * 1e9)
-        first = now if end.first_seconds is None else start + int(end.first_seconds * 1e9)
-        for name, begins, ends in (
-            ("queue", start, admitted),
-            ("first token", admitted, max(admitted, first)),
-            ("generation", max(admitted, first), now),
-        ):
-            self._tracer.start_span(name, inside, start_time=begins).end(ends)
+        shift = start - int(end.arrived * 1e9)
+        for name, begins, ends in spans_of(feed):
+            child = self._tracer.start_span(name, inside, start_time=shift + int(begins * 1e9))
+            child.end(shift + int(ends * 1e9))
         span.end(now)
 
     def close(self) -> None:
@@ -89,7 +149,7 @@ class TurnTraces:
 def open_traces() -> Traces:
     """Traces as the environment configures them; raises if the extra is missing."""
     if not os.environ.get(ENDPOINT):
-        return NoTraces()
+        return SpanFile(Path(os.environ[SPANS_FILE])) if os.environ.get(SPANS_FILE) else NoTraces()
     try:
         sdk = import_module("opentelemetry.sdk.trace")
         export = import_module("opentelemetry.sdk.trace.export")

@@ -1,0 +1,1 @@
+"""Where the time of a turn goes between the client's socket and the engine: `holdfast bench wire`."""
