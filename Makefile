@@ -42,8 +42,9 @@ soak: install
 	HOLDFAST_TESTS_EXECUTE=1 $(BIN)/python -m pytest -m soak --timeout=0 tests
 
 # Other people's clients, unchanged, against a server of the embedded model. Not all of them install beside each other:
-# each requirements file has an environment and a folder of tests. Both need several hundred MiB and no GPU. AI SDK,
-# opencode and qwen-code run on Node and are not here; nor is mini-swe-agent, which calls through litellm.
+# each requirements file has an environment and a folder of tests. They need several hundred MiB each and no GPU. Clients
+# that run on Node are packages of tests/clients/node: its environment brings node and npm, so no other node is needed.
+# qwen-code and opencode are not here, nor is mini-swe-agent, which calls through litellm.
 CLIENTS := .venv-clients
 
 $(CLIENTS)/openai3.stamp: tests/clients/requirements.txt
@@ -54,11 +55,21 @@ $(CLIENTS)/%.stamp:
 	$(CLIENTS)/$*/bin/python -m pip install --quiet --requirement $<
 	touch $@
 
+# Scripts of packages are not run: claude, whose package would link its program so, is linked by the next line.
+NODE_CLIENTS := tests/clients/node
+$(CLIENTS)/node.stamp: tests/clients/requirements-node.txt $(NODE_CLIENTS)/package.json $(NODE_CLIENTS)/package-lock.json
+	$(PYTHON) -m venv $(CLIENTS)/node
+	$(CLIENTS)/node/bin/python -m pip install --quiet --requirement $<
+	cd $(NODE_CLIENTS) && PATH=$(CURDIR)/$(CLIENTS)/node/bin:$$PATH npm ci --ignore-scripts --no-audit --no-fund
+	cd $(NODE_CLIENTS)/node_modules/@anthropic-ai/claude-code && $(CURDIR)/$(CLIENTS)/node/bin/node install.cjs
+	touch $@
+
 .PHONY: clients
-clients: install $(CLIENTS)/openai3.stamp $(CLIENTS)/openai2.stamp $(CLIENTS)/evaluation.stamp
+clients: install $(CLIENTS)/openai3.stamp $(CLIENTS)/openai2.stamp $(CLIENTS)/evaluation.stamp $(CLIENTS)/node.stamp
 	HOLDFAST_PYTHON=$(CURDIR)/$(BIN)/python $(CLIENTS)/openai3/bin/python -m pytest tests/clients/openai3 $(ARGS)
 	HOLDFAST_PYTHON=$(CURDIR)/$(BIN)/python $(CLIENTS)/openai2/bin/python -m pytest tests/clients/openai2 $(ARGS)
 	HOLDFAST_PYTHON=$(CURDIR)/$(BIN)/python $(CLIENTS)/evaluation/bin/python -m pytest tests/clients/evaluation $(ARGS)
+	HOLDFAST_PYTHON=$(CURDIR)/$(BIN)/python $(CLIENTS)/node/bin/python -m pytest tests/clients/node $(ARGS)
 
 .PHONY: check
 check: install
@@ -81,5 +92,5 @@ bench: install
 
 .PHONY: clean
 clean:
-	rm -rf $(VENV) $(CLIENTS) .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info
+	rm -rf $(VENV) $(CLIENTS) $(NODE_CLIENTS)/node_modules .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

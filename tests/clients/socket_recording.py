@@ -13,11 +13,11 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 from websockets.sync.server import ServerConnection, serve
 
+from tests.clients.telling import LONG
+
 PASSED_ON = ("openai-beta",)
-LONG, LONG_MARK = "x" * 4000, "(long)"
-"""A text that takes long enough to repeat to be cut, and how recordings write it."""
-CALL = '<tool_call>{"name": "look", "arguments": {"at": "me"}}</tool_call>'
-"""A text that is a call when it is repeated."""
+LONG_MARK = "(long)"
+"""How recordings write the long text."""
 
 
 class SocketRecorder:

@@ -108,7 +108,7 @@ def test_a_fork_waits_for_the_same_tools(caller: Server) -> None:
     waiting = caller.get(f"/v1/sessions/{child['id']}").json()["tool_calls"]
     assert session_calls(waiting) == [("sing", {"loud": True})]
     back = caller.post(f"/v1/sessions/{child['id']}/rewind", {"to_turn": 1}).json()
-    assert back["tool_calls"] in ([], first["tool_calls"])
+    assert back["tool_calls"] == first["tool_calls"], "the call of the turn that it inherited waits again"
 
 
 def test_a_server_that_is_killed_between_call_and_result(serve: Serve, tmp_path: Path) -> None:

@@ -140,6 +140,25 @@ def test_references_mean_items_of_stored_responses(client: openai.OpenAI) -> Non
     assert caught.value.param == "input[0].id"
 
 
+def test_references_to_the_items_of_a_stream(client: openai.OpenAI) -> None:
+    """Text after a call is a message of its own in a stream, and part of the first one in what is kept."""
+    text = f"before {calling('weather', BERN)} after"
+    with client.responses.stream(model="echo", input=text, tools=FLAT, **BRIEF) as stream:
+        streamed = stream.get_final_response()
+    assert [item.type for item in streamed.output] == ["message", "function_call", "message"]
+    call = next(item for item in streamed.output if item.type == "function_call")
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    references = [{"type": "item_reference", "id": item.id} for item in streamed.output]
+    whole = say(client, [{"role": "user", "content": text}, *references, result], tools=FLAT)
+    kept = client.responses.retrieve(streamed.id).output
+    resent = [{"type": "item_reference", "id": item.id} for item in kept]
+    same = say(client, [{"role": "user", "content": text}, *resent, result], tools=FLAT)
+    assert whole.output_text == same.output_text and "rain" in whole.output_text
+    assert figures(whole)[0] == figures(same)[0], "each text is there once"
+    alone = say(client, [references[2], {"role": "user", "content": "on"}])
+    assert alone.output_text == "on", "a reference to a later part alone means the whole message"
+
+
 # --- items ----------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from agents import function_tool
 from agents.realtime import RealtimeAgent, RealtimeRunner
 
-from tests.clients.socket_recording import CALL, LONG, SocketRecorder
+from tests.clients.socket_recording import SocketRecorder
+from tests.clients.telling import CALL, LONG
 
 SETTINGS: Any = {
     "model_name": "any",

@@ -7,7 +7,8 @@ import asyncio
 from livekit.agents import Agent, AgentSession, function_tool
 from livekit.plugins import openai
 
-from tests.clients.socket_recording import CALL, LONG, SocketRecorder
+from tests.clients.socket_recording import SocketRecorder
+from tests.clients.telling import CALL, LONG
 
 
 def test_livekit(sockets: SocketRecorder) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 from openai import AsyncOpenAI
 
 from tests.clients.conftest import serving
-from tests.clients.socket_recording import CALL, LONG, SocketRecorder
+from tests.clients.socket_recording import SocketRecorder
+from tests.clients.telling import CALL, LONG
 
 LOOK: dict[str, Any] = {
     "type": "function",

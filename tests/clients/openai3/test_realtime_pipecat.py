@@ -26,7 +26,8 @@ from pipecat.services.openai.realtime.events import AudioConfiguration, AudioInp
 from pipecat.services.openai.realtime.llm import OpenAIRealtimeLLMService
 from pipecat.workers.runner import WorkerRunner
 
-from tests.clients.socket_recording import CALL, LONG, SocketRecorder
+from tests.clients.socket_recording import SocketRecorder
+from tests.clients.telling import CALL, LONG
 
 
 class Ear(FrameProcessor):

@@ -4,7 +4,8 @@ A response is a turn on a hidden session; its id holds the name of the session a
 it can be found again after a restart. An item's id holds the id of the response that it belongs to.
 
     resp_ r0123456789abcdef 0123456789abcdef    a response: session, turn
-    msg_  r0123456789abcdef 0123456789abcdef    its output; i3 after it is the fourth item of its input
+    msg_  r0123456789abcdef 0123456789abcdef    its output; i3 after it is the fourth item of its input,
+                                                b2 the second message of its stream
     conv_ c0123456789abcdef                     a conversation: the session that describes it
 """
 
@@ -14,7 +15,16 @@ import re
 import secrets
 from typing import NamedTuple
 
-__all__ = ["Place", "conversation_key", "conversation_of", "item_place", "new_key", "new_turn", "response_of"]
+__all__ = [
+    "Place",
+    "conversation_key",
+    "conversation_of",
+    "item_place",
+    "kept_item_id",
+    "new_key",
+    "new_turn",
+    "response_of",
+]
 
 SESSION = "r"
 CONVERSATION = "c"
@@ -23,7 +33,7 @@ UNSTORED = "n"
 
 _PLACE = r"(r[0-9a-f]{16})([0-9a-f]{16})"
 _RESPONSE = re.compile(f"resp_{_PLACE}")
-_ITEM = re.compile(rf"[a-z]{{1,8}}_{_PLACE}(?:i?[0-9]{{1,6}}|b[0-9]{{1,6}})?")
+_ITEM = re.compile(rf"[a-z]{{1,8}}_{_PLACE}(?:i?[0-9]{{1,6}}|(?P<part>b[0-9]{{1,6}}))?")
 _CONVERSATION = re.compile(r"conv_(c[0-9a-f]{16})")
 
 
@@ -64,6 +74,16 @@ def item_place(item_id: str) -> Place | None:
     """The turn that an item belongs to; None if the id does not say."""
     found = _ITEM.fullmatch(item_id)
     return None if found is None else Place(found[1], found[2])
+
+
+def kept_item_id(item_id: str) -> str:
+    """The id under which an item is kept.
+
+    A stream has a message of its own for text that follows a call. What is kept of a response has one
+    message, with all of its text, and one item of reasoning; later ones of a stream are parts of these.
+    """
+    found = _ITEM.fullmatch(item_id)
+    return item_id if found is None or found["part"] is None else item_id[: found.start("part")]
 
 
 def conversation_of(conversation_id: str) -> str | None:

@@ -35,7 +35,7 @@ from holdfast.server.responses.form import (
     status_of,
     write_note,
 )
-from holdfast.server.responses.ids import UNSTORED, Place, item_place, new_key, new_turn
+from holdfast.server.responses.ids import UNSTORED, Place, item_place, kept_item_id, new_key, new_turn
 from holdfast.server.responses.items import REFERENCE, Item, messages_of, with_ids
 from holdfast.server.responses.running import Recent, Running
 from holdfast.server.responses.tools import told_flat
@@ -380,11 +380,16 @@ class ResponseStore:
         """A creation whose items hold no references."""
         if not any(item["type"] == REFERENCE for item in creation.items):
             return creation
-        items = []
+        items, referred = [], set()
         for place, item in enumerate(creation.items):
-            items.append(
-                await self._referred(caller, item["id"], place) if item["type"] == REFERENCE else item
-            )
+            if item["type"] == REFERENCE:
+                kept = kept_item_id(item["id"])
+                if kept != item["id"] and kept in referred:
+                    continue
+                referred.add(kept)
+                items.append(await self._referred(caller, kept, place))
+            else:
+                items.append(item)
         return replace(creation, items=items)
 
     async def _referred(self, caller: Caller, item_id: str, place: int) -> Item:
