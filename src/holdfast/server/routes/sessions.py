@@ -253,7 +253,7 @@ def kept_tokens(count: int | None, keep: str | None) -> int | None:
 
 
 def steered_tokens(mode: str | None, count: int | None) -> int | None:
-    """How much of the turn before a turn that steers stays: a number, or -1 for all; None if it steers none."""
+    """How many tokens a turn that steers leaves of the one before: -1 for all; None if it steers none."""
     if mode == "steer":
         return KEEP_ALL if count is None else count
     if count is not None:
