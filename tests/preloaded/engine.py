@@ -58,7 +58,7 @@ def _be_engine(command: tuple[str, ...]) -> NoReturn:
     try:
         gc.freeze()  # What belongs to the server is never collected here.
         signal.set_wakeup_fd(-1)
-        # The event loop's handlers too, of which Python knows nothing: its SIGCHLD handler would wait forever.
+        # Those of the event loop too, of which Python knows nothing: that of SIGCHLD would wait forever.
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, signal.SIG_DFL)
