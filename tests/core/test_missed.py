@@ -1,8 +1,12 @@
 """Effects of single statements that no story is about: each test fails without one of them."""
 
+import pytest
+
 from holdfast.core.deadlines import SLACK, Deadlines
 from holdfast.core.ledger import Kind
-from tests.core.driver import Driver
+from holdfast.core.session import Life
+from holdfast.core.waiting import Lanes
+from tests.core.driver import LAYOUTS, PAGE_SIZES, Driver, prompt
 
 
 def test_deadlines_come_up_in_order_after_dropped_ones_were_cleared_away() -> None:
@@ -26,3 +30,60 @@ def test_a_parcel_names_who_carries_it() -> None:
     assert session.parcel is not None
     holder = session.parcel.holder
     assert (holder.kind, holder.name, holder.account.name) == (Kind.TRANSIT, "a", session.tenant)
+
+
+def test_tenants_whose_turns_wait_no_more_leave_nothing_behind() -> None:
+    lanes = Lanes()
+    driver = Driver("dense", 4)
+    driver.open("a")
+    turn = driver.submit("a", prompt(3), 2)
+    lanes.add((0, "patient", turn))
+    for number in range(1, 20):
+        lanes.add((number, f"tenant {number}", turn))
+        lanes.remove((number, f"tenant {number}", turn))
+    assert list(lanes._lanes) == ["patient"]
+
+
+def test_a_new_session_is_expected_at_no_time_and_waits_for_no_journal() -> None:
+    session = Driver("dense", 4).open("a")
+    assert (session.expected, session.durable) == (0.0, True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_memory_that_a_spill_in_flight_reads_is_not_free_before_it_has_settled(layout: str) -> None:
+    driver = Driver(layout, 4, host=50, leave_history=False)
+    session = driver.open("a")
+    driver.turn("a", 9, 3)
+    assert driver.scheduler.spill("a", driver.now)
+    plan = driver.plan()
+    sources = {move.component: set(move.sources) for move in plan.moves}
+    assert set(sources) == set(driver.layout.components)
+    driver.scheduler.close("a", driver.now)
+    assert session.life is Life.CLOSED
+    for component, units in sources.items():
+        assert not units & set(driver.ledger.pool(component).free)
+    driver.run()
+    for component, units in sources.items():
+        assert units <= set(driver.ledger.pool(component).free)
+
+
+def test_a_spill_that_is_given_up_before_its_plan_moves_nothing() -> None:
+    driver = Driver("hybrid", 4, host=50)
+    driver.open("a")
+    driver.turn("a", 9, 3)
+    assert driver.scheduler.spill("a", driver.now)
+    driver.scheduler.close("a", driver.now)
+    assert driver.plan().moves == []
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_spill_is_asked_for_exactly_the_room_that_it_takes(layout: str, page_size: int) -> None:
+    for count, said in ((9, 3), (24, 1), (33, 2)):
+        driver = Driver(layout, page_size, host=200)
+        session = driver.open("a")
+        driver.turn("a", count, said)
+        needs = driver.registry.moves.parcel_units(session)
+        assert driver.scheduler.spill("a", driver.now)
+        assert session.parcel is not None
+        assert {component: len(hold) for component, hold in session.parcel.away.items()} == needs
