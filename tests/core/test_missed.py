@@ -87,3 +87,52 @@ def test_a_spill_is_asked_for_exactly_the_room_that_it_takes(layout: str, page_s
         assert driver.scheduler.spill("a", driver.now)
         assert session.parcel is not None
         assert {component: len(hold) for component, hold in session.parcel.away.items()} == needs
+
+
+def test_copies_for_memory_that_is_dropped_are_not_made() -> None:
+    driver = Driver("dense", 4)
+    driver.open("a")
+    driver.turn("a", 9, 4)
+    child = driver.scheduler.fork("a", "b", driver.now)
+    assert driver.registry.copies
+    driver.registry.drop_memory(child)
+    assert driver.plan().copies == []
+
+
+def test_sessions_that_lose_memory_to_pressure_are_counted() -> None:
+    driver = Driver("dense", 4)
+    session = driver.open("a")
+    driver.registry.give_up(session)
+    assert driver.registry.counters.dropped == 0
+    driver.turn("a", 9, 4)
+    driver.registry.give_up(session)
+    assert (driver.registry.counters.dropped, session.sequence.computed) == (1, 0)
+
+
+def test_a_session_that_rests_again_is_the_last_to_give_way() -> None:
+    driver = Driver("dense", 4)
+    first, second = driver.open("a"), driver.open("b")
+    for name in ("a", "b"):
+        driver.turn(name, 5, 2)
+    assert list(driver.registry.resting) == [first, second]
+    driver.registry.queues.rest(first)
+    assert list(driver.registry.resting) == [second, first]
+
+
+def test_a_session_whose_memory_is_dropped_is_not_sealed() -> None:
+    driver = Driver("dense", 4)
+    session = driver.open("a")
+    driver.submit("a", prompt(9), 2)
+    driver.until(lambda: session.turn is None)
+    assert session in driver.registry.seals
+    driver.registry.drop_memory(session)
+    assert (session.life, list(driver.registry.seals)) == (Life.IDLE, [])
+
+
+def test_a_closed_session_is_on_no_list_of_memory_to_drop() -> None:
+    driver = Driver("dense", 4)
+    session = driver.open("a")
+    driver.turn("a", 9, 2)
+    driver.registry.queues.tainted[session] = None
+    driver.close("a")
+    assert not driver.registry.queues.tainted
