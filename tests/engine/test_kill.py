@@ -6,11 +6,9 @@ life with exactly what the journal holds.
 """
 
 import json
-import os
 import random
 import signal
 import subprocess
-import sys
 from itertools import groupby
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from holdfast.engine.durable.journal_reading import read_sessions
 from holdfast.engine.durable.records import StoredSession
 from holdfast.engine.engine import Engine
 from tests.engine.tiny import greedy, tiny_engine, word
+from tests.preloaded.commands import Command
 
 ROOT = Path(__file__).parents[2]
 POINTS = ("before append", "mid-record", "after write", "after fsync", "after the answer")
@@ -45,20 +44,10 @@ class Graveyard:
 
     def kill_one(self, seed: int, point: str, count: int) -> None:
         """Let a process live until it is killed, and look at what it left."""
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tests.engine.victim",
-                self.directory,
-                self.path,
-                str(seed),
-                point,
-                str(count),
-            ],
+        process = Command(
+            *(str(self.directory), str(self.path), str(seed), point, str(count)),
+            module="tests.engine.victim",
             cwd=ROOT,
-            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -83,10 +83,13 @@ SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[a
 class Command(subprocess.Popen[Any]):
     """The process of a `holdfast` command. Only its start differs from that of `subprocess.Popen`."""
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None, **options: Any) -> None:
-        self._words = arguments
+    def __init__(
+        self, *arguments: str, module: str = MODULE, env: dict[str, str] | None = None, **options: Any
+    ) -> None:
+        """`module` is the one that is run, by default the command."""
+        self._words = (module, *arguments)
         self._settings = {**os.environ, "OMP_NUM_THREADS": "1"} if env is None else env
-        super().__init__([sys.executable, "-m", MODULE, *arguments], env=self._settings, **options)
+        super().__init__([sys.executable, "-m", module, *arguments], env=self._settings, **options)
 
     def _execute_child(self, *arguments: Any) -> None:
         given = SIGNATURE.bind(self, *arguments).arguments
@@ -105,11 +108,11 @@ class Command(subprocess.Popen[Any]):
 
 
 def _request(
-    arguments: tuple[str, ...], settings: dict[str, str], directory: Any = None, terminal: bool = False
+    words: tuple[str, ...], settings: dict[str, str], directory: Any = None, terminal: bool = False
 ) -> dict[str, Any]:
     return {
-        "module": MODULE,
-        "arguments": arguments,
+        "module": words[0],
+        "arguments": words[1:],
         "environment": settings,
         "directory": str(directory or Path.cwd()),
         "terminal": terminal,
@@ -121,7 +124,7 @@ def start_in_terminal(*arguments: str, env: dict[str, str]) -> tuple[int, int]:
     if NURSERY.fits(env):
         ours, theirs = pty.openpty()
         try:
-            return NURSERY.fork(_request(arguments, env, terminal=True), [theirs] * 3), ours
+            return NURSERY.fork(_request((MODULE, *arguments), env, terminal=True), [theirs] * 3), ours
         finally:
             os.close(theirs)
     pid, ours = pty.fork()

@@ -58,8 +58,9 @@ def _be_engine(command: tuple[str, ...]) -> NoReturn:
     try:
         gc.freeze()  # What belongs to the server is never collected here.
         signal.set_wakeup_fd(-1)
+        # Those of the event loop too, of which Python knows nothing: that of SIGCHLD would wait forever.
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-            if callable(signal.getsignal(number)):
+            if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, signal.SIG_DFL)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         show_command(list(command))

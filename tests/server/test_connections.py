@@ -62,12 +62,13 @@ def test_a_request_that_does_not_arrive_is_ended_and_nothing_else_is(serve: Serv
             ),
         }
         for _ in range(2):
-            for case, (sent, expected) in late.items():
-                with connected(server) as connection:
-                    connection.sendall(sent)
-                    answer = rest(connection)
-                    assert status(answer) == expected, (case, answer)
-                    assert expected != 408 or b"-seconds" in answer, answer
+            waiting = {case: stack.enter_context(connected(server)) for case in late}
+            for case, connection in waiting.items():
+                connection.sendall(late[case][0])
+            for case, connection in waiting.items():
+                answer, expected = rest(connection), late[case][1]
+                assert status(answer) == expected, (case, answer)
+                assert expected != 408 or b"-seconds" in answer, answer
         used.sendall(GET)
         assert status(answer_of(used)) == 200
         used.sendall(GET[:20])

@@ -100,7 +100,7 @@ def make_subject(model: str, small_models: Callable[[str], Path], journal: Path)
             "Name ten rivers, and the countries that they flow through.",
             "Tell me a story.",
             "Go on.",
-            700,
+            300,
         )
     else:
         file, sizes = small_models(model), SMALL

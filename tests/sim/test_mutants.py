@@ -236,7 +236,7 @@ def test_the_same_worlds_find_nothing_without_a_mutant() -> None:
 
 @pytest.mark.parametrize("options", [OF_CHATS, OF_TIERS], ids=["chats", "tiers"])
 def test_the_worlds_of_one_workload_find_nothing_without_a_mutant(options: Options) -> None:
-    assert simulate(replace(options, steps=4_000)).finding is None
+    assert simulate(replace(options, steps=2_000)).finding is None
 
 
 @pytest.mark.parametrize("name", EXPLORED)

@@ -65,9 +65,8 @@ class Queues:
             self.checkpointed[session] = None
 
     def run(self, session: Session) -> None:
-        """List a session as the youngest that runs."""
+        """List a session as the youngest that runs; its turn has waited, so that it is not to be sealed."""
         self.resting.pop(session, None)
-        self.seals.pop(session, None)
         self.running.append(session)
 
     def attend(self, session: Session) -> None:

@@ -149,13 +149,12 @@ class Registry:
         self.events.append(Event(kind, session.id, turn, [], reason))
 
     def enter(self, session: Session) -> None:
-        """Add a new session, at rest."""
+        """Add a new session: it has no memory, so it is in no list."""
         self.sessions[session.id] = session
         if session.volatile:
             self.volatile += 1
         else:
             self.tenants[session.tenant] = self.tenants.get(session.tenant, 0) + 1
-        self.queues.rest(session)
         if session.retention.ttl is not None:
             self.watch(session, self.now + session.retention.ttl)
 
