@@ -4,6 +4,9 @@ import threading
 import time
 from typing import Any
 
+import pytest
+
+from holdfast.client import BadArgument, Client
 from tests.server.serving import Server
 from tests.server.talking import LONG, Talk, spoken
 
@@ -94,3 +97,27 @@ def test_it_works_over_http(echo: Server) -> None:
     fresh = echo.open()
     refused = echo.post(f"/v1/sessions/{fresh}/turns", {"input": "x", "mode": "steer"}).json()["error"]
     assert refused["code"] == "turn_not_found"
+
+
+def test_the_client_appends_and_steers(echo: Server) -> None:
+    with Client(echo.url) as client, client.session() as session:
+        assert session.append("the river runs ") == 15
+        assert session.append("stands still ", start=10) == 23
+        assert session.append("today") == 28
+        assert session.say().text == "the river stands still today"
+        first = session.say("the long one ", max_tokens=6000, ignore_eos=True)
+        pieces = iter(first)
+        next(pieces)
+        heard = first.tokens_settled
+        turn = session.steer("shorter")
+        assert turn.text == "shorter"
+        assert len(first.token_ids) == heard
+        assert session.turns == 3
+        with session.realtime() as realtime:
+            realtime.append("one two")
+            realtime.replace(4, "three")
+            realtime.commit(mode="steer", keep_tokens=2)
+            done = next(event for event in realtime if event.type == "response.done")
+            assert done.text == "one three"
+        with pytest.raises(BadArgument):
+            session.steer("no", keep="none")
