@@ -5,6 +5,7 @@ import pytest
 from holdfast.core import errors
 from holdfast.core.layout import Component
 from holdfast.core.listening import common
+from holdfast.core.policy import Share
 from holdfast.core.session import Life
 from holdfast.core.turn import KEEP_ALL, TurnRequest, TurnState
 from tests.core.driver import LAYOUTS, STATEFUL, Driver, prompt
@@ -422,3 +423,81 @@ def test_common_tokens() -> None:
         3,
         0,
     ]
+
+
+def test_an_open_turn_is_taken_back_later_if_more_is_said() -> None:
+    driver = Driver("dense", 3)
+    session = driver.open("a")
+    turn = driver.listen("a", prompt(9), deadline=5.0)
+    driver.run()
+    driver.scheduler.listening.put_off(session, turn, 20.0)
+    driver.scheduler.tick(10.0)
+    assert session.turn is turn
+    driver.scheduler.tick(21.0)
+    assert session.turn is None and turn.state is TurnState.ABORTED
+
+
+def test_a_turn_that_was_retracted_is_revised_while_it_waits() -> None:
+    driver = Driver("dense", 4, pages=20, slots=4)
+    driver.open("a")
+    turn = driver.listen("a", prompt(40))
+    driver.run()
+    driver.open("c")
+    answer = driver.submit("c", prompt(60, 3), 10)
+    driver.step()
+    assert turn.retracts == 1
+    driver.say("a", prompt(5, 2), 7)
+    driver.say("a", prompt(5, 4))
+    assert driver.tokens("a") == [*prompt(40)[:7], *prompt(5, 2), *prompt(5, 4)]
+    driver.until(lambda: answer.over)
+    driver.commit("a", 3)
+    driver.run()
+    assert driver.heard["c2"] == driver.says(driver.tokens("a")[:17], 3)
+
+
+def test_a_tenant_at_its_quota_computes_nothing_ahead() -> None:
+    driver = Driver("dense", 4, pages=40, shares={"red": Share(0.5)})
+    for name, tenant in (("a", "red"), ("b", "red"), ("c", "blue")):
+        driver.open(name, tenant)
+    answers = [driver.submit("a", prompt(30), 30), driver.submit("b", prompt(30, 1), 30)]
+    driver.listen("c", prompt(20, 2))
+    driver.until(lambda: all(each.generated > 5 for each in answers) or any(e.over for e in answers))
+    assert driver.session("c").sequence.computed == 19
+    driver.open("d", "red")
+    driver.listen("d", prompt(30, 3))
+    driver.until(lambda: all(each.over for each in answers))
+    driver.run()
+    for name, turn in zip("ab", answers, strict=True):
+        assert driver.heard[turn.request.turn_id] == driver.says(driver.tokens(name)[:30], 30)
+
+
+def test_without_memory_for_a_row_an_open_turn_waits() -> None:
+    driver = Driver("dense", 3, chunk_tokens=6)
+    driver.open("a")
+    driver.listen("a", prompt(5))
+    driver.run()
+    with driver.starved("chunk") as struck:
+        driver.say("a", prompt(20, 2))
+        driver.run()
+        assert struck and driver.session().sequence.computed == 4
+    driver.say("a", (3,))
+    driver.run()
+    assert driver.session().sequence.computed == 25
+
+
+@EVERY
+def test_listeners_with_rows_in_flight_give_way_after_them(layout: str) -> None:
+    driver = Driver(layout, 4, pages=24, slots=6, overlap=True, chunk_tokens=8, listening_tokens=16)
+    for name, tenant in (("a", "red"), ("b", "red"), ("c", "blue"), ("d", "blue")):
+        driver.open(name, tenant)
+    for seed, name in enumerate("abc"):
+        driver.listen(name, prompt(24, seed))
+    for _ in range(3):
+        driver.step()
+    answer = driver.submit("d", prompt(70, 9), 12)
+    driver.until(lambda: answer.over)
+    assert answer.retracts == 0
+    assert driver.heard[answer.request.turn_id] == driver.says(list(prompt(70, 9)), 12)
+    for name in "abc":
+        driver.commit(name, 2)
+    driver.run()

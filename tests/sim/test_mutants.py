@@ -147,8 +147,8 @@ EXPECTED: dict[str, Report] = {
     # Turns that sample nothing: the turn that ends early, never or with a token.
     "first-chunk-of-an-input-ends-its-turn": report("event, assertion", ROW, NAME),
     "computed-input-does-not-end-its-turn": report("stall, assertion", ROW, NAME),
-    "computed-input-is-sampled-after": report("transcript", NAME),
-    "last-token-of-an-input-waits-for-ever": report("stall, assertion", ROW, NAME),
+    "computed-input-is-sampled-after": report("transcript, assertion", ROW, NAME),
+    "last-token-of-an-input-waits-for-ever": report("stall, assertion, delay", ROW, NAME),
     # Open turns: the turn that says what was not asked, or keeps what was not said; the turn that waits.
     "open-turn-samples": report("transcript, registry, content, assertion", ROW, NAME),
     "revision-keeps-what-was-computed": report("content, books, assertion", SESSION, TURN, ROW, NAME),

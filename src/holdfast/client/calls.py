@@ -157,15 +157,38 @@ def close_session(session_id: str) -> Call[None]:
     return Call("DELETE", _session(session_id), None, _done)
 
 
-def start_turn(session_id: str, said: Said, fields: TurnFields, turn_id: str | None) -> Call[None]:
-    """A turn whose answer is a stream; its id is the client's, as its idempotency key."""
+def append_input(session_id: str, start: int, text: str) -> Call[int]:
+    """Text of the next turn from a character on; answers how many characters there are now."""
+    body = {"text": text, "start": start}
+    return Call(
+        "POST", _session(session_id, "input"), body, lambda answer: int(_object(answer)["characters"])
+    )
+
+
+def steer_fields(keep: Keep, heard: int | None) -> Body:
+    """The fields of a turn that steers, for what it keeps of the turn before it."""
+    kept = keep_fields(keep, heard)
+    if kept.get("keep") == "none":
+        raise BadArgument("a turn that is steered keeps its input: keep a number of tokens, heard, or all")
+    kept.pop("keep", None)
+    return {"mode": "steer", **kept}
+
+
+def start_turn(
+    session_id: str, said: Said | None, fields: TurnFields, turn_id: str | None, steers: Body | None = None
+) -> Call[None]:
+    """A turn whose answer is a stream; its id is the client's, as its idempotency key.
+
+    Without an input it takes what was appended; `steers` comes from `steer_fields`.
+    """
     options, sampling = turn_fields(fields)
     body = {
         "turn_id": turn_id or new_id("t"),
-        "input": input_of(said),
+        **({} if said is None else {"input": input_of(said)}),
         "sampling": sampling,
         "stream": True,
         **options,
+        **(steers or {}),
     }
     return Call("POST", _session(session_id, "turns"), body, _done)
 

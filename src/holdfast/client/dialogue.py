@@ -123,6 +123,12 @@ class Dialogue:
         self._say(message)
         return message
 
+    def replace(self, start: int, text: str) -> Body:
+        """Other text from a character of what was appended on."""
+        message: Body = {"type": "input.replace", "start": start, "text": text}
+        self._say(message)
+        return message
+
     def tool_results(self, results: Mapping[str, ToolOutput]) -> Body:
         """The results of tool calls as input of the turn to come."""
         return self.append(calls.tool_messages(results))
@@ -130,12 +136,15 @@ class Dialogue:
     def commit(
         self,
         turn_id: str | None,
-        mode: Literal["after", "interrupt"],
+        mode: Literal["after", "interrupt", "steer"],
         fields: TurnFields,
+        keep_tokens: int | None = None,
     ) -> Body:
         """What was appended is the input of a turn; a turn that still speaks is waited for, or cut off."""
         options, sampling = calls.turn_fields(fields)
         message: Body = {"type": "input.commit", "turn_id": turn_id or calls.new_id("t"), "mode": mode}
+        if keep_tokens is not None:
+            message["keep_tokens"] = keep_tokens
         message |= options
         if sampling:
             message["sampling"] = sampling

@@ -113,6 +113,10 @@ class Realtime(_Line):
         """More input of the turn to come: text, token ids, or messages."""
         self._send(self.dialogue.append(said))
 
+    def replace(self, start: int, text: str) -> None:
+        """Other text from character `start` of what was appended on."""
+        self._send(self.dialogue.replace(start, text))
+
     def tool_results(self, results: Mapping[str, ToolOutput]) -> None:
         """The results of tool calls, by their ids, as input of the turn to come."""
         self._send(self.dialogue.tool_results(results))
@@ -121,14 +125,17 @@ class Realtime(_Line):
         self,
         *,
         turn_id: str | None = None,
-        mode: Literal["after", "interrupt"] = "after",
+        mode: Literal["after", "interrupt", "steer"] = "after",
+        keep_tokens: int | None = None,
         **fields: Unpack[TurnFields],
     ) -> str:
         """Start a turn with the appended input, after the running one or in its place; returns its id.
 
-        `on_abort` says whether its tokens are kept if the connection breaks.
+        With the mode "steer" the running turn is cut after `keep_tokens` (by default those that were sent)
+        in one act with the start of this one. `on_abort` says whether its tokens are kept if the connection
+        breaks.
         """
-        message = self.dialogue.commit(turn_id, mode, fields)
+        message = self.dialogue.commit(turn_id, mode, fields, keep_tokens)
         self._send(message)
         return str(message["turn_id"])
 
@@ -223,6 +230,10 @@ class AsyncRealtime(_Line):
         """More input of the turn to come: text, token ids, or messages."""
         await self._send(self.dialogue.append(said))
 
+    async def replace(self, start: int, text: str) -> None:
+        """Other text from character `start` of what was appended on."""
+        await self._send(self.dialogue.replace(start, text))
+
     async def tool_results(self, results: Mapping[str, ToolOutput]) -> None:
         """The results of tool calls, by their ids, as input of the turn to come."""
         await self._send(self.dialogue.tool_results(results))
@@ -231,14 +242,17 @@ class AsyncRealtime(_Line):
         self,
         *,
         turn_id: str | None = None,
-        mode: Literal["after", "interrupt"] = "after",
+        mode: Literal["after", "interrupt", "steer"] = "after",
+        keep_tokens: int | None = None,
         **fields: Unpack[TurnFields],
     ) -> str:
         """Start a turn with the appended input, after the running one or in its place; returns its id.
 
-        `on_abort` says whether its tokens are kept if the connection breaks.
+        With the mode "steer" the running turn is cut after `keep_tokens` (by default those that were sent)
+        in one act with the start of this one. `on_abort` says whether its tokens are kept if the connection
+        breaks.
         """
-        message = self.dialogue.commit(turn_id, mode, fields)
+        message = self.dialogue.commit(turn_id, mode, fields, keep_tokens)
         await self._send(message)
         return str(message["turn_id"])
 

@@ -51,6 +51,7 @@ class Session:
         self.id = session_id
         self.system = system
         self._current: Turn | None = None
+        self._appended = 0
 
     def __enter__(self) -> Session:
         return self
@@ -62,14 +63,47 @@ class Session:
 
     def say(
         self,
-        said: Said,
+        said: Said | None = None,
         *,
         turn_id: str | None = None,
         **fields: Unpack[TurnFields],
     ) -> Turn:
-        """Start a turn: iterate over it for streamed text, or wait for its `text`."""
+        """Start a turn: iterate over it for streamed text, or wait for its `text`.
+
+        Without an argument it says what was appended before.
+        """
+        self._appended = 0
         call = calls.start_turn(self.id, said, fields, turn_id)
         self._current = Turn(self._transport, call)
+        return self._current
+
+    def append(self, text: str, start: int | None = None) -> int:
+        """Say more of the next turn's input, or other text from character `start` on; it is computed ahead.
+
+        Returns how many characters there are. `say` without an argument starts the turn.
+        """
+        at = self._appended if start is None else start
+        self._appended = self._transport.ask(calls.append_input(self.id, at, text))
+        return self._appended
+
+    def steer(
+        self,
+        said: Said,
+        *,
+        keep: Keep = "heard",
+        turn_id: str | None = None,
+        **fields: Unpack[TurnFields],
+    ) -> Turn:
+        """Cut the turn that speaks after what was heard, and go on with this one, in one act.
+
+        `keep` is as of `interrupt`, without "none".
+        """
+        current = self._current
+        kept = calls.steer_fields(keep, None if current is None else current.tokens_settled)
+        call = calls.start_turn(self.id, said, fields, turn_id, kept)
+        self._current = Turn(self._transport, call)
+        if current is not None and "keep_tokens" in kept:
+            current.cut(kept)
         return self._current
 
     def tool_results(

@@ -429,7 +429,8 @@ class PlanBuilder:
         begun = self.planner.prompts.cached(turn) if waits else session.sequence.planned
         if turn.input_end - 1 <= begun:
             return 0
-        for _ in range(2):
+        pressed = False
+        while True:
             admission = Admission(self.registry, session, turn)
             try:
                 if waits:
@@ -440,13 +441,13 @@ class PlanBuilder:
             except OutOfUnits as shortfall:
                 if waits:
                     admission.undo()
-                if not self.pressure.make_room(shortfall, session, may_retract=False):
+                if pressed or not self.pressure.make_room(shortfall, session, may_retract=False):
                     return 0
+                pressed = True
                 continue
             if waits:
                 self._admitted(session, turn)
             return taken
-        return 0
 
 
 def _runs(session: Session) -> bool:

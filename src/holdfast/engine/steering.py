@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from holdfast.core.errors import SessionBusy, UnknownTurn
+from holdfast.core.errors import NothingToKeep, SessionBusy, UnknownTurn
 from holdfast.core.requirements import require_fit
 from holdfast.core.session import Life, Session
 from holdfast.core.turn import KEEP_ALL, Turn
@@ -70,6 +70,8 @@ class Steering:
 
     def _require_fit(self, session: Session, turn: Turn, spec: TurnSpec, kept: int) -> None:
         """Raise what would refuse the turn, before anything is cut."""
+        if not 0 <= kept <= turn.generated:
+            raise NothingToKeep(f"{kept} tokens are to be kept, {turn.generated} were generated")
         known = turn.input_end + kept
         sampling = spec.sampling.with_defaults(self._loop.setup.defaults)
         sampling.choice(spec.choice).check_vocabulary(self._loop.setup.model.config.vocabulary)

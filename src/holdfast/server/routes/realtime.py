@@ -5,9 +5,10 @@ The client sends `session.open`, `input.append`, `input.replace`, `input.commit`
 `response.delta`, `response.done`, `session.rewound`, `session.forked`, `session.closed` and `error`, each
 with a sequence number `seq`. Input may be appended while the model generates; it belongs to the connection
 until it is committed, and is computed ahead (`server/listening.py`). A commit with mode "after" waits for the
-running turn; one with mode "interrupt" cuts that turn at the last token sent and cancels queued turns. An
-invalid message gets an `error` that names its field, and the connection stays open. `session.opened` carries
-the number after which messages go on; errors without a session carry none.
+running turn; one with mode "interrupt" cuts that turn at the last token sent and cancels queued turns; one
+with mode "steer" does so in one act with the start of its turn. An invalid message gets an `error` that names
+its field, and the connection stays open. `session.opened` carries the number after which messages go on;
+errors without a session carry none.
 
 After a lost connection a client opens the session again with `resume_after_seq`, the last number that it
 received, and the later messages are replayed; `resumed` says whether all of them were still kept.
@@ -265,8 +266,13 @@ class Conversation:
             raise Problem(400, "empty_turn", "the turn has no input: append some first", "input")
         asked = ask_turn(REALTIME, message, said)
         self.service.check_turn(asked)
+        if message.keep_tokens is not None and message.mode != "steer":
+            raise bad_field("keep_tokens", "needs the mode steer")
         labels["turn_id"] = asked.name
-        channel.submit(Job(labels, asked=asked), cuts=message.mode == "interrupt")
+        if message.mode == "steer":
+            channel.steer(Job(labels, asked=asked), message.keep_tokens)
+        else:
+            channel.submit(Job(labels, asked=asked), cuts=message.mode == "interrupt")
 
     async def _rewind(self, channel: Channel, message: RewindMessage, labels: dict[str, Any]) -> None:
         record = channel.record()

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -50,7 +51,7 @@ def encoded(kind: str, seq: int | None, body: dict[str, Any]) -> str:
 class Job:
     """Something that waits for its place in the order: a turn where `asked` is given, or a call."""
 
-    __slots__ = ("act", "asked", "labels")
+    __slots__ = ("act", "asked", "labels", "started")
 
     def __init__(
         self,
@@ -63,6 +64,8 @@ class Job:
         """What names it in an answer: `turn_id` or `request_id`."""
         self.asked = asked
         self.act = act
+        self.started: asyncio.Task[TurnFeed] | None = None
+        """A turn that steers the running one is started before its place comes."""
 
 
 class Running:
@@ -149,14 +152,14 @@ class Channel:
             return False
         outbox.close(1001, "the connection is closed")
         self.outbox = None
-        self.queue.clear()
+        self._clear()
         if self.running is not None:
             self._leave(self.running)
         return True
 
     def end(self, why: str) -> None:
         """The session has ended; the client is told after the end of the turn in flight."""
-        self.queue.clear()
+        self._clear()
         task = asyncio.create_task(self._end(why, self.running))
         self._urgent.add(task)
         task.add_done_callback(self._urgent.discard)
@@ -192,9 +195,57 @@ class Channel:
             return
         if cuts:
             self.cut()
+        self._append(job)
+
+    def _append(self, job: Job) -> None:
         self.queue.append(job)
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
+
+    def steer(self, job: Job, keep: int | None) -> None:
+        """Start a turn that cuts the one before it after `keep` tokens, or those sent; queued turns go."""
+        asked, running = job.asked, self.running
+        assert asked is not None, "only a turn steers"
+        waiting = [other for other in self.queue if other.asked is not None]
+        if self._known_turn(asked, waiting):
+            return
+        if running is None or running.feed is None:
+            if running is None and keep is not None:
+                job.asked = replace(asked, steers=keep)
+            self.submit(job, cuts=True)
+            return
+        for other in waiting:
+            self._cancel(other)
+        job.asked = replace(asked, steers=running.sent if keep is None else keep)
+        job.started = asyncio.create_task(self._start_steering(job.asked, running))
+        self._append(job)
+
+    async def _start_steering(self, asked: TurnAsked, running: Running) -> TurnFeed:
+        feed = await self.service.start_turn(self.record(), asked)
+        running.cut = True
+        return feed
+
+    def _cancel(self, job: Job) -> None:
+        """Drop a queued turn, and tell its client."""
+        self.queue.remove(job)
+        self._take_back(job)
+        self.emit_problem(_cancelled(), job.labels)
+
+    def _clear(self) -> None:
+        """Drop everything that is queued."""
+        for job in self.queue:
+            self._take_back(job)
+        self.queue.clear()
+
+    def _take_back(self, job: Job) -> None:
+        """End the turn of a job that is dropped, if it was started already."""
+
+        def leave(started: asyncio.Task[TurnFeed]) -> None:
+            if not started.cancelled() and started.exception() is None:
+                self.service.leave(started.result(), keeps=False)
+
+        if job.started is not None:
+            job.started.add_done_callback(leave)
 
     def _known_turn(self, asked: TurnAsked, before: list[Job]) -> bool:
         """Whether this turn is already queued or running: a client may repeat it after a reconnect."""
@@ -224,7 +275,7 @@ class Channel:
             while self.queue:
                 job = self.queue.popleft()
                 if job.asked is not None:
-                    await self._guarded(self._turn(job.asked), job.labels)
+                    await self._guarded(self._turn(job.asked, job.started), job.labels)
                 elif job.act is not None:
                     await self._guarded(job.act(), job.labels)
         finally:
@@ -242,11 +293,12 @@ class Channel:
 
     # --- turns ------------------------------------------------------------------------------------
 
-    async def _turn(self, asked: TurnAsked) -> None:
-        """Run one turn."""
+    async def _turn(self, asked: TurnAsked, started: asyncio.Task[TurnFeed] | None) -> None:
+        """Run one turn; it may have been `started`."""
         running = self.running = Running(asked)
         try:
-            feed = running.feed = await self.service.start_turn(self.record(), asked)
+            starting = self.service.start_turn(self.record(), asked) if started is None else started
+            feed = running.feed = await starting
             self.emit("response.started", {"turn_id": asked.name})
             running.begun.set()
             if running.left:
@@ -286,8 +338,7 @@ class Channel:
     def cut(self) -> None:
         """End the running turn for another one, keeping what was sent, and cancel queued turns."""
         for job in [job for job in self.queue if job.asked is not None]:
-            self.queue.remove(job)
-            self.emit_problem(_cancelled(), job.labels)
+            self._cancel(job)
         running = self.running
         if running is not None:
             running.cut = True
@@ -298,8 +349,7 @@ class Channel:
         """Interrupt a turn by its id; answered by its end, or by the session's state if it had ended."""
         for job in self.queue:
             if job.asked is not None and job.asked.name == turn_id:
-                self.queue.remove(job)
-                self.emit_problem(_cancelled(), job.labels)
+                self._cancel(job)
                 return
         running = self.running
         if running is not None and running.asked.name == turn_id:

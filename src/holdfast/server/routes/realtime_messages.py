@@ -72,7 +72,8 @@ class CommitMessage(Message, tag="input.commit"):
 
     turn_id: str | None = None
     sampling: SamplingBody = msgspec.field(default_factory=SamplingBody)
-    mode: Literal["after", "interrupt"] = "after"
+    mode: Literal["after", "interrupt", "steer"] = "after"
+    keep_tokens: Count | None = None
 
 
 class InterruptMessage(Message, tag="response.interrupt"):

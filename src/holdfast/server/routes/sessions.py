@@ -41,7 +41,6 @@ __all__ = [
     "kept_tokens",
     "read_input",
     "router",
-    "steered_tokens",
 ]
 
 router = APIRouter(tags=["sessions"])
@@ -252,8 +251,8 @@ def kept_tokens(count: int | None, keep: str | None) -> int | None:
     return KEEP_ALL if keep == "all" else None
 
 
-def steered_tokens(mode: str | None, count: int | None) -> int | None:
-    """How many tokens a turn that steers leaves of the one before: -1 for all; None if it steers none."""
+def _steered_tokens(mode: str | None, count: int | None) -> int | None:
+    """How much of the turn before stays: a number, or -1 for all; None for a turn that does not steer."""
     if mode == "steer":
         return KEEP_ALL if count is None else count
     if count is not None:
@@ -354,7 +353,7 @@ async def take_turn(request: Request, session_id: str) -> Response:
     given = body.input
     if given is None and not (given := service.listening.take(record, name)):
         raise bad_field("input", "give the input of the turn, or send it to /input before", "empty_turn")
-    steers = steered_tokens(body.mode, body.keep_tokens)
+    steers = _steered_tokens(body.mode, body.keep_tokens)
     asked = replace(ask_turn(SESSIONS, body, given), name=name, steers=steers)
     feed = await service.start_turn(record, asked)
 
