@@ -97,7 +97,7 @@ def test_refusals_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kept", [1, 9, 10, 14])
+@pytest.mark.parametrize("kept", [0, 1, 9, 10, 12])
 def test_the_end_of_the_last_turn_gives_way_and_its_beginning_stays(layout: str, kept: int) -> None:
     driver = Driver(layout, 4)
     driver.open("a")
@@ -121,7 +121,18 @@ def test_the_end_of_a_turn_may_give_way_to_nothing() -> None:
     driver.turn("a", 10, 5, 1)
     assert driver.scheduler.compact("a", 1, 1, (), driver.now, 10) == 0
     assert driver.tokens() == list(prompt(10, 1)) and driver.session().boundaries == [10]
-    with pytest.raises(errors.UnknownBoundary):
-        driver.scheduler.compact("a", 1, 1, (), driver.now, 11)
     with pytest.raises(errors.EmptyTurn):
         driver.scheduler.compact("a", 1, 1, (), driver.now)
+
+
+def test_a_full_queue_does_not_keep_a_turn_from_getting_shorter() -> None:
+    driver = Driver("dense", 4, queue_max=1, running_max=1)
+    driver.open("a")
+    driver.turn("a", 10, 5, 1)
+    for name in ("runs", "waits"):
+        driver.open(name)
+        driver.submit(name, prompt(5, 2), 9)
+        driver.step()
+    assert driver.scheduler.compact("a", 1, 1, (1, 2), driver.now, 10) == 2
+    with pytest.raises(errors.QueueFull):
+        driver.scheduler.compact("a", 1, 1, (1, 2), driver.now)

@@ -64,7 +64,7 @@ def test_examples_of_the_wire_run_against_a_server(tmp_path: Path, family: str) 
     server = serve()
     definitions = "\n".join(verbs.splitlines()[:4]).replace(ADDRESS, server.url) + "\n"
     assert ADDRESS in verbs
-    opened, first, again, second, cut, fork, other, rewound, _spilled, _shown, memory = shell(
+    opened, first, again, second, cut, fork, other, rewound, _spilled, kept, shown, memory = shell(
         verbs.replace(ADDRESS, server.url), tmp_path
     )
     assert opened["id"] == "talk"
@@ -74,6 +74,8 @@ def test_examples_of_the_wire_run_against_a_server(tmp_path: Path, family: str) 
     assert (fork["id"], fork["turns"]) == ("aside", 1)
     assert other["usage"]["cached_tokens"] == second["usage"]["cached_tokens"]
     assert rewound["turns"] == 1
+    settings = ("ttl", "pin", "priority")
+    assert [kept[name] for name in settings] == [shown[name] for name in settings] == [86400, True, 1]
     assert memory["findings"] == []
 
     heard = shell(definitions + leaving, tmp_path)
@@ -87,6 +89,7 @@ def test_examples_of_the_wire_run_against_a_server(tmp_path: Path, family: str) 
     definitions = "\n".join(verbs.splitlines()[:4]).replace(ADDRESS, server.url) + "\n"
     repeated, third, *listed = shell(definitions + restarted, tmp_path)
     assert repeated["token_ids"] == first["token_ids"]
+    assert [server.state("talk")[name] for name in settings] == [86400, True, 1]
     assert third["usage"]["cached_tokens"] == second["usage"]["cached_tokens"], "nothing is computed again"
     assert {line["id"].rpartition("/")[2] for line in listed if isinstance(line, dict)} >= {"talk", "aside"}
     server.check_clean()

@@ -71,7 +71,8 @@ OTHER: dict[str, Any] = {
     "timeout": 12.5, "append_history": True, "constraint": Constraint(Kind.REGEX, "[a-z]", "regex"),
     "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "thinking": False,
     "thinking_tokens": 9, "reasoning_effort": "low", "chat_template_kwargs": {"x": 1},
-    "separate_reasoning": False, "stream_reasoning": False, "expect_return_seconds": 2.5,
+    "separate_reasoning": False, "stream_reasoning": False, "keep_reasoning": False,
+    "expect_return_seconds": 2.5,
     "continue_final_message": True, "add_generation_prompt": False,
 }  # fmt: skip
 """For every declared field a value that is not its default."""

@@ -22,6 +22,7 @@ from holdfast.core.moves import Moves
 from holdfast.core.policy import Policy
 from holdfast.core.prefix import PrefixTree
 from holdfast.core.queues import Queues
+from holdfast.core.retention import Retention
 from holdfast.core.session import Life, LifeEvent, Session
 from holdfast.core.turn import Turn
 
@@ -157,6 +158,17 @@ class Registry:
             self.tenants[session.tenant] = self.tenants.get(session.tenant, 0) + 1
         if session.retention.ttl is not None:
             self.watch(session, self.now + session.retention.ttl)
+
+    def retain(self, session: Session, retention: Retention) -> None:
+        """Keep a session like this from now on; an idle one is used by that."""
+        session.retention = retention
+        if session.turn is None:
+            session.idle_since = self.now
+            if session in self.queues.resting:
+                self.queues.rest(session)
+        self.deadlines.drop(session.number)
+        assert retention.ttl is not None, "a session has a time to live"
+        self.watch(session, self.now + retention.ttl)
 
     def leave(self, session: Session) -> None:
         """Remove a closed session."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-__all__ = ["PRIORITY_MAX", "Retention"]
+__all__ = ["DEFAULT", "PRIORITY_MAX", "Retention"]
 
 PRIORITY_MAX = 4
 """The highest priority; the lowest is its negative."""
@@ -30,3 +30,6 @@ class Retention:
     def with_default(self, ttl: float) -> Retention:
         """The same with a time to live, if it has none."""
         return self if self.ttl is not None else replace(self, ttl=ttl)
+
+
+DEFAULT = Retention()

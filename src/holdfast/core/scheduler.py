@@ -35,7 +35,7 @@ from holdfast.core.requirements import (
     require_length,
     require_new_session,
 )
-from holdfast.core.retention import Retention
+from holdfast.core.retention import DEFAULT, Retention
 from holdfast.core.session import Life, LifeEvent, Place, PlaceEvent, Session
 from holdfast.core.settler import Settler
 from holdfast.core.sharing import fork, publish
@@ -43,8 +43,6 @@ from holdfast.core.tiers import adopt
 from holdfast.core.turn import KEEP_ALL, Ending, Turn, TurnEvent, TurnRequest, TurnState
 
 FLIGHTS_MAX = 2
-
-DEFAULT_RETENTION = Retention()
 
 
 class Scheduler:
@@ -82,7 +80,7 @@ class Scheduler:
         session_id: str,
         tenant: str,
         now: float,
-        retention: Retention = DEFAULT_RETENTION,
+        retention: Retention = DEFAULT,
         volatile: bool = False,
     ) -> Session:
         """Open a named session. It shares prefixes with sessions of its `tenant` alone."""
@@ -153,14 +151,7 @@ class Scheduler:
         session = registry.find(session_id)
         if session.one_shot:
             raise errors.UnknownSession(f"{session_id} is a request, which ends with its turn")
-        session.retention = retention.with_default(registry.policy.session_ttl)
-        if session.turn is None:
-            session.idle_since = registry.now
-            if session in registry.queues.resting:
-                registry.queues.rest(session)
-        registry.deadlines.drop(session.number)
-        assert session.retention.ttl is not None
-        registry.watch(session, registry.now + session.retention.ttl)
+        registry.retain(session, retention.with_default(registry.policy.session_ttl))
 
     def close(self, session_id: str, now: float) -> None:
         """Close a session. A turn in flight is rolled back first, as soon as its rows have settled."""
@@ -362,11 +353,17 @@ class Scheduler:
         session.last = None
 
     def compact(
-        self, session_id: str, first: int, last: int, tokens: tuple[int, ...], now: float, keep: int = 0
+        self,
+        session_id: str,
+        first: int,
+        last: int,
+        tokens: tuple[int, ...],
+        now: float,
+        keep: int | None = None,
     ) -> int:
         """Replace turns `first` to `last`, counted from 1, by one turn of `tokens` without an answer.
 
-        With `keep` that many tokens of turn `first` stay before `tokens`, of which there may then be none.
+        With `keep` that many tokens of turn `first` stay before `tokens`, which are fewer than those that go.
         The turns after them stay, word for word. Their memory goes, because it depends on what was before:
         the next turn computes it again. Returns how many tokens that is.
         """
@@ -376,11 +373,10 @@ class Scheduler:
         boundaries, sequence = session.boundaries, session.sequence
         if not 1 <= first <= last <= len(boundaries):
             raise errors.UnknownBoundary(f"session {session_id} has only {len(boundaries)} turns")
-        cut = keep + (boundaries[first - 2] if first > 1 else 0)
+        cut = (keep or 0) + (boundaries[first - 2] if first > 1 else 0)
         end, known = boundaries[last - 1], sequence.known
-        if cut > end:
-            raise errors.UnknownBoundary(f"turn {first} of session {session_id} ends before token {cut}")
-        if session.turn is None and not (keep and not tokens):
+        assert keep is None or 0 <= cut <= cut + len(tokens) <= end, "what fits is made shorter"
+        if session.turn is None and keep is None:
             # Nothing is to be generated: what has to fit is what is known afterwards.
             require_fit(registry, session.tenant, cut + known - end, TurnRequest("", tokens, 0), False)
         self._require_idle(session)
