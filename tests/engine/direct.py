@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 
 from holdfast.core.registry import Event
 from holdfast.core.turn import Turn
-from holdfast.engine.engine import Answer, Engine
+from holdfast.engine.engine import Engine
 from holdfast.engine.listeners import Refusal, TurnListener
 from holdfast.engine.loop import EngineLoop
+from holdfast.engine.replies import Answer
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.text.stream import TurnStream
 from holdfast.engine.turn_spec import TurnSpec

@@ -11,12 +11,11 @@ an argument everywhere; a clock that jumps back stands still here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from holdfast.core import errors
-from holdfast.core.audit import Audit, Finding, Owner
+from holdfast.core.audit import Audit, Finding
 from holdfast.core.events import Event, EventKind
 from holdfast.core.fallback import fall_back, resume_length
+from holdfast.core.healing import Healing
 from holdfast.core.in_flight import Plan
 from holdfast.core.layout import Tier
 from holdfast.core.ledger import Kind, Ledger, OutOfUnits
@@ -48,7 +47,7 @@ FLIGHTS_MAX = 2
 class Scheduler:
     """The whole core behind a few verbs."""
 
-    __slots__ = ("audit", "listening", "planner", "pressure", "registry", "settler", "strict")
+    __slots__ = ("healing", "listening", "planner", "pressure", "registry", "settler", "strict")
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class Scheduler:
         self.planner = Planner(self.registry, self.pressure, propose)
         self.listening = Listening(self.registry, self.planner.prompts)
         self.settler = Settler(self.registry)
-        self.audit = Audit(ledger, self.registry.tree, self._owners)
+        self.healing = Healing(self.registry, self.settler)
         self.strict = strict
 
     @property
@@ -539,10 +538,7 @@ class Scheduler:
             raise errors.IllegalTransition(f"step {plan.step} is not the oldest in flight")
         plans.popleft()
         self.settler.settle(plan, result)
-        for finding in self.audit.census() if self.strict else self.audit.tick(len(plan.rows)):
-            self._suffer(finding)
-        if self.registry.queues.tainted:
-            self._drop_tainted()
+        self.healing.suffer(self.audit.census() if self.strict else self.audit.tick(len(plan.rows)))
         return self.take_events()
 
     def take_events(self) -> list[Event]:
@@ -577,48 +573,16 @@ class Scheduler:
 
     # --- the audit --------------------------------------------------------------------------------
 
-    def _owners(self) -> Iterator[Owner]:
-        for session in self.registry.sessions.values():
-            yield session.sequence
-            if session.parcel is not None:
-                yield session.parcel
+    @property
+    def audit(self) -> Audit:
+        """Counts holders and units."""
+        return self.healing.audit
 
     def recount(self) -> list[Finding]:
         """A whole census now, for an idle moment. Findings are healed; owners at fault lose their memory."""
-        found = self.audit.census()
-        for finding in found:
-            self._suffer(finding)
-        self._drop_tainted()
-        return found
+        return self.healing.census()
 
     def recount_some(self, budget: int) -> bool:
         """A part of a census, about `budget` units, for an idle moment; whether that completed it."""
-        for finding in self.audit.slice(budget):
-            self._suffer(finding)
-        self._drop_tainted()
+        self.healing.suffer(self.audit.slice(budget))
         return self.audit.between_rounds
-
-    def _suffer(self, finding: Finding) -> None:
-        """A finding names owners whose memory cannot be trusted: their turns fail, their memory goes."""
-        registry = self.registry
-        registry.events.append(Event(EventKind.FINDING, "", None, [], str(finding)))
-        for owner in finding.owners:
-            for session in [s for s in registry.sessions.values() if owner in (s.sequence, s.parcel)]:
-                self._fail_memory(session, str(finding))
-
-    def _fail_memory(self, session: Session, reason: str) -> None:
-        """Fail a session's turn and give up its memory; its committed tokens stay."""
-        turn = session.turn
-        if turn is not None and session.life in (Life.RUNNING, Life.CLOSING):
-            turn.ending = Ending(TurnEvent.FAIL, reason, trusted=False)
-            if not session.unsettled:
-                self.settler.end(session)
-        if session.id in self.registry.sessions:
-            self.registry.queues.tainted[session] = None
-
-    def _drop_tainted(self) -> None:
-        """Give up memory that cannot be trusted, as soon as no row in flight names it."""
-        tainted = self.registry.queues.tainted
-        for session in [session for session in tainted if not session.unsettled]:
-            del tainted[session]
-            self.registry.drop_memory(session)

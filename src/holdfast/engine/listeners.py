@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from types import TracebackType
 from typing import Protocol
 
 from holdfast.core.errors import Refused
@@ -16,7 +17,7 @@ from holdfast.engine.durable.records import FinishedTurn
 from holdfast.engine.sampling import SamplingError
 from holdfast.engine.text.stream import TurnStream
 
-__all__ = ["Refusal", "Reply", "SessionObserver", "TurnListener", "Unobserved"]
+__all__ = ["Refusal", "Refusing", "Reply", "SessionObserver", "TurnListener", "Unobserved"]
 
 Refusal = Refused | SamplingError
 """Why a verb was not carried out; it has changed nothing."""
@@ -85,3 +86,23 @@ class Unobserved:
 
     def finding(self) -> None:
         """Ignored; the log has it."""
+
+
+class Refusing:
+    """A block of a verb that may be refused: the caller is told, and the block has changed nothing."""
+
+    __slots__ = ("_reply",)
+
+    def __init__(self, reply: Reply | TurnListener) -> None:
+        self._reply = reply
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Refusal):
+            return False
+        self._reply.refused(error)
+        return True

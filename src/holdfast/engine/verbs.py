@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from holdfast.core.errors import Refused, RequestConflict, TooManySessions, UnknownSession
 from holdfast.core.layout import Tier
@@ -24,7 +23,7 @@ from holdfast.engine.constraints.compiler import Compilation, State
 from holdfast.engine.constraints.errors import GrammarError
 from holdfast.engine.durable.session_log import Tools, require_text
 from holdfast.engine.grammars import GrammarRefused
-from holdfast.engine.listeners import Reply, TurnListener
+from holdfast.engine.listeners import Refusing, Reply, TurnListener
 from holdfast.engine.listening import Ahead
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.sampling import SamplingError
@@ -51,26 +50,6 @@ log = logging.getLogger("holdfast.engine")
 def never_spent() -> bool:
     """A budget without a limit."""
     return False
-
-
-class Refusing:
-    """A block of a verb that may be refused: the caller is told, and the block has changed nothing."""
-
-    __slots__ = ("_reply",)
-
-    def __init__(self, reply: Reply | TurnListener) -> None:
-        self._reply = reply
-
-    def __enter__(self) -> None:
-        """Nothing to do."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if not isinstance(error, Refused | SamplingError):
-            return False
-        self._reply.refused(error)
-        return True
 
 
 class Verbs:

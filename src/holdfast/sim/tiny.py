@@ -114,7 +114,7 @@ class TinyWorld:
         )
         self.scheduler = Scheduler(self.ledger, policy)
         self.audit = self.scheduler.audit
-        self.scheduler.audit = Quiet(self.ledger, self.scheduler.registry.tree, self.audit.owners)
+        self.scheduler.healing.audit = Quiet(self.ledger, self.scheduler.registry.tree, self.audit.owners)
         self.audience = Audience(self.scheduler, lambda: True, self._matcher)
         self.device = SimDevice(layout, VOCABULARY, self._log, self._matcher)
         self.inspection = Inspection(self.scheduler, self.device)
