@@ -34,7 +34,7 @@ class Channel:
         self._unsent: deque[bytes] = deque()
         """Frames for a process that has not connected yet."""
         self.ended: asyncio.Future[None] = self._loop.create_future()
-        self._descriptor = socket.getsockopt(zmq.FD)
+        self._descriptor = socket.fileno()
         self._loop.add_reader(self._descriptor, self._look)
         self._look_soon()
 
