@@ -104,8 +104,9 @@ class EngineOptions:
     the process; `durability` says what answers wait for. `disk` is a directory for the memory of idle
     sessions, of at most `disk_limit` bytes; a session is written there after `snapshot_seconds` without a
     turn. The last token of a turn is left for `seal_seconds` to the turn that follows. `overlap` plans a step
-    while the one before runs. `pack_weights` also keeps weights in twelve bits, on GPUs that read those faster. `fast_start` captures no CUDA graphs. `tool_parser` and `reasoning_parser`
-    name how the model writes tool calls and marks its reasoning; `auto` finds that out, `none` reads neither.
+    while the one before runs. `pack_weights` also keeps weights in twelve bits, on GPUs that read those
+    faster. `fast_start` captures no CUDA graphs. `tool_parser` and `reasoning_parser` name how the model
+    writes tool calls and marks its reasoning; `auto` finds that out, `none` reads neither.
     A tenant may hold the fraction `tenant_device` of the device's memory (1 is all of it), and likewise of
     the host's and the disk's; `tenant_shares` has other fractions for single tenants: by name, then by tier
     (device, host, disk).
