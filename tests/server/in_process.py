@@ -13,12 +13,9 @@ SMALL = {"kv_tokens": 1 << 14, "window_tokens": 1 << 14, "state_slots": 64}
 """Pools that a strict audit counts quickly."""
 
 
-def echo_commands(
-    model: str = "echo", clock: Clock | None = None, seal_seconds: float = 0.0, **options: object
-) -> EngineCommands:
+def echo_commands(model: str = "echo", clock: Clock | None = None, **options: object) -> EngineCommands:
     """The commands of an echo engine; its pools are small if no size is given."""
     outbox = Outbox()
     options = options if "kv_tokens" in options else SMALL | options
     timed = {} if clock is None else {"clock": clock}
-    loop = open_echo(model, make_options(**options), outbox, seal_seconds=seal_seconds, **timed)
-    return EngineCommands(loop, outbox)
+    return EngineCommands(open_echo(model, make_options(**options), outbox, **timed), outbox)

@@ -7,7 +7,10 @@ Prints two tables, or with `--json` one object a line.
 from __future__ import annotations
 
 import json
+import os
 from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -85,7 +88,10 @@ def _measure(model: str, stated: dict[str, Any], workload: Any, in_process: bool
                 ):
                     figures += shown.figures_of(each, shown.INSIDE, samples)
             run_served = import_module("holdfast.bench.wire.served").run_served
-            served = run_served([model, *_arguments(stated)], workload, progress)
+            with TemporaryDirectory() as folder:
+                spans_file = Path(folder) / "spans.jsonl"
+                os.environ["HOLDFAST_SPANS"] = str(spans_file)  # For the server that is started.
+                served = run_served([model, *_arguments(stated)], workload, spans_file, progress)
             for each, (samples, spans) in zip(workload.rounds, served, strict=True):
                 figures += [*shown.figures_of(each, shown.HTTP, samples), *shown.span_figures(each, spans)]
     except (RuntimeError, OSError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from holdfast.core.layout import Tier
 from holdfast.core.ledger import Ledger
@@ -50,12 +49,11 @@ def build_loop(
     answers: AnswerSetup | None = None,
     observer: SessionObserver | None = None,
     clock: Clock = time.monotonic,
-    seal_seconds: float = 0.0,
 ) -> EngineLoop:
     """The loop of an engine that is ready to make steps.
 
     `identity` names the model's weights: snapshots are valid for the same weights only. Without `answers`,
-    turns with a grammar are refused. `seal_seconds` is that of `Policy`.
+    turns with a grammar are refused.
     """
     if answers is None:
         answers = AnswerSetup(Chosen(None, None), Grammars(None, "this engine has no grammar compiler"))
@@ -77,7 +75,7 @@ def build_loop(
         snapshots = open_snapshots(options, identity, layout, session_log, clock)
     scheduler = Scheduler(
         _ledger(setup, snapshots),
-        replace(_policy(model, options), seal_seconds=seal_seconds),
+        _policy(model, options),
         speculator,
         strict=options.audit == "strict",
         on_disk=None if snapshots is None else snapshots.covers,
@@ -132,6 +130,7 @@ def _policy(model: ModelDescription, options: EngineOptions) -> Policy:
         checkpoints=options.checkpoints,
         leave_history=options.leave_history,
         durable_turns=options.journal is not None,
+        seal_seconds=options.seal_seconds,
         share=Share(**parts),
         shares={tenant: Share(**{**parts, **own}) for tenant, own in options.tenant_shares.items()},
     )

@@ -228,7 +228,6 @@ def open_echo(
     options: EngineOptions,
     observer: SessionObserver | None = None,
     clock: Clock = time.monotonic,
-    seal_seconds: float = 0.0,
 ) -> EngineLoop:
     """The loop of a model that repeats its input."""
     if options.kv_tokens is None:
@@ -251,5 +250,4 @@ def open_echo(
         ),
         observer=observer,
         clock=clock,
-        seal_seconds=seal_seconds,
     )

@@ -47,7 +47,10 @@ COUNTS_OR_NONE = (
 
 MOST: Mapping[str, int] = {
     **dict.fromkeys((*COUNTS, *COUNTS_OR_NONE), (1 << 31) - 1),
-    **dict.fromkeys(("disk_limit", "host_memory", "checkpoints", "session_ttl", "snapshot_seconds"), 1 << 60),
+    **dict.fromkeys(
+        ("disk_limit", "host_memory", "checkpoints", "session_ttl", "snapshot_seconds", "seal_seconds"),
+        1 << 60,
+    ),
     "page_size": PAGE_SIZE_MAX,
     "max_running": 1 << 16,
 }
@@ -100,9 +103,10 @@ class EngineOptions:
     sessions of `session_tokens` tokens. `host_memory` is in bytes. With a `journal` (a file) sessions survive
     the process; `durability` says what answers wait for. `disk` is a directory for the memory of idle
     sessions, of at most `disk_limit` bytes; a session is written there after `snapshot_seconds` without a
-    turn. `overlap` plans a step while the one before runs. `pack_weights` also keeps weights in twelve bits,
-    on GPUs that read those faster. `fast_start` captures no CUDA graphs. `tool_parser` and `reasoning_parser`
-    name how the model writes tool calls and marks its reasoning; `auto` finds that out, `none` reads neither.
+    turn. The last token of a turn is left for `seal_seconds` to the turn that follows. `overlap` plans a step
+    while the one before runs. `pack_weights` also keeps weights in twelve bits, on GPUs that read those
+    faster. `fast_start` captures no CUDA graphs. `tool_parser` and `reasoning_parser` name how the model
+    writes tool calls and marks its reasoning; `auto` finds that out, `none` reads neither.
     A tenant may hold the fraction `tenant_device` of the device's memory (1 is all of it), and likewise of
     the host's and the disk's; its pinned sessions may keep the fraction `tenant_pinned` of its part of the
     device. `tenant_shares` has other fractions for single tenants: by name, then by tier.
@@ -140,6 +144,7 @@ class EngineOptions:
     disk: str | None = None
     disk_limit: int | None = None
     snapshot_seconds: float = 2.0
+    seal_seconds: float = 0.0
     overlap: bool | None = None
     pack_weights: bool | None = None
     fast_start: bool = False
@@ -185,6 +190,8 @@ class EngineOptions:
             raise OptionError("session_ttl", f"must be a positive number of seconds, not {self.session_ttl}")
         if not self.snapshot_seconds >= 0:
             raise OptionError("snapshot_seconds", f"must not be negative, not {self.snapshot_seconds}")
+        if not self.seal_seconds >= 0:
+            raise OptionError("seal_seconds", f"must not be negative, not {self.seal_seconds}")
         for name, allowed in CHOICES.items():
             value = getattr(self, name)
             one_gpu = name == "device" and re.fullmatch(r"cuda:\d+", str(value))

@@ -36,14 +36,10 @@ def open_loop(
     options: EngineOptions,
     progress: Progress | None = None,
     observer: SessionObserver | None = None,
-    seal_seconds: float = 0.0,
 ) -> EngineLoop:
-    """Find a model, download it if necessary, load it and set up its memory.
-
-    `seal_seconds` is how long the last token of a turn is left to a turn that follows (`Policy`).
-    """
+    """Find a model, download it if necessary, load it and set up its memory."""
     if name in ECHO_MODELS:
-        return open_echo(name, options, observer, seal_seconds=seal_seconds)
+        return open_echo(name, options, observer)
     device = _device(options.device)
     if device.index is not None:
         # Kernels are launched, and events recorded, on the current device of the engine's thread.
@@ -81,7 +77,6 @@ def open_loop(
             identity=identity,
             answers=AnswerSetup(formats, grammars()),
             observer=observer,
-            seal_seconds=seal_seconds,
         )
         if loaded.device.type == "cuda" and not options.fast_start and isinstance(loop.executor, Executor):
             loop.executor.capture(progress)

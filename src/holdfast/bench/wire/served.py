@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,26 +29,19 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def run_served(
-    arguments: Sequence[str], workload: Workload, progress: Callable[[str], None]
+    arguments: Sequence[str], workload: Workload, spans: Path, progress: Callable[[str], None]
 ) -> list[tuple[RoundSamples, Spans]]:
-    """Start a server with these arguments of `serve`, run all rounds, and stop it."""
-    with tempfile.TemporaryDirectory() as folder:
-        spans = Path(folder) / "spans.jsonl"
-        spans.touch()
-        before = os.environ.get("HOLDFAST_SPANS")
-        os.environ["HOLDFAST_SPANS"] = str(spans)
-        try:
-            with ServerProcess(*arguments) as server:
-                found = []
-                for number, each in enumerate(workload.rounds):
-                    progress(f"over HTTP: {each.streams} streams, history {each.history}")
-                    found.append(asyncio.run(_round(server, number, each, workload, spans)))
-                return found
-        finally:
-            if before is None:
-                del os.environ["HOLDFAST_SPANS"]
-            else:
-                os.environ["HOLDFAST_SPANS"] = before
+    """Start a server with these arguments of `serve`, run all rounds, and stop it.
+
+    `spans` is the file that HOLDFAST_SPANS names in the environment that the server inherits.
+    """
+    spans.touch()
+    with ServerProcess(*arguments) as server:
+        found = []
+        for number, each in enumerate(workload.rounds):
+            progress(f"over HTTP: {each.streams} streams, history {each.history}")
+            found.append(asyncio.run(_round(server, number, each, workload, spans)))
+        return found
 
 
 async def _round(

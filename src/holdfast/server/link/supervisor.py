@@ -13,14 +13,13 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import zmq
-import zmq.asyncio
 
 from holdfast.engine.pauses import collect_when_idle
 from holdfast.server.link import wire
+from holdfast.server.link.channel import Channel
 from holdfast.server.link.engine_client import EngineClient
 from holdfast.server.link.lived_time import LivedTime, wait_lived
 from holdfast.server.link.scratch import Scratch
@@ -57,7 +56,7 @@ class Supervisor:
         self.facts: wire.ModelFacts | None = None
         self.restarts = 0
         self.pid: int | None = None
-        self._context: zmq.asyncio.Context | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
         self._tick = min(1.0, hang_seconds / 4)
@@ -71,7 +70,7 @@ class Supervisor:
 
     async def run(self) -> None:
         """Keep an engine process running until `stop`; raises `EngineUnable` if it cannot start."""
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         scratch = Scratch()
         failures = 0
         try:
@@ -145,27 +144,32 @@ class Supervisor:
             process.kill()
         await ending
 
-    async def _listen(self, socket: zmq.asyncio.Socket) -> None:
+    async def _listen(self, socket: zmq.Socket[bytes]) -> None:
         """Send the configuration, and receive reports until the engine ends."""
-        # This waits until the process has connected, which one that dies early never does.
-        await socket.send(wire.encode(self.configure))
-        while True:
-            frame = await socket.recv()
-            self._silence.reset()
-            report = wire.decode_report(frame)
-            match report:
-                case wire.Progress():
-                    self.progress(report.stage, report.done, report.total)
-                case wire.Unable():
-                    raise EngineUnable(report.message, report.model)
-                case wire.Ready():
-                    self.facts = report.facts
-                    # Frames are small and the socket has no limit of its own: sending never waits.
-                    self.client.connect(partial(self._post, socket))
-                    self.client.hear(report)
-                    self._ready.set()
-                case _:
-                    self.client.hear(report)
+        channel = Channel(socket, lambda frame: self._hear(frame, channel))
+        # It is sent when the process has connected, which one that dies early never does.
+        channel.send(wire.encode(self.configure))
+        try:
+            await channel.ended
+        finally:
+            channel.close()
+
+    def _hear(self, frame: bytes, channel: Channel) -> None:
+        """One report of the engine."""
+        self._silence.reset()
+        report = wire.decode_report(frame)
+        match report:
+            case wire.Progress():
+                self.progress(report.stage, report.done, report.total)
+            case wire.Unable():
+                raise EngineUnable(report.message, report.model)
+            case wire.Ready():
+                self.facts = report.facts
+                self.client.connect(lambda command: channel.send(wire.encode(command)))
+                self.client.hear(report)
+                self._ready.set()
+            case _:
+                self.client.hear(report)
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Kill an engine that has sent nothing for too long."""
@@ -197,16 +201,3 @@ class Supervisor:
     def hurry(self) -> None:
         """Have an engine process that is ending write no more sessions to disk."""
         self.client.send(wire.Stop(at_once=True))
-
-    def _post(self, socket: zmq.asyncio.Socket, command: wire.Command) -> None:
-        sending = asyncio.ensure_future(socket.send(wire.encode(command), zmq.NOBLOCK))
-        sending.add_done_callback(self._sent)
-
-    def _sent(self, future: asyncio.Future[zmq.MessageTracker | None]) -> None:
-        """Log a command that could not be sent: the engine has ended, and its end is noticed soon.
-
-        The call fails then. While the server stops this is expected.
-        """
-        if not future.cancelled() and future.exception() is not None:
-            level = logging.DEBUG if self._stopping else logging.ERROR
-            log.log(level, "could not send a command to the engine: %s", type(future.exception()).__name__)

@@ -312,8 +312,8 @@ def start(socket: zmq.Socket[bytes], configure: wire.Configure, outbox: Outbox) 
             socket.send(wire.encode(wire.Progress(stage, done, total)))
 
     try:
-        options = make_options(**configure.options)
-        return open_loop(configure.model, options, progress, outbox, SEAL_SECONDS)
+        options = make_options(**{"seal_seconds": SEAL_SECONDS, **configure.options})
+        return open_loop(configure.model, options, progress, outbox)
     except OptionError as error:
         why, model = error.typed, False
     except (PullError, ConfigurationError) as error:
