@@ -14,6 +14,12 @@ from tests.server.conftest import Serve
 SETTINGS = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 
 
+@pytest.fixture(autouse=True)
+def forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forks are allowed, whatever the environment of the run says."""
+    monkeypatch.delenv("HOLDFAST_TESTS_EXECUTE", raising=False)
+
+
 def command_line(process: int) -> list[str]:
     return Path(f"/proc/{process}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
 
