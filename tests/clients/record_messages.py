@@ -13,25 +13,19 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable
-from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import anthropic
 from anthropic import beta_tool
 from pydantic import BaseModel
 
-HEADERS = ("anthropic-version", "anthropic-beta", "x-api-key", "authorization", "x-app", "content-type")
-TOOLS_KEPT = 6
-LONG = 60
+from tests.clients.exchanges import Proxy, scrubbed
+
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
 CALLING = f"<think>hm</think>Let me see.\n{CALL}"
 WEATHER: Any = {
@@ -40,86 +34,6 @@ WEATHER: Any = {
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
 COMMAND = 'First.\n<tool_call>\n{"name": "Bash", "arguments": {"command": "true"}}\n</tool_call>'
-
-
-class Proxy:
-    """Passes requests on and keeps each with its answer."""
-
-    def __init__(self, server: str) -> None:
-        self.kept: list[dict[str, Any]] = []
-        target, kept = urlsplit(server), self.kept
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_HEAD(self) -> None:
-                self.do_POST()
-
-            def do_GET(self) -> None:
-                self.do_POST()
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("content-length") or 0))
-                upstream = HTTPConnection(target.hostname or "", target.port, timeout=120)
-                upstream.request(self.command, self.path, body, _passed(dict(self.headers.items())))
-                answer = upstream.getresponse()
-                content = answer.read()
-                kept.append(_exchange(self, body, answer.status, content))
-                self.send_response(answer.status)
-                for name, value in answer.getheaders():
-                    if name.lower() not in ("content-length", "transfer-encoding", "connection"):
-                        self.send_header(name, value)
-                self.send_header("content-length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-                upstream.close()
-
-            def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
-                """Nothing."""
-
-        self._listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._listener.server_address[1]}"
-        threading.Thread(target=self._listener.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        """Stop."""
-        self._listener.shutdown()
-        self._listener.server_close()
-
-
-def _passed(headers: dict[str, str]) -> dict[str, str]:
-    dropped = ("host", "connection", "accept-encoding")
-    return {name: value for name, value in headers.items() if name.lower() not in dropped}
-
-
-def _exchange(handler: BaseHTTPRequestHandler, body: bytes, status: int, content: bytes) -> dict[str, Any]:
-    headers = {name.lower(): value for name, value in handler.headers.items()}
-    stream = content.startswith(b"event: ")
-    return {
-        "method": handler.command,
-        "path": handler.path,
-        "headers": {name: headers[name] for name in HEADERS if name in headers},
-        "request": json.loads(body) if body else None,
-        "status": status,
-        "answer": _events(content) if stream else _json(content),
-    }
-
-
-def _json(content: bytes) -> Any:
-    return json.loads(content) if content.startswith(b"{") else None
-
-
-def _events(content: bytes) -> list[Any]:
-    """The events of a stream, with adjacent deltas of a block as one."""
-    events: list[Any] = []
-    for line in content.decode().splitlines():
-        if line.startswith("data: "):
-            event = json.loads(line.removeprefix("data: "))
-            delta, last = event.get("delta", {}), events[-1].get("delta", {}) if events else {}
-            if event["type"] == "content_block_delta" and last.get("type") == delta["type"]:
-                for name in delta.keys() - {"type"}:
-                    last[name] += delta[name]
-            else:
-                events.append(event)
-    return events
 
 
 # --- the anthropic package ------------------------------------------------------------------------
@@ -194,23 +108,6 @@ def run_claude(binary: str, url: str) -> None:
             subprocess.run(
                 command, env=environment, cwd=home, stdin=subprocess.DEVNULL, check=True, timeout=120
             )
-
-
-def scrubbed(value: Any, words: dict[str, str]) -> Any:
-    """A value whose long texts are replaced, the same text by the same words; most tools are left out."""
-    if isinstance(value, dict):
-        return {
-            name: scrubbed(inner[:TOOLS_KEPT] if name == "tools" else inner, words)
-            for name, inner in value.items()
-            if name not in ("description", "$schema") or not isinstance(inner, str)
-        }
-    if isinstance(value, list):
-        return [scrubbed(inner, words) for inner in value]
-    if not isinstance(value, str) or len(value) <= LONG or "<tool_call>" in value:
-        return value
-    head = re.match(r"<system-reminder>|x-anthropic-billing-header:", value)
-    number = words.setdefault(value, f"text {len(words)}")
-    return f"{head[0]} {number}" if head else number
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import suppress
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -88,10 +89,12 @@ class Recorder:
             handler.send_header("connection", "close")
             handler.end_headers()
             kept = bytearray()
-            while chunk := answer.read1(65536):
-                handler.wfile.write(chunk)
-                if answer.status >= 400:
-                    kept += chunk
+            # A client may leave in the middle of an answer; the server hears of it when `upstream` is closed.
+            with suppress(ConnectionError):
+                while chunk := answer.read1(65536):
+                    handler.wfile.write(chunk)
+                    if answer.status >= 400:
+                        kept += chunk
             # Some clients get an address that is no call of the interface, to open a connection early.
             if answer.status >= 400 and handler.command == "POST":
                 self.refused.append(f"{answer.status} {kept.decode(errors='replace')}")

@@ -95,13 +95,13 @@ def sessions_table(figures: Sequence[JsonFigure], url: str, model: str, load: Lo
     return _load_table(figures, f"holdfast bench sessions: {model} at {url}", sizes)
 
 
-def agents_table(figures: Sequence[JsonFigure], url: str, model: str, load: AgentLoad) -> Table:
-    """`bench agents`: one line for each quantity and API."""
+def agents_table(figures: Sequence[JsonFigure], place: str, model: str, load: AgentLoad) -> Table:
+    """`bench agents`: one line for each quantity and API; `place` says where the model is."""
     sizes = (
         f"{load.sessions} agents of {load.turns} turns, {load.input_tokens} words in and "
         f"{load.output_tokens} tokens out each, {load.forks:.0%} with a sub-agent, tools of {load.pause:g} s"
     )
-    return _load_table(figures, f"holdfast bench agents: {model} at {url}", sizes)
+    return _load_table(figures, f"holdfast bench agents: {model} at {place}", sizes)
 
 
 def _load_table(figures: Sequence[JsonFigure], title: str, sizes: str) -> Table:

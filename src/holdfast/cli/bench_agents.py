@@ -2,17 +2,23 @@
 
 Long conversations with tool results, pauses and sub-agents. A Holdfast server is measured through its
 sessions and through OpenAI's chat interface, where every turn sends the whole history; other servers through
-the latter alone. Prints a table, or with `--json` one object a line. The exit status is 0 if no turn failed.
+the latter alone. With `--here` servers are started for it: Holdfast, and llama-server beside it. Prints a
+table, or with `--json` one object a line. The exit status is 0 if no turn failed.
 """
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from holdfast.bench.agents.beside import measure_beside
 from holdfast.bench.agents.drive import measure
 from holdfast.bench.agents.workload import AgentLoad
+from holdfast.bench.beside.http import BenchError
+from holdfast.bench.models import find_model
 from holdfast.bench.tables import agents_table
 from holdfast.cli.bench_remote import (
     Api,
@@ -23,12 +29,17 @@ from holdfast.cli.bench_remote import (
     print_figures,
     turns_shown,
 )
-from holdfast.client import Client
+from holdfast.cli.pull import CACHE
+from holdfast.cli.refusals import refusal
+from holdfast.cli.remote import server_refusal
+from holdfast.client import Client, HoldfastError
 from holdfast.client.calls import DEFAULT_URL
+from holdfast.engine.pull import PullError
 
 __all__ = ["HELP", "agents"]
 
 TITLE = "bench agents"
+HERE = "Servers that it starts"
 DEFAULTS = AgentLoad()
 
 HELP = (
@@ -38,7 +49,8 @@ HELP = (
     "\b\n"
     "holdfast bench agents --sessions 64                 more sessions than fit: the server's --kv-tokens\n"
     "holdfast bench agents --scale 0.02 --pause 0.1      for a small model on a CPU\n"
-    "holdfast bench agents --url http://HOST:PORT --api chat --model NAME"
+    "holdfast bench agents --url http://HOST:PORT --api chat --model NAME\n"
+    "holdfast bench agents --here smollm2 --llama-server PATH --scale 0.02 --pause 0.1"
 )
 
 
@@ -63,10 +75,38 @@ def agents(
     pause: Annotated[float, typer.Option(min=0.0, help="Mean time of a tool in seconds.")] = DEFAULTS.pause,
     seed: Annotated[int, typer.Option(help="Seed of the plan and the words.")] = DEFAULTS.seed,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    here: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Start a server of this model and measure it.", rich_help_panel=HERE
+        ),
+    ] = None,
+    llama_server: Annotated[
+        Path | None,
+        typer.Option(
+            help="Path of a llama-server to start and measure too.", exists=True, rich_help_panel=HERE
+        ),
+    ] = None,
+    fit: Annotated[
+        int, typer.Option(min=1, help="Whole sessions that fit in each server.", rich_help_panel=HERE)
+    ] = 4,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads of each server.", show_default="all cores", rich_help_panel=HERE),
+    ] = None,
 ) -> None:
     """Measure a server from outside."""
     size = max(turns, round(input_tokens * scale))
     load = AgentLoad(sessions, turns, size, output_tokens, forks, fork_turns, pause, seed)
+    if here is not None:
+        figures = _measure_here(here, llama_server, load, fit, threads)
+        place = f"servers with room for {fit} sessions"
+        print_figures(
+            figures, None if as_json else lambda: agents_table(figures, place, here, load), ("errors",)
+        )
+        return
+    if llama_server is not None:
+        raise refusal(TITLE, "--llama-server needs --here MODEL: both serve the same file")
 
     def measured(client: Client, api: str, name: str) -> list[dict[str, Any]]:
         with turns_shown(f"{TITLE} {api}", f"turns of {load.sessions} agents") as told:
@@ -75,3 +115,27 @@ def agents(
     figures, name = measure_apis(TITLE, url, api_key, api, model, measured)
     table = None if as_json else lambda: agents_table(figures, url, name, load)
     print_figures(figures, table, ("errors",))
+
+
+def _measure_here(
+    model: str, llama_server: Path | None, load: AgentLoad, fit: int, threads: int | None
+) -> list[dict[str, Any]]:
+    """The figures of servers that are started for them."""
+    threads = threads or len(os.sched_getaffinity(0))
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # The started server inherits it.
+    try:
+        with find_model(model, os.environ.get(CACHE)) as found:
+            return measure_beside(
+                found,
+                llama_server,
+                load,
+                fit,
+                threads,
+                lambda name: turns_shown(f"{TITLE} {name}", f"turns of {load.sessions} agents"),
+            )
+    except (BenchError, PullError) as error:
+        raise refusal(TITLE, str(error)) from error
+    except HoldfastError as error:
+        raise server_refusal(TITLE, error) from error
+    except KeyboardInterrupt as interrupt:
+        raise typer.Exit(130) from interrupt

@@ -1,4 +1,4 @@
-"""AI SDK through each provider that speaks one of the dialects: turns, tools, typed outputs, an abort, a restart."""
+"""AI SDK through each of its providers: turns, tools, typed outputs, an abort, a restart."""
 
 from __future__ import annotations
 

@@ -14,7 +14,11 @@ from tests.clients.recording import Recorder
 
 require_node()
 
-SCRIPTS = {"chat": ["openai.mjs", "chat"], "responses": ["openai.mjs", "responses"], "messages": ["anthropic.mjs"]}
+SCRIPTS = {
+    "chat": ["openai.mjs", "chat"],
+    "responses": ["openai.mjs", "responses"],
+    "messages": ["anthropic.mjs"],
+}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

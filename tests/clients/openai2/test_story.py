@@ -20,7 +20,10 @@ from tests.clients.story import SIZES, Talk, tell
 from tests.clients.travel import Trip
 
 PARAMETERS: Any = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
-LOOK: Any = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": PARAMETERS}}
+LOOK: Any = {
+    "type": "function",
+    "function": {"name": "look", "description": "Look.", "parameters": PARAMETERS},
+}
 
 
 class LiteLLM:
@@ -125,9 +128,7 @@ def test_instructor(tmp_path: Path) -> None:
                 call = f'<tool_call>\n{{"name": "Trip", "arguments": {json.dumps(trip)}}}\n</tool_call>'
                 messages.append({"role": "user", "content": call})
                 asked: dict[str, Any] = {"model": "echo", "messages": messages, "max_retries": 0}
-                partial = client.chat.completions.create_partial(response_model=Trip, **asked)
-                next(iter(partial))
-                partial.close()
+                next(iter(client.chat.completions.create_partial(response_model=Trip, **asked)))
                 answer = client.chat.completions.create(response_model=Trip, **asked)
                 assert answer == Trip(**trip)
                 messages.append({"role": "assistant", "content": answer.model_dump_json()})

@@ -64,18 +64,25 @@ async def _run(api: AgentApi, agent: Agent, system: str, told: Told) -> list[Sam
         await talk.close()
 
 
-async def _steps(talk: Talk, steps: Sequence[Step], chance: random.Random, told: Told) -> list[Sample]:
+async def _steps(
+    talk: Talk, steps: Sequence[Step], chance: random.Random, told: Told, known: int = 0
+) -> list[Sample]:
+    """Run the steps; the conversation has `known` tokens before them."""
     samples: list[Sample] = []
     for number, step in enumerate(steps):
         if step.fork:
             child = await talk.fork()
             try:
-                samples += await _steps(child, step.fork, chance, told)
+                samples += await _steps(child, step.fork, chance, told, known)
             finally:
                 await child.close()
         await asyncio.sleep(step.pause)
-        samples.append(await _turn(talk, number, step, chance))
-        told(samples[-1])
+        sample = await _turn(talk, number, step, chance)
+        sample.known_tokens = known
+        if sample.error is None:
+            known = sample.prompt_tokens + sample.tokens
+        samples.append(sample)
+        told(sample)
     return samples
 
 
@@ -143,13 +150,18 @@ def measure(
 
 
 def summarise(samples: Sequence[Sample], seconds: float) -> Iterator[Figure]:
-    """The figures of the turns: hit rate, first tokens, computed tokens, turns a second, failed turns."""
+    """The figures of the turns: hit rate, computed tokens, first tokens, turns a second, failed turns.
+
+    `computed_again` are tokens of the history, prompts and answers, that a later turn did not find in memory.
+    """
     good = [sample for sample in samples if sample.error is None]
     prompt = sum(sample.prompt_tokens for sample in good)
     cached = sum(sample.cached_tokens for sample in good)
     yield {"name": "prefix_hits", "value": round(cached / max(1, prompt), 4), "unit": "share"}
     yield {"name": "prompt_tokens", "value": prompt, "unit": "tokens"}
     yield {"name": "computed_prompt", "value": prompt - cached, "unit": "tokens"}
+    again = sum(max(0, sample.known_tokens - sample.cached_tokens) for sample in good)
+    yield {"name": "computed_again", "value": again, "unit": "tokens"}
     firsts = [sample.first for sample in good if sample.first is not None]
     if firsts:
         shares = {key: round(percentile(firsts, share) * 1e3, 1) for key, share in SHARES.items()}

@@ -68,6 +68,11 @@ class _Server(ABC):
         self._process: subprocess.Popen[bytes] | None = None
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
 
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://{HOST}:{self.port}"
+
     @abstractmethod
     def command(self) -> list[str]:
         """The command line that starts it."""
@@ -122,16 +127,22 @@ class Holdfast(_Server):
     ready = "/health/ready"
 
     def __init__(
-        self, model: str, name: str = "holdfast", options: Sequence[str] = (), context: int = CONTEXT
+        self,
+        model: str,
+        name: str = "holdfast",
+        options: Sequence[str] = (),
+        context: int = CONTEXT,
+        slots: int = SLOTS,
     ) -> None:
         super().__init__()
         self.name = name
+        self._slots = slots
         self._model = model
         self._options = tuple(options)
         self._context = context
 
     def command(self) -> list[str]:
-        sizes = ["--context-length", str(self._context), "--kv-tokens", str(SLOTS * self._context)]
+        sizes = ["--context-length", str(self._context), "--kv-tokens", str(self._slots * self._context)]
         start = [sys.executable, "-m", "holdfast.cli", "serve", self._model, "--port", str(self.port)]
         return [*start, "--device", "cpu", *sizes, *self._options]
 
@@ -171,15 +182,19 @@ class LlamaServer(_Server):
 
     name = "llama-server"
 
-    def __init__(self, binary: Path, model: Path, threads: int, context: int = CONTEXT) -> None:
+    def __init__(
+        self, binary: Path, model: Path, threads: int, context: int = CONTEXT, slots: int = SLOTS
+    ) -> None:
         super().__init__()
+        self._slots = slots
         self._binary = binary
         self._model = model
         self._threads = threads
         self._context = context
 
     def command(self) -> list[str]:
-        sizes = ["-c", str(SLOTS * self._context), "-np", str(SLOTS), "-t", str(self._threads)]
+        room = ["-c", str(self._slots * self._context), "-np", str(self._slots)]
+        sizes = [*room, "-t", str(self._threads)]
         return [str(self._binary), "-m", str(self._model), "--host", HOST, "--port", str(self.port), *sizes]
 
     async def conversation(self) -> Conversation:

@@ -44,7 +44,10 @@ class Load:
 
 @dataclass(slots=True)
 class Sample:
-    """One turn, in seconds since its request was sent; `pieces` are the times at which text arrived."""
+    """One turn, in seconds since its request was sent; `pieces` are the times at which text arrived.
+
+    `known_tokens` are those that the conversation had before it.
+    """
 
     turn: int
     pieces: list[float] = field(default_factory=list)
@@ -52,6 +55,7 @@ class Sample:
     tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    known_tokens: int = 0
     cut: bool = False
     error: str | None = None
 
