@@ -4,9 +4,32 @@ The soak test fails when a statement survives that is not listed here, and when 
 Keys are those of `Statement.key`: file, function, text, and the occurrence of that text in the function.
 """
 
-JUDGED = ("eviction.py", "forest.py", "lease_table.py", "prefix.py", "sharing.py")
+JUDGED = (
+    "deadlines.py",
+    "eviction.py",
+    "forest.py",
+    "holders.py",
+    "lease_table.py",
+    "points.py",
+    "policy.py",
+    "prefix.py",
+    "queues.py",
+    "registry.py",
+    "requirements.py",
+    "session.py",
+    "sharing.py",
+    "turn.py",
+    "waiting.py",
+)
 """Files that the soak test judges: every statement must be missed. The others are still to be judged."""
 
 Key = tuple[str, str, str, int]
 
-ACCEPTED: dict[Key, str] = {}
+ACCEPTED: dict[Key, str] = {
+    (
+        "points.py",
+        "give_down",
+        "break",
+        1,
+    ): "Saves a walk over older points when no page is left to hand down.",
+}
