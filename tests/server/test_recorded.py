@@ -5,6 +5,7 @@ earlier answer gets the id that this server gave at that place.
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,29 @@ CLIENTS = ("ai-sdk-openai-4", "ai-sdk-openai-compatible", "ai-sdk-anthropic", "o
 AGENTS = ("openai-codex", "anthropic-ai-claude-code")
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server whose stored responses, and so their sessions, stay from test to test."""
+    parsers = ("--tool-parser", "hermes", "--reasoning-parser", "think", "--audit", "strict")
+    made = Server("echo", *parsers, "--kv-tokens", "65536", "--context-length", "16384")
+    yield made
+    assert made.stop() == 0
+    assert made.complaints() == []
+
+
 def test_every_client_is_recorded() -> None:
     names = [path.stem for path in RECORDED]
     assert all(any(name.startswith(client) for name in names) for client in (*CLIENTS, *AGENTS)), names
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-def test_recorded_requests_get_answers_of_the_recorded_form(caller: Server, path: Path) -> None:
+def test_recorded_requests_get_answers_of_the_recorded_form(server: Server, path: Path) -> None:
     names: dict[str, str] = {}
     for number, exchange in enumerate(json.loads(path.read_text())):
         request = json.dumps(exchange["request"]).replace(LONG_MARK, LONG)
         for recorded, name in names.items():
             request = request.replace(recorded, name)
-        answer = caller.post(exchange["path"], json.loads(request), headers=exchange["headers"])
+        answer = server.post(exchange["path"], json.loads(request), headers=exchange["headers"])
         assert answer.status_code == exchange["status"], (number, answer.text)
         streamed = isinstance(exchange["form"], list)
         told: Any = read_events(answer.text) if streamed else answer.json()
