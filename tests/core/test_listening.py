@@ -66,6 +66,22 @@ def test_nothing_is_sampled_and_the_last_token_waits(layout: str, overlap: bool)
     assert (turn.computed_ahead, turn.computed) == (19, 20)
 
 
+def test_a_session_has_the_input_of_an_open_turn_in_its_history_from_the_commit_on() -> None:
+    driver = Driver("dense", 3)
+    session = driver.open("a")
+    assert session.history == 0
+    driver.turn("a", 10, 2)
+    assert session.history == 12 and not driver.registry.unheard
+    driver.listen("a", prompt(20))
+    assert session.history == 12 and driver.registry.unheard, "a plan has something to compute"
+    driver.run()
+    assert session.history == 12 and not driver.registry.unheard
+    driver.commit("a", 1)
+    assert session.history == 32
+    driver.run()
+    assert session.history == 33
+
+
 @BOTH
 @EVERY
 @pytest.mark.parametrize("start", [0, 1, 7, 12, 19, 20])

@@ -132,6 +132,6 @@ LISTENING_MUTANTS = (
     ),
     Mutant("abandoned-input-is-kept", "A4", "scheduler", True, abandoned_input_is_kept),
     Mutant("listening-takes-the-budget-first", "A4", "scheduler", True, listening_takes_the_budget_first),
-    Mutant("point-ahead-is-left-too-far", "A4", "memory", True, point_ahead_is_left_too_far),
+    Mutant("point-ahead-is-left-too-far", "A4", "scheduler", True, point_ahead_is_left_too_far),
     Mutant("listener-that-ended-stays-listed", "A4", "scheduler", True, listener_that_ended_stays_listed),
 )
