@@ -96,7 +96,7 @@ def test_fields_of_a_chat(echo: Server, field: str, value: Any) -> None:
         ([1.0], "invalid_value"),
         ([True], "invalid_value"),
         ([1, {"role": "user", "content": "x"}], "invalid_value"),
-        (None, "invalid_value"),
+        (None, "empty_turn"),
         (7, "invalid_value"),
         ([5] * 8193, "context_length_exceeded"),
         ("x" * 9000, "context_length_exceeded"),

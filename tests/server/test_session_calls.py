@@ -109,6 +109,8 @@ def test_what_the_engine_refuses_is_said_without_names(echo: Server) -> None:
 
 
 FIGURES_ALONE = {
+    "unknown_position",
+    "invalid_value",
     "too_many_sessions",
     "queue_full",
     "over_quota",
@@ -274,7 +276,7 @@ def test_a_session_is_brought_back_with_or_without_a_body(echo: Server, body: by
     ("method", "path", "allowed"),
     [
         ("PUT", "/v1/sessions", "GET, POST"),
-        ("PATCH", "/v1/sessions/a", "DELETE, GET"),
+        ("PUT", "/v1/sessions/a", "DELETE, GET, PATCH"),
         ("GET", "/v1/sessions/a/turns", "POST"),
         ("DELETE", "/flush_cache", "GET, POST"),
         ("PUT", "/v1/storm", "DELETE, GET, POST"),

@@ -162,7 +162,7 @@ EXPECTED: dict[str, Report] = {
     "the-highest-priority-leaves-first": report("retention", NAME),
     "a-fork-is-kept-by-default": report("retention", NAME),
     # Coming back after a death: the session that is not as its client knows it.
-    "revival-forgets-the-last-turn": report("transcript", NAME),
+    "revival-forgets-the-last-turn": report("transcript, assertion", SESSION, NAME),
     "file-is-taken-for-longer-than-it-is": report("content, books, assertion", SESSION, TURN, ROW, PARCEL),
     # Volatile sessions, cuts and forks at a token, compaction: the session whose history or memory it is.
     "volatile-session-gets-a-file": report("registry", NAME, ROW),

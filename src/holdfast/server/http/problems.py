@@ -34,6 +34,7 @@ STATUS_OF_CODE = {
     "empty_turn": 400,
     "unknown_token": 400,
     "unknown_position": 400,
+    "invalid_value": 400,
     "turn_exists": 409,
     "turn_conflict": 409,
     "request_conflict": 409,
