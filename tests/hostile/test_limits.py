@@ -5,7 +5,7 @@ kept, no engine is lost and neighbours go on.
 """
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -40,6 +40,13 @@ VALID: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [65]},
     "/close_session": {"session_id": "nobody"},
     "/v1/storm": {},
+    "/v1/sessions/{session_id}/input": {"text": "abc"},
+    "/v1/responses": {"input": "abc", "max_output_tokens": 1},
+    "/v1/messages": {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "abc"}]},
+    "/v1/conversations/{conversation_id}/items": {
+        "items": [{"type": "message", "role": "user", "content": "abc"}]
+    },
 }
 """What each call needs besides the field that is attacked."""
 
@@ -59,17 +66,27 @@ NESTED = {
 """Fields whose own fields are attacked too."""
 
 
-def fields_of(server: Server) -> list[tuple[str, tuple[str, ...]]]:
-    """Every field of every body, as a path of names."""
+class Field(NamedTuple):
+    """A field of a request, as a path of names in its body."""
+
+    method: str
+    path: str
+    names: tuple[str, ...]
+
+
+def fields_of(server: Server) -> list[Field]:
+    """Every field of every body."""
     document = server.get("/openapi.json").json()
-    found: list[tuple[str, tuple[str, ...]]] = []
+    found: list[Field] = []
     for path, methods in document["paths"].items():
-        content = methods.get("post", {}).get("requestBody", {}).get("content", {})
-        for described in content.values():
-            for name, field in _properties(document, described["schema"]).items():
-                found.append((path, (name,)))
-                if name in NESTED.get(path, ()):
-                    found += [(path, (name, inner)) for inner in _properties(document, field)]
+        for method in ("post", "patch"):
+            content = methods.get(method, {}).get("requestBody", {}).get("content", {})
+            for described in content.values():
+                for name, field in _properties(document, described["schema"]).items():
+                    found.append(Field(method, path, (name,)))
+                    if name in NESTED.get(path, ()):
+                        inner = _properties(document, field)
+                        found += [Field(method, path, (name, each)) for each in inner]
     return found
 
 
@@ -101,15 +118,17 @@ def filled(path: str, names: tuple[str, ...], shape: str) -> bytes:
 def test_no_field_of_any_request_keeps_what_is_far_too_much(echo: Server, shape: str) -> None:
     fields = fields_of(echo)
     assert len(fields) > 60, "the document describes the bodies"
-    assert {path for path, _ in fields} >= set(VALID) - {"/v1/storm"}
+    assert {field.path for field in fields} >= set(VALID) - {"/v1/storm"}
+    conversation = echo.post("/v1/conversations", {}).json()["id"]
 
     def attack() -> list[tuple[str, tuple[str, ...], int, str]]:
         answers = []
         with httpx.Client(base_url=echo.url, timeout=demands.ANSWER_SECONDS) as http:
-            for path, names in fields:
+            for method, path, names in fields:
                 sent = filled(path, names, shape)
-                answer = http.post(
-                    path.format(session_id="attacked"),
+                answer = http.request(
+                    method,
+                    path.format(session_id="attacked", conversation_id=conversation, response_id="resp_none"),
                     content=sent,
                     headers={"content-type": "application/json"},
                 )
