@@ -358,6 +358,34 @@ def test_a_void_step_is_not_sampled(make: Make, ahead_min: int, monkeypatch: pyt
     assert calls > 5 and not any(sampled)
 
 
+def test_masks_of_a_void_step_say_nothing_about_the_next(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step after a void one fills no mask ahead: what was filled for the void one is not looked at."""
+    expected = tokens_of(make())
+    engine = make(overlap=True)
+    monkeypatch.setattr(constrained, "AHEAD_MIN", 1)
+    finish, calls = engine.loop.executor.finish, 0
+
+    def failing(flight: Flight) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            monkeypatch.setattr(constrained, "AHEAD_MIN", 100)
+            raise RuntimeError("lost")
+        return finish(flight)
+
+    engine.loop.executor.finish = failing
+    told: Counter[bool] = Counter()
+    tell_choices = StepMasks.tell_choices
+
+    def noted(masks: StepMasks, several: Sequence[Ahead]) -> None:
+        told[calls > 2] += len(several)
+        tell_choices(masks, several)
+
+    monkeypatch.setattr(StepMasks, "tell_choices", noted)
+    assert tokens_of(engine) == expected
+    assert calls > 5 and told[False] and not told[True]
+
+
 def count_sends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with every copy of masks."""
     sends: list[int] = []

@@ -51,6 +51,7 @@ class ConstrainedRows:
         self._thread: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
         self._begun: list[Ahead] = []
+        """The masks of the launched step that the thread was last given."""
         self._launched: Flight | None = None
         """The step that is launched and not sampled."""
         self._unfinished: set[int] = set()
@@ -66,6 +67,7 @@ class ConstrainedRows:
         masks.open(len(flight.unsampled.samples), ((each.first, places[each.first]) for each in wanted))
         flight.masks = masks
         self._launched = flight
+        self._begun = []
         if self._uses_thread and len(wanted) >= AHEAD_MIN:
             rows = flight.plan.rows
             known = {
