@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from holdfast.server.listening import SAID_SECONDS, Listening
 from tests.server.openai_talking import OpenAITalk, message
 from tests.server.serving import Server
 from tests.server.talking import LONG, Talk
@@ -159,3 +161,18 @@ def test_items_of_openai_s_clients_are_computed_before_their_response(echo: Serv
         talk.told({"type": "conversation.item.create", "item": message(WORDS)}, "conversation.item.done")
         until(lambda: listens(echo, name))
         assert echo.state(name)["turns"] == 1
+
+
+def test_input_over_http_is_forgotten_a_while_after_its_last_piece() -> None:
+    now = [0.0]
+    listening = Listening(None, None, lambda: now[0])  # type: ignore[arg-type]
+    first, second, third = (SimpleNamespace(tenant="t", name=name) for name in "abc")
+    for record in (first, second):
+        listening.said(record).text = "said"  # type: ignore[arg-type]
+    now[0] = SAID_SECONDS - 1
+    assert listening.said(first).text == "said"  # type: ignore[arg-type]
+    now[0] = SAID_SECONDS + 1
+    listening.said(third)  # type: ignore[arg-type]
+    assert [key.partition("/")[2] for key in listening._said] == ["a", "c"]
+    assert listening.said(second).text == ""  # type: ignore[arg-type]
+    assert listening.take(first, "t-1") == "said"  # type: ignore[arg-type]

@@ -186,11 +186,13 @@ class Listening:
         """What was said to a session over HTTP, and waits for its turn; a new text once a turn has begun."""
         key = engine_name(record.tenant, record.name)
         now = self._clock()
-        for old in [each for each, said in self._said.items() if now - said.heard > SAID_SECONDS]:
-            del self._said[old]
-        found = self._said.get(key)
-        if found is None or found.taken_by is not None:
-            found = self._said[key] = Said()
+        found = self._said.pop(key, None)
+        # The oldest come first, so that an append costs the same among many sessions.
+        while self._said and now - next(iter(self._said.values())).heard > SAID_SECONDS:
+            del self._said[next(iter(self._said))]
+        if found is None or found.taken_by is not None or now - found.heard > SAID_SECONDS:
+            found = Said()
+        self._said[key] = found
         found.heard = now
         return found
 
