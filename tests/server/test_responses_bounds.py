@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from holdfast.server.hidden_sessions import HiddenSessions
 from holdfast.server.http.keys import Caller
+from holdfast.server.link import wire
 from holdfast.server.responses import running, store
+from holdfast.server.responses.form import Note
+from holdfast.server.responses.ids import Place
 from holdfast.server.responses.running import Recent
-from holdfast.server.responses.store import ResponseStore
+from holdfast.server.responses.store import ResponseStore, Spot
 
 
 @dataclass
@@ -84,3 +89,54 @@ def test_old_sessions_make_space_for_new_items(monkeypatch: pytest.MonkeyPatch) 
     assert service.table.names == {"ann": ["~2", "~3"], "bob": ["~1"]}
     asyncio.run(kept._make_space(Caller("ann", False), 500))
     assert service.table.names == {"ann": [], "bob": ["~1"]}, "the engine refuses what is too large alone"
+
+
+class Leaving(ResponseStore):
+    """Responses whose turn is taken back; the question whether it stands is answered late."""
+
+    def __init__(self) -> None:
+        super().__init__(Closing())  # type: ignore[arg-type]
+        self.asked, self.answer = asyncio.Event(), asyncio.Event()
+
+    async def _spot(self, caller: Caller, creation: Any) -> Spot:
+        record: Any = SimpleNamespace(name="~1")
+        return Spot(record, Place("s" * 17, "t" * 16), [], made=False, anew=False)
+
+    async def _begin(self, caller: Caller, spot: Spot, creation: Any) -> tuple[Any, Note]:
+        return Feed(), Note(0.0, {}, [])
+
+    async def _stands(self, spot: Spot, place: Place) -> bool:
+        self.asked.set()
+        await self.answer.wait()
+        return False
+
+
+class Feed:
+    """A turn that was aborted before its first token."""
+
+    end = wire.End(1, "aborted", "disconnected", "", [], 3, 0, 3, 0.0, None, 0.0)
+
+    async def deltas(self) -> AsyncIterator[Any]:
+        nothing: tuple[Any, ...] = ()
+        for delta in nothing:
+            yield delta
+
+
+def test_a_response_is_known_at_every_moment_of_its_end() -> None:
+    async def play() -> list[str | None]:
+        kept, ann = Leaving(), Caller("ann", False)
+        creation: Any = SimpleNamespace(items=[], told={}, background=False, streams=True)
+        seen = (await kept.start(ann, creation, lambda _: [])).place
+
+        def status() -> str | None:
+            found = kept.running(ann, seen)
+            return None if found is None else str(found.current()["status"])
+
+        before = status()
+        await kept.asked.wait()
+        meanwhile = status()
+        kept.answer.set()
+        await asyncio.gather(*kept._tasks)
+        return [before, meanwhile, status()]
+
+    assert asyncio.run(play()) == ["in_progress", "in_progress", "cancelled"]

@@ -141,11 +141,12 @@ class ResponseStore:
 
         async def finish(running: Running, result: wire.NotedTurn | None) -> None:
             self._busy.discard(claim)
-            self._running.pop(running.key, None)
             stays = result is not None and result.outcome != "failed" and await self._stands(spot, place)
             running.stays = stays
             if running.background or not stays:
                 self._recent.add(running)
+            # Only now: whoever asks for it while its session is asked finds it running.
+            self._running.pop(running.key, None)
             if not stays:
                 await self._withdraw(spot)
             if ended is not None:
