@@ -19,7 +19,7 @@ from holdfast.engine.sampling import Sampling
 from holdfast.engine.step import constrained, results
 from holdfast.engine.step.executor import Executor
 from holdfast.engine.step.flight import Flight
-from holdfast.engine.step.masks import Ahead, StepMasks
+from holdfast.engine.step.masks import Ahead, StepMasks, Wanted
 from holdfast.models.model import Model
 from tests.engine.conftest import Make
 from tests.engine.test_graphs import capture
@@ -146,6 +146,27 @@ def test_masks_that_fail_ahead_are_filled_when_the_step_is_sampled(
     monkeypatch.setattr(StepMasks, "fill_ahead", failing)
     assert tokens_of(make(overlap=True)) == expected
     assert len(failures) > 10
+
+
+def test_masks_after_forced_tokens_are_begun_at_the_launch(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constrained, "AHEAD_MIN", 1)
+    late: list[int] = []
+    fill = StepMasks.fill
+
+    def noted(masks: StepMasks, wanted: Sequence[Wanted]) -> set[int]:
+        late.append(
+            sum(
+                each.constraint.fillable and not each.constraint.forced() and each.first not in masks._ahead
+                for each in wanted
+            )
+        )
+        return fill(masks, wanted)
+
+    monkeypatch.setattr(StepMasks, "fill", noted)
+    tokens_of(make(overlap=True))
+    assert sum(late) <= 4 and len(late) > 10, late
 
 
 def test_drafts_are_checked_under_masks(make: Make) -> None:

@@ -83,7 +83,7 @@ class ConstrainedRows:
         self.join()
         self._launched = None
         rows = flight.plan.rows
-        self._unfinished = {rows[index].turn.number for index, _, _ in flight.places}
+        self._unfinished = {rows[index].turn.number for index, _, _ in flight.places if rows[index].sample}
         return masks.fill(self._wanted(flight))
 
     def accept(self, flight: Flight, tokens: Sequence[int]) -> None:

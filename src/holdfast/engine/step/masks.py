@@ -91,10 +91,12 @@ class StepMasks:
         self._matchers.fill(fills, self._rows())
         self._ahead.update((each.first, each) for each in several)
 
-    def tell_choices(self, several: Iterable[Ahead]) -> None:
+    def tell_choices(self, several: Sequence[Ahead]) -> None:
         """Tell the constraints where a mask that was filled ahead allows several tokens: none is forced."""
-        for first, constraint, position in several:
-            if constraint.position == position and self._allows_several(self._row_of[first]):
+        rows = [self._row_of[each.first] for each in several]
+        clear = np.count_nonzero(self._matrix()[rows, :HEAD_WORDS], axis=1) > 1
+        for row, (_, constraint, position), is_clear in zip(rows, several, clear.tolist(), strict=True):
+            if constraint.position == position and (is_clear or self._allows_several(row)):
                 constraint.has_choice()
 
     def fill(self, wanted: Iterable[Wanted]) -> set[int]:
@@ -168,15 +170,18 @@ class StepMasks:
         array: NDArray[np.int32] = self._host.numpy()
         return array[: self._samples]
 
-    def _row(self, row: int) -> NDArray[np.int32]:
+    def _matrix(self) -> NDArray[np.int32]:
+        """The used masks, a row each."""
         array: NDArray[np.int32] = self._host.numpy()
-        start = aligned(self._samples) + row * self._words
-        return array[start : start + self._words]
+        head = aligned(self._samples)
+        return array[head : head + self._used * self._words].reshape(self._used, self._words)
+
+    def _row(self, row: int) -> NDArray[np.int32]:
+        found: NDArray[np.int32] = self._matrix()[row]
+        return found
 
     def _allows_several(self, row: int) -> bool:
         words = self._row(row)
-        if np.count_nonzero(words[:HEAD_WORDS]) > 1:
-            return True
         places = np.flatnonzero(words)
         return len(places) > 1 or (len(places) == 1 and (int(words[places[0]]) & 0xFFFFFFFF).bit_count() > 1)
 
