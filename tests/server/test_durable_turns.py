@@ -1,16 +1,17 @@
 """The engine process beside its journal: steps do not wait for it, answers do, and nothing is said twice."""
 
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import zmq
 
 from holdfast.engine.durable.journal_reading import read_sessions
 from holdfast.engine.loop import EngineLoop
 from holdfast.server.link import wire, worker
 from holdfast.server.link.commands import EngineCommands
+from holdfast.server.link.frames import FrameSocket
 from holdfast.server.link.worker import Worker
 from tests.server.in_process import echo_commands
 from tests.server.test_commands import SESSION, ends, gone, of_call, reports, until_quiet
@@ -159,19 +160,16 @@ def test_an_idle_engine_wakes_up_when_something_is_durable(
     commands = echo_commands(journal=str(path))
     loop = commands.loop
     gate = Gate(loop)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    mine, other = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
-    mine.bind("inproc://engine")
-    other.connect("inproc://engine")
+    mine, other = map(FrameSocket, socket.socketpair())
     engine = Worker(other, commands, worker.os.getppid())
-    asleep = engine._wait
+    asleep = engine._await
 
-    def sleep(milliseconds: int) -> object:
+    def sleep(seconds: float) -> bool:
         if loop.session_log.writing:
             gate.open.set()
-        return asleep(milliseconds)
+        return asleep(seconds)
 
-    engine._wait = sleep
+    monkeypatch.setattr(engine, "_await", sleep)
     gate.open.clear()
     thread = threading.Thread(target=engine.run)
     thread.start()
@@ -180,8 +178,9 @@ def test_an_idle_engine_wakes_up_when_something_is_durable(
     awaited = {"open", "end"}
     try:
         while awaited:
-            assert mine.poll(int(1000 * WAIT_SECONDS)), f"nobody tells of {awaited}"
-            report = wire.decode_report(mine.recv())
+            assert mine.wait(WAIT_SECONDS), f"nobody tells of {awaited}"
+            frame = mine.receive()
+            report = None if frame is None else wire.decode_report(frame)
             if isinstance(report, wire.Done) and report.call == 1:
                 awaited.discard("open")
                 gate.open.clear()
@@ -196,7 +195,6 @@ def test_an_idle_engine_wakes_up_when_something_is_durable(
         loop.shut_down()
         mine.close()
         other.close()
-        context.term()
     assert [len(session.turns) for session in read_sessions(path)] == [1]
 
 

@@ -6,12 +6,11 @@ for what the loop does by itself. No time is measured.
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
 import pytest
-import zmq
 
 from holdfast.engine.waiting import ATTEMPTS_MAX
 from holdfast.server.link import wire
@@ -195,14 +194,12 @@ class Wire:
         self.frames = frames
         self.reports: list[wire.Report] = []
 
-    def poll(self, _milliseconds: int) -> bool:
+    def wait(self, _seconds: float, _others: Iterable[int] = ()) -> bool:
         self.frames.append(wire.encode(wire.Stop()))
         return True
 
-    def recv(self, _flags: int) -> bytes:
-        if not self.frames:
-            raise zmq.Again
-        return self.frames.pop(0)
+    def receive(self) -> bytes | None:
+        return self.frames.pop(0) if self.frames else None
 
     def send(self, frame: bytes) -> None:
         self.reports.append(wire.decode_report(frame))

@@ -5,11 +5,10 @@ step takes as long as it says, and a command comes while one runs.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-import zmq
 
 from holdfast.core.registry import Plan
 from holdfast.engine.step.executor import Flight
@@ -84,17 +83,17 @@ class Client:
         self.due.append((self.device.now + seconds, command))
         return self.device.now + seconds
 
-    def poll(self, milliseconds: int) -> bool:
-        until = self.device.now + milliseconds / 1000
-        if not self.due and milliseconds > 1000 * STEP:
+    def wait(self, seconds: float, _others: Iterable[int] = ()) -> bool:
+        until = self.device.now + int(1000 * seconds) / 1000  # As a poll counts.
+        if not self.due and seconds > STEP:
             self.due.append((self.device.now, wire.Stop()))  # The engine rests: this is the end.
         came = bool(self.due) and self.due[0][0] <= until
         self.device.now = max(self.device.now, self.due[0][0]) if came else until
         return came
 
-    def recv(self, _flags: int) -> bytes:
+    def receive(self) -> bytes | None:
         if not self.due or self.due[0][0] > self.device.now:
-            raise zmq.Again
+            return None
         return wire.encode(self.due.pop(0)[1])
 
     def send(self, frame: bytes) -> None:
@@ -213,18 +212,18 @@ def test_without_a_turn_that_follows_the_last_token_is_computed_after_a_while() 
     ended: list[float] = []
     world.on_end = lambda _: ended.append(world.device.now)
     kept: list[int] = []
-    poll = world.client.poll
+    wait = world.client.wait
 
-    def resting(milliseconds: int) -> bool:
+    def resting(seconds: float, _others: Iterable[int] = ()) -> bool:
         registry = world.engine.loop.scheduler.registry
         if registry.seals:
-            world.device.now += milliseconds / 1000
+            world.device.now += seconds
             return False
         if not registry.flights and ended:
             kept.append(registry.sessions["ann/talk"].sequence.computed)
-        return poll(milliseconds)
+        return wait(seconds)
 
-    world.client.poll = resting  # type: ignore[method-assign]
+    world.client.wait = resting  # type: ignore[method-assign]
     world.run()
     assert kept[-1] == 25, "all of it"
     assert world.device.steps[-1][0] >= ended[0] + SEAL_SECONDS

@@ -1,14 +1,14 @@
 """The engine process's loop, with the API process played by the test: what is told before which step."""
 
 import os
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import msgspec
 import pytest
-import zmq
 
 from holdfast.core.scheduler import Scheduler
 from holdfast.engine.grammars import Grammars
@@ -16,6 +16,7 @@ from holdfast.engine.loop_times import LoopTimes
 from holdfast.server.link import wire
 from holdfast.server.link import worker as worker_module
 from holdfast.server.link.commands import EngineCommands
+from holdfast.server.link.frames import FrameSocket
 from holdfast.server.link.worker import Worker
 from tests.engine.test_grammars import Held
 from tests.server.in_process import echo_commands
@@ -30,15 +31,15 @@ class Counter:
         self.answer = answer
         self.commands: list[wire.Command] = []
 
-    def poll(self, _milliseconds: int) -> bool:
+    def wait(self, _seconds: float, _others: Iterable[int] = ()) -> bool:
         """The engine has nothing to do: unless there is a command for it, this is the end."""
         if not self.commands:
             self.commands.append(wire.Stop())
         return True
 
-    def recv(self, _flags: int) -> bytes:
+    def receive(self) -> bytes | None:
         if not self.commands:
-            raise zmq.Again
+            return None
         return wire.encode(self.commands.pop(0))
 
     def send(self, frame: bytes) -> None:
@@ -155,11 +156,8 @@ def test_an_idle_engine_sleeps_while_a_grammar_is_compiled_and_wakes_for_it(
     engine.loop.setup.grammars.close()
     engine.loop.setup = replace(engine.loop.setup, grammars=Grammars(builder))
     engine = EngineCommands(engine.loop, engine._outbox)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    here, there = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    here, there = map(FrameSocket, socket.socketpair())
     try:
-        here.bind("inproc://worker")
-        there.connect("inproc://worker")
         worker = Worker(there, engine, os.getppid())
         rounds: list[float] = []
         monkeypatch.setattr(LoopTimes, "end_round", lambda _: rounds.append(time.monotonic()))
@@ -173,14 +171,14 @@ def test_an_idle_engine_sleeps_while_a_grammar_is_compiled_and_wakes_for_it(
         builder.go.set()
         ended: list[str] = []
         while not ended:
-            assert here.poll(5000), "the engine sleeps for ever"
-            report = wire.decode_report(here.recv())
+            assert here.wait(30.0), "the engine sleeps for ever"
+            frame = here.receive()
+            report = None if frame is None else wire.decode_report(frame)
             ended += [end.outcome for end in report.ends] if isinstance(report, wire.Step) else []
         here.send(wire.encode(wire.Stop()))
         thread.join(10)
         assert waited < 600, "the process spins while it waits"
         assert not thread.is_alive() and not engine.waits
     finally:
-        for socket in (here, there):
-            socket.close(0)
-        context.term()
+        for each in (here, there):
+            each.close()

@@ -40,7 +40,7 @@ CORE_DENIED_BUILTINS = {"open", "input", "print", "breakpoint"}
 # Packages that machines without the server do not have.
 WEB = {
     "fastapi", "httpx", "msgspec", "openai", "prometheus_client", "pydantic", "rich", "starlette", "typer",
-    "uvicorn", "uvloop", "websockets", "zmq",
+    "uvicorn", "uvloop", "websockets",
 }  # fmt: skip
 TENSORS = {"gguf", "safetensors", "torch", "transformers", "triton"}
 

@@ -29,7 +29,7 @@ BROKEN: list[tuple[Rule, str, str]] = [
     (rules.imports_run_downwards, "src/holdfast/server/serve.py", "import holdfast.bench.timing"),
     (rules.imports_run_downwards, "src/holdfast/bench/tables.py", "from holdfast.cli import refusals"),
     (rules.imports_run_downwards, "src/holdfast/misc/things.py", "import math"),
-    (rules.third_party_stays_in_its_place, ENGINE, "import zmq.asyncio"),
+    (rules.third_party_stays_in_its_place, ENGINE, "import uvloop"),
     (rules.third_party_stays_in_its_place, "src/holdfast/sim/world.py", "from torch import Tensor"),
     (rules.third_party_stays_in_its_place, "src/holdfast/client/http.py", "import torch"),
     (rules.third_party_stays_in_its_place, ENGINE, "from transformers import AutoConfig"),

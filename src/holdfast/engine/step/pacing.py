@@ -18,7 +18,7 @@ from typing import Protocol
 
 __all__ = ["Arriving", "Pacing"]
 
-MARGIN_SECONDS = 0.0005
+MARGIN_SECONDS = 0.0003
 """What is left of the slack for wake-ups that come late."""
 
 RISE = 0.2

@@ -14,8 +14,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-
-import zmq
+from typing import Any
 
 from holdfast.engine.pauses import collect_when_idle
 from holdfast.server.link import wire
@@ -56,7 +55,6 @@ class Supervisor:
         self.facts: wire.ModelFacts | None = None
         self.restarts = 0
         self.pid: int | None = None
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
         self._tick = min(1.0, hang_seconds / 4)
@@ -70,7 +68,6 @@ class Supervisor:
 
     async def run(self) -> None:
         """Keep an engine process running until `stop`; raises `EngineUnable` if it cannot start."""
-        self._context = zmq.Context()
         scratch = Scratch()
         failures = 0
         try:
@@ -96,20 +93,13 @@ class Supervisor:
                 await asyncio.sleep(RESTART_SECONDS[max(0, failures - 1)])
         finally:
             scratch.remove()
-            self._context.destroy(linger=0)
 
     async def _one_life(self, path: Path) -> bool:
         """One engine process from its start to its end; whether it came to serve."""
-        assert self._context is not None
-        socket = self._context.socket(zmq.PAIR)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.LINGER, 0)
-        before = os.umask(0o177)
-        try:
-            socket.bind(f"ipc://{path}")
-        finally:
-            os.umask(before)
+        channel = Channel(lambda frame: self._hear(frame, channel))
+        await channel.listen(path)
+        # It is sent when the process has connected, which one that dies early never does.
+        channel.send(wire.encode(self.configure))
         served = False
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "holdfast.server.link.worker", str(path), str(os.getpid())
@@ -117,23 +107,23 @@ class Supervisor:
         self._process, self.pid = process, process.pid
         self._silence.reset()
         try:
-            listening = asyncio.create_task(self._listen(socket))
+            listening = channel.ended
             ending = asyncio.create_task(process.wait())
             watching = asyncio.create_task(self._watch(process))
             try:
-                await asyncio.wait({listening, ending}, return_when=asyncio.FIRST_COMPLETED)
+                either: set[asyncio.Future[Any]] = {listening, ending}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 served = self.up
                 if listening.done():
                     listening.result()
             finally:
-                for task in (listening, watching):
-                    task.cancel()
+                watching.cancel()
                 await self._reap(process, ending)
         finally:
             self._process, self.pid = None, None
             self.client.lose()
             self._ready.clear()
-            socket.close(linger=0)
+            channel.close()
             path.unlink(missing_ok=True)
         return served
 
@@ -143,16 +133,6 @@ class Supervisor:
         if process.returncode is None and not await wait_lived(ending, patience, self._tick):
             process.kill()
         await ending
-
-    async def _listen(self, socket: zmq.Socket[bytes]) -> None:
-        """Send the configuration, and receive reports until the engine ends."""
-        channel = Channel(socket, lambda frame: self._hear(frame, channel))
-        # It is sent when the process has connected, which one that dies early never does.
-        channel.send(wire.encode(self.configure))
-        try:
-            await channel.ended
-        finally:
-            channel.close()
 
     def _hear(self, frame: bytes, channel: Channel) -> None:
         """One report of the engine."""

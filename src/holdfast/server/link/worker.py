@@ -15,10 +15,8 @@ import signal
 import sys
 import time
 import zlib
-from collections.abc import Callable
-from typing import TextIO
-
-import zmq
+from collections.abc import Callable, Iterable
+from typing import Protocol, TextIO
 
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import OptionError, make_options
@@ -30,6 +28,7 @@ from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.models.fields import ConfigurationError
 from holdfast.server.link import wire
 from holdfast.server.link.commands import EngineCommands
+from holdfast.server.link.frames import FrameSocket
 from holdfast.server.link.results import Outbox, view
 from holdfast.server.link.rounds import (
     BUDGET_SECONDS,
@@ -48,8 +47,12 @@ SEAL_SECONDS = 0.02
 """How long the last token of a turn is left to the session's next turn: many clients ask for it at once, and
 a step that computes the token alone would hold it up."""
 
-SLACK_SECONDS = 0.001
-"""A shorter slack is not waited for: a poll counts in milliseconds."""
+SLACK_SECONDS, SPUN_SLACK_SECONDS = 0.001, 0.0002
+"""A shorter slack is not waited for: a poll counts in milliseconds, and a processor that looks all the time
+needs some microseconds for a command."""
+
+SPIN_SECONDS = 0.02
+"""How long after the last step a processor beside a GPU looks for commands all the time."""
 
 NAP_SECONDS = 0.1
 WAITING_SECONDS = 0.001
@@ -71,12 +74,25 @@ ALONE_SECONDS = 1.0
 """How often a process without a configuration checks that its parent is alive."""
 
 
+class CommandSocket(Protocol):
+    """The engine process's end of the socket to the API process. Only `wait` waits."""
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame."""
+
+    def receive(self) -> bytes | None:
+        """The next frame that has come, or None."""
+
+    def wait(self, seconds: float, others: Iterable[int] = ()) -> bool:
+        """Wait for a frame, or for news on other descriptors; whether any came."""
+
+
 class Worker:
     """Joins the commands of an engine to their socket."""
 
     def __init__(
         self,
-        socket: zmq.Socket[bytes],
+        socket: CommandSocket,
         commands: EngineCommands,
         parent: int,
         clock: Callable[[], float] = time.perf_counter,
@@ -88,7 +104,9 @@ class Worker:
         self.stopping = False
         self.backlog = Backlog(commands.session_of)
         self._clock = clock
-        self._wait: Callable[[int], object] = _any_of(socket, _descriptors(commands.loop))
+        self._others = _descriptors(commands.loop)
+        self._spins = commands.loop.setup.model.device.type == "cuda"
+        self._slack_least = SPUN_SLACK_SECONDS if self._spins else SLACK_SECONDS
         self._pulsed = 0.0
         self._counted = 0
         self._worked = 0.0
@@ -111,7 +129,7 @@ class Worker:
             self._flush_journal()
             self._send()  # Answers and ends are sent before a step, which may take long.
             times.end_round()
-            if loop.active and loop.pacing.slack >= SLACK_SECONDS:
+            if loop.active and loop.pacing.slack >= self._slack_least:
                 pass  # Commands that come now are in time for the next plan.
             elif loop.active:
                 loop.step()
@@ -145,13 +163,12 @@ class Worker:
 
     def _read(self, seconds: float) -> None:
         """Read the commands that have come; wait for one, for the journal, or for a grammar."""
-        if seconds and not self._wait(int(1000 * seconds)):
+        if seconds and not self._await(seconds):
             return
         read = 0
         for _ in range(READ_MAX):
-            try:
-                frame = self.socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
+            frame = self.socket.receive()
+            if frame is None:
                 return
             with self.commands.loop.times.measured("read"):
                 command = wire.decode_command(frame)
@@ -162,6 +179,22 @@ class Worker:
             read += len(frame)
             if read >= READ_BYTES_MAX:
                 return
+
+    def _await(self, seconds: float) -> bool:
+        """Wait for a command, the journal or a grammar; whether one came.
+
+        Beside a GPU the processor looks all the time until the engine has rested for a while: a sleeping
+        process takes a tenth of a millisecond to wake up, and wakes up at whole milliseconds.
+        """
+        if not self._spins:
+            return self.socket.wait(seconds, self._others)
+        end = time.monotonic() + seconds
+        until = end if self.commands.loop.active else min(end, self._worked + SPIN_SECONDS)
+        while time.monotonic() < until:
+            if self.socket.wait(0.0, self._others):
+                return True
+        left = end - time.monotonic()
+        return left > 0 and self.socket.wait(left, self._others)
 
     def _carry_out(self, spent: Budget) -> None:
         """Carry out commands, one at least, until the budget is spent."""
@@ -230,21 +263,10 @@ def _descriptors(loop: EngineLoop) -> list[int]:
     return [*([grammars.descriptor] if grammars.available else []), *([] if journal is None else [journal])]
 
 
-def _any_of(socket: zmq.Socket[bytes], descriptors: list[int]) -> Callable[[int], object]:
-    """A poll, in milliseconds, for a command or for a descriptor."""
-    if not descriptors:
-        return socket.poll
-    poller = zmq.Poller()
-    poller.register(socket, zmq.POLLIN)
-    for descriptor in descriptors:
-        poller.register(descriptor, zmq.POLLIN)
-    return poller.poll
-
-
-def told_to_hurry(socket: zmq.Socket[bytes]) -> bool:
+def told_to_hurry(socket: CommandSocket) -> bool:
     """Whether a second `Stop` has come; other commands are discarded."""
-    while socket.poll(0):
-        command = wire.decode_command(socket.recv())
+    while (frame := socket.receive()) is not None:
+        command = wire.decode_command(frame)
         if isinstance(command, wire.Stop) and command.at_once:
             return True
     return False
@@ -300,7 +322,7 @@ def stored_sessions(loop: EngineLoop) -> list[wire.StoredSession]:
     ]
 
 
-def start(socket: zmq.Socket[bytes], configure: wire.Configure, outbox: Outbox) -> EngineLoop | None:
+def start(socket: CommandSocket, configure: wire.Configure, outbox: Outbox) -> EngineLoop | None:
     """Load the model, reporting progress; None if that fails."""
     told = 0.0
 
@@ -327,17 +349,13 @@ def main(path: str, parent: int, errors: TextIO = sys.stderr) -> int:
     # A terminal sends both signals to the whole process group; the API process decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    socket = context.socket(zmq.PAIR)
-    socket.setsockopt(zmq.LINGER, int(FLUSH_SECONDS * 1000))
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.RCVHWM, 0)
-    socket.connect(f"ipc://{path}")
+    socket = FrameSocket.connect(path)
     try:
-        while not socket.poll(int(ALONE_SECONDS * 1000)):
+        while (frame := socket.receive()) is None:
             if os.getppid() != parent:
                 return 1
-        configure = wire.decode_command(socket.recv())
+            socket.wait(ALONE_SECONDS)
+        configure = wire.decode_command(frame)
         assert isinstance(configure, wire.Configure), "the first message is the configuration"
         set_up_logging(configure.log_level, configure.log_format, errors)
         outbox = Outbox()
@@ -357,8 +375,7 @@ def main(path: str, parent: int, errors: TextIO = sys.stderr) -> int:
         )
         return 0
     finally:
-        socket.close()
-        context.term()
+        socket.close(FLUSH_SECONDS)
 
 
 if __name__ == "__main__":
