@@ -72,3 +72,14 @@ def test_nothing_is_forced_after_a_failure() -> None:
     assert (
         constraint.failed and constraint.why and list(constraint.forced()) == [] and constraint.cut([1]) == []
     )
+
+
+def test_a_choice_is_known_until_a_token_is_taken() -> None:
+    constraint = TurnConstraint(Runs([]))
+    assert not constraint.chooses, "nobody has asked"
+    constraint.has_choice()
+    assert constraint.chooses and constraint.matcher is not None
+    constraint.accept([1])
+    assert not constraint.chooses
+    forcing = TurnConstraint(Runs([4]))
+    assert list(forcing.forced()) == [4] and not forcing.chooses

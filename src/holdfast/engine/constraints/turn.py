@@ -90,6 +90,11 @@ class TurnConstraint:
         if self._run is None:
             self._run = []
 
+    @property
+    def chooses(self) -> bool:
+        """Whether the next token is known to be a choice of several: nothing is forced, nothing has failed."""
+        return self._run is not None and not self._run
+
     def forced(self) -> Sequence[int]:
         """The tokens that come next; empty if there is a choice, or if nothing may follow."""
         if self.failed:

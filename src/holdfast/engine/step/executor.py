@@ -536,7 +536,8 @@ class Executor:
             row = flight.plan.rows[index]
             if row.sample and not row.turn.over:
                 stream = self.stream_of(row.turn)
-                if stream.constraint is not None:
+                constraint = stream.constraint
+                if constraint is not None and not constraint.chooses:
                     results[index] = with_forced(row, stream, results[index])
 
     def _integers(self, values: list[int]) -> Tensor:
