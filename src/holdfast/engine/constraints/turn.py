@@ -92,7 +92,7 @@ class TurnConstraint:
 
     @property
     def chooses(self) -> bool:
-        """Whether the next token is known to be a choice of several: nothing is forced, nothing has failed."""
+        """Whether the next token is known to be one of several: nothing is forced, nothing has failed."""
         return self._run is not None and not self._run
 
     def forced(self) -> Sequence[int]:
