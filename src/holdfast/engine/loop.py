@@ -22,7 +22,6 @@ from holdfast.engine.step.executor import PlanRunner, require_device
 from holdfast.engine.step.flight import Flight
 from holdfast.engine.step.pacing import Pacing
 from holdfast.engine.step.speculation import Speculator
-from holdfast.engine.step.step_size import step_tokens
 from holdfast.engine.tiers.disk import Cancellation, DiskTier
 
 __all__ = ["EngineLoop"]
@@ -123,7 +122,7 @@ class EngineLoop:
             scheduler.arrive(number, arrived, self.now())
         self.pacing.plan()
         with self.times.measured("plan"):
-            plan = scheduler.plan(self._budget(), self.now())
+            plan = scheduler.plan(self.setup.tuning.step_tokens, self.now())
         self._rest(plan)
         launched = self._launch(plan)
         if self._pending is not None:
@@ -139,13 +138,6 @@ class EngineLoop:
         if self.disk is not None:
             with self.times.measured("disk"):
                 self.disk.write_idle()
-
-    def _budget(self) -> int:
-        """Maximum tokens of the next step. With speculation every step may be large."""
-        registry, most = self.scheduler.registry, self.setup.options.step_tokens
-        if self.speculator is not None:
-            return most
-        return step_tokens(registry, self.executor.small_step(len(registry.running)), most)
 
     def _rest(self, plan: Plan) -> None:
         """A step without work waits for a copy, the disk or the journal instead of spinning."""
