@@ -79,7 +79,7 @@ def test_a_policy_without_a_bound_has_none() -> None:
 
 
 def test_drafts_find_room_in_bounded_steps() -> None:
-    def propose(session: Session, turn: Turn) -> list[int]:  # noqa: ARG001
+    def propose(session: Session, turn: Turn) -> list[int]:
         return [1] * 9
 
     driver = Driver(budget=512, chunk_tokens=512, mixed_tokens=4, propose=propose, drafts_max=3)

@@ -18,6 +18,7 @@ from holdfast.engine.dispatch import Dispatcher
 from holdfast.engine.durable.session_log import SessionLog
 from holdfast.engine.loop_times import LoopTimes
 from holdfast.engine.setup import EngineSetup
+from holdfast.engine.step.capturing import Capturing
 from holdfast.engine.step.executor import PlanRunner, require_device
 from holdfast.engine.step.flight import Flight
 from holdfast.engine.step.pacing import Pacing
@@ -48,6 +49,7 @@ class EngineLoop:
         "_device",
         "_overlap",
         "_pending",
+        "capturing",
         "disk",
         "dispatcher",
         "executor",
@@ -86,6 +88,7 @@ class EngineLoop:
         self._pending: Flight | StepResult | None = None
         device, overlap = setup.model.device, setup.options.overlap
         self._device = device
+        self.capturing = Capturing(executor, device, clock)
         # A CPU that computes a step has no time to plan the next one.
         self._overlap = device.type == "cuda" if overlap is None else overlap
 
@@ -115,6 +118,8 @@ class EngineLoop:
         constrained turns is sampled after that: its masks depend on the tokens of the step before.
         """
         scheduler = self.scheduler
+        if self.capturing.due:
+            self._capture()
         if self.disk is not None:
             with self.times.measured("disk"):
                 self.disk.collect()
@@ -138,6 +143,16 @@ class EngineLoop:
         if self.disk is not None:
             with self.times.measured("disk"):
                 self.disk.write_idle()
+
+    def _capture(self) -> None:
+        """Capture a graph that steps have lacked, with no step in flight and no copy between tiers."""
+        if self.scheduler.registry.transits or (self.disk is not None and self.disk.busy):
+            return
+        if self._pending is not None:
+            self._settle(self._pending)
+            self._pending = None
+        with self.times.measured("capture"):
+            self.capturing.when_busy()
 
     def _rest(self, plan: Plan) -> None:
         """A step without work waits for a copy, the disk or the journal instead of spinning."""

@@ -92,7 +92,15 @@ class Tuning:
     ) -> Tuning:
         """The sizes of these choices."""
         choices = (page_size, chunk_tokens, step_tokens, mixed_tokens, max_running, checkpoints)
-        return cls(*(choice.value for choice in choices), reasons=tuple(choice.why for choice in choices))
+        return cls(
+            page_size.value,
+            chunk_tokens.value,
+            step_tokens.value,
+            mixed_tokens.value,
+            max_running.value,
+            checkpoints.value,
+            tuple(choice.why for choice in choices),
+        )
 
     def options(self) -> dict[str, int]:
         """The sizes by the names of their options."""
