@@ -110,6 +110,17 @@ def test_a_long_input_leaves_half_of_the_step_to_those_behind_it() -> None:
     driver.run()
 
 
+def test_an_input_that_ends_in_a_step_is_not_split() -> None:
+    """Its answer would begin a step later, and those of the others no sooner."""
+    driver = Driver(budget=64, chunk_tokens=64)
+    begin(driver, 124)
+    driver.step()
+    begin(driver, 40)
+    driver.step()
+    assert sizes(driver) == [[64], [60, 4]]
+    driver.run()
+
+
 def test_nothing_is_left_to_turns_that_cannot_be_admitted() -> None:
     driver = Driver(budget=64, chunk_tokens=64, running_max=1)
     begin(driver, 300, 5)

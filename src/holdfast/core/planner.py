@@ -2,9 +2,9 @@
 
 Decode rows first, then chunks of running prefills, seals, and newly admitted turns, all under one token
 budget, which is smaller while answers are generated (step_size.py); what is left of it goes to inputs that
-are still being said. The oldest running turn is served first, so it always gets on; while others wait behind
-a chunk, it takes at most half of what is left. With overlap a plan is made while the one before is still in
-flight: a sequence then counts the tokens that it is going to sample as known.
+are still being said. The oldest running turn is served first, so it always gets on; an input that is longer
+than a step leaves half of it to others. With overlap a plan is made while the one before is still in flight:
+a sequence then counts the tokens that it is going to sample as known.
 
 `Planner` lasts as long as the scheduler. `PlanBuilder` is what is known while one plan is made.
 """
@@ -80,9 +80,8 @@ class PlanBuilder:
         prefilling = self._decode()
         for place, session in enumerate(prefilling, start=1):
             if self.budget > 0:
-                shared = place < len(prefilling) or self._awaits_admission()
-                # A long input leaves half of the step to those behind it.
-                self.budget -= self._chunk(session, -(-self.budget // 2) if shared else self.budget)
+                others = place < len(prefilling) or self._awaits_admission()
+                self.budget -= self._chunk(session, self._part(session) if others else self.budget)
         self._seal()
         self._admit()
         self._listen()
@@ -159,6 +158,11 @@ class PlanBuilder:
             self.full.add(session.tenant)
         else:
             self.short = True
+
+    def _part(self, session: Session) -> int:
+        """What an input takes of the budget before others: half of it, unless it ends in this step."""
+        left = session.sequence.known - session.sequence.planned
+        return self.budget if left <= self.budget else -(-self.budget // 2)
 
     def _chunk(self, session: Session, budget: int) -> int:
         """Add a row of as many tokens as are known, allowed and affordable; returns how many.
