@@ -48,8 +48,6 @@ def step_budget(registry: Registry, most: int, drafting: bool) -> int:
         if left <= 1:
             return min(most, mixed_bound(registry, len(running), drafting))
         longest = max(longest, left)
-    if drafting:
-        return most
     for turn in islice(registry.queue.values(), policy.looked_at_max):
         longest = max(longest, len(turn.request.tokens))
     return small if longest <= small else most

@@ -153,8 +153,8 @@ def choose_step(gpu: bool, cost: StepCost | None, free_bytes: int) -> Choice:
     ):
         tokens //= 2
     part = tokens / cost.tokens
-    took = f"a step takes {cost.seconds * part:.2f} s and {cost.bytes * part / 1e9:.1f} GB"
-    return Choice(tokens, f"{took} without answers, at most {STEP_SECONDS} s and 1/8 of the memory")
+    took = f"takes {cost.seconds * part:.2f} s and {cost.bytes * part / 1e9:.1f} GB"
+    return Choice(tokens, f"{took}, of at most {STEP_SECONDS} s and 1/8 of the free memory")
 
 
 def choose_chunk(gpu: bool, step_tokens: int, window_pool: int | None) -> Choice:
@@ -172,8 +172,10 @@ def choose_mixed(gpu: bool, step_tokens: int, small_step: int, graphs: bool) -> 
     if not gpu:
         return Choice(step_tokens, ON_A_CPU)
     if not graphs:
-        return Choice(EAGER_MIXED_TOKENS, "beside answers, without graphs: fewer tokens take as long")
-    return Choice(small_step, "beside answers: up to here a step takes little longer than a decode step")
+        return Choice(
+            EAGER_MIXED_TOKENS, "beside answers, without graphs: a step of fewer tokens takes as long"
+        )
+    return Choice(small_step, "beside answers, where a step takes little longer than a decode step")
 
 
 def choose_running(gpu: bool, tokens: int | None, window_turns: int | None, slots: int | None) -> Choice:
@@ -192,7 +194,7 @@ def choose_running(gpu: bool, tokens: int | None, window_turns: int | None, slot
     known = [(room // each, why) for room, each, why in rooms if room is not None]
     fewest, why = min(known, default=(GPU_RUNNING, ""))
     if fewest >= GPU_RUNNING:
-        return Choice(GPU_RUNNING, f"the pools hold more; steps of more than {GPU_RUNNING} rows are slow")
+        return Choice(GPU_RUNNING, "the most; the pools have room for more")
     return Choice(max(RUNNING_MIN, fewest), f"{why}, at least {RUNNING_MIN}")
 
 
