@@ -173,7 +173,7 @@ def choose_mixed(gpu: bool, step_tokens: int, small_step: int, graphs: bool) -> 
         return Choice(step_tokens, ON_A_CPU)
     if not graphs:
         return Choice(
-            EAGER_MIXED_TOKENS, "beside answers, without graphs: a step of fewer tokens takes as long"
+            EAGER_MIXED_TOKENS, "beside answers, without graphs: fewer tokens take as long"
         )
     return Choice(small_step, "beside answers, where a step takes little longer than a decode step")
 
