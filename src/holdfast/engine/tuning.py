@@ -172,9 +172,7 @@ def choose_mixed(gpu: bool, step_tokens: int, small_step: int, graphs: bool) -> 
     if not gpu:
         return Choice(step_tokens, ON_A_CPU)
     if not graphs:
-        return Choice(
-            EAGER_MIXED_TOKENS, "beside answers, without graphs: fewer tokens take as long"
-        )
+        return Choice(EAGER_MIXED_TOKENS, "beside answers, without graphs: fewer tokens take as long")
     return Choice(small_step, "beside answers, where a step takes little longer than a decode step")
 
 
