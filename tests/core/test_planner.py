@@ -31,11 +31,12 @@ def test_decode_rows_come_first_then_chunks_then_seals_then_new_turns() -> None:
     driver.settle()
     driver.submit("new", prompt(30, 4), 2)
     driver.budget = 16
-    # `sealing` had its last token computed in the step before, with what the budget left.
+    # `sealing` had its last token computed in the step before, with what the budget left; `chunked` leaves
+    # half of this one to `new`.
     assert rows(driver.plan()) == [
         ("decoding", 5, 1, True),
-        ("chunked", 6, 10, False),
-        ("new", 0, 5, False),
+        ("chunked", 6, 8, False),
+        ("new", 0, 7, False),
     ]
     driver.settle()
     driver.run()

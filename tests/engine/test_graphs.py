@@ -14,7 +14,7 @@ from holdfast import kernels
 from holdfast.core.registry import Plan
 from holdfast.engine.engine import Engine
 from holdfast.engine.sampling import Sampling
-from holdfast.engine.step import executor, graphs
+from holdfast.engine.step import graphs
 from holdfast.engine.step.flight import Flight
 from holdfast.engine.step.graphs import Outcome, Recorded, decode_rows, largest_of, shapes, small_step_of
 from holdfast.engine.step.inputs import Shape
@@ -38,7 +38,7 @@ class Replayed:
         self.outcome.tokens.copy_(again.tokens)
 
 
-def capture(engine: Engine, monkeypatch: pytest.MonkeyPatch, small_step: int = 256) -> list[Replayed]:
+def capture(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
     """Give an engine shapes for few rows and tokens."""
     made: list[Replayed] = []
 
@@ -48,7 +48,6 @@ def capture(engine: Engine, monkeypatch: pytest.MonkeyPatch, small_step: int = 2
 
     monkeypatch.setattr(graphs, "MIXED_TOKENS", (8, 32))
     monkeypatch.setattr(graphs, "MIXED_ROWS", (4, 6))
-    monkeypatch.setattr(executor, "small_step_of", lambda model: small_step)
     engine.loop.executor.capture(record=record)
     return made
 
@@ -136,9 +135,10 @@ def steps_of(engine: Engine) -> list[list[int]]:
 
 
 def test_inputs_ride_along_with_answers_in_small_steps(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make(max_running=6, chunk_tokens=200, step_tokens=200, overlap=False, audit="strict")
+    sizes = {"max_running": 6, "chunk_tokens": 200, "step_tokens": 200, "overlap": False}
+    engine = make(**sizes, mixed_tokens=16, audit="strict")
     sampling = Sampling(temperature=0, max_tokens=12, ignore_eos=True)
-    capture(engine, monkeypatch, small_step=16)
+    capture(engine, monkeypatch)
     steps = steps_of(engine)
     # Alone, a long input goes in large steps: one, or two where a state is to be kept on the way.
     speaking = engine.session().say([9] * 100, sampling)
@@ -161,8 +161,8 @@ def test_inputs_ride_along_with_answers_in_small_steps(make: Make, monkeypatch: 
     for turn in turns:
         turn.wait()
     assert [sum(step) for step in steps[:3]] == [16, 16, 5]
-    # Without shapes to run small steps in, they are as large as they may be.
-    plain = make(max_running=6, chunk_tokens=200, step_tokens=200, overlap=False)
+    # On a CPU steps beside answers are as large as others.
+    plain = make(**sizes)
     steps = steps_of(plain)
     first = plain.session().say([9] * 20, sampling)
     plain.loop.step()
@@ -195,8 +195,9 @@ def test_steps_are_as_small_as_suits_the_weights(
 
 
 def test_guesses_are_not_kept_out_by_small_steps(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make(max_running=6, step_tokens=200, overlap=False, audit="strict", speculate="ngram")
-    capture(engine, monkeypatch, small_step=4)
+    sizes = {"max_running": 6, "step_tokens": 200, "mixed_tokens": 4}
+    engine = make(**sizes, overlap=False, audit="strict", speculate="ngram")
+    capture(engine, monkeypatch)
     steps = steps_of(engine)
     sampling = Sampling(temperature=0, max_tokens=12, ignore_eos=True)
     turns = [engine.session().say([13, 14, 15] * 5, sampling) for _ in range(6)]

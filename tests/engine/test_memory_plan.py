@@ -41,7 +41,7 @@ def test_free_memory_is_shared_out_by_sessions(hybrid: Model, monkeypatch: pytes
     plan = plan_memory(hybrid, make_options(session_tokens=128, memory_fraction=0.5))
     assert plan.sizes() == {(Component.FULL, Tier.DEVICE): 80, (Component.STATE, Tier.DEVICE): 30}
     assert plan.sessions == 10
-    assert plan.lines()[-1] == "room for 10 sessions of 128 tokens on the device"
+    assert plan.lines()[-2] == "room for 10 sessions of 128 tokens on the device"
     assert plan.lines()[0].startswith("full: 80 pages of 16 tokens")
 
 

@@ -25,7 +25,7 @@ def test_defaults_are_possible() -> None:
     [
         ("page_size", 0),
         ("page_size", 257),
-        ("page_size", None),
+        ("mixed_tokens", 0),
         ("max_queue", None),
         ("page_size", True),
         ("page_size", 1.5),

@@ -34,7 +34,7 @@ import torch
 
 from holdfast.bench.loops import Talk, open_model
 from holdfast.models.model import Model
-from tests.gpu.tokens import strict_loop
+from tests.gpu.tokens import Way, strict_loop
 from tests.models.paged import PagedRunner, Sequence, generate
 from tests.models.reference import GENERATED, VARIANTS, VOCABULARY, Reference, Variant, make_reference
 
@@ -111,7 +111,7 @@ def theirs(name: str, reference: Reference) -> float:
 
 def regret(model: Model) -> float:
     """The largest gap between a greedy token of an interrupted, rewound session and the most likely one."""
-    loop = strict_loop(model, graphs=True, page_size=16, overlap=True, rows=ROWS)
+    loop = strict_loop(model, Way.GRAPHS, page_size=16, overlap=True, rows=ROWS)
     talk, beside = Talk(loop, "one"), [Talk(loop, f"beside {number}") for number in range(4)]
 
     def say(count: int, limit: int, kept: int | None = None) -> None:

@@ -1,5 +1,7 @@
 """Greedy and seeded tokens of sessions on the CPU, on the GPU with single launches, and from CUDA graphs.
 
+Graphs are captured before the first step, or between the steps, as a server does.
+
 The sessions are interrupted, rewound, forked and spilled to the host, with the strict audit on. Constrained
 turns run beside free ones, with toy matchers and, where llguidance is installed, under a JSON schema.
 """
@@ -7,6 +9,7 @@ turns run beside free ones, with toy matchers and, where llguidance is installed
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import StrEnum
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Encoder
@@ -22,8 +25,18 @@ from holdfast.engine.constraints.matcher import Compiled
 from holdfast.engine.constraints.toy import ToyCompiled
 from holdfast.engine.constraints.vocabulary import Vocabulary, available
 from holdfast.engine.loop import EngineLoop
+from holdfast.engine.step.capturing import Capturing
+from holdfast.engine.step.executor import Executor
 from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.models.model import Model
+
+
+class Way(StrEnum):
+    """How steps are launched."""
+
+    LAUNCHES = "launches"
+    GRAPHS = "graphs"
+    LATE_GRAPHS = "graphs captured between steps"
 
 
 def conversation(loop: EngineLoop, vocabulary: int) -> list[int]:
@@ -69,11 +82,11 @@ def conversation(loop: EngineLoop, vocabulary: int) -> list[int]:
     return said
 
 
-def strict_loop(model: Model, graphs: bool, page_size: int, overlap: bool, rows: int = 8) -> EngineLoop:
+def strict_loop(model: Model, way: Way, page_size: int, overlap: bool, rows: int = 8) -> EngineLoop:
     """An engine for a few short sessions that audits after every step."""
-    return open_loop(
+    loop = open_loop(
         model,
-        graphs,
+        way is Way.GRAPHS,
         page_size=page_size,
         kv_tokens=2048,
         window_tokens=2048,
@@ -84,11 +97,27 @@ def strict_loop(model: Model, graphs: bool, page_size: int, overlap: bool, rows:
         max_running=rows,
         host_memory=16 << 20,
     )
+    if way is Way.LATE_GRAPHS:
+        assert isinstance(loop.executor, Executor)
+        loop.executor.capture(first_only=True)
+        # The clock stands still: a graph is captured as soon as a step has lacked it.
+        loop.capturing = Capturing(loop.executor, model.device, lambda: 0.0)
+    return loop
 
 
-def answers(model: Model, graphs: bool, page_size: int, overlap: bool) -> list[int]:
+def require_captures(loop: EngineLoop, way: Way) -> None:
+    """Fail unless graphs were captured between the steps, if they were to be."""
+    graphs = loop.executor.graphs
+    if way is Way.LATE_GRAPHS:
+        assert graphs is not None and graphs.captured > 5, "no graph was captured between steps"
+
+
+def answers(model: Model, way: Way, page_size: int, overlap: bool) -> list[int]:
     """The tokens of the conversation on a strict engine."""
-    return conversation(strict_loop(model, graphs, page_size, overlap), 128)
+    loop = strict_loop(model, way, page_size, overlap)
+    said = conversation(loop, 128)
+    require_captures(loop, way)
+    return said
 
 
 VOCABULARY, END = 128, 0
@@ -126,9 +155,9 @@ def compiled_constraints() -> list[tuple[Compiled, int]]:
     return found
 
 
-def constrained_answers(model: Model, graphs: bool, overlap: bool) -> list[int]:
+def constrained_answers(model: Model, way: Way, overlap: bool) -> list[int]:
     """Constrained turns, greedy and sampled, beside free ones on a strict engine."""
-    loop = strict_loop(model, graphs, 16, overlap)
+    loop = strict_loop(model, way, 16, overlap)
     constraints = compiled_constraints()
     free = [Talk(loop, f"free {number}") for number in range(2)]
     talks = [
@@ -145,6 +174,7 @@ def constrained_answers(model: Model, graphs: bool, overlap: bool) -> list[int]:
         for talk, (compiled, _) in zip(talks, constraints, strict=True):
             assert talk.said and compiled.matcher().accept(talk.said), "a token that the constraint refuses"
     assert not loop.scheduler.audit.census()
+    require_captures(loop, way)
     return said
 
 
@@ -154,12 +184,11 @@ def check_constrained_tokens() -> Iterator[tuple[str, bool]]:
         with saved_small_model(name) as path:
             here = open_model(path, "cpu", "float32", dummy=False)
             there = open_model(path, "cuda", "float32", dummy=False)
-        expected = constrained_answers(here, False, False)
+        expected = constrained_answers(here, Way.LAUNCHES, False)
         for overlap in (False, True):
-            for graphs in (False, True):
-                same = constrained_answers(there, graphs, overlap) == expected
-                kind = "graphs" if graphs else "launches"
-                yield f"{name}, constrained, overlap {overlap}, {kind}: {len(expected)} tokens", same
+            for way in Way:
+                same = constrained_answers(there, way, overlap) == expected
+                yield f"{name}, constrained, overlap {overlap}, {way}: {len(expected)} tokens", same
 
 
 def check_tokens() -> Iterator[tuple[str, bool]]:
@@ -170,8 +199,7 @@ def check_tokens() -> Iterator[tuple[str, bool]]:
             there = open_model(path, "cuda", "float32", dummy=False)
         for overlap in (False, True):
             for page_size in (1, 16, 64):
-                expected = answers(here, False, page_size, overlap)
-                for graphs in (False, True):
-                    same = answers(there, graphs, page_size, overlap) == expected
-                    kind = "graphs" if graphs else "launches"
-                    yield f"{name}, page {page_size}, overlap {overlap}, {kind}: {len(expected)} tokens", same
+                expected = answers(here, Way.LAUNCHES, page_size, overlap)
+                for way in Way:
+                    same = answers(there, way, page_size, overlap) == expected
+                    yield f"{name}, page {page_size}, overlap {overlap}, {way}: {len(expected)} tokens", same

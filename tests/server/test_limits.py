@@ -11,6 +11,7 @@ import pytest
 from msgspec import inspect
 
 from holdfast.engine.options import EngineOptions
+from holdfast.engine.tuning import CPU_RUNNING, GPU_RUNNING
 from holdfast.server import app, limits
 from holdfast.server.http import bodies
 from holdfast.server.http.bodies import Reading, decode_json, decode_large
@@ -347,7 +348,7 @@ def test_the_documentation_shows_the_table() -> None:
         ("body_seconds", f"{ServerOptions().body_seconds:.0f} s"),
         ("max_sessions", f"{EngineOptions().max_sessions:,}"),
         ("max_queue", f"{EngineOptions().max_queue:,}"),
-        ("max_running", f"{EngineOptions().max_running:,}"),
+        ("max_running", f"{CPU_RUNNING} on a CPU, at most {GPU_RUNNING} on a GPU"),
     ],
 )
 def test_the_documentation_shows_the_defaults_of_options(option: str, shown: str) -> None:

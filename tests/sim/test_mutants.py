@@ -149,6 +149,8 @@ EXPECTED: dict[str, Report] = {
     "computed-input-does-not-end-its-turn": report("stall, assertion", ROW, NAME),
     "computed-input-is-sampled-after": report("transcript, assertion", ROW, NAME),
     "last-token-of-an-input-waits-for-ever": report("stall, assertion, delay", ROW, NAME),
+    # The size of steps: the turn whose next token is late.
+    "answers-wait-for-large-steps": report("pause", ROW),
     # Open turns: the turn that says what was not asked, or keeps what was not said; the turn that waits.
     "open-turn-samples": report("transcript, registry, content, assertion", ROW, NAME),
     "revision-keeps-what-was-computed": report("content, books, assertion", SESSION, TURN, ROW, NAME),

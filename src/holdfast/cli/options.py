@@ -123,7 +123,7 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         int,
         "Maximum session length in tokens (default and limit: the model's).",
     ),
-    Option("page_size", int, "Tokens per page of KV cache."),
+    Option("page_size", int, "Tokens per page of KV cache.", default="16 on a CPU, 64 on a GPU"),
     Option(
         "kv_tokens", int, "Size of the full-attention KV cache in tokens (default: from the free memory)."
     ),
@@ -138,9 +138,30 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         "Share of the free memory to use (default: 0.25 on a CPU, 0.95 on a GPU).",
     ),
     Option("host_memory", str, "Host memory for idle sessions, such as 4GiB.", parse_bytes),
-    Option("max_running", int, "Maximum number of running turns."),
-    Option("chunk_tokens", int, "Maximum prompt tokens of one turn in a step (chunked prefill)."),
-    Option("step_tokens", int, "Maximum tokens of all turns in a step."),
+    Option(
+        "max_running",
+        int,
+        "Maximum number of running turns.",
+        default="64 on a CPU, up to 256 on a GPU, by its memory",
+    ),
+    Option(
+        "chunk_tokens",
+        int,
+        "Maximum prompt tokens of one turn in a step (chunked prefill).",
+        default="512 on a CPU, a whole step on a GPU",
+    ),
+    Option(
+        "step_tokens",
+        int,
+        "Maximum tokens of all turns in a step.",
+        default="1024 on a CPU, up to 8192 on a GPU, by its speed and memory",
+    ),
+    Option(
+        "mixed_tokens",
+        int,
+        "Maximum tokens of a step while answers are generated, or twice the running turns if that is more.",
+        default="step-tokens on a CPU, 192 to 512 on a GPU, by its kernels",
+    ),
     Option("max_queue", int, "Maximum number of queued turns; further ones get 429."),
     Option("max_sessions", int, "Maximum number of open sessions; a one-shot request counts while it runs."),
     Option("tenant_device", float, "Share of the device memory that one tenant may hold; 1 for all."),
@@ -152,6 +173,7 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         "checkpoints",
         int,
         "Older turns of a session to keep checkpoints of, for rewinding without recomputation.",
+        default="4; 1 on a GPU without spare recurrent states",
     ),
     Option(
         "leave_history",
@@ -191,7 +213,7 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
     Option(
         "fast_start",
         bool,
-        "Start without capturing CUDA graphs: ready sooner, slower afterwards.",
+        "Capture no CUDA graphs, not even while serving: less work at the start, slower afterwards.",
         flags=("--fast-start/--no-fast-start",),
     ),
     Option(

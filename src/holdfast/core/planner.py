@@ -1,9 +1,10 @@
 """Making a plan: which rows the next step computes.
 
 Decode rows first, then chunks of running prefills, seals, and newly admitted turns, all under one token
-budget; what is left of it goes to inputs that are still being said. The oldest running turn is served first,
-so it always gets on. With overlap a plan is made while the one before is still in flight: a sequence then
-counts the tokens that it is going to sample as known.
+budget, which is smaller while answers are generated (step_size.py); what is left of it goes to inputs that
+are still being said. The oldest running turn is served first, so it always gets on; an input that is longer
+than a step leaves half of it to others. With overlap a plan is made while the one before is still in flight:
+a sequence then counts the tokens that it is going to sample as known.
 
 `Planner` lasts as long as the scheduler. `PlanBuilder` is what is known while one plan is made.
 """
@@ -23,6 +24,7 @@ from holdfast.core.pressure import Pressure
 from holdfast.core.prompts import Prompts
 from holdfast.core.registry import Registry
 from holdfast.core.session import Life, LifeEvent, Place, Session
+from holdfast.core.step_size import step_budget
 from holdfast.core.tokens import all_known
 from holdfast.core.turn import NEVER, Turn, TurnEvent
 
@@ -49,7 +51,7 @@ class Planner:
         self.prompts = Prompts(registry)
 
     def fill(self, plan: Plan, budget: int) -> None:
-        """Put rows, copies and moves into a plan of at most `budget` tokens."""
+        """Put rows, copies and moves into a plan of at most `budget` tokens, fewer beside answers."""
         PlanBuilder(self, plan, budget).build()
 
 
@@ -74,9 +76,12 @@ class PlanBuilder:
     def build(self) -> None:
         """Make the whole plan."""
         self._answer()
-        for session in self._decode():
+        self.budget = step_budget(self.registry, self.budget, self.planner.propose is not None)
+        prefilling = self._decode()
+        for place, session in enumerate(prefilling, start=1):
             if self.budget > 0:
-                self.budget -= self._chunk(session)
+                others = place < len(prefilling) or self._awaits_admission()
+                self.budget -= self._chunk(session, self._part(session) if others else self.budget)
         self._seal()
         self._admit()
         self._listen()
@@ -154,13 +159,18 @@ class PlanBuilder:
         else:
             self.short = True
 
-    def _chunk(self, session: Session) -> int:
+    def _part(self, session: Session) -> int:
+        """What an input takes of the budget before others: half of it, unless it ends in this step."""
+        left = session.sequence.known - session.sequence.planned
+        return self.budget if left <= self.budget else -(-self.budget // 2)
+
+    def _chunk(self, session: Session, budget: int) -> int:
         """Add a row of as many tokens as are known, allowed and affordable; returns how many.
 
         Without room for drafts the row goes without them: no turn is retracted for a guess. Without room for
         a whole chunk even under pressure, smaller ones are tried, so that the oldest turn always gets on.
         """
-        turn, budget = session.turn, self.budget
+        turn = session.turn
         if turn is None or not _runs(session):
             return 0
         drafts = self._drafts(session, turn)
@@ -196,7 +206,7 @@ class PlanBuilder:
         room = min(turn.request.max_tokens - turn.generated - 1, self.budget - todo)
         if todo < 1 or room < 1 or sequence.next_cut() is not None or todo > policy.chunk_tokens:
             return []
-        drafts = propose(session, turn)[:room]
+        drafts = propose(session, turn)[: min(room, policy.drafts_max)]
         return drafts if all_known(drafts, policy.vocabulary) else []
 
     def _row(self, session: Session, turn: Turn, budget: int, drafts: list[int]) -> int:
@@ -311,6 +321,10 @@ class PlanBuilder:
                 self.short = self.short or outcome is Outcome.NO_ROOM
                 self.full |= full
                 break
+
+    def _awaits_admission(self) -> bool:
+        """Whether a turn waits that may be admitted, as far as is known before it is looked at."""
+        return bool(self.registry.queue) and not self.short and self._has_place()
 
     def _admits(self) -> bool:
         """Whether one more turn may run in this plan. If not, waiting turns are not looked at."""

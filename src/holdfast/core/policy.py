@@ -39,15 +39,18 @@ class Policy:
 
     `checkpoints` is how many resume points a session may keep past its last turn. A turn that waits for
     `age_seconds` counts as one priority higher, so that nothing starves. A step computes at most
-    `listening_tokens` of inputs that are not complete yet. With `durable_turns` a turn's mark is kept until
-    the turn is reported as durable. A tenant may hold its own of `shares`, or `share`; its pins count for
-    `pinned_share` of that on the device. The last token of a turn is left for `seal_seconds` to a turn that
-    follows at once: a row of it in flight would hold that turn up.
+    `listening_tokens` of inputs that are not complete yet, and about `mixed_tokens` in all while answers are
+    generated (step_size.py); a row has at most `drafts_max` drafts. With `durable_turns` a turn's mark is
+    kept until the turn is reported as durable. A tenant may hold its own of `shares`, or `share`; its pins
+    count for `pinned_share` of that on the device. The last token of a turn is left for `seal_seconds` to a
+    turn that follows at once: a row of it in flight would hold that turn up.
     """
 
     context_length: int = 8192
     vocabulary: int = 1 << 31
     chunk_tokens: int = 2048
+    mixed_tokens: int = 1 << 31
+    drafts_max: int = 12
     listening_tokens: int = 256
     running_max: int = 256
     queue_max: int = 4096

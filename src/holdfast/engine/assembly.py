@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from holdfast.core.layout import Tier
 from holdfast.core.ledger import Ledger
@@ -20,6 +21,7 @@ from holdfast.engine.memory_plan import plan_memory
 from holdfast.engine.options import EngineOptions, tenant_parts
 from holdfast.engine.setup import AnswerSetup, EngineSetup
 from holdfast.engine.step.executor import Executor, PlanRunner
+from holdfast.engine.step.speculation import LENGTH_MAX as DRAFTS_MAX
 from holdfast.engine.step.speculation import Speculator
 from holdfast.engine.text.stream import TurnStream
 from holdfast.engine.text.tokenizer import Tokenizer
@@ -28,6 +30,7 @@ from holdfast.engine.tiers.files import layout_identity
 from holdfast.engine.tiers.session_memory import SessionMemory
 from holdfast.engine.tiers.snapshots import SnapshotStore
 from holdfast.engine.tools.choose import Chosen
+from holdfast.engine.tuning import Tuning
 from holdfast.models.generation import GenerationDefaults
 from holdfast.models.model import Model, ModelDescription
 
@@ -58,6 +61,8 @@ def build_loop(
     if answers is None:
         answers = AnswerSetup(Chosen(None, None), Grammars(None, "this engine has no grammar compiler"))
     memory_plan = plan_memory(model, options)
+    tuning = memory_plan.tuning
+    options = replace(options, **tuning.options())  # type: ignore[arg-type]
     setup = EngineSetup(model, tokenizer, defaults, options, memory_plan, answers.formats, answers.grammars)
     live = LiveTurns()
     speculator = Speculator(live.stream_of) if options.speculate == "ngram" else None
@@ -69,13 +74,13 @@ def build_loop(
     else:
         assert isinstance(model, Model), "a model without weights needs an executor of its own"
         executor = Executor(
-            model, setup.memory_plan, options.max_running, live.stream_of, ahead=speculator is None
+            model, setup.memory_plan, tuning.max_running, live.stream_of, ahead=speculator is None
         )
-        layout = layout_identity(options.page_size, setup.memory_plan.layout, model.memory_shape, model.dtype)
+        layout = layout_identity(tuning.page_size, setup.memory_plan.layout, model.memory_shape, model.dtype)
         snapshots = open_snapshots(options, identity, layout, session_log, clock)
     scheduler = Scheduler(
         _ledger(setup, snapshots),
-        _policy(model, options),
+        _policy(model, options, tuning),
         speculator,
         strict=options.audit == "strict",
         on_disk=None if snapshots is None else snapshots.covers,
@@ -114,20 +119,22 @@ def _ledger(setup: EngineSetup, snapshots: SnapshotStore | None) -> Ledger:
     return ledger
 
 
-def _policy(model: ModelDescription, options: EngineOptions) -> Policy:
+def _policy(model: ModelDescription, options: EngineOptions, tuning: Tuning) -> Policy:
     """The options as the core takes them."""
     parts = tenant_parts(options)
     return Policy(
         context_length=model.context_length,
         vocabulary=model.config.vocabulary,
-        chunk_tokens=options.chunk_tokens,
-        running_max=options.max_running,
+        chunk_tokens=tuning.chunk_tokens,
+        mixed_tokens=tuning.mixed_tokens,
+        drafts_max=DRAFTS_MAX,
+        running_max=tuning.max_running,
         queue_max=options.max_queue,
         sessions_max=options.max_sessions,
         tenant_sessions_max=options.tenant_sessions or options.max_sessions,
         session_ttl=options.session_ttl,
         pinned_share=options.tenant_pinned,
-        checkpoints=options.checkpoints,
+        checkpoints=tuning.checkpoints,
         leave_history=options.leave_history,
         durable_turns=options.journal is not None,
         seal_seconds=options.seal_seconds,

@@ -185,9 +185,16 @@ class EchoExecutor:
         said = tokens[start + 1 : ends[-1]]
         return list(said[said.index(NEWLINE) + 1 :]) if start >= 0 and NEWLINE in said else list(said)
 
-    def small_step(self, rows: int) -> int | None:  # noqa: ARG002
-        """No limit: steps take no time."""
-        return None
+    def capture_next(self, missed: bool) -> bool:  # noqa: ARG002
+        """Nothing to capture."""
+        return False
+
+    def abandon_graphs(self) -> None:
+        """Nothing to abandon."""
+
+    @property
+    def graphs(self) -> None:
+        """No graphs."""
 
     def release(self, turn: Turn) -> None:
         """Forget a turn that is over."""

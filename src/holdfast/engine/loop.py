@@ -18,11 +18,11 @@ from holdfast.engine.dispatch import Dispatcher
 from holdfast.engine.durable.session_log import SessionLog
 from holdfast.engine.loop_times import LoopTimes
 from holdfast.engine.setup import EngineSetup
+from holdfast.engine.step.capturing import Capturing
 from holdfast.engine.step.executor import PlanRunner, require_device
 from holdfast.engine.step.flight import Flight
 from holdfast.engine.step.pacing import Pacing
 from holdfast.engine.step.speculation import Speculator
-from holdfast.engine.step.step_size import step_tokens
 from holdfast.engine.tiers.disk import Cancellation, DiskTier
 
 __all__ = ["EngineLoop"]
@@ -49,6 +49,7 @@ class EngineLoop:
         "_device",
         "_overlap",
         "_pending",
+        "capturing",
         "disk",
         "dispatcher",
         "executor",
@@ -87,6 +88,7 @@ class EngineLoop:
         self._pending: Flight | StepResult | None = None
         device, overlap = setup.model.device, setup.options.overlap
         self._device = device
+        self.capturing = Capturing(executor, device, clock)
         # A CPU that computes a step has no time to plan the next one.
         self._overlap = device.type == "cuda" if overlap is None else overlap
 
@@ -116,6 +118,8 @@ class EngineLoop:
         constrained turns is sampled after that: its masks depend on the tokens of the step before.
         """
         scheduler = self.scheduler
+        if self.capturing.due:
+            self._capture()
         if self.disk is not None:
             with self.times.measured("disk"):
                 self.disk.collect()
@@ -123,7 +127,7 @@ class EngineLoop:
             scheduler.arrive(number, arrived, self.now())
         self.pacing.plan()
         with self.times.measured("plan"):
-            plan = scheduler.plan(self._budget(), self.now())
+            plan = scheduler.plan(self.setup.tuning.step_tokens, self.now())
         self._rest(plan)
         launched = self._launch(plan)
         if self._pending is not None:
@@ -140,12 +144,15 @@ class EngineLoop:
             with self.times.measured("disk"):
                 self.disk.write_idle()
 
-    def _budget(self) -> int:
-        """Maximum tokens of the next step. With speculation every step may be large."""
-        registry, most = self.scheduler.registry, self.setup.options.step_tokens
-        if self.speculator is not None:
-            return most
-        return step_tokens(registry, self.executor.small_step(len(registry.running)), most)
+    def _capture(self) -> None:
+        """Capture a graph that steps have lacked, with no step in flight and no copy between tiers."""
+        if self.scheduler.registry.transits or (self.disk is not None and self.disk.busy):
+            return
+        if self._pending is not None:
+            self._settle(self._pending)
+            self._pending = None
+        with self.times.measured("capture"):
+            self.capturing.when_busy()
 
     def _rest(self, plan: Plan) -> None:
         """A step without work waits for a copy, the disk or the journal instead of spinning."""

@@ -3,7 +3,7 @@
 The plan is numbers only, printed at start-up and turned into the core's layout and the storage tensors. Pools
 without a stated size get the units of as many sessions of the expected length as fit, so that no component
 runs out long before the others. On a GPU, free memory is what remains beside the largest step, which is run
-once to measure it.
+to measure it. The sizes of pages and steps are chosen on the way (tuning.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from pathlib import Path
 import torch
 
 from holdfast.core.layout import Component, MemoryLayout, Tier
+from holdfast.engine import tuning
 from holdfast.engine.options import EngineOptions, OptionError
-from holdfast.engine.step.profiling import step_bytes
+from holdfast.engine.step.graphs import small_step_of
+from holdfast.engine.step.profiling import measure_step
+from holdfast.engine.tuning import Choice, StepCost, Tuning, stated
 from holdfast.models.available import available_bytes
 from holdfast.models.layout import MemoryShape
 from holdfast.models.memory import UnitCounts
@@ -39,7 +42,7 @@ SLOTS_PER_SESSION = 3  # At rest one; while a turn runs two; a checkpoint.
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Units on the device, on the host and on disk, and the bytes of a unit."""
+    """Units on the device, on the host and on disk, the bytes of a unit, and the sizes of steps."""
 
     layout: MemoryLayout
     device: UnitCounts
@@ -48,6 +51,7 @@ class MemoryPlan:
     session_tokens: int
     sessions: int
     disk: UnitCounts
+    tuning: Tuning
 
     def sizes(self) -> dict[tuple[Component, Tier], int]:
         """The sizes of the core's pools."""
@@ -66,7 +70,7 @@ class MemoryPlan:
         return self.device.full * self.layout.page_size if self.layout.full else 1 << 62
 
     def lines(self) -> list[str]:
-        """The plan as text, one line a component."""
+        """The plan as text: a line a component, then the sizes of steps with their reasons."""
         lines = []
         for component in self.layout.components:
             units = _units(self.device, component)
@@ -74,7 +78,7 @@ class MemoryPlan:
             size = units * self.unit_bytes[component] / 2**20
             lines.append(f"{component.name.lower()}: {units} {kind}, {size:.0f} MiB")
         lines.append(f"room for {self.sessions} sessions of {self.session_tokens} tokens on the device")
-        return lines
+        return [*lines, *self.tuning.lines()]
 
 
 def _units(counts: UnitCounts, component: Component) -> int:
@@ -82,33 +86,34 @@ def _units(counts: UnitCounts, component: Component) -> int:
 
 
 def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
-    """Size the pools as stated, or by the memory that is free now."""
-    shape = model.memory_shape
+    """Size the pools and the steps as stated, or by the device and the memory that is free now."""
+    shape, on_gpu = model.memory_shape, model.device.type == "cuda"
+    window = shape.window_tokens if shape.window is not None else 0
+    page_size = stated(options.page_size) or tuning.choose_page_size(on_gpu, window)
     layout = MemoryLayout(
-        options.page_size,
-        full=shape.full is not None,
-        window=shape.window_tokens if shape.window is not None else 0,
-        state=shape.state is not None,
+        page_size.value, full=shape.full is not None, window=window, state=shape.state is not None
     )
-    weights = unit_bytes(shape, options.page_size, torch.finfo(model.dtype).bits // 8)
+    weights = unit_bytes(shape, page_size.value, torch.finfo(model.dtype).bits // 8)
     session_tokens = min(options.session_tokens, model.context_length)
     needs = session_units(layout, session_tokens)
     each = sum(needs[component] * weights[component] for component in layout.components)
-    stated = {
+    asked = {
         Component.FULL: options.kv_tokens,
         Component.WINDOW: options.window_tokens,
         Component.STATE: options.state_slots,
     }
+    sizing = any(asked[component] is None for component in layout.components)
+    step, working = _step_size(model, options, page_size.value, sizing)
     fitting = 1
-    if any(stated[component] is None for component in layout.components):
-        fitting = max(1, min(SESSIONS_PLANNED_MAX, _pool_bytes(model, options) // each))
+    if sizing:
+        fitting = max(1, min(SESSIONS_PLANNED_MAX, _pool_bytes(model, options, working) // each))
     units: dict[Component, int] = {}
     for component in layout.components:
-        asked = stated[component]
-        if asked is None:
+        size = asked[component]
+        if size is None:
             units[component] = needs[component] * fitting
         else:
-            units[component] = asked if component is Component.STATE else layout.pages_for(asked)
+            units[component] = size if component is Component.STATE else layout.pages_for(size)
         if units[component] < 2:
             raise OptionError(_SIZE_OPTIONS[component], "is too small for a turn")
     sessions = min(units[component] // max(1, needs[component]) for component in layout.components)
@@ -116,7 +121,7 @@ def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
     host = tier_units(needs, weights, options.host_memory)
     if isinstance(model, Model):
         room = {component: units[component] * weights[component] for component in units}
-        _check_room(model.device, room, [name for name in room if stated[name] is not None], options)
+        _check_room(model.device, room, [name for name in room if asked[name] is not None], options)
     disk = tier_units(needs, weights, min(disk_bytes(options), disk_most))
     return MemoryPlan(
         layout,
@@ -126,15 +131,78 @@ def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
         session_tokens,
         sessions,
         UnitCounts(*(disk.get(component, 0) for component in Component)),
+        _tune(model, options, layout, units, page_size, step),
     )
 
 
-def _pool_bytes(model: ModelDescription, options: EngineOptions) -> int:
-    """Bytes for pools: on a GPU what is free beside the largest step and the graphs."""
+def _tune(
+    model: ModelDescription,
+    options: EngineOptions,
+    layout: MemoryLayout,
+    units: dict[Component, int],
+    page_size: Choice,
+    step: Choice,
+) -> Tuning:
+    """The sizes that follow from those of the pools."""
+    on_gpu = model.device.type == "cuda"
+    full, window, slots = (units.get(component) for component in Component)
+    window_tokens = None if window is None else window * layout.page_size
+    # A running turn holds the pages of its window, of the tokens before it in the first, and of one row.
+    window_turns = None if window is None else window // (layout.pages_for(layout.window) + 2)
+    running = stated(options.max_running) or tuning.choose_running(
+        on_gpu, None if full is None else full * layout.page_size, window_turns, slots
+    )
+    small = small_step_of(model) if isinstance(model, Model) else step.value
+    return Tuning.of(
+        page_size=page_size,
+        chunk_tokens=stated(options.chunk_tokens) or tuning.choose_chunk(on_gpu, step.value, window_tokens),
+        step_tokens=step,
+        mixed_tokens=stated(options.mixed_tokens)
+        or tuning.choose_mixed(on_gpu, step.value, small, not options.fast_start),
+        max_running=running,
+        checkpoints=stated(options.checkpoints) or tuning.choose_checkpoints(on_gpu, slots, running.value),
+    )
+
+
+def _step_size(
+    model: ModelDescription, options: EngineOptions, page_size: int, sizing: bool
+) -> tuple[Choice, int]:
+    """The tokens of the largest step, and on a GPU the memory that it takes beside weights and pools.
+
+    It is measured where the step is to be chosen, or pools are to be sized.
+    """
+    given = stated(options.step_tokens)
+    if model.device.type != "cuda" or not isinstance(model, Model):
+        return given or tuning.choose_step(False, None, 0), 0
+    if given is not None and not sizing:
+        return given, 0
+    rows = options.max_running or tuning.GPU_RUNNING
+    if given is not None:
+        return given, measure_step(model, given.value, page_size, rows, timed=False).bytes
+    free, cost = free_bytes(model.device), _largest_step(model, page_size, rows)
+    step = tuning.choose_step(True, cost, free)
+    if step.value == cost.tokens:
+        return step, cost.bytes
+    return step, measure_step(model, step.value, page_size, rows, timed=False).bytes
+
+
+def _largest_step(model: Model, page_size: int, rows: int) -> StepCost:
+    """The cost of the largest default step, or of the largest smaller one that the device has memory for."""
+    tokens = tuning.GPU_STEP_TOKENS
+    while True:
+        try:
+            return measure_step(model, tokens, page_size, rows, timed=True)
+        except torch.OutOfMemoryError:
+            if tokens <= tuning.STEP_TOKENS_MIN:
+                raise
+            tokens //= 2
+
+
+def _pool_bytes(model: ModelDescription, options: EngineOptions, working: int) -> int:
+    """Bytes for pools: on a GPU what is free beside the graphs and the `working` memory of a step."""
     fraction = options.memory_fraction
     if model.device.type != "cuda" or not isinstance(model, Model):
         return int(free_bytes(model.device) * (CPU_FRACTION if fraction is None else fraction))
-    working = step_bytes(model, options)
     left = free_bytes(model.device) - working - GRAPH_BYTES
     return max(0, int(left * (GPU_FRACTION if fraction is None else fraction)))
 

@@ -27,16 +27,17 @@ log = logging.getLogger("holdfast.engine")
 TIERS = ("device", "host", "disk")
 
 COUNTS = (
-    "page_size",
     "session_tokens",
-    "max_running",
-    "chunk_tokens",
-    "step_tokens",
     "max_queue",
     "max_sessions",
 )
 COUNTS_OR_NONE = (
     "context_length",
+    "page_size",
+    "max_running",
+    "chunk_tokens",
+    "step_tokens",
+    "mixed_tokens",
     "kv_tokens",
     "window_tokens",
     "state_slots",
@@ -97,8 +98,9 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How an engine is set up. None means: derived from the model and the machine.
+    """How an engine is set up. None means: derived from the model and the machine (tuning.py).
 
+    A step has at most `step_tokens` tokens, `chunk_tokens` of one turn, and `mixed_tokens` beside answers.
     `kv_tokens`, `window_tokens` and `state_slots` size the pools; without them the pools are sized for
     sessions of `session_tokens` tokens. `host_memory` is in bytes. With a `journal` (a file) sessions survive
     the process; `durability` says what answers wait for. `disk` is a directory for the memory of idle
@@ -118,16 +120,17 @@ class EngineOptions:
     dtype: str = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
     context_length: int | None = None
-    page_size: int = 16
+    page_size: int | None = None
     kv_tokens: int | None = None
     window_tokens: int | None = None
     state_slots: int | None = None
     session_tokens: int = 8192
     memory_fraction: float | None = None
     host_memory: int = 0
-    max_running: int = 64
-    chunk_tokens: int = 512
-    step_tokens: int = 1024
+    max_running: int | None = None
+    chunk_tokens: int | None = None
+    step_tokens: int | None = None
+    mixed_tokens: int | None = None
     max_queue: int = 4096
     max_sessions: int = 10_000
     tenant_sessions: int | None = None
@@ -137,7 +140,7 @@ class EngineOptions:
     tenant_pinned: float = 0.25
     tenant_shares: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     session_ttl: float = 3600.0
-    checkpoints: int = 4
+    checkpoints: int | None = None
     leave_history: bool = True
     journal: str | None = None
     durability: Literal["off", "commit", "fsync"] = "commit"
@@ -182,10 +185,9 @@ class EngineOptions:
                         "tenant_shares", f"of {tenant}: {tier} must be one of {', '.join(TIERS)}"
                     )
                 require_part("tenant_shares", part)
-        if self.host_memory < 0 or self.checkpoints < 0:
-            raise OptionError(
-                "host_memory" if self.host_memory < 0 else "checkpoints", "must not be negative"
-            )
+        for name in ("host_memory", "checkpoints"):
+            if (getattr(self, name) or 0) < 0:
+                raise OptionError(name, "must not be negative")
         if not self.session_ttl > 0:
             raise OptionError("session_ttl", f"must be a positive number of seconds, not {self.session_ttl}")
         if not self.snapshot_seconds >= 0:

@@ -12,6 +12,7 @@ from holdfast.engine.options import EngineOptions, OptionError
 from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.engine.tools.choose import Chosen
 from holdfast.engine.tools.options import choose_formats
+from holdfast.engine.tuning import Tuning
 from holdfast.models.generation import GenerationDefaults
 from holdfast.models.model import ModelDescription
 
@@ -41,7 +42,8 @@ class AnswerSetup:
 class EngineSetup:
     """Everything that is chosen at start-up: model, tokenizer, sampling defaults, options, memory pools.
 
-    `formats` are those of the model's tool calls and reasoning; `grammars` compiles what turns must match.
+    The options have the values in use, derived ones included. `formats` are those of the model's tool calls
+    and reasoning; `grammars` compiles what turns must match.
     """
 
     model: ModelDescription
@@ -51,6 +53,11 @@ class EngineSetup:
     memory_plan: MemoryPlan
     formats: Chosen
     grammars: Grammars
+
+    @property
+    def tuning(self) -> Tuning:
+        """The sizes of pages and steps."""
+        return self.memory_plan.tuning
 
     @property
     def end_tokens(self) -> tuple[int, ...]:

@@ -36,8 +36,14 @@ def open_loop(
     options: EngineOptions,
     progress: Progress | None = None,
     observer: SessionObserver | None = None,
+    *,
+    serve_early: bool = False,
 ) -> EngineLoop:
-    """Find a model, download it if necessary, load it and set up its memory."""
+    """Find a model, download it if necessary, load it and set up its memory.
+
+    With `serve_early` only the CUDA graphs that are needed first are captured here; the others are left to
+    `EngineLoop.capturing`.
+    """
     if name in ECHO_MODELS:
         return open_echo(name, options, observer)
     device = _device(options.device)
@@ -79,7 +85,7 @@ def open_loop(
             observer=observer,
         )
         if loaded.device.type == "cuda" and not options.fast_start and isinstance(loop.executor, Executor):
-            loop.executor.capture(progress)
+            loop.executor.capture(progress, first_only=serve_early)
     return loop
 
 

@@ -1,4 +1,4 @@
-"""Planted bugs of turns that compute their input and sample nothing.
+"""Planted bugs of turns that compute their input and sample nothing, and of the size of steps.
 
 Each function replaces one site by a version that differs in the effect of about one statement, and never
 raises of itself: the audit, the device or the clients of a simulation must notice it. See planting.py.
@@ -6,8 +6,10 @@ raises of itself: the audit, the device or the clients of a simulation must noti
 
 from __future__ import annotations
 
+from holdfast.core import step_size
 from holdfast.core.plan import Row, RowResult
 from holdfast.core.planner import PlanBuilder
+from holdfast.core.registry import Registry
 from holdfast.core.session import Session
 from holdfast.core.settler import Settler
 from holdfast.core.turn import Turn
@@ -70,6 +72,18 @@ def last_token_of_an_input_waits_for_ever(patcher: Patcher) -> None:
     patcher.replace(PlanBuilder, "_decode", faulty)
 
 
+def answers_wait_for_large_steps(patcher: Patcher) -> None:
+    """A step beside answers takes as many tokens of an input as a step without any."""
+    original = step_size.step_budget
+
+    def faulty(registry: Registry, most: int, drafting: bool) -> int:
+        if original(registry, most, drafting) < most:
+            patcher.reach()
+        return most
+
+    patcher.replace(step_size, "step_budget", faulty)
+
+
 COMPUTE_MUTANTS = (
     Mutant(
         "first-chunk-of-an-input-ends-its-turn",
@@ -89,4 +103,5 @@ COMPUTE_MUTANTS = (
         True,
         last_token_of_an_input_waits_for_ever,
     ),
+    Mutant("answers-wait-for-large-steps", "B3", "scheduler", True, answers_wait_for_large_steps),
 )

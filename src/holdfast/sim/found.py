@@ -36,6 +36,7 @@ class Check(StrEnum):
     FENCE = "fence"
     LATE = "late"
     LEFT_OVER = "left over"
+    PAUSE = "pause"
     QUOTA = "quota"
     RECOMPUTATION = "recomputation"
     REFUSAL = "refusal"

@@ -7,6 +7,7 @@ same seed gives the same trace and the same state hash; whatever is found can be
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from random import Random
 
@@ -122,6 +123,8 @@ class World:
             context_length=rng.choice((120, 200)),
             vocabulary=VOCABULARY,
             chunk_tokens=rng.choice((3, 7, 16, 64)),
+            mixed_tokens=Random(f"mixed {self.setup.seed}").choice((2, 8, 24, 64)),
+            drafts_max=3,
             running_max=rng.choice((2, 4, 16)),
             queue_max=64,
             sessions_max=self.workload.sessions,
@@ -223,6 +226,8 @@ class World:
 
     def _plan(self) -> None:
         resting = self.keeping.resting(self.scheduler) if self.workload.strict else []
+        registry = self.scheduler.registry
+        answering = {session.id for session in (*registry.running, *registry.listening)}
         plan = self.scheduler.plan(self.rng.choice((4, 16, 64)), self.now)
         self.keeping.check(resting)
         self.files.fill()
@@ -238,6 +243,7 @@ class World:
             trace = extend(trace, row.start * 1009 + row.count)
         self.trace = trace
         self._watch_delays(plan)
+        self._watch_pauses(plan, answering)
         try:
             self.device.announce(plan, self.scheduler.registry.transits)
         except WrongContent as wrong:
@@ -268,6 +274,17 @@ class World:
             if left > 0 and not (done or guesses or apart):
                 which = f"{turn.request.turn_id} of {session.id}"
                 raise Found(Check.DELAY, f"an input was computed ahead while {which} waited", which)
+
+    def _watch_pauses(self, plan: Plan, running: Set[str]) -> None:
+        """A step beside the next token of a turn that ran before it is no larger than the policy says."""
+        late = [row for row in plan.rows if row.sample and row.count == 1 + row.drafts]
+        waiting = next((row for row in late if row.turn.session_id in running), None)
+        tokens = sum(row.count for row in plan.rows)
+        each = 1 + self.policy.drafts_max if self.drafting else 1
+        if waiting is None or tokens <= max(self.policy.mixed_tokens, 2 * len(running) * each):
+            return
+        which = f"{waiting.turn.request.turn_id} of {waiting.turn.session_id}"
+        raise Found(Check.PAUSE, f"its next token waits for a step of {tokens} tokens", which)
 
     def _whose(self, plan: Plan, number: int) -> str:
         """The turn that a row of this number belongs to, or the session."""

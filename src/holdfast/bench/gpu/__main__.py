@@ -42,6 +42,7 @@ from holdfast.engine.memory_plan import plan_memory
 from holdfast.engine.options import make_options
 from holdfast.engine.pauses import bound_pauses
 from holdfast.engine.pull import PullError
+from holdfast.engine.step.executor import Executor
 from holdfast.models.model import Model
 
 CHECKS = Path("tests/gpu/__main__.py")
@@ -62,7 +63,7 @@ SESSION_RUNS = 3
 CONSTRAINED_RUNS = 7
 """More, since each run has other texts, of which more or less is forced."""
 
-PARTS = ["decode", "turns", "prefill", "sessions", "constrained", "tiers", "dense", "fp8"]
+PARTS = ["decode", "turns", "prefill", "sessions", "constrained", "tiers", "defaults", "dense", "fp8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,10 @@ def measure(name: str, chosen: Selection, bandwidth: float) -> None:
     report(model=name, in_use_gib=round(in_use / 2**30, 1), planned=planned(model))
     if "tiers" in chosen.parts:
         measure_tiers(name, model)
+    if "defaults" in chosen.parts:
+        measure_defaults(name, model)
+        gc.collect()
+        torch.cuda.empty_cache()
     if "dense" in chosen.parts and name == "qwen3-8b":
         measure_dense(name, model)
     if "fp8" in chosen.parts and name == "qwen3-8b":
@@ -177,8 +182,36 @@ def measure(name: str, chosen: Selection, bandwidth: float) -> None:
 
 
 def planned(model: Model) -> list[str]:
-    """The memory plan of an otherwise empty GPU."""
-    return plan_memory(model, make_options(page_size=64, step_tokens=8192, max_running=256)).lines()
+    """The memory plan of an otherwise empty GPU, and the sizes that are chosen for it."""
+    return plan_memory(model, make_options()).lines()
+
+
+def measure_defaults(name: str, model: Model) -> None:
+    """With default sizes: the start, prefill beside that of the best options, and pauses beside a prompt."""
+    begun = time.perf_counter()
+    loop = open_loop(model, False, overlap=True)
+    assert isinstance(loop.executor, Executor)
+    built = time.perf_counter()
+    loop.executor.capture(first_only=True)
+    ready = time.perf_counter()
+    each: list[float] = []
+    while loop.capturing.remaining:
+        before = time.perf_counter()
+        loop.capturing.when_idle()
+        each.append(time.perf_counter() - before)
+    report(model=name, part="defaults", measured_and_planned_s=round(built - begun, 1),
+           first_graphs_s=round(ready - built, 1), other_graphs_s=round(sum(each), 1),
+           longest_capture_s=round(max(each), 2), graphs=loop.executor.graphs)  # fmt: skip
+    report(model=name, part="defaults", sizes=loop.setup.tuning.lines())
+    with few_collections():
+        timings.prefill(loop, 1, 8192)
+        for prompts, length in ((1, 8192), (16, 2048)):
+            value = timings.prefill(loop, prompts, length)
+            note(name, f"default prefill {prompts} x {length}", value, "tokens/s")
+        for batch in (16, 64, 256):
+            for measure, value in timings.pauses_beside_a_prompt(loop, batch, 8192).items():
+                unit = "steps" if measure.endswith("steps") else "ms"
+                note(name, f"{measure}, {batch} answers beside 8192", value, unit)
 
 
 def measure_dense(name: str, model: Model) -> None:

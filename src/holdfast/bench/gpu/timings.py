@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from triton import knobs
@@ -21,6 +22,9 @@ from holdfast.bench.loops import Talk
 from holdfast.core.audit import Audit, Finding
 from holdfast.core.registry import Event
 from holdfast.engine.loop import EngineLoop
+
+MANY_ROWS = 64
+"""Rows beyond which turns are admitted in large steps before they are measured."""
 
 
 def words(count: int, seed: int) -> list[int]:
@@ -42,14 +46,24 @@ def close(loop: EngineLoop, talks: list[Talk]) -> None:
     settle(loop)
 
 
+def fill_up(loop: EngineLoop, talks: list[Talk], tokens: int = 4) -> None:
+    """Step until all turns generate; beyond 64 in steps of any size, so that none ends before the last."""
+    registry = loop.scheduler.registry
+    usual = registry.policy
+    while not all(len(talk.said) >= tokens for talk in talks):
+        if len(registry.running) > MANY_ROWS:
+            registry.policy = replace(usual, mixed_tokens=1 << 31)
+        loop.step()
+    registry.policy = usual
+
+
 def decode_step(loop: EngineLoop, batch: int, steps: int = 128) -> float:
     """Milliseconds of one decode step after inputs of 128 tokens: the median of the means of 16 steps."""
     talks = [Talk(loop, f"decode {batch} {number}") for number in range(batch)]
     for number, talk in enumerate(talks):
         # Inputs are admitted a few at a time: the first must still decode when the last begins.
         talk.begin(words(128, number), steps + 128)
-    while not all(len(talk.said) >= 4 for talk in talks):
-        loop.step()
+    fill_up(loop, talks)
     means = []
     for _ in range(max(1, steps // 16)):
         before = sum(len(talk.said) for talk in talks)
@@ -234,6 +248,37 @@ def spill_and_restore(loop: EngineLoop, history: int) -> dict[str, float]:
     }
 
 
+def pauses_beside_a_prompt(loop: EngineLoop, batch: int, length: int) -> dict[str, float]:
+    """Milliseconds between the tokens of an answer among many, while a long prompt of another turn comes.
+
+    The usual and the longest pause, how many steps the longest is, and the first token of the prompt.
+    """
+    witness = Witness(loop, f"witness of {length}")
+    talks: list[Talk] = [witness, *(Talk(loop, f"beside {length} {number}") for number in range(batch - 1))]
+    for number, talk in enumerate(talks):
+        talk.begin(words(128, 300 + number), 4096)
+    fill_up(loop, talks)
+    witness.times.clear()
+    while len(witness.times) < 64:
+        loop.step()
+    usual = statistics.median(witness.pauses)
+    witness.times.clear()
+    prompt = Talk(loop, f"prompt {length}")
+    begun = time.perf_counter()
+    prompt.begin(words(length, 77), 8)
+    while not prompt.over:
+        loop.step()
+    longest = max(witness.pauses)
+    assert not any(talk.over for talk in talks) and prompt.first is not None, "a turn ended while measured"
+    close(loop, [*talks, prompt])
+    return {
+        "usual pause": usual,
+        "longest pause": longest,
+        "longest pause in steps": longest / usual,
+        "first token of the prompt": (prompt.first - begun) * 1e3,
+    }
+
+
 def share_of_audit(loop: EngineLoop, batch: int) -> float:
     """The share of a decode step that the host spends in the audit."""
     spent = 0.0
@@ -262,8 +307,7 @@ def kernel_times(loop: EngineLoop, batch: int) -> list[tuple[str, float, int]]:
     talks = [Talk(loop, f"profile {batch} {number}") for number in range(batch)]
     for number, talk in enumerate(talks):
         talk.begin(words(128, number), 40)
-    while not all(len(talk.said) >= 4 for talk in talks):
-        loop.step()
+    fill_up(loop, talks)
     steps = 8
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(steps):

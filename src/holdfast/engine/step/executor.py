@@ -26,17 +26,18 @@ from holdfast.core.layout import Component
 from holdfast.core.plan import Row, RowResult, StepResult
 from holdfast.core.registry import Plan
 from holdfast.core.turn import Turn
-from holdfast.engine.constraints.masks import words_for
 from holdfast.engine.memory_plan import MemoryPlan
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.step.constrained import ConstrainedRows
 from holdfast.engine.step.flight import Flight, Unsampled
+from holdfast.engine.step.graph_order import GraphCounts, first_shapes
 from holdfast.engine.step.graphs import (
     TILES_ONLY,
     Outcome,
     Progress,
     Recorder,
     StepGraphs,
+    compile_masked,
     largest_of,
     record_cuda,
     run_step,
@@ -112,8 +113,15 @@ class PlanRunner(Protocol):
     def finish(self, flight: Flight) -> StepResult:
         """Wait for the step's result."""
 
-    def small_step(self, rows: int) -> int | None:
-        """Token count of a step that decoding rows hardly notice; None where there is no such step."""
+    def capture_next(self, missed: bool) -> bool:
+        """Capture one more graph, with `missed` one that a step has lacked; False if there is none."""
+
+    def abandon_graphs(self) -> None:
+        """Capture no more graphs."""
+
+    @property
+    def graphs(self) -> GraphCounts | None:
+        """How many graphs are captured, of how many; None without graphs."""
 
     def release(self, turn: Turn) -> None:
         """Release what a finished turn holds."""
@@ -172,64 +180,68 @@ class Executor:
     # --- graphs -----------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def capture(self, progress: Progress | None = None, record: Recorder | None = None) -> None:
-        """Capture CUDA graphs of small steps. Without them, and on a CPU, kernels are launched one by one."""
-        if record is None:
-            record = record_cuda()
+    def capture(
+        self, progress: Progress | None = None, record: Recorder | None = None, *, first_only: bool = False
+    ) -> None:
+        """Capture CUDA graphs of small steps: all, or those that a server needs first.
+
+        Without them, and on a CPU, kernels are launched one by one.
+        """
         wanted = shapes(self._rows_max)
         largest = largest_of(wanted)
         pages = self.layout.pages_for(self._context_max)
         # The table of a whole session, for both components, fits behind the largest step.
         words = torch.zeros(largest.words + 4 * pages, dtype=torch.int32, device=self.model.device)
-        buffers = self._buffers(largest, pages)
         logits = torch.zeros(
             largest.samples,
             self.model.config.vocabulary,
             dtype=self.model.logits_dtype,
             device=self.model.device,
         )
-        graphs = StepGraphs(words, record, small_step_of(self.model))
-        for done, shape in enumerate(wanted):
-            given = graphs.views(shape)
-            singles = shape.rows if shape.decode else 0 if shape.rows <= TILES_ONLY else 1
-            limits = Limits(
-                1 if shape.decode else shape.tokens, self._context_max, singles, graphs.least(shape)
-            )
-            batch = self._batch(buffers, given, shape, limits)
-            self._bring(shape, [], [], [], self.tables.pack(), words)
-            self._prepare(given, batch)
-            graphs.capture(shape, batch, self._step_of(batch, given, logits[: shape.samples]))
+        record = record_cuda() if record is None else record
+        graphs = self._graphs = StepGraphs(words, self._buffers(largest, pages), logits, record, wanted)
+        listed = first_shapes(wanted, small_step_of(self.model)) if first_only else wanted
+        for done, shape in enumerate(listed):
+            self._capture(graphs, shape)
             if progress is not None:
-                progress("capture", done + 1, len(wanted))
-        self._compile_masked(logits[:1])
-        self._graphs = graphs
+                progress("capture", done + 1, len(listed))
+        compile_masked(logits[:1])
 
-    def small_step(self, rows: int) -> int | None:
-        """Token count of a step that decoding rows hardly notice; None where there is no such step."""
-        return None if self._graphs is None else self._graphs.small_step(rows)
+    @torch.inference_mode()
+    def capture_next(self, missed: bool) -> bool:
+        """Capture one more graph between two steps, the one that steps lacked most; False if none is left.
+
+        Every launched step is sampled: the graphs' words and logits are nobody's.
+        """
+        shape = None if self._graphs is None else self._graphs.order.next(missed)
+        if self._graphs is None or shape is None:
+            return False
+        self.tables.discard()  # What a failed step has left; the core sends it again.
+        self._capture(self._graphs, shape)
+        return True
+
+    def abandon_graphs(self) -> None:
+        """Capture no more graphs; those that are captured stay in use."""
+        if self._graphs is not None:
+            self._graphs.order.abandon()
+
+    @property
+    def graphs(self) -> GraphCounts | None:
+        """How many graphs are captured, of how many; None without graphs."""
+        return None if self._graphs is None else self._graphs.order.counts
+
+    def _capture(self, graphs: StepGraphs, shape: Shape) -> None:
+        """Capture one shape, over a step of padding."""
+        given = graphs.views(shape)
+        singles = shape.rows if shape.decode else 0 if shape.rows <= TILES_ONLY else 1
+        limits = Limits(1 if shape.decode else shape.tokens, self._context_max, singles, graphs.least(shape))
+        batch = self._batch(graphs.buffers, given, shape, limits)
+        self._bring(shape, [], [], [], self.tables.pack(), graphs.words)
+        self._prepare(given, batch)
+        graphs.capture(shape, batch, self._step_of(batch, given, graphs.logits[: shape.samples]))
 
     def _step_of(self, batch: Batch, given: Views, logits: Tensor) -> Callable[[], Outcome]:
         return lambda: run_step(self.model, self.memory, batch, given, self.tables.sampled, logits)
-
-    def _compile_masked(self, logits: Tensor) -> None:
-        """Sample once in each way under a mask: compiling kernels while serving would stall every stream."""
-        heat, top_p = torch.ones(2, 1, device=self.model.device)
-        whole = torch.zeros(1, dtype=torch.int32, device=self.model.device)
-        nothing = torch.zeros(1, words_for(logits.shape[1]), dtype=torch.int32, device=self.model.device)
-        special = logits.float(), whole.long()
-        ways = ((logits, whole, False), (*special, False), (*special, True))
-        for values, positions, greedy in ways:
-            kernels.sample_tokens(
-                values,
-                heat,
-                whole,
-                top_p,
-                top_p,
-                whole.long(),
-                positions,
-                greedy=greedy,
-                masks=TokenMasks(nothing, whole),
-            )
 
     def _buffers(self, shape: Shape, width: int) -> StepBuffers:
         components = Components(self.layout.full, self.layout.window > 0)

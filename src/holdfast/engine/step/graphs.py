@@ -5,12 +5,15 @@ turn's input beside others' decoding) by tokens and rows. A step takes the small
 remaining rows are padding in reserved units. A graph reads the step's words and the buffers derived from them
 at fixed addresses, and leaves the hidden states, the logits of its samples and the sampled tokens. All graphs
 write their logits to the same buffer: steps that a graph cannot sample, such as constrained ones, read them
-there. Used by the executor.
+there. `graph_order` says which shapes are captured first, and which while a server serves. Used by the
+executor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,13 +21,15 @@ import torch
 from torch import Tensor
 
 from holdfast import kernels
-from holdfast.engine.step.inputs import Shape, Views, views
-from holdfast.kernels import Batch, Least
+from holdfast.engine.constraints.masks import words_for
+from holdfast.engine.step.graph_order import ShapeOrder
+from holdfast.engine.step.inputs import Shape, StepBuffers, Views, views
+from holdfast.kernels import Batch, Least, TokenMasks
 from holdfast.models.memory import Memory
 from holdfast.models.model import Model
 
 MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512)
-MIXED_ROWS = (1, 4, 16, 64)
+MIXED_ROWS = (1, 4, 16, 64, 128, 256)
 SMALL_STEP, SMALL_STEP_OF_PRODUCTS, SMALL_STEP_OF_EXPERTS = 256, 192, 384
 """Tokens up to which a mixed step takes little longer than a decode step: both read all weights once.
 
@@ -105,8 +110,24 @@ def largest_of(wanted: list[Shape]) -> Shape:
     )
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector out of a capture: freeing may call the driver, which ends a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def record_cuda() -> Recorder:
-    """Records steps as CUDA graphs that share a memory pool."""
+    """Records steps as CUDA graphs that share a memory pool.
+
+    While a server serves, other threads (the disk's, those that copy or fill masks) may call the driver
+    during a capture: the capture is of this thread's calls alone.
+    """
     pool = torch.cuda.graph_pool_handle()
 
     def record(step: Callable[[], Outcome]) -> tuple[Recorded, Outcome]:
@@ -116,7 +137,7 @@ def record_cuda() -> Recorder:
             step()  # Kernels are compiled and libraries allocate workspaces before the capture.
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with _no_collection(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             outcome = step()
         return graph, outcome
 
@@ -143,16 +164,40 @@ def run_step(
     return Outcome(hidden, logits, tokens)
 
 
+def compile_masked(logits: Tensor) -> None:
+    """Sample once in each way under a mask: compiling kernels while serving would stall every stream."""
+    device = logits.device
+    heat, top_p = torch.ones(2, 1, device=device)
+    whole = torch.zeros(1, dtype=torch.int32, device=device)
+    nothing = torch.zeros(1, words_for(logits.shape[1]), dtype=torch.int32, device=device)
+    special = logits.float(), whole.long()
+    ways = ((logits, whole, False), (*special, False), (*special, True))
+    for values, positions, greedy in ways:
+        kernels.sample_tokens(
+            values,
+            heat,
+            whole,
+            top_p,
+            top_p,
+            whole.long(),
+            positions,
+            greedy=greedy,
+            masks=TokenMasks(nothing, whole),
+        )
+
+
 class StepGraphs:
     """The captured shapes of one executor."""
 
-    def __init__(self, words: Tensor, record: Recorder, small_step: int) -> None:
-        """Every step's words are copied to `words` before its graph runs."""
+    def __init__(
+        self, words: Tensor, buffers: StepBuffers, logits: Tensor, record: Recorder, wanted: Sequence[Shape]
+    ) -> None:
+        """Every step's words are copied to `words` before its graph runs; all graphs share the buffers."""
         self.words = words
-        self._small_step = small_step
+        self.buffers = buffers
+        self.logits = logits
+        self.order = ShapeOrder(wanted)
         self._record = record
-        self._decode: list[tuple[int, Shape]] = []
-        self._mixed: list[Shape] = []
         self._recorded: dict[Shape, tuple[Recorded, Outcome, Batch]] = {}
 
     def views(self, shape: Shape) -> Views:
@@ -163,10 +208,7 @@ class StepGraphs:
         """Record a shape; its words and buffers hold a step of padding."""
         recorded, outcome = self._record(step)
         self._recorded[shape] = (recorded, outcome, batch)
-        if shape.decode:
-            self._decode = sorted([*self._decode, (shape.rows, shape)])
-        else:
-            self._mixed = sorted([*self._mixed, shape], key=lambda known: (known.tokens, known.rows))
+        self.order.done(shape)
 
     def least(self, shape: Shape) -> Least:
         """The fewest tokens and rows of a step that takes this shape rather than a smaller one."""
@@ -176,17 +218,8 @@ class StepGraphs:
 
     def find(self, rows: int, tokens: int, samples: int, decode: bool, more: int) -> Shape | None:
         """The smallest captured shape with room for a step, or None; `more` words follow its own."""
-        if decode:
-            found = next((shape for count, shape in self._decode if count >= rows), None)
-        else:
-            room = max(rows, samples)
-            fitting = (shape for shape in self._mixed if shape.tokens >= tokens and shape.rows >= room)
-            found = next(fitting, None)
+        found = self.order.find(rows if decode else max(rows, samples), tokens, decode)
         return found if found is not None and found.words + more <= self.words.numel() else None
-
-    def small_step(self, rows: int) -> int | None:
-        """The largest token count at which a step of so many rows stays short."""
-        return self._small_step if rows <= MIXED_ROWS[-1] else None
 
     def batch(self, shape: Shape) -> Batch:
         """The buffers of a captured shape."""

@@ -1,56 +1,69 @@
-"""The memory of a step beside weights and pools, measured.
+"""The cost of a step beside weights and pools, measured.
 
-`step_bytes` runs the largest step that the options allow on a GPU, over unowned pages, and returns its peak
-memory. This also compiles the kernels of large steps. Called by `memory_plan`.
+`measure_step` runs a step on a GPU, over unowned pages, and returns its peak memory and its time. This also
+compiles the kernels of large steps. Called by `memory_plan`.
 """
 
 from __future__ import annotations
 
 import gc
+import time
 
 import torch
 
-from holdfast.engine.options import EngineOptions
+from holdfast.engine.tuning import StepCost
 from holdfast.kernels import Batch, build_batch
 from holdfast.models.memory import UnitCounts
 from holdfast.models.model import Model
 
 
 @torch.inference_mode()
-def step_bytes(model: Model, options: EngineOptions) -> int:
-    """Peak bytes of activations and logits of the largest step; 0 on a device without a memory pool."""
-    if model.device.type != "cuda":
-        return 0
-    tokens = max(2, min(options.step_tokens, model.context_length))
-    pages = -(-tokens // options.page_size) + 1
+def measure_step(model: Model, tokens: int, page_size: int, rows_max: int, *, timed: bool) -> StepCost:
+    """The peak bytes of activations and logits of a step, and its seconds if `timed`.
+
+    It has one decode row, so that both kinds of kernels run, and prefill rows no longer than the context.
+    """
+    counts = row_counts(tokens, model.context_length)
+    pages = sum(-(-count // page_size) for count in counts)
     shape = model.memory_shape
     memory = model.memory(
         UnitCounts(
             pages if shape.full is not None else 0,
             pages if shape.window is not None else 0,
-            2 if shape.state is not None else 0,
+            len(counts) if shape.state is not None else 0,
         ),
-        options.page_size,
+        page_size,
     )
     torch.cuda.synchronize(model.device)
     torch.cuda.reset_peak_memory_stats(model.device)
     before = torch.cuda.memory_allocated(model.device)
-    # One decode row and one prefill row: both kinds of kernels run.
-    hidden = model.forward(_batch(model, options, [1, tokens - 1]), memory)
-    rows = min(options.max_running, tokens)
-    logits = model.logits(hidden[:rows]).float()
+    batch = _batch(model, page_size, counts)
+    hidden = model.forward(batch, memory)
+    logits = model.logits(hidden[: min(rows_max, tokens)]).float()
     torch.log_softmax(logits, dim=-1)
     torch.cuda.synchronize(model.device)
     peak = torch.cuda.max_memory_allocated(model.device) - before
-    del hidden, logits, memory
+    seconds = 0.0
+    if timed:
+        began = time.perf_counter()
+        model.forward(batch, memory)
+        torch.cuda.synchronize(model.device)
+        seconds = time.perf_counter() - began
+    del hidden, logits, memory, batch
     gc.collect()
     torch.cuda.empty_cache()
-    return peak
+    return StepCost(tokens, peak, seconds)
 
 
-def _batch(model: Model, options: EngineOptions, counts: list[int]) -> Batch:
-    """Rows of these lengths from position 0 on, each in its own pages."""
-    shape, size = model.memory_shape, options.page_size
+def row_counts(tokens: int, context_length: int) -> list[int]:
+    """The tokens of each row of a measured step: one, and then as few rows as the context allows."""
+    whole, rest = divmod(max(1, tokens - 1), context_length)
+    return [1, *[context_length] * whole, *([rest] if rest else [])]
+
+
+def _batch(model: Model, size: int, counts: list[int]) -> Batch:
+    """Rows of these lengths from position 0 on, each in its own pages of `size` tokens."""
+    shape = model.memory_shape
     units: list[list[int]] = []
     for count in counts:
         first = sum(len(row) for row in units)

@@ -165,7 +165,7 @@ class EngineCommands:
     def pulse(self) -> wire.Pulse:
         """A sign of life, with totals and gauges."""
         registry = self.loop.scheduler.registry
-        counters = registry.counters
+        counters, graphs = registry.counters, self.loop.executor.graphs
         return wire.Pulse(
             step=registry.ledger.step,
             running=len(registry.running),
@@ -180,6 +180,7 @@ class EngineCommands:
             findings=self._outbox.findings,
             loop_counts={work: list(counts) for work, counts in self.loop.times.counts.items()},
             loop_seconds=dict(self.loop.times.seconds),
+            graphs=None if graphs is None else (graphs.captured, graphs.total),
         )
 
     # --- questions --------------------------------------------------------------------------------

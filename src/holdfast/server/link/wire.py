@@ -494,6 +494,8 @@ class Pulse(msgspec.Struct, tag="pulse", frozen=True):
     loop_counts: dict[str, list[int]] = {}
     """Histograms of work between steps, in buckets of `engine.loop_times`, by kind of work."""
     loop_seconds: dict[str, float] = {}
+    graphs: tuple[int, int] | None = None
+    """CUDA graphs that are captured, and that there are to be; None without graphs."""
 
 
 Report = Progress | Ready | Unable | Done | Declined | Step | Pulse

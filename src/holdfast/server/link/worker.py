@@ -2,9 +2,10 @@
 
 The supervisor starts it as `python -m holdfast.server.link.worker SOCKET PARENT`. The first message is the
 configuration; after that it reads commands, makes steps while there is work, and sends reports. Its work
-between two steps is bounded (`rounds.py`). Without work it sleeps until a command comes, lets idle sessions
-expire, and audits all memory once. It ends at a `Stop`, or when its parent has died: turns in flight are
-rolled back, and sessions are written to disk, until a second `Stop` cuts that short.
+between two steps is bounded (`rounds.py`). Without work it captures the CUDA graphs that are left, one
+between two looks for commands, sleeps until a command comes, lets idle sessions expire, and audits all memory
+once. It ends at a `Stop`, or when its parent has died: turns in flight are rolled back, and sessions are
+written to disk, until a second `Stop` cuts that short.
 """
 
 from __future__ import annotations
@@ -145,6 +146,8 @@ class Worker:
         commands = self.commands
         if commands.reporting or self.backlog or self._auditing:
             return 0.0
+        if commands.loop.capturing.remaining and not commands.loop.active:
+            return 0.0
         if commands.loop.active:
             return max(0.0, commands.loop.pacing.slack)
         if commands.waits:
@@ -206,7 +209,7 @@ class Worker:
                 return
 
     def _idle(self) -> None:
-        """Let idle sessions expire, and audit the memory once after work, a slice at a time."""
+        """Let idle sessions expire; capture a graph, or audit the memory after work, a slice at a time."""
         loop = self.commands.loop
         with loop.times.measured("tick"):
             loop.scheduler.tick(loop.now())
@@ -214,6 +217,10 @@ class Worker:
         ledger = loop.scheduler.registry.ledger
         if loop.scheduler.registry.copies or any(pool.retiring for pool in ledger.pools.values()):
             loop.step()  # For copies of forks and cuts, and for units that a step has to free.
+        if loop.capturing.remaining:
+            with loop.times.measured("capture"):
+                loop.capturing.when_idle()
+            return
         quiet = time.monotonic() - self._worked > QUIET_SECONDS
         if quiet:
             collect_when_idle()
@@ -286,12 +293,21 @@ def model_facts(loop: EngineLoop, path: str) -> wire.ModelFacts:
         dtype=str(model.dtype).removeprefix("torch."),
         defaults={name: getattr(defaults, name) for name in CHECKPOINT_FIELDS},
         eos_tokens=list(setup.end_tokens),
-        plan=setup.memory_plan.lines(),
+        plan=[*setup.memory_plan.lines(), *graph_lines(loop)],
         fingerprint=f"hf-{zlib.crc32(f'{path} {model.dtype}'.encode()):08x}",
         constrains=setup.grammars.available,
         calls=setup.formats.calls,
         reasoning=setup.formats.reasoning,
     )
+
+
+def graph_lines(loop: EngineLoop) -> list[str]:
+    """What is to be said of CUDA graphs at the start; nothing on a CPU."""
+    graphs = loop.executor.graphs
+    if graphs is not None:
+        rest = "; the others follow while it serves" if graphs.remaining else ""
+        return [f"{graphs.captured} of {graphs.total} CUDA graphs captured{rest}"]
+    return ["no CUDA graphs: fast-start"] if loop.setup.model.device.type == "cuda" else []
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> wire.Vocabulary:
@@ -335,7 +351,7 @@ def start(socket: CommandSocket, configure: wire.Configure, outbox: Outbox) -> E
 
     try:
         options = make_options(**{"seal_seconds": SEAL_SECONDS, **configure.options})
-        return open_loop(configure.model, options, progress, outbox)
+        return open_loop(configure.model, options, progress, outbox, serve_early=True)
     except OptionError as error:
         why, model = error.typed, False
     except (PullError, ConfigurationError) as error:

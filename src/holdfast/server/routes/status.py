@@ -11,6 +11,7 @@ from starlette.responses import Response
 from holdfast import __version__
 from holdfast.server.http.answers import json_answer
 from holdfast.server.http.keys import Caller
+from holdfast.server.link.wire import Pulse
 from holdfast.server.routes.access import caller_of, service_of
 from holdfast.server.routes.schema import documented
 
@@ -20,8 +21,8 @@ router = APIRouter(tags=["house"])
 
 
 @router.get("/health", **documented(None, "Whether the server process is alive (liveness)."))
-async def health() -> Response:
-    return json_answer({"status": "ok"})
+async def health(request: Request) -> Response:
+    return json_answer({"status": "ok", **_graphs(service_of(request).link.pulse)})
 
 
 @router.get("/health/ready", **documented(None, "Whether the server accepts turns (readiness)."))
@@ -31,7 +32,15 @@ async def ready(request: Request) -> Response:
         return json_answer({"status": "starting"}, 503, {"Retry-After": "2"})
     if request.app.state.draining():
         return json_answer({"status": "draining"}, 503, {"Retry-After": "5"})
-    return json_answer({"status": "ready"})
+    return json_answer({"status": "ready", **_graphs(service.link.pulse)})
+
+
+def _graphs(pulse: Pulse | None) -> dict[str, Any]:
+    """On a GPU: the CUDA graphs that are captured, and that there are to be."""
+    if pulse is None or pulse.graphs is None:
+        return {}
+    captured, total = pulse.graphs
+    return {"graphs": {"captured": captured, "total": total}}
 
 
 @router.get("/ping", **documented(None, "Liveness, under the name of vLLM and of SageMaker."))

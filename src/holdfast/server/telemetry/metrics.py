@@ -74,6 +74,10 @@ class LedgerCollector(Collector):
         yield GaugeMetricFamily("holdfast_turns_running", "Turns being computed.", value=pulse.running)
         yield GaugeMetricFamily("holdfast_turns_queued", "Turns waiting for memory.", value=pulse.queued)
         yield GaugeMetricFamily("holdfast_sessions", "Sessions open.", value=pulse.sessions)
+        if pulse.graphs is not None:
+            captured, total = pulse.graphs
+            yield GaugeMetricFamily("holdfast_graphs_captured", "CUDA graphs captured.", value=captured)
+            yield GaugeMetricFamily("holdfast_graphs", "CUDA graphs to be captured in all.", value=total)
 
 
 class LoopCollector(Collector):
