@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 __all__ = ["FrameSocket", "Frames", "framed"]
 
@@ -90,10 +91,9 @@ class FrameSocket:
     def flush(self) -> bool:
         """Send what the other process takes now; whether nothing is left."""
         try:
-            while self._unsent:
-                del self._unsent[: self._socket.send(self._unsent)]
-        except (BlockingIOError, InterruptedError):
-            pass
+            with suppress(BlockingIOError, InterruptedError):
+                while self._unsent:
+                    del self._unsent[: self._socket.send(self._unsent)]
         except OSError:
             self._end()
         if bool(self._unsent) is not self._asks_room and not self._ended:
