@@ -16,7 +16,7 @@ from holdfast.engine.constraints.toy import ToyCompiled, ToyMatcher
 from holdfast.engine.constraints.turn import TurnConstraint
 from holdfast.engine.engine import Engine, Turn, TurnFailed
 from holdfast.engine.sampling import Sampling
-from holdfast.engine.step import constrained, results
+from holdfast.engine.step import constrained, masks, results
 from holdfast.engine.step.executor import Executor
 from holdfast.engine.step.flight import Flight
 from holdfast.engine.step.masks import Ahead, StepMasks, Wanted
@@ -130,6 +130,32 @@ def test_masks_that_are_filled_ahead_change_no_token(make: Make, monkeypatch: py
     counts.clear()
     assert tokens_of(make(overlap=False)) == expected
     assert counts["ahead"] <= sampled
+
+
+def test_after_a_wide_mask_the_grammar_is_asked_and_nobody_waits(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = tokens_of(make(overlap=True))
+    plans = steps_of(few := make(overlap=True))
+    tokens_of(few)
+    counts = count_ahead(monkeypatch)
+    monkeypatch.setattr(masks, "WIDE_WORDS", 1)
+    told: list[int] = []
+    tell_choices = StepMasks.tell_choices
+
+    def noted(step: StepMasks, several: Sequence[Ahead]) -> None:
+        told.append(len(several))
+        tell_choices(step, several)
+
+    monkeypatch.setattr(StepMasks, "tell_choices", noted)
+    engine = make(overlap=True)
+    wide = steps_of(engine)
+    assert tokens_of(engine) == expected
+    assert len(wide) == len(plans), "forced tokens are found all the same"
+    sampled = sum(len(tokens) for tokens in expected[:-2])
+    assert counts["ahead"] > sampled // 2 and sum(told) <= len(SAMPLINGS), (
+        "the first masks alone were waited for"
+    )
 
 
 def test_masks_that_fail_ahead_are_filled_when_the_step_is_sampled(

@@ -18,7 +18,7 @@ __all__ = ["TurnConstraint"]
 class TurnConstraint:
     """What may follow the tokens of one turn. `matcher` is None where only `force` constrains."""
 
-    __slots__ = ("_ahead", "_run", "matcher", "position", "takes_runs")
+    __slots__ = ("_ahead", "_run", "matcher", "position", "takes_runs", "wide")
 
     def __init__(self, matcher: Matcher | None, *, takes_runs: bool = True) -> None:
         """Without `takes_runs` forced tokens are sampled one at a time: each needs its own logits."""
@@ -30,6 +30,8 @@ class TurnConstraint:
         """The token that the matcher has taken before it was accepted here."""
         self.position = 0
         """Tokens that the matcher has taken: a mask that was filled at another position is stale."""
+        self.wide = False
+        """Whether the last mask allowed many tokens, as inside of a string."""
 
     @property
     def failed(self) -> bool:
@@ -52,14 +54,14 @@ class TurnConstraint:
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Take tokens of the turn, in order."""
-        run, count = self._run, len(tokens)
-        # A run that is taken token by token is the same as one taken at once.
-        follows = run is not None and count < len(run) and run[:count] == list(tokens)
-        self._run = run[count:] if run is not None and follows else None
         if self._ahead is not None:
             assert [self._ahead] == list(tokens), "another token was taken ahead"
             self._ahead = None
             return
+        run, count = self._run, len(tokens)
+        # A run that is taken token by token is the same as one taken at once.
+        follows = run is not None and count < len(run) and run[:count] == list(tokens)
+        self._run = run[count:] if run is not None and follows else None
         self.position += count
         if self.matcher is not None:
             self.matcher.accept(tokens)
@@ -81,8 +83,8 @@ class TurnConstraint:
         return self.matcher is not None and not self._run and not self.matcher.failed
 
     def took_ahead(self, token: int) -> None:
-        """The matcher has taken the turn's next token; `accept` follows."""
-        self._ahead = token
+        """The matcher has taken the turn's next token; `accept` follows. From now on `forced` is after it."""
+        self._ahead, self._run = token, None
         self.position += 1
 
     def has_choice(self) -> None:

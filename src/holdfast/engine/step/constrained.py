@@ -2,14 +2,18 @@
 
 The mask of a token depends on the token before, so the work for constrained turns lies between the tokens of
 one step and the sampling of the next. Three things keep it short. Grammars take the tokens of all turns in
-one parallel call. The masks of the step that is already launched are filled in a thread while the loop
+one parallel call. The masks of the step that is already launched are filled in threads while the loop
 detokenises; where such a mask allows several tokens, no token is forced, and the grammar is not asked. And
 the mask of a turn whose tokens are all known (the first of a turn, and after forced tokens) is filled while
 the step before is still computed.
 
+Some masks take a hundred times as long as most: those inside of strings whose length is limited. After a
+wide mask the grammar is therefore asked what it forces, and the loop waits for the next mask only before it
+samples.
+
 With few constrained turns, and with drafts, masks are filled when the step is sampled. The tokens are the
-same. Between `launch` and `join` the matchers in the thread must not be touched: every method that needs one
-joins first.
+same. A matcher is in one thread at a time: the loop touches none from `launch` or `accept` to `join`, apart
+from those whose masks `tell_choices` has waited for.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import torch
 
@@ -32,7 +37,17 @@ __all__ = ["ConstrainedRows"]
 log = logging.getLogger("holdfast.executor")
 
 AHEAD_MIN = 8
-"""Constrained turns in a step from which on the thread pays."""
+"""Constrained turns in a step from which on threads pay."""
+
+THREADS = 3
+"""For the masks that are begun at a launch, and for narrow and wide ones after the tokens of a step."""
+
+
+class Telling(NamedTuple):
+    """Masks that a thread fills."""
+
+    filled: Future[None]
+    masks: list[Ahead]
 
 
 class ConstrainedRows:
@@ -48,10 +63,10 @@ class ConstrainedRows:
         self._uses_thread = ahead
         self._matchers: ParallelMatchers | None = None
         self._buffers: list[StepMasks] = []
-        self._thread: ThreadPoolExecutor | None = None
-        self._running: Future[None] | None = None
-        self._begun: list[Ahead] = []
-        """The masks of the launched step that the thread was last given."""
+        self._threads: ThreadPoolExecutor | None = None
+        self._running: list[Future[None]] = []
+        self._telling: Telling | None = None
+        """Masks that say which turns have a choice."""
         self._launched: Flight | None = None
         """The step that is launched and not sampled."""
         self._unfinished: set[int] = set()
@@ -67,7 +82,7 @@ class ConstrainedRows:
         masks.open(len(flight.unsampled.samples), ((each.first, places[each.first]) for each in wanted))
         flight.masks = masks
         self._launched = flight
-        self._begun = []
+        self._telling = None
         if self._uses_thread and len(wanted) >= AHEAD_MIN:
             rows = flight.plan.rows
             known = {
@@ -87,14 +102,17 @@ class ConstrainedRows:
         return masks.fill(self._wanted(flight))
 
     def accept(self, flight: Flight, tokens: Sequence[int]) -> None:
-        """Give the tokens of a finished step to the grammars, and begin the masks of the launched step."""
-        self.join()
+        """Give the tokens of a finished step to the grammars, and begin the masks of the launched step.
+
+        Masks that were begun at the launch belong to other turns, and may go on.
+        """
         self._unfinished = set()
         launched = self._launched
         if not self._uses_thread:
             return
         ready = self._ready(flight, tokens)
         if len(ready) < AHEAD_MIN:
+            self.join()
             return
         assert self._matchers is not None, "a step with constrained turns was launched"
         self._matchers.accept([(constraint.grammar_matcher, token) for constraint, token in ready])
@@ -104,31 +122,37 @@ class ConstrainedRows:
             return
         taken = {id(constraint) for constraint, _ in ready}
         wanted = [each for each in self._wanted(launched) if id(each.constraint) in taken]
-        self._begin(launched.masks, wanted)
+        narrow = [each for each in wanted if not each.constraint.wide]
+        self._telling = self._begin(launched.masks, narrow)
+        wide = [each for each in wanted if each.constraint.wide and not each.constraint.forced()]
+        self._begin(launched.masks, wide)
 
     def join(self) -> None:
-        """Wait for the thread, which uses the matchers. Masks that failed there are filled again later."""
-        running, self._running = self._running, None
-        error = None if running is None else running.exception()
-        if error is not None:
-            self._begun = []
-            log.error("masks could not be filled ahead", exc_info=error)
+        """Wait for the threads, which use the matchers. Masks that failed there are filled again later."""
+        running, self._running = self._running, []
+        for each in running:
+            error = each.exception()
+            if error is not None:
+                log.error("masks could not be filled ahead", exc_info=error)
 
     def tell_choices(self) -> None:
         """Tell the constraints where a mask that was begun last allows several tokens."""
-        self.join()
-        begun, self._begun = self._begun, []
-        if begun and self._launched is not None and self._launched.masks is not None:
-            self._launched.masks.tell_choices(begun)
-
-    def _begin(self, masks: StepMasks, wanted: Sequence[Wanted]) -> None:
-        self.join()
-        self._begun = masks.ahead(wanted)
-        if not self._begun:
+        telling, self._telling = self._telling, None
+        if telling is None or telling.filled.exception() is not None:
             return
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-masks")
-        self._running = self._thread.submit(masks.fill_ahead, self._begun)
+        if self._launched is not None and self._launched.masks is not None:
+            self._launched.masks.tell_choices(telling.masks)
+
+    def _begin(self, masks: StepMasks, wanted: Sequence[Wanted]) -> Telling | None:
+        """Fill masks in a thread; None if there is nothing to fill."""
+        several = masks.ahead(wanted)
+        if not several:
+            return None
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast-masks")
+        filled = self._threads.submit(masks.fill_ahead, several)
+        self._running.append(filled)
+        return Telling(filled, several)
 
     def _ready(self, flight: Flight, tokens: Sequence[int]) -> list[tuple[TurnConstraint, int]]:
         """Constraints that may take their token at once: one without drafts that does not end the turn."""

@@ -3,7 +3,7 @@
 Samples of constrained turns have a mask each, others none. The masks lie in pinned memory behind the indices
 that say which sample has which, so that one copy sends the used part of both. The buffers stay allocated and
 grow when a step needs more. Room is made when a step is launched; a mask is filled as soon as the tokens
-before it are known, in another thread where that hides its cost. Used by `ConstrainedRows`.
+before it are known, in a thread where that hides its cost. Used by `ConstrainedRows`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ ROWS_FIRST = 16
 
 HEAD_WORDS = 256
 """Words of a mask that are looked at first: where there is a choice, short tokens are among it."""
+
+WIDE_WORDS = 32
+"""Of those, how many allow a token in a wide mask."""
 
 
 class Wanted(NamedTuple):
@@ -94,9 +97,8 @@ class StepMasks:
     def tell_choices(self, several: Sequence[Ahead]) -> None:
         """Tell the constraints where a mask that was filled ahead allows several tokens: none is forced."""
         rows = [self._row_of[each.first] for each in several]
-        clear = np.count_nonzero(self._matrix()[rows, :HEAD_WORDS], axis=1) > 1
-        for row, (_, constraint, position), is_clear in zip(rows, several, clear.tolist(), strict=True):
-            if constraint.position == position and (is_clear or self._allows_several(row)):
+        for row, (_, constraint, position), words in zip(rows, several, self._widths(rows), strict=True):
+            if constraint.position == position and (words > 1 or self._allows_several(row)):
                 constraint.has_choice()
 
     def fill(self, wanted: Iterable[Wanted]) -> set[int]:
@@ -106,9 +108,11 @@ class StepMasks:
         fills: list[Fill] = []
         forced: list[tuple[int, int]] = []
         masked: set[int] = set()
+        filled: list[tuple[int, TurnConstraint]] = []
         for first, constraint, drafts in wanted:
             if constraint.free:
                 continue
+            filled.append((self._row_of[first], constraint))
             row, count = self._row_of[first], 1 + len(drafts)
             for offset in range(count):
                 masked.add(first + offset)
@@ -132,6 +136,8 @@ class StepMasks:
         for row, token in forced:
             rows.clear(row)
             rows.allow(row, (token,))
+        for (_, constraint), words in zip(filled, self._widths([row for row, _ in filled]), strict=True):
+            constraint.wide = words >= WIDE_WORDS
         return masked
 
     def forbid(self, sample: int, tokens: Sequence[int]) -> None:
@@ -169,6 +175,11 @@ class StepMasks:
     def _indices(self) -> NDArray[np.int32]:
         array: NDArray[np.int32] = self._host.numpy()
         return array[: self._samples]
+
+    def _widths(self, rows: list[int]) -> list[int]:
+        """How many of the first words of some masks allow a token."""
+        counted: list[int] = np.count_nonzero(self._matrix()[rows, :HEAD_WORDS], axis=1).tolist()
+        return counted
 
     def _matrix(self) -> NDArray[np.int32]:
         """The used masks, a row each."""
