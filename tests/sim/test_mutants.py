@@ -90,7 +90,7 @@ EXPECTED: dict[str, Report] = {
     "rollback-keeps-the-turns-slot": report(LEAK, TURN),
     "rollback-keeps-the-turns-state": report("content", SESSION, TURN, ROW, PARCEL, TREE),
     "cut-ignores-the-state": report("content, books", SESSION, TURN, ROW, PARCEL, TREE),
-    "retract-moves-the-mark": report("books", SESSION, TURN),
+    "retract-moves-the-mark": report("books, content", SESSION, TURN, ROW),
     "duplicate-insert-leaks": report(LEAK, TURN, SESSION),
     "duplicate-insert-frees-the-trees-page": report(TWICE, TREE, SESSION, TURN),
     "publish-leaves-stale-tables": report("content, fence", ROW),
@@ -185,7 +185,7 @@ EXPECTED: dict[str, Report] = {
     "failed-adoption-keeps-its-pages": report(LEAK, SESSION),
     "adopted-session-does-not-rest": report("registry", NAME),
     "sunk-parcel-keeps-its-host-memory": report(LEAK, SESSION),
-    "sunk-parcel-is-read-from-the-host": report("content", PARCEL, ROW, SESSION, TURN),
+    "sunk-parcel-is-read-from-the-host": report("content, fence", PARCEL, ROW, SESSION, TURN, NAME),
     "failed-sink-loses-the-parcel": report("content, books", PARCEL, SESSION, TURN),
 }
 
