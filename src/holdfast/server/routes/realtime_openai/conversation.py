@@ -48,7 +48,7 @@ from holdfast.server.routes.realtime_openai.protocol import (
 from holdfast.server.routes.realtime_openai.response import Response
 from holdfast.server.routes.realtime_openai.settings import Settings
 from holdfast.server.routes.realtime_openai.talk import Asked, Talk, apart
-from holdfast.server.routes.realtime_outbox import Outbox
+from holdfast.server.routes.realtime_outbox import Outbox, TurnPen
 from holdfast.server.service import Service
 from holdfast.server.sessions import new_name, require_name
 
@@ -413,6 +413,14 @@ class OpenAIConversation:
     async def _send(self, response: Response, feed: TurnFeed) -> wire.End:
         """Send a turn's output. What comes after a cut is held back, and sent if the turn finished anyway."""
         late: list[wire.Delta] = []
+
+        def hear(delta: wire.Delta) -> bool:
+            if response.cancelled or not self.outbox.has_room:
+                return False
+            response.hear(delta)
+            return True
+
+        feed.write_with(TurnPen(hear))
         async for delta in feed.deltas():
             if response.cancelled:
                 late.append(delta)
