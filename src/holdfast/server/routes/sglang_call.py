@@ -15,6 +15,7 @@ from starlette.responses import Response
 from holdfast.engine.sampling import Sampling
 from holdfast.server.dialects.tables import GENERATE
 from holdfast.server.http.answers import event, json_answer
+from holdfast.server.http.clients import Client
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem, bad_field, told_as, turn_failed
 from holdfast.server.link import wire
@@ -34,8 +35,11 @@ DONE = b"data: [DONE]\n\n"
 class Call:
     """One call of `/generate`: all its answers in flight."""
 
-    def __init__(self, native: Native, caller: Caller, body: GenerateBody) -> None:
+    def __init__(
+        self, native: Native, caller: Caller, body: GenerateBody, client: Client | None = None
+    ) -> None:
         self.native = native
+        self.client = client
         self.service = native.service
         self.caller = caller
         self.body = body
@@ -116,7 +120,8 @@ class Call:
             tokens = await self._tokens(asked, not first)
         _require_start(asked, record.view.known + len(tokens))
         try:
-            feed = await self.service.start_turn(record, self._turn(asked, asked.sampling, tokens))
+            turn = self._turn(asked, asked.sampling, tokens)
+            feed = await self.service.start_turn(record, turn, self.client)
         except Problem as problem:
             raise self._explained(problem) from problem
         return [self._enter(asked, Choice(self._said(asked, tokens), feed, session=record))]
