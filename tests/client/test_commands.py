@@ -335,6 +335,29 @@ def test_top_once(client: Client, url: str) -> None:
         assert re.search(r"full\s+│\s+device\s+│\s+4096 pages", done.stdout)
 
 
+def test_top_shows_a_session_that_listens(client: Client, url: str) -> None:
+    with client.session(id="hearing") as session:
+        session.append("many words that are computed before the last one has been said ")
+        deadline = time.monotonic() + 60
+        while (view := session.view()).tokens_ahead < 8:
+            assert time.monotonic() < deadline, "nothing is computed ahead"
+            time.sleep(0.05)
+        assert view.state == "LISTENING" and view.tokens_heard >= view.tokens_ahead and view.tokens_known == 0
+        row = rf"hearing\s+│\s+LISTENING .*│\s+{view.tokens_heard} \(\d+ computed\) "
+        done = command("top", "--url", url, "--once", COLUMNS="140")
+        assert "listening 1" in done.stdout
+        assert re.search(row, done.stdout)
+        lines = command("top", "--json", "--once", HOLDFAST_URL=url).stdout.splitlines()
+        values = {line["name"]: line["value"] for line in map(json.loads, lines)}
+        assert (values["listening"], values["heard"]) == (1, view.tokens_heard)
+        listed = command("sessions", "ls", "--url", url, COLUMNS="140")
+        assert re.search(row, listed.stdout)
+        (shown,) = map(json.loads, command("sessions", "ls", "--url", url, "--json").stdout.splitlines())
+        assert (shown["id"], shown["state"], shown["heard"]) == ("hearing", "LISTENING", view.tokens_heard)
+    missing = command("sessions", "ls")
+    assert missing.returncode == 2 or "give the journal with --journal" in missing.stderr
+
+
 def test_top_as_json(client: Client, url: str) -> None:
     with client.session() as session:
         session.say("hello", max_tokens=50).wait()

@@ -1,12 +1,14 @@
 """Listening ahead on real models: text is computed while it is said, and the answer is the same."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.core.errors import EmptyTurn
 from holdfast.engine.engine import Engine, Session
 from holdfast.engine.listening import LISTENING_SECONDS, ahead_of, settled
+from holdfast.engine.report import listening_report, memory_report, session_report
 from tests.engine.conftest import Make
 from tests.engine.tiny import greedy
 
@@ -51,8 +53,16 @@ def test_what_was_appended_is_computed_once_and_answered_the_same(make_any: Make
         assert found.state == "LISTENING" and session.turns == 1
         assert found.turn is not None and found.turn.computed >= 8
         counted, ahead = computed(engine), len(found.turn.request.tokens)
+        shown: Any = session_report(engine.loop, found)
+        tokens = {"heard": ahead, "ahead": found.sequence.computed - found.history}
+        assert 8 <= tokens["ahead"] <= ahead
+        assert shown["state"] == "LISTENING" and tokens.items() <= shown["tokens"].items()
+        assert memory_report(engine.loop)["listening"] == [{"session": found.id, **tokens}]
+        assert listening_report(engine.loop, found.tenant) and not listening_report(engine.loop, "nobody")
         turn = session.say("", greedy(6)).wait()
-        assert session.pending == ""
+        assert session.pending == "" and memory_report(engine.loop)["listening"] == []
+        shown = session_report(engine.loop, found)
+        assert set(shown["tokens"]) == {"known", "computed"}
         assert (turn.token_ids, history(session)) == expected
         # The last word, the end of the message and the answer: the rest was computed while it was said.
         said = len(history(session)) - len(before) - 6

@@ -191,7 +191,7 @@ def test_memory_names_every_holder(make: Make) -> None:
     turn = running.say([word("cold")] * 50, greedy(30))
     until(running, turn, 5)
     report = engine.memory()
-    assert set(report) == {"step", "pools", "top", "tenants", "audit", "findings"}
+    assert set(report) == {"step", "pools", "top", "listening", "tenants", "audit", "findings"}
     assert report["findings"] == []
     pools = report["pools"]
     assert isinstance(pools, list)

@@ -63,6 +63,31 @@ def test_a_finished_turn_is_cut_too_and_has_its_end_token_once(make: Make) -> No
         assert session.turns == 3
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_turn_that_is_being_aborted_is_cut_further_within_a_step(make_any: Make, overlap: bool) -> None:
+    """A client cancels an answer, tells what was heard of it, and goes on, before the answer has ended."""
+    engine = make_any(chunk_tokens=16, overlap=overlap)
+    with engine.session(system="the old stones") as session:
+        session.say("cold and deep", greedy(4)).wait()
+        first = session.say("the river", greedy(40))
+        while len(first._stream.tokens) < 5:
+            engine.drive()
+        scheduler = engine.loop.scheduler
+        found = scheduler.registry.find(session.id)
+        assert found.turn is not None
+        scheduler.abort(session.id, found.turn.request.turn_id, engine.loop.now(), 4, "interrupt")
+        steps = scheduler.registry.ledger.step
+        turn = session.say("under old stones", greedy(6), steer=2)
+        assert scheduler.registry.ledger.step - steps <= 1
+        turn.wait()
+        assert session.turns == 3 and first.done
+        whole, tokens = history(session), turn.token_ids
+        start = first._turn.input_end
+        assert whole[start : start + 2] == first._stream.tokens[:2] and len(tokens) == 6
+        with engine.session() as fresh:
+            assert fresh.say(whole[: len(whole) - 6], greedy(6)).token_ids == tokens
+
+
 def test_a_steer_that_is_refused_has_cut_nothing(make: Make) -> None:
     engine = make()
     with engine.session() as session:

@@ -63,12 +63,7 @@ def test_a_client_that_goes_away_during_its_prompt(echo: Server) -> None:
         )
         time.sleep(pause)
         connection.close()
-        deadline = time.monotonic() + 60
-        body = {"input": "again"}
-        # The turn may not have begun when its client leaves, and begins meanwhile.
-        while (answer := echo.post(f"/v1/sessions/{name}/turns", body)).status_code == 409:
-            assert time.monotonic() < deadline, "the turn does not end"
-            time.sleep(0.01)
+        answer = echo.post(f"/v1/sessions/{name}/turns", {"input": "again"})
         assert answer.json()["text"] == "again"
 
 

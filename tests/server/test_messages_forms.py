@@ -1,7 +1,5 @@
 """Anthropic's conversations and answers, made by hand: what templates get, and how blocks become events."""
 
-import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -10,7 +8,6 @@ import pytest
 from holdfast.server.http.problems import Problem
 from holdfast.server.link import wire
 from holdfast.server.link.turn_feed import join
-from holdfast.server.routes.messages import kept_alive
 from holdfast.server.routes.messages_format import Answer, stop_string
 from holdfast.server.routes.messages_input import Message, SystemBlock, read_conversation
 from tests.server.anthropic_wire import collected
@@ -144,38 +141,3 @@ def test_the_stop_string_is_the_one_that_the_last_token_completes() -> None:
     assert found("hello", "lo", "ello", "o") == "ello"
     assert found("lo\0", "lo") is None
     assert found("", "lo") is None and found("lo") is None
-
-
-def test_a_silent_stream_is_kept_alive() -> None:
-    delta = wire.Delta(1, 0, "x", [1])
-
-    async def run() -> list[wire.Delta | None]:
-        pinged = asyncio.Event()
-
-        async def deltas() -> AsyncIterator[wire.Delta]:
-            yield delta
-            await pinged.wait()
-            yield delta
-
-        seen: list[wire.Delta | None] = []
-        async for each in kept_alive(deltas(), 0.001):
-            seen.append(each)
-            if each is None:
-                pinged.set()
-        return seen
-
-    seen = asyncio.run(run())
-    assert seen[0] is delta and seen[-1] is delta and None in seen and seen.count(delta) == 2
-
-
-def test_a_problem_passes_through_a_stream_that_is_kept_alive() -> None:
-    async def lost() -> AsyncIterator[wire.Delta]:
-        yield wire.Delta(1, 0, "x", [1])
-        raise Problem(503, "engine_lost", "lost")
-
-    async def run() -> None:
-        async for _ in kept_alive(lost(), 60.0):
-            pass
-
-    with pytest.raises(Problem, match="lost"):
-        asyncio.run(run())

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.core.registry import Plan
@@ -178,6 +179,28 @@ def test_a_turn_right_after_an_abort_is_in_the_very_next_step(after: float, turn
     world.run()
     assert world.ends == [(1, "aborted"), (2, "finished")]
     assert world.device.first_of("t-2") == world.device.running_at(came[0]) + 1
+
+
+@pytest.mark.parametrize("keep", [2, 6], ids=["cut further", "as it was cut"])
+@pytest.mark.parametrize("after", WITHIN)
+def test_a_turn_that_steers_one_that_is_cancelled_is_in_the_very_next_step(after: float, keep: int) -> None:
+    """A client cancels an answer, says what was heard of it, and goes on, all at once."""
+    world, came = World(), list[float]()
+    world.open("talk")
+    world.client.later(0.0, world.turn(1, "talk", 400))
+
+    def token(delta: wire.Delta) -> None:
+        if delta.turn == 1 and delta.index == LEARNT:
+            steering = msgspec.structs.replace(world.turn(2, "talk", 4), steers=keep)
+            both = [wire.EndTurn(1, 6, "interrupt"), steering]
+            came.extend(world.client.later(after, each) for each in both)
+
+    world.on_token = token
+    world.run()
+    assert world.ends == [(1, "aborted"), (2, "finished")]
+    assert world.device.first_of("t-2") == world.device.running_at(came[0]) + 1
+    session = world.engine.loop.scheduler.registry.sessions["ann/talk"]
+    assert session.boundaries[0] == 20 + keep and len(session.boundaries) == 2
 
 
 @pytest.mark.parametrize("others", [0, 4])

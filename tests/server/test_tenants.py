@@ -117,7 +117,17 @@ def test_a_tenant_sees_its_own_holders_and_the_admin_sees_all() -> None:
         "tree joann",
         "turn t of joann/ann",
     ]
-    report = {"top": [{"holder": name, "full": 1} for name in top], "tenants": [], "findings": []}
+    heard = [{"session": name, "heard": 7, "ahead": 3} for name in ("jo/x", "ann/y")]
+    report: dict[str, Any] = {
+        "top": [{"holder": name, "full": 1} for name in top],
+        "listening": heard,
+        "tenants": [],
+        "findings": [],
+    }
+    shown = tenant_memory(report, Caller("ann", admin=False))["listening"]
+    assert shown == [{"session": "y", "heard": 7, "ahead": 3}]
+    shown = tenant_memory(report, Caller("ann", admin=True))["listening"]
+    assert [each["session"] for each in shown] == ["jo/x", "y"]
     assert holders(tenant_memory(report, Caller("ann", admin=False))) == [
         "turn t of x",
         "turn r of r",

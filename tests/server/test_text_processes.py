@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
@@ -12,7 +12,7 @@ from holdfast.engine.echo import echo_tokenizer
 from holdfast.server.http.problems import Problem
 from holdfast.server.link import wire
 from holdfast.server.link.worker import vocabulary_of
-from holdfast.server.prompts import SMALL_CHARACTERS, Prompts
+from holdfast.server.prompts import SMALL_CHARACTERS, WAITLESS_BYTES, Prompts
 from holdfast.server.text import jobs
 from holdfast.server.text import lanes as text_lanes
 from holdfast.server.text import process as text_process
@@ -210,6 +210,33 @@ def test_nothing_is_tokenised_in_the_server_and_small_inputs_have_a_lane(
     assert asked == [("small", 16), ("large", 16), ("large", 20)]
 
 
+def test_a_large_body_does_not_wait_for_a_process_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    async def story() -> None:
+        prompts = Prompts(vocabulary(), 1 << 16)
+        lanes = {id(prompts._small): "small", id(prompts._large): "large"}
+        up: set[str] = set()
+
+        async def ask(lane: Lane, job: jobs.Job, _tenant: str) -> jobs.Answer:
+            assert isinstance(job, jobs.Body)
+            asked.append((lanes[id(lane)], len(job.content)))
+            return jobs.Read(b"")
+
+        monkeypatch.setattr(Lane, "ask", ask)
+        monkeypatch.setattr(Lane, "warm_up", lambda lane: up.add(lanes[id(lane)]))
+        monkeypatch.setattr(Lane, "is_up", property(lambda lane: lanes[id(lane)] in up))
+        for size in (WAITLESS_BYTES + 1, WAITLESS_BYTES, WAITLESS_BYTES):
+            await prompts.read_body(b" " * size)
+
+    asyncio.run(story())
+    assert asked == [
+        ("large", WAITLESS_BYTES + 1),
+        ("small", WAITLESS_BYTES),  # It has the other one started.
+        ("large", WAITLESS_BYTES),
+    ]
+
+
 EXPLODING = {
     "a wide text": "{{ 'x'.ljust(4000000000) }}",
     "a wide number": "{{ '%4000000000d' % 1 }}",
@@ -346,6 +373,15 @@ def test_a_process_says_what_its_tokenizer_says() -> None:
     assert isinstance(answers[6], jobs.Read)
 
 
+class Unread(list[int]):
+    """A list whose entries must not be looked at."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("it is long enough by itself")
+
+
 def test_values_are_counted_no_further_than_needed() -> None:
     assert text_process.count_values({"a": [1, {"b": None}]}, 100) == 7
+    assert text_process.count_values(7, 100) == text_process.count_values([], 100) == 1
+    assert text_process.count_values({"a": Unread(range(101))}, 100) == 104
     assert text_process.count_values([[1] * 50] * 50, 10) > 10

@@ -36,7 +36,7 @@ def test_the_words_of_several_choices_wait_in_their_feeds_and_are_joined() -> No
         tokenizer = echo_tokenizer()
         completion = Completion("cmpl-1", "echo", "f", tokenizer, Sampling())
         form = ChunkForm(turns, completion, usage=True, choices=1)
-        chunks = turn_pieces({}, turns, form)
+        chunks = turn_pieces(None, turns, form)
         for turn in turns:
             speak(turn, 0)
         pieces = [await anext(chunks) for _ in turns]

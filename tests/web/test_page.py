@@ -197,6 +197,22 @@ def test_the_map_shows_who_holds_what_and_lights_up_a_session(server: Server, op
     expect(page.locator("#legend [data-kind=session] b")).to_have_text(" 0")
 
 
+def test_a_session_that_listens_is_shown_with_what_it_has_heard(server: Server, open_page: OpenPage) -> None:
+    page = open_page(server, "/#memory")
+    name = server.open("hearing")
+    said = {"text": "many words that are computed before the last one has been said "}
+    assert server.post(f"/v1/sessions/{name}/input", said).status_code == 200
+    chip = page.locator("#holders button[data-session=hearing]")
+    expect(chip).to_have_text(re.compile(r"hearing · \d+ · listening: \d+ tokens heard, [1-9]\d* computed"))
+    expect(chip).to_have_attribute("data-state", "listening")
+    heard = server.state(name)["tokens"]["heard"]
+    expect(chip).to_contain_text(f"listening: {heard} tokens heard")
+    server.say(name, "something else")
+    expect(chip).to_have_text(re.compile(r"hearing · \d+$"))
+    server.http.delete(f"/v1/sessions/{name}")
+    expect(page.locator("#holders button")).to_have_count(0)
+
+
 def test_the_names_of_others_are_not_shown(serve: Serve, open_page: OpenPage) -> None:
     environment = {"HOLDFAST_API_KEYS": "ann:secret-a,bob:secret-b"}
     server = serve("--kv-tokens", "8192", environment=environment)  # What others hold is shown in sixteenths.

@@ -22,10 +22,10 @@ from rich.text import Text
 
 from holdfast.cli.refusals import refusal
 from holdfast.cli.remote import server_refusal
-from holdfast.cli.terminal import printable
+from holdfast.cli.terminal import heard_tokens, printable
 from holdfast.client import Client, HoldfastError
 from holdfast.client.calls import DEFAULT_URL
-from holdfast.client.values import SessionChange
+from holdfast.client.values import LISTENING, SessionChange, SessionView
 from holdfast.engine.durable.journal import Journal, JournalError, JournalInUse
 from holdfast.engine.durable.journal_reading import read_log, read_sessions, read_vocabulary
 from holdfast.engine.durable.records import Closed, StoredSession
@@ -105,8 +105,25 @@ def _described(session: StoredSession) -> dict[str, Any]:
 
 
 @app.command("ls")
-def list_sessions(journal: JOURNAL, as_json: AS_JSON = False) -> None:
-    """List the sessions of a journal."""
+def list_sessions(
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="HOLDFAST_JOURNAL",
+            metavar="FILE",
+            help="The journal file of `holdfast serve --journal`.",
+        ),
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="List the open sessions of this server instead.")] = None,
+    api_key: API_KEY = None,
+    as_json: AS_JSON = False,
+) -> None:
+    """List the sessions of a journal, or those that are open on a server."""
+    if url is not None:
+        _list_open(url, api_key, as_json)
+        return
+    if journal is None:
+        raise refusal("sessions", "give the journal with --journal, or a server with --url")
     with _errors_in_one_line(journal):
         sessions = _read(journal)
     if as_json:
@@ -126,6 +143,41 @@ def list_sessions(journal: JOURNAL, as_json: AS_JSON = False) -> None:
         parent = _plain(session.parent or "")
         table.add_row(_plain(shown), created, parent, str(len(session.turns)), str(session.tokens), held)
     Console().print(table)
+
+
+def _list_open(url: str, api_key: str | None, as_json: bool) -> None:
+    """List the open sessions of a server, with what they hear."""
+    with _on_server(url, api_key) as client:
+        sessions = client.sessions()
+    if as_json:
+        for session in sessions:
+            typer.echo(json.dumps(_described_open(session)))
+        return
+    counted = "1 session" if len(sessions) == 1 else f"{len(sessions)} sessions"
+    table = Table(caption=_plain(f"{counted} on {url}"))
+    for heading in ("session", "state", "tier"):
+        table.add_column(heading)
+    for heading in ("turns", "tokens", "heard"):
+        table.add_column(heading, justify="right")
+    for session in sessions:
+        counts = (str(session.turns), str(session.tokens_known), heard_tokens(session))
+        table.add_row(_plain(session.id), session.state, session.tier, *counts)
+    Console().print(table)
+
+
+def _described_open(session: SessionView) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "name": "session",
+        "value": session.tokens_known,
+        "unit": "tokens",
+        "id": session.id,
+        "state": session.state,
+        "tier": session.tier,
+        "turns": session.turns,
+    }
+    if session.state == LISTENING:
+        shown |= {"heard": session.tokens_heard, "ahead": session.tokens_ahead}
+    return shown
 
 
 @app.command("show")

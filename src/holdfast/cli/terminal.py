@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.cli.answer_view import AnswerView, printable
-from holdfast.client.values import ToolCall, TurnEvent
+from holdfast.client.values import LISTENING, SessionView, ToolCall, TurnEvent
 
-__all__ = ["Chat", "Cost", "Host", "Speech", "Talk", "memory_table", "printable"]
+__all__ = ["Chat", "Cost", "Host", "Speech", "Talk", "heard_tokens", "memory_table", "printable"]
 
 HELP = """\
 /rewind N   remove the last N turns (default: 1)
@@ -295,3 +295,10 @@ def memory_table(report: dict[str, Any]) -> Table:
         counts = [str(pool["holders"].get(kind, 0)) for kind in kinds]
         table.add_row(pool["component"], pool["tier"], f"{pool['units']} {pool['unit']}s", *counts)
     return table
+
+
+def heard_tokens(session: SessionView) -> str:
+    """The tokens that a listening session has heard of its next turn, and computed; empty for others."""
+    if session.state != LISTENING:
+        return ""
+    return f"{session.tokens_heard} ({session.tokens_ahead} computed)"

@@ -20,9 +20,10 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.remote import server_refusal
-from holdfast.cli.terminal import listening, memory_table, printable
+from holdfast.cli.terminal import heard_tokens, listening, memory_table, printable
 from holdfast.client import Client, Forbidden, HoldfastError, NotFound, Retries, SessionView
 from holdfast.client.calls import DEFAULT_URL
+from holdfast.client.values import LISTENING
 
 __all__ = ["Frame", "app", "compare", "draw", "look"]
 
@@ -177,6 +178,9 @@ def _headline(url: str, frame: Frame, rates: Rates | None) -> Text:
         figure = frame.figure(name)
         if figure is not None:
             shown.append(f"{word} {figure:.0f}")
+    listening = sum(session.state == LISTENING for session in frame.sessions)
+    if listening:
+        shown.append(f"listening {listening}")
     if rates is not None:
         shown.append(f"{rates.tokens:.1f} tokens/s")
         shown.append(f"{rates.turns:.1f} turns/s")
@@ -190,12 +194,13 @@ def _sessions(frame: Frame) -> Table:
     table = Table(caption=f"and {more} more" if more > 0 else None)
     for heading in ("session", "state", "tier"):
         table.add_column(heading)
-    for heading in ("turns", "tokens", "computed", "memory", "idle"):
+    for heading in ("turns", "tokens", "computed", "heard", "memory", "idle"):
         table.add_column(heading, justify="right")
     for session in recent[:SESSIONS_SHOWN]:
         counts = (session.turns, session.tokens_known, session.tokens_computed)
         held, idle = plain_bytes(session_bytes(session)), f"{session.idle_seconds:.0f} s"
-        table.add_row(session.id, session.state, session.tier, *map(str, counts), held, idle)
+        heard = heard_tokens(session)
+        table.add_row(session.id, session.state, session.tier, *map(str, counts), heard, held, idle)
     return table
 
 
@@ -221,6 +226,8 @@ def figures(url: str, frame: Frame, rates: Rates | None) -> Iterator[dict[str, o
         return {"name": name, "value": value, "unit": unit, "url": url, "step": frame.memory["step"], **more}
 
     yield line("sessions", len(frame.sessions), "sessions")
+    yield line("listening", sum(each.state == LISTENING for each in frame.sessions), "sessions")
+    yield line("heard", sum(each.tokens_heard for each in frame.sessions), "tokens")
     for name, metric in (("running", "holdfast_turns_running"), ("queued", "holdfast_turns_queued")):
         figure = frame.figure(metric)
         if figure is not None:

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypedDict
 from holdfast.client.errors import ProtocolError
 
 __all__ = [
+    "LISTENING",
     "AnswerOptions",
     "Body",
     "Generated",
@@ -243,6 +244,10 @@ class TurnResult:
             raise ProtocolError(f"cannot read the result of a turn: {error!r}") from error
 
 
+LISTENING = "LISTENING"
+"""The state of a session that computes the input of its next turn ahead."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionView:
     """A session as the server describes it; `memory` is by component.
@@ -265,6 +270,10 @@ class SessionView:
     pin: bool = False
     priority: int = 0
     keep_reasoning: bool = True
+    tokens_heard: int = 0
+    """Tokens of the next turn's input that were heard, while the state is LISTENING."""
+    tokens_ahead: int = 0
+    """How many of those are computed."""
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> SessionView:
@@ -286,6 +295,8 @@ class SessionView:
                 bool(body.get("pin", False)),
                 int(body.get("priority") or 0),
                 bool(body.get("keep_reasoning", True)),
+                int(tokens.get("heard") or 0),
+                int(tokens.get("ahead") or 0),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"cannot read the description of a session: {error!r}") from error

@@ -25,6 +25,7 @@ from holdfast.engine.session_settings import DEFAULT_SETTINGS
 __all__ = [
     "Portions",
     "finish",
+    "listening_report",
     "memory_report",
     "memory_reports",
     "session_report",
@@ -32,6 +33,8 @@ __all__ = [
 ]
 
 TOP_HOLDERS = 10
+LISTENING_SHOWN = 40
+"""Sessions that listen, as far as a report shows them: those that began last."""
 TOP_TENANTS = 1000
 PORTION = 32
 """Sessions, tenants or prefix trees in one portion."""
@@ -178,6 +181,7 @@ def _report(loop: EngineLoop, census: Census, tenants: list[Report]) -> Report:
         "step": ledger.step,
         "pools": pools,
         "top": census.largest(),
+        "listening": listening_report(loop, census.tenant),
         "tenants": tenants,
         "audit": {
             "mode": loop.setup.options.audit,
@@ -195,6 +199,25 @@ def _report(loop: EngineLoop, census: Census, tenants: list[Report]) -> Report:
             for finding in audit.findings
         ],
     }
+
+
+def listening_report(loop: EngineLoop, tenant: str | None) -> list[Report]:
+    """Sessions that listen ahead: how many tokens they have heard, and how many of those are computed."""
+    shown: list[Report] = []
+    for session in reversed(loop.scheduler.registry.listening):
+        if tenant in (None, session.tenant) and session.state == "LISTENING":
+            shown.append({"session": session.id, **heard_tokens(session)})
+        if len(shown) == LISTENING_SHOWN:
+            break
+    return shown
+
+
+def heard_tokens(session: Session) -> dict[str, int]:
+    """The input of an open turn so far, in tokens."""
+    assert session.turn is not None, "a session that listens has an open turn"
+    heard = len(session.turn.request.tokens)
+    ahead = max(0, session.sequence.computed - session.history)
+    return {"heard": heard, "ahead": min(heard, ahead)}
 
 
 def _tenants(ledger: Ledger) -> Portions[list[Report]]:
@@ -274,12 +297,19 @@ def session_report(loop: EngineLoop, session: Session) -> Report:
         if session.parcel is None or session.place is Place.HOME
         else session.parcel.tier.name.lower(),
         "turns": len(session.boundaries),
-        "tokens": {"known": session.history, "computed": min(session.history, sequence.computed)}
-        if session.state == "LISTENING"
-        else {"known": sequence.known, "computed": sequence.computed},
+        "tokens": _tokens(session),
         "idle_seconds": 0.0 if busy else max(0.0, loop.now() - session.idle_since),
         "age_seconds": loop.now() - session.created,
         "ttl": session.retention.ttl,
         **asdict(settings),
         "memory": held,
     }
+
+
+def _tokens(session: Session) -> dict[str, int]:
+    """The tokens of a session: its history, and what it has heard of the next turn if it listens."""
+    sequence = session.sequence
+    if session.state != "LISTENING":
+        return {"known": sequence.known, "computed": sequence.computed}
+    computed = min(session.history, sequence.computed)
+    return {"known": session.history, "computed": computed, **heard_tokens(session)}

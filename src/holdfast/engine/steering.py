@@ -16,6 +16,7 @@ from holdfast.core.turn import KEEP_ALL, Turn
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.turn_beginner import TurnBeginner
 from holdfast.engine.turn_spec import TurnSpec
+from holdfast.engine.waiting import is_aborting
 
 __all__ = ["Steering"]
 
@@ -34,7 +35,10 @@ class Steering:
         self._note_cut = note_cut
 
     def stop(self, session: Session, spec: TurnSpec) -> bool:
-        """Abort the turn that runs on a session, for a turn that steers; False if none runs."""
+        """Abort the turn that runs on a session, for a turn that steers.
+
+        False if none runs, or if it was aborted already: then it is cut when the steering turn begins.
+        """
         turn, keep = session.turn, spec.steers
         assert keep is not None
         if turn is None or turn.is_open:
@@ -42,6 +46,8 @@ class Steering:
         if session.life is Life.CLOSING or turn.request.turn_id == spec.turn_id:
             raise SessionBusy(f"session {session.id} is {session.state}, with turn {turn.request.turn_id}")
         self._require_fit(session, turn, spec, turn.generated if keep == KEEP_ALL else keep)
+        if is_aborting(turn):
+            return False
         now = self._loop.now()
         self._loop.scheduler.abort(session.id, turn.request.turn_id, now, keep, "steered")
         return True

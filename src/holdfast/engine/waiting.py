@@ -26,6 +26,7 @@ __all__ = [
     "SessionQueues",
     "TurnWait",
     "end_of_turn",
+    "is_aborting",
     "kept_of_turn",
     "no_memory",
     "turn_before",
@@ -122,7 +123,7 @@ def turn_before(scheduler: Scheduler, session_id: str) -> Turn | None:
     """
     session = scheduler.registry.sessions.get(session_id)
     turn = None if session is None or session.life is Life.CLOSING else session.turn
-    return None if turn is not None and turn.is_open and not _is_aborting(turn) else turn
+    return None if turn is not None and turn.is_open and not is_aborting(turn) else turn
 
 
 class TurnWait:
@@ -149,10 +150,10 @@ class TurnWait:
         before = turn_before(self._scheduler, self.session_id)
         if before is not self._before:
             self._before, self._settled = before, settled
-        return before is None or (settled != self._settled and not _is_aborting(before))
+        return before is None or (settled != self._settled and not is_aborting(before))
 
 
-def _is_aborting(turn: Turn) -> bool:
+def is_aborting(turn: Turn) -> bool:
     """Whether a turn was aborted and waits only for its rows in flight."""
     return turn.ending is not None and turn.ending.event is TurnEvent.ABORT
 

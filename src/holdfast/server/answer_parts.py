@@ -12,7 +12,15 @@ from typing import Any
 
 from holdfast.server.link import wire
 
-__all__ = ["CallOutcome", "calls_of", "complete_calls", "finish_reason", "reasoning_tokens", "shown_calls"]
+__all__ = [
+    "CallOutcome",
+    "calls_of",
+    "complete_calls",
+    "finish_reason",
+    "plain_text",
+    "reasoning_tokens",
+    "shown_calls",
+]
 
 
 class CallOutcome(StrEnum):
@@ -49,6 +57,18 @@ def finish_reason(end: wire.End) -> str:
     if end.reason == "length" and any(call.outcome == CallOutcome.CUT for call in calls):
         return end.reason
     return "tool_calls" if complete_calls(calls) else end.reason
+
+
+def plain_text(delta: wire.Delta) -> str | None:
+    """The text of a delta that has nothing but text; None for any other."""
+    if delta.logprobs is not None:
+        return None
+    events = delta.events
+    if events is None:
+        return delta.text or None
+    if len(events) == 1 and events[0].part is wire.Part.TEXT:
+        return events[0].text or None
+    return None
 
 
 def shown_calls(calls: Iterable[wire.CallFields]) -> list[dict[str, Any]]:

@@ -43,6 +43,8 @@ MEMORY_BYTES = 512 << 20
 TOKEN_BYTES = 1 << 10
 RENDER_SECONDS = 10.0
 LARGE_NICE = 5
+WAITLESS_BYTES = 4 << 20
+"""JSON bodies up to this size do not wait for a process to start."""
 
 PARAM_OF_CODE = {"chat_template": "messages", "tokenizer": "input"}
 """The field at fault, by the code of a refusal."""
@@ -232,8 +234,15 @@ class Prompts:
         return answer.text
 
     async def read_body(self, content: bytes, tenant: str = "") -> bytes:
-        """A large JSON body as MessagePack; raises the problem with it."""
-        answer = await self._ask(jobs.Body(content, values_max(self.room)), len(content), tenant)
+        """A large JSON body as MessagePack; raises the problem with it.
+
+        The first one does not wait for the process of large inputs to start: the other one reads it.
+        """
+        size = len(content)
+        if size <= WAITLESS_BYTES and not self._large.is_up:
+            self._large.warm_up()
+            size = 0
+        answer = await self._ask(jobs.Body(content, values_max(self.room)), size, tenant)
         assert isinstance(answer, jobs.Read)
         return answer.content
 

@@ -35,6 +35,7 @@ from holdfast.server.link import wire
 from holdfast.server.link.engine_client import EngineClient, TurnFeed
 from holdfast.server.link.supervisor import Progress, Supervisor
 from holdfast.server.listening import Listening
+from holdfast.server.occupants import Occupant, Occupants, Watched
 from holdfast.server.options import ServerOptions
 from holdfast.server.ordinary_sessions import OrdinarySessions
 from holdfast.server.prompts import Prompts
@@ -60,6 +61,12 @@ log = logging.getLogger("holdfast.server")
 
 SYSTEM_SHARE = 7 / 8
 """Maximum share of the context for a session's system text, and for its tools."""
+
+BUSY = ("session_busy", "turn_exists")
+"""Refusals because of another turn in flight."""
+
+STARTS_MAX = 5
+"""How often a turn is started while the clients of turns before it have disconnected."""
 
 GIVE_WAY_MAX = 8
 """Hidden sessions that are closed for one session: others may take the room meanwhile."""
@@ -90,6 +97,7 @@ class Service:
         self.ordinary = OrdinarySessions()
         self.conversations = Conversations(options.found_sessions, self._close_hidden, self._count_found)
         self.listening = Listening(self.link, self._writer)
+        self.occupants = Occupants(lambda feed: self.leave(feed, feed.keeps))
         self.metrics.found_sessions.set_function(lambda: len(self.conversations))
         self.seeds = Seeds(options.seed)
         self.created = int(time.time())
@@ -178,6 +186,7 @@ class Service:
         """
         if feed.session is not None:
             self.listening.turn_ended(feed.session)
+            self.occupants.turn_ended(feed)
         if feed.replayed:
             return
         self.conversations.ended(feed)
@@ -482,13 +491,31 @@ class Service:
         except SamplingError as error:
             raise Problem(400, "bad_sampling", str(error), error.param).renamed(asked.fields) from error
 
-    async def start_turn(self, record: SessionRecord, asked: TurnAsked) -> TurnFeed:
-        """Start a turn on a session."""
+    async def start_turn(
+        self, record: SessionRecord, asked: TurnAsked, client: Watched | None = None
+    ) -> TurnFeed:
+        """Start a turn on a session. `client` is the one whose disconnect ends the turn, if one's does."""
         self.listening.begun(record)
+        occupant = self.occupants.enter(engine_name(record.tenant, record.name), client)
         try:
-            return await self._starter.start_turn(record, asked)
-        except Problem as problem:
-            raise self._explained(problem, record) from problem
+            feed = await self._start_free(record, asked, occupant)
+        except BaseException:
+            self.occupants.remove(occupant)
+            raise
+        self.occupants.started(occupant, feed)
+        return feed
+
+    async def _start_free(self, record: SessionRecord, asked: TurnAsked, occupant: Occupant) -> TurnFeed:
+        """Start a turn; a turn before it whose client has disconnected makes room for it."""
+        attempts = 0
+        while True:
+            attempts += 1
+            try:
+                return await self._starter.start_turn(record, asked)
+            except Problem as problem:
+                again = problem.code in BUSY and attempts < STARTS_MAX
+                if not again or not await self.occupants.vacated(occupant):
+                    raise self._explained(problem, record) from problem
 
     async def start_request(self, caller: Caller, asked: TurnAsked) -> list[TurnFeed]:
         """Start a one-shot request with all its choices."""

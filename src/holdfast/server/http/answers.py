@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.server.http.body_writer import BodyWriter, writer_of
 from holdfast.server.http.problems import Problem
@@ -23,7 +23,17 @@ from holdfast.server.link import wire
 from holdfast.server.link.marks import clock, marks
 from holdfast.server.link.turn_feed import TurnFeed, spoken
 
-__all__ = ["FeedAnswer", "StreamAnswer", "TurnAnswer", "TurnForm", "event", "json_answer", "turn_pieces"]
+__all__ = [
+    "FeedAnswer",
+    "KeepAlive",
+    "Pieces",
+    "StreamAnswer",
+    "TurnAnswer",
+    "TurnForm",
+    "event",
+    "json_answer",
+    "turn_pieces",
+]
 
 log = logging.getLogger("holdfast.server")
 
@@ -100,8 +110,8 @@ class TurnForm(Protocol):
     def delta(self, place: int, delta: wire.Delta) -> bytes:
         """Output of the turn at `place`; empty if it shows nothing."""
 
-    def end(self, place: int, end: wire.End) -> bytes:
-        """The end of a turn; raises if it fails the whole answer."""
+    def end(self, place: int, end: wire.End) -> bytes | Awaitable[bytes]:
+        """The end of a turn, awaited if it takes long to write; raises if it fails the whole answer."""
 
     def closing(self) -> bytes:
         """What comes after all turns."""
@@ -149,7 +159,83 @@ class Page:
             self._marks.written, self._marks = clock(), None
 
 
-class FeedAnswer(_Watched):
+class KeepAlive(NamedTuple):
+    """What is written in an answer that is silent for some seconds: proxies close silent connections."""
+
+    piece: bytes
+    seconds: float
+
+
+class _Pulse:
+    """Writes the keep-alive of one answer; a timer compares what was written since it last ran."""
+
+    def __init__(self, keep_alive: KeepAlive, writer: BodyWriter | None, send: Send) -> None:
+        self._piece = keep_alive.piece
+        self._seconds = keep_alive.seconds
+        self._writer = writer
+        self._send = send
+        self._seen = 0
+        self._sending: asyncio.Future[None] | None = None
+        self.sent = 0
+        """Pieces that were sent to the server instead of the writer."""
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._look)
+
+    def _look(self) -> None:
+        writer = self._writer
+        written = self.sent + (0 if writer is None else writer.written)
+        if written == self._seen and writer is None:
+            if self._sending is None or self._sending.done():
+                self._sending = asyncio.ensure_future(self._send(_more(self._piece)))
+        elif written == self._seen and writer is not None and writer.ready:
+            writer.write(self._piece)
+            written += 1
+        self._seen = written
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._look)
+
+    def stop(self) -> None:
+        """Write no more."""
+        self._timer.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
+
+
+Pieces = Callable[[BodyWriter | None], AsyncIterator[bytes]]
+"""Makes what is sent of an answer; it may write by itself while its reader waits for the next piece."""
+
+
+class StreamAnswer(_Watched):
+    """Sends pieces as they come, then the closing. A problem on the way becomes a last event."""
+
+    def __init__(
+        self,
+        pieces: Pieces,
+        leave: Callable[[], None],
+        failure: Callable[[Problem], bytes],
+        closing: Callable[[], bytes] = bytes,
+        keep_alive: KeepAlive | None = None,
+    ) -> None:
+        async def work(scope: Scope, _receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
+            writer = writer_of(scope)
+            pulse = None if keep_alive is None else _Pulse(keep_alive, writer, send)
+            try:
+                async for piece in pieces(writer):
+                    await send(_more(piece))
+                    if pulse is not None:
+                        pulse.sent += 1
+                last = closing()
+            except Problem as problem:
+                leave()
+                last = failure(problem)
+            finally:
+                if pulse is not None:
+                    pulse.stop()
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+
+        super().__init__(work, leave)
+
+
+class FeedAnswer(StreamAnswer):
     """Turns as server-sent events, each piece written as it comes. A problem becomes a last event."""
 
     def __init__(
@@ -158,28 +244,21 @@ class FeedAnswer(_Watched):
         form: TurnForm,
         leave: Callable[[], None],
         failure: Callable[[Problem], bytes],
+        keep_alive: KeepAlive | None = None,
     ) -> None:
-        async def work(scope: Scope, _receive: Receive, send: Send) -> None:
-            await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
-            closing = b""
-            try:
-                async for piece in turn_pieces(scope, feeds, form):
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-                closing = form.closing()
-            except Problem as problem:
-                leave()
-                closing = failure(problem)
-            await send({"type": "http.response.body", "body": closing, "more_body": False})
+        def pieces(writer: BodyWriter | None) -> AsyncIterator[bytes]:
+            return turn_pieces(writer, feeds, form)
 
-        super().__init__(work, leave)
+        super().__init__(pieces, leave, failure, form.closing, keep_alive)
 
 
-async def turn_pieces(scope: Scope, feeds: Sequence[TurnFeed], form: TurnForm) -> AsyncIterator[bytes]:
+async def turn_pieces(
+    writer: BodyWriter | None, feeds: Sequence[TurnFeed], form: TurnForm
+) -> AsyncIterator[bytes]:
     """What the pens leave to the reader: output that a client was too slow for, and ends."""
     opening = form.opening()
     if opening:
         yield opening
-    writer = writer_of(scope)
     page = None if writer is None else Page(writer)
     if page is not None:
         for place, feed in enumerate(feeds):
@@ -188,9 +267,7 @@ async def turn_pieces(scope: Scope, feeds: Sequence[TurnFeed], form: TurnForm) -
         async for place, delta in spoken(feeds):
             if page is not None:
                 page.held = True
-            end = feeds[place].end
-            assert delta is not None or end is not None, "a turn that says no more has ended"
-            piece = form.delta(place, delta) if delta is not None else form.end(place, end)  # type: ignore[arg-type]
+            piece = form.delta(place, delta) if delta is not None else await _ended(form, place, feeds[place])
             if piece:
                 yield piece
             if page is not None:
@@ -202,20 +279,12 @@ async def turn_pieces(scope: Scope, feeds: Sequence[TurnFeed], form: TurnForm) -
             page.held = True
 
 
-class StreamAnswer(_Watched):
-    """Sends chunks as they come. A problem on the way becomes a last event."""
+async def _ended(form: TurnForm, place: int, feed: TurnFeed) -> bytes:
+    """The end of a turn."""
+    assert feed.end is not None, "a turn that says no more has ended"
+    written = form.end(place, feed.end)
+    return written if isinstance(written, bytes) else await written
 
-    def __init__(
-        self, chunks: AsyncIterator[bytes], leave: Callable[[], None], failure: Callable[[Problem], bytes]
-    ) -> None:
-        async def work(_scope: Scope, _receive: Receive, send: Send) -> None:
-            await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
-            try:
-                async for chunk in chunks:
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            except Problem as problem:
-                leave()
-                await send({"type": "http.response.body", "body": failure(problem), "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-        super().__init__(work, leave)
+def _more(piece: bytes) -> Message:
+    return {"type": "http.response.body", "body": piece, "more_body": True}

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from holdfast.server.http.body_writer import offer_writer
+from holdfast.server.http.clients import offer_client
 from holdfast.server.http.problems import Problem
 
 __all__ = ["Config", "Connections", "HttpConnection", "raise_descriptor_limit"]
@@ -147,6 +148,7 @@ class HttpConnection(H11Protocol):
         super().handle_events()
         if self.cycle is not before:
             offer_writer(self.cycle)
+            offer_client(self.cycle)
         self._watch()
 
     def on_response_complete(self) -> None:

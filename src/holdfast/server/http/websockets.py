@@ -18,7 +18,9 @@ import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.http11 import Request
 
+from holdfast.server.http.body_writer import offer_frames
 from holdfast.server.http.problems import Problem
 
 __all__ = ["Budget", "FrameScanner", "SocketConnection"]
@@ -119,6 +121,11 @@ class SocketConnection(WebSocketsSansIOProtocol):
             output = b"".join(self.conn.data_to_send())
             self.transport.write(output or _refusal())
             self.transport.close()
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        if self.response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
+            offer_frames(self)
 
     def _read_some(self) -> None:
         """Parse a few frames, and schedule the rest."""

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from holdfast.server.answer_parts import CallOutcome
+import msgspec
+
+from holdfast.server.answer_parts import CallOutcome, plain_text
 from holdfast.server.link import wire
 from holdfast.server.responses.form import (
     Shown,
@@ -28,11 +30,32 @@ from holdfast.server.responses.form import (
 )
 from holdfast.server.responses.items import Item, encrypted, output_text, reasoning_item
 
-__all__ = ["Event", "ResponseEvents", "Spell"]
+__all__ = ["Event", "ResponseEvents", "Spell", "Written", "written"]
 
 Event = dict[str, Any]
 Spell = Callable[[list[wire.Logprob] | None], list[Item]]
 """Log-probabilities as clients see them."""
+
+TEXT_DELTA = "response.output_text.delta"
+TEXT_DELTA_BODY = (
+    b'{"type":"response.output_text.delta","sequence_number":%d,"item_id":%b,"output_index":%d,'
+    b'"content_index":0,"delta":%b,"logprobs":[]}'
+)
+
+encode = msgspec.json.Encoder().encode
+
+
+class Written(NamedTuple):
+    """An event as it is sent: its type, and all of it as JSON."""
+
+    kind: str
+    body: bytes
+
+
+def written(event: Event) -> Written:
+    """An event, encoded."""
+    return Written(event["type"], encode(event))
+
 
 INPUT_EVENTS = {"function_call": "function_call_arguments", "custom_tool_call": "custom_tool_call_input"}
 
@@ -136,6 +159,16 @@ class ResponseEvents:
             events += self._of(part, logprobs)
             logprobs = []
         return events
+
+    def written(self, delta: wire.Delta) -> list[Written]:
+        """The same, encoded; most have more text of the open message, and are put together here."""
+        text, opened = plain_text(delta), self._open
+        if text is None or opened is None or opened.part is not wire.Part.TEXT:
+            return list(map(written, self.of(delta)))
+        opened.pieces.append(text)
+        place = (self._number, encode(opened.item_id), opened.index)
+        self._number += 1
+        return [Written(TEXT_DELTA, TEXT_DELTA_BODY % (*place, encode(text)))]
 
     def _of(self, part: wire.AnswerEvent, logprobs: list[Item]) -> list[Event]:
         if part.part is wire.Part.CALL_END:

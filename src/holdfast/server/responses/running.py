@@ -1,29 +1,71 @@
-"""Responses in flight: a task reads each turn, whoever listens, and keeps its events for those who come back.
+"""Responses in flight: the events of each turn are kept, whoever listens, for those who come back.
 
-`Running.read` gives the events from any sequence number on, as they come; `ended` is set after the last. The
-events of background responses are kept for a while after the end (`Recent`).
+Output is encoded once, in the loop's callback that receives it, and written there to every reader that has
+all the events before it and keeps up (`Sink`). `Running.read` gives the others to the reader's task, from any
+sequence number on; `ended` is set after the last. The events of background responses are kept for a while
+after the end (`Recent`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Protocol
 
 from holdfast.server.http.problems import Problem, turn_failed
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import TurnFeed
-from holdfast.server.responses.events import Event, ResponseEvents, Spell
+from holdfast.server.responses.events import Event, ResponseEvents, Spell, Written, written
 from holdfast.server.responses.form import Shown, output_of, response_object, result_of, status_of
 from holdfast.server.responses.ids import Place
 
-__all__ = ["Recent", "Running"]
+__all__ = ["Recent", "Running", "Sink"]
+
+log = logging.getLogger("holdfast.server")
 
 EVENTS_MAX = 1 << 16
 """Events that are kept of responses after their end; one that has none counts as one."""
 
+BATCH_BYTES = 64 << 10
+"""Events that a reader is given at a time."""
+
 Finish = Callable[["Running", "wire.NotedTurn | None"], Awaitable[None]]
+
+
+class Sink(Protocol):
+    """Where the events of a response are written for one reader."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the reader keeps up."""
+
+    def write(self, events: Sequence[Written]) -> None:
+        """Write events; the sink must be ready."""
+
+
+class _Reader:
+    """One reader of a response: how far it has come, and whether its task waits for more."""
+
+    __slots__ = ("news", "place", "sink", "waits")
+
+    def __init__(self, place: int, sink: Sink | None) -> None:
+        self.place = place
+        self.sink = sink
+        self.waits = False
+        """Whether everything before `place` was written, so that more may be."""
+        self.news = asyncio.Event()
+
+    def take(self, events: Sequence[Written]) -> list[Written]:
+        """The next events, of a bounded size."""
+        taken: list[Written] = []
+        size = 0
+        while self.place < len(events) and size < BATCH_BYTES:
+            taken.append(events[self.place])
+            size += len(events[self.place].body)
+            self.place += 1
+        return taken
 
 
 class Running:
@@ -44,9 +86,10 @@ class Running:
         self.ended = asyncio.Event()
         self._events = ResponseEvents(about, spell)
         self._spell = spell
-        self._log: list[Event] = []
-        self._news = asyncio.Event()
+        self._log: list[Written] = []
+        self._readers: set[_Reader] = set()
         self._speaks = False
+        self._streams = False
 
     @property
     def key(self) -> tuple[str, str]:
@@ -62,13 +105,13 @@ class Running:
 
     async def run(self, streams: bool, finish: Finish) -> None:
         """Read the turn to its end. `finish` is awaited before the end is told."""
+        self._streams = streams
         try:
             if streams:
                 self._publish(self._events.opening(self.background))
+            self.feed.write_with(self)
             async for delta in self.feed.deltas():
-                self._speaks = True
-                if streams:
-                    self._publish(self._events.of(delta))
+                self._hear(delta)
             end = self.feed.end
             assert end is not None, "a turn has an end"
             result = result_of(end, self.about.note)
@@ -83,7 +126,22 @@ class Running:
             self._publish(events if streams else [])
         finally:
             self.ended.set()
-            self._publish([])
+            self._tell()
+
+    def write(self, delta: wire.Delta) -> bool:
+        """Output of the turn, as it comes."""
+        try:
+            self._hear(delta)
+        except Exception:
+            log.exception("output of a response cannot be written")
+            return False
+        return True
+
+    def _hear(self, delta: wire.Delta) -> None:
+        self._speaks = True
+        if self._streams:
+            self._log += self._events.written(delta)
+            self._tell()
 
     def _end(self, result: wire.NotedTurn, streams: bool, logprobs: list[wire.Logprob] | None) -> None:
         error = None if self.problem is None else self._error()
@@ -101,21 +159,35 @@ class Running:
         return {"code": "server_error", "message": self.problem.message}
 
     def _publish(self, events: list[Event]) -> None:
-        self._log += events
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        self._log += map(written, events)
+        self._tell()
 
-    async def read(self, after: int | None = None) -> AsyncIterator[Event]:
-        """The events that follow sequence number `after`."""
-        place = 0 if after is None else after + 1
-        while True:
-            news = self._news
-            while place < len(self._log):
-                yield self._log[place]
-                place += 1
-            if self.ended.is_set() and place >= len(self._log):
-                return
-            await news.wait()
+    def _tell(self) -> None:
+        """Write what is new to the readers that keep up; the tasks of others are woken."""
+        for reader in self._readers:
+            sink = reader.sink
+            if reader.place < len(self._log) and reader.waits and sink is not None and sink.ready:
+                sink.write(reader.take(self._log))
+            if reader.place < len(self._log) or self.ended.is_set():
+                reader.news.set()
+
+    async def read(self, after: int | None = None, sink: Sink | None = None) -> AsyncIterator[list[Written]]:
+        """The events that follow sequence number `after`, but for those that `sink` gets."""
+        reader = _Reader(0 if after is None else after + 1, sink)
+        self._readers.add(reader)
+        try:
+            while True:
+                reader.news.clear()
+                if reader.place < len(self._log):
+                    yield reader.take(self._log)
+                    continue
+                if self.ended.is_set():
+                    return
+                reader.waits = True
+                await reader.news.wait()
+                reader.waits = False
+        finally:
+            self._readers.discard(reader)
 
     @property
     def events(self) -> int:

@@ -6,12 +6,10 @@ fields that are known and not built are refused by name. Errors have Anthropic's
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -20,10 +18,9 @@ from starlette.responses import Response
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.text.chat_template import PromptEnd
 from holdfast.server.dialects.tables import MESSAGES
-from holdfast.server.http.answers import StreamAnswer, TurnAnswer, event, json_answer
+from holdfast.server.http.answers import FeedAnswer, KeepAlive, TurnAnswer, event, json_answer
 from holdfast.server.http.error_forms import anthropic_error
-from holdfast.server.http.problems import Problem, bad_field, told_as, turn_failed
-from holdfast.server.link import wire
+from holdfast.server.http.problems import Problem, bad_field, told_as
 from holdfast.server.link.engine_client import TurnFeed
 from holdfast.server.routes.access import body_of, caller_of, request_id_of, service_of
 from holdfast.server.routes.messages_body import (
@@ -34,7 +31,7 @@ from holdfast.server.routes.messages_body import (
     answer_fields,
     eager_tools,
 )
-from holdfast.server.routes.messages_format import PING, Answer, stop_string
+from holdfast.server.routes.messages_format import PING, Answer, MessageStream, require_answer, stop_string
 from holdfast.server.routes.messages_input import Conversation, read_conversation
 from holdfast.server.routes.openai import require_model
 from holdfast.server.routes.schema import documented
@@ -42,12 +39,12 @@ from holdfast.server.service import Service
 from holdfast.server.turn_request import Input, TurnAsked
 from holdfast.server.turn_writer import TurnWriter
 
-__all__ = ["kept_alive", "router"]
+__all__ = ["router"]
 
 router = APIRouter(tags=["anthropic"])
 
-PING_SECONDS = 10.0
-"""A stream that has nothing to say for so long sends a ping: proxies close silent connections."""
+KEEP_ALIVE = KeepAlive(event(PING, PING["type"]), 5.0)
+"""A stream is silent for at most twice these seconds."""
 
 _LIMIT = re.compile(r"maximum context length is ([0-9]+) tokens")
 _COUNT = re.compile(r"([0-9]+) in the messages|has ([0-9]+) tokens")
@@ -79,7 +76,7 @@ async def create(request: Request) -> Response:
         def failure(problem: Problem) -> bytes:
             return event(anthropic_error(problem, request_id), "error")
 
-        return StreamAnswer(_stream(feed, form), leave, failure)
+        return FeedAnswer([feed], MessageStream(form), leave, failure, KEEP_ALIVE)
     return TurnAnswer(_whole(feed, form), leave)
 
 
@@ -168,54 +165,8 @@ def _too_long() -> Iterator[None]:
 # --- answers --------------------------------------------------------------------------------------
 
 
-def _ended(feed: TurnFeed) -> wire.End:
-    """The end of a turn; raises if it failed or was aborted."""
-    end = feed.end
-    assert end is not None, "all of its output has been read"
-    if end.outcome == "failed":
-        raise turn_failed(end.reason)
-    if end.outcome == "aborted":
-        raise Problem(503, "aborted", "the answer was aborted")
-    return end
-
-
 async def _whole(feed: TurnFeed, form: Answer) -> Response:
     async for delta in feed.deltas():
         form.read(delta)
-    return json_answer(form.whole(_ended(feed)))
-
-
-async def _stream(feed: TurnFeed, form: Answer) -> AsyncIterator[bytes]:
-    async for delta in kept_alive(feed.deltas(), PING_SECONDS):
-        for each in [PING] if delta is None else form.read(delta):
-            yield _event(each)
-    for each in form.last(_ended(feed)):
-        yield _event(each)
-
-
-def _event(value: dict[str, Any]) -> bytes:
-    return event(value, value["type"])
-
-
-async def kept_alive(deltas: AsyncIterator[wire.Delta], seconds: float) -> AsyncIterator[wire.Delta | None]:
-    """Deltas as they come, and None whenever there was none for some seconds."""
-    following: asyncio.Task[wire.Delta | None] | None = None
-    try:
-        while True:
-            if following is None:
-                following = asyncio.ensure_future(_next(deltas))
-            done, _ = await asyncio.wait({following}, timeout=seconds)
-            if not done:
-                yield None
-                continue
-            delta, following = following.result(), None
-            if delta is None:
-                return
-            yield delta
-    finally:
-        if following is not None:
-            following.cancel()
-
-
-async def _next(deltas: AsyncIterator[wire.Delta]) -> wire.Delta | None:
-    return await anext(deltas, None)
+    assert feed.end is not None, "all of its output has been read"
+    return json_answer(form.whole(require_answer(feed.end)))

@@ -14,13 +14,21 @@ from typing import Any
 
 import msgspec
 
-from holdfast.server.answer_parts import CallOutcome, finish_reason, reasoning_tokens
+from holdfast.server.answer_parts import CallOutcome, finish_reason, plain_text, reasoning_tokens
+from holdfast.server.http.answers import event
+from holdfast.server.http.problems import Problem, turn_failed
 from holdfast.server.link import wire
 from holdfast.server.routes.messages_input import SIGNATURE, sealed
 
-__all__ = ["PING", "Answer", "model_entry", "model_page", "stop_string"]
+__all__ = ["PING", "Answer", "MessageStream", "model_entry", "model_page", "require_answer", "stop_string"]
 
 PING: dict[str, Any] = {"type": "ping"}
+
+TEXT_DELTA = (
+    b"event: content_block_delta\n"
+    b'data: {"type":"content_block_delta","index":%d,"delta":{"type":"text_delta","text":%b}}\n\n'
+)
+encode_text = msgspec.json.Encoder().encode
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -64,6 +72,13 @@ class Answer:
         for part in parts:
             events += self._part(part)
         return events
+
+    def extend(self, text: str) -> int | None:
+        """Add to the open block of text; its number, or None if no such block is open."""
+        if not self._open or self.blocks[-1]["type"] != "text":
+            return None
+        self._pieces.append(text)
+        return len(self.blocks) - 1
 
     def last(self, end: wire.End) -> list[Event]:
         """The events at the end of a stream."""
@@ -171,6 +186,46 @@ class Answer:
             block["signature"] = SIGNATURE if self._shows_thinking else sealed(said)
             events = [self._delta("signature_delta", signature=block["signature"])]
         return [*events, {"type": "content_block_stop", "index": len(self.blocks) - 1}]
+
+
+class MessageStream:
+    """An answer as server-sent events."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def opening(self) -> bytes:
+        """Nothing: the first event has counts that come with the first output."""
+        return b""
+
+    def delta(self, _place: int, delta: wire.Delta) -> bytes:
+        """The events of a delta; most have more text of the open block, and are put together here."""
+        text = plain_text(delta)
+        index = None if text is None else self._answer.extend(text)
+        if index is not None:
+            return TEXT_DELTA % (index, encode_text(text))
+        return _written(self._answer.read(delta))
+
+    def end(self, _place: int, end: wire.End) -> bytes:
+        """The last events; raises if the turn failed or was aborted."""
+        return _written(self._answer.last(require_answer(end)))
+
+    def closing(self) -> bytes:
+        """Nothing."""
+        return b""
+
+
+def require_answer(end: wire.End) -> wire.End:
+    """The end of a turn; raises if it failed or was aborted."""
+    if end.outcome == "failed":
+        raise turn_failed(end.reason)
+    if end.outcome == "aborted":
+        raise Problem(503, "aborted", "the answer was aborted")
+    return end
+
+
+def _written(events: list[Event]) -> bytes:
+    return b"".join([event(each, each["type"]) for each in events])
 
 
 def _counts(prompt: int, cached: int, output: int) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from holdfast.server.dialects.requests import make_body, refuse_unbuilt
 from holdfast.server.dialects.tables import CHAT, COMPLETION_TOKENS, COMPLETIONS
 from holdfast.server.dialects.turn_options import TurnOptions
 from holdfast.server.http.answers import FeedAnswer, TurnAnswer, event, json_answer
+from holdfast.server.http.clients import client_of
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem, bad_field, told_as, turn_failed
 from holdfast.server.limits import PROMPTS_MAX
@@ -170,7 +171,7 @@ async def chat(request: Request) -> Response:
         CHAT.answer.read(body),
         fields=CHAT.names(body, body),
     )
-    feeds = await _start(service, caller, body, [asked])
+    feeds = await _start(request, body, [asked])
     form = Chat(
         asked.name,
         service.model_name,
@@ -217,7 +218,7 @@ async def completions(request: Request) -> Response:
         )
         for number, prompt in enumerate(prompts)
     ]
-    feeds = await _start(service, caller, body, asked)
+    feeds = await _start(request, body, asked)
     form = Completion(
         name,
         service.model_name,
@@ -307,13 +308,12 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[Input]:
     ]
 
 
-async def _start(
-    service: Service, caller: Caller, body: CommonBody, asked: Sequence[TurnAsked]
-) -> list[TurnFeed]:
+async def _start(request: Request, body: CommonBody, asked: Sequence[TurnAsked]) -> list[TurnFeed]:
     """Start all turns of a request, or none."""
+    service, caller = service_of(request), caller_of(request)
     if body.session_id is not None:
         record = service.table.find(caller.tenant, body.session_id)
-        return [await service.start_turn(record, asked[0])]
+        return [await service.start_turn(record, asked[0], client_of(request.scope))]
     return await service.start_requests(caller, asked)
 
 

@@ -25,6 +25,7 @@ from starlette.websockets import WebSocket
 
 from holdfast.server import limits
 from holdfast.server.dialects.tables import REALTIME
+from holdfast.server.http.body_writer import frames_of
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem, bad_field, told_as
 from holdfast.server.routes.access import caller_of, service_of
@@ -300,7 +301,8 @@ async def accept(websocket: WebSocket) -> None:
 async def realtime(websocket: WebSocket) -> None:
     channels = websocket.app.state.channels
     assert isinstance(channels, Channels)
-    service, caller, outbox = service_of(websocket), caller_of(websocket), Outbox()
+    service, caller = service_of(websocket), caller_of(websocket)
+    outbox = Outbox(frames_of(websocket.scope))
     session_asked_for(websocket)
     await accept(websocket)
 

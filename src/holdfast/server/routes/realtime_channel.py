@@ -24,7 +24,7 @@ import msgspec
 from holdfast.server.http.problems import Problem, internal_error, turn_failed
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import TurnFeed, join
-from holdfast.server.routes.realtime_outbox import Outbox
+from holdfast.server.routes.realtime_outbox import Outbox, TurnPen
 from holdfast.server.routes.session_format import TurnEvents, shown_turn
 from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord, engine_name
@@ -320,16 +320,27 @@ class Channel:
         """Send the turn's events. Those after a cut are held back, and sent if the turn finished anyway."""
         late: list[wire.Delta] = []
         events = TurnEvents(running.asked.name)
+
+        def hear(delta: wire.Delta) -> bool:
+            if running.cut or (self.outbox is not None and not self.outbox.has_room):
+                return False
+            self._tell(running, events, delta)
+            return True
+
+        feed.write_with(TurnPen(hear))
         async for delta in feed.deltas():
             if running.cut:
                 late.append(delta)
                 continue
-            running.sent = delta.index + len(delta.tokens) if delta.settled is None else delta.settled
-            self._emit_events(events, delta)
+            self._tell(running, events, delta)
             if self.outbox is not None:
                 await self.outbox.room()
         if late and feed.end is not None and feed.end.outcome == "finished":
             self._emit_events(events, join(late))
+
+    def _tell(self, running: Running, events: TurnEvents, delta: wire.Delta) -> None:
+        running.sent = delta.index + len(delta.tokens) if delta.settled is None else delta.settled
+        self._emit_events(events, delta)
 
     def _emit_events(self, events: TurnEvents, delta: wire.Delta) -> None:
         for kind, shown in events.of(delta):

@@ -2,15 +2,23 @@
 
 Producers wait for `room`, so a reader slower than the model gets larger deltas. A reader that takes nothing
 for too long, or whose queue exceeds the bound, is closed with 1008. A single message never exceeds it,
-whatever its length: the end of a turn has all of its text. The connection's writer calls `take`.
+whatever its length: the end of a turn has all of its text. A message is written to the connection at once
+where nothing waits before it and the reader keeps up; the connection's task takes the others with `take`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
+from collections.abc import Callable
 
-__all__ = ["Outbox"]
+from holdfast.server.http.body_writer import Writer
+from holdfast.server.link import wire
+
+__all__ = ["Outbox", "TurnPen"]
+
+log = logging.getLogger("holdfast.server")
 
 BYTES_MAX = 1 << 20
 BYTES_LOW = 64 << 10
@@ -24,8 +32,17 @@ class Outbox:
     """Queued messages, and the close code and reason once the connection is closing."""
 
     def __init__(
-        self, *, bytes_max: int = BYTES_MAX, bytes_low: int = BYTES_LOW, stall_seconds: float = STALL_SECONDS
+        self,
+        writer: Writer | None = None,
+        *,
+        bytes_max: int = BYTES_MAX,
+        bytes_low: int = BYTES_LOW,
+        stall_seconds: float = STALL_SECONDS,
     ) -> None:
+        """`writer` is the direct way to the client, if there is one."""
+        self._writer = writer
+        self._taken = False
+        """Whether a message was taken that may not be written yet."""
         self.bytes = 0
         self.closing: tuple[int, str] | None = None
         self._bytes_max = bytes_max
@@ -40,6 +57,10 @@ class Outbox:
         """Queue a message."""
         if self.closing is not None:
             return
+        writer = self._writer
+        if writer is not None and not self._texts and not self._taken and writer.ready:
+            writer.write(text.encode())
+            return
         self._texts.append(text)
         self.bytes += self._weight(text)
         if self.bytes > self._bytes_max:
@@ -47,6 +68,11 @@ class Outbox:
         elif self.bytes > self._bytes_low:
             self._space.clear()
         self._news.set()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `room` would not wait."""
+        return self._space.is_set()
 
     def _weight(self, text: str) -> int:
         """The bytes that a message counts for: its length, up to a part of the bound."""
@@ -73,10 +99,12 @@ class Outbox:
 
     async def take(self) -> str | None:
         """The next message; None when the connection is to be closed."""
+        self._taken = False
         while True:
             if self.closing is not None:
                 return None
             if self._texts:
+                self._taken = True
                 text = self._texts.popleft()
                 self.bytes -= self._weight(text)
                 if self.bytes <= self._bytes_low:
@@ -84,3 +112,23 @@ class Outbox:
                 return text
             self._news.clear()
             await self._news.wait()
+
+
+class TurnPen:
+    """Has the output of a turn sent in the loop's callback that received it.
+
+    `hear` sends output; it answers False if that cannot be done now, and the turn's reader gets it.
+    """
+
+    __slots__ = ("_hear",)
+
+    def __init__(self, hear: Callable[[wire.Delta], bool]) -> None:
+        self._hear = hear
+
+    def write(self, delta: wire.Delta) -> bool:
+        """Send output; False if the reader must."""
+        try:
+            return self._hear(delta)
+        except Exception:
+            log.exception("output of a turn cannot be sent")
+            return False

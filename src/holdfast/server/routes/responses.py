@@ -5,22 +5,23 @@ Unknown fields are ignored; fields that are known and not built are refused by n
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.server.http.answers import StreamAnswer, TurnAnswer, event, json_answer
+from holdfast.server.http.answers import FeedAnswer, Pieces, StreamAnswer, TurnAnswer, json_answer
 from holdfast.server.http.bodies import brings_body
+from holdfast.server.http.body_writer import BodyWriter
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem, bad_field, turn_failed
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import TurnFeed
 from holdfast.server.responses.conversations import Conversations
 from holdfast.server.responses.creation import Creation
-from holdfast.server.responses.events import Event, ResponseEvents, Spell
+from holdfast.server.responses.events import Event, ResponseEvents, Spell, Written, written
 from holdfast.server.responses.form import Note, Shown, output_of, response_object, result_of, status_of
 from holdfast.server.responses.ids import Place, response_of
 from holdfast.server.responses.items import Item
@@ -31,7 +32,7 @@ from holdfast.server.routes.responses_body import RESPONSE_BODY, creation_of
 from holdfast.server.routes.schema import documented
 from holdfast.server.service import Service
 
-__all__ = ["error_event", "page_of", "responses_of", "router", "speller", "start_stored"]
+__all__ = ["error_event", "event_pieces", "page_of", "responses_of", "router", "speller", "start_stored"]
 
 router = APIRouter(tags=["responses"])
 
@@ -66,9 +67,41 @@ def speller(service: Service) -> Spell:
     return spell
 
 
-def sse(shown: Event) -> bytes:
-    """An event as server-sent events have it."""
-    return event(shown, shown["type"])
+def sse(events: Iterable[Written]) -> bytes:
+    """Events as server-sent events."""
+    return b"".join([b"event: %b\ndata: %b\n\n" % (kind.encode(), body) for kind, body in events])
+
+
+class BodySink:
+    """Writes the events of a response to the body of an answer."""
+
+    __slots__ = ("_writer",)
+
+    def __init__(self, writer: BodyWriter) -> None:
+        self._writer = writer
+
+    @property
+    def ready(self) -> bool:
+        """Whether the client keeps up."""
+        return self._writer.ready
+
+    def write(self, events: Sequence[Written]) -> None:
+        """Write events in one piece."""
+        self._writer.write(sse(events))
+
+
+def event_pieces(running: Running, after: int | None = None) -> Pieces:
+    """The events of a response, as they come."""
+
+    async def pieces(writer: BodyWriter | None) -> AsyncIterator[bytes]:
+        async for events in running.read(after, None if writer is None else BodySink(writer)):
+            yield sse(events)
+
+    return pieces
+
+
+def _failure(problem: Problem) -> bytes:
+    return sse([written(error_event(problem))])
 
 
 def error_event(problem: Problem) -> Event:
@@ -97,7 +130,7 @@ async def create(request: Request) -> Response:
             service.leave(running.feed, creation.options.keeps)
 
     if creation.streams:
-        return StreamAnswer(_written(running.read()), leave, lambda problem: sse(error_event(problem)))
+        return StreamAnswer(event_pieces(running), leave, _failure)
     if creation.background:
         return json_answer(running.current())
     return TurnAnswer(_result(running), leave)
@@ -112,11 +145,6 @@ async def start_stored(connection: Any, caller: Caller, creation: Creation) -> R
     return await store.start(caller, creation, spell)
 
 
-async def _written(events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
-    async for shown in events:
-        yield sse(shown)
-
-
 async def _result(running: Running) -> Response:
     return json_answer(await running.result())
 
@@ -129,29 +157,40 @@ def _unstored(service: Service, creation: Creation, place: Place, note: Note, fe
 
     spell, about = speller(service), Shown(place.response_id, note, creation.told)
     if creation.streams:
-        events = unstored_events(ResponseEvents(about, spell), feed)
-        return StreamAnswer(_written(events), leave, lambda problem: sse(error_event(problem)))
+        form = ResponseForm(ResponseEvents(about, spell))
+        return FeedAnswer([feed], form, leave, form.failed)
     return TurnAnswer(_whole(place, about, feed, spell), leave)
 
 
-async def unstored_events(events: ResponseEvents, feed: TurnFeed) -> AsyncIterator[Event]:
-    """The events of a response, read from its turn."""
-    for shown in events.opening():
-        yield shown
-    try:
-        async for delta in feed.deltas():
-            for shown in events.of(delta):
-                yield shown
-    except Problem as problem:
-        for shown in events.failed({"code": "server_error", "message": problem.message})[0]:
-            yield shown
-        return
-    assert feed.end is not None, "a turn has an end"
-    error = None
-    if feed.end.outcome == "failed":
-        error = {"code": "server_error", "message": turn_failed(feed.end.reason).message}
-    for shown in events.closing(result_of(feed.end, events.note), error)[0]:
-        yield shown
+class ResponseForm:
+    """The events of a response that is not stored, read from its turn."""
+
+    def __init__(self, events: ResponseEvents) -> None:
+        self._events = events
+
+    def opening(self) -> bytes:
+        """The first events."""
+        return sse(map(written, self._events.opening()))
+
+    def delta(self, _place: int, delta: wire.Delta) -> bytes:
+        """The events of new output."""
+        return sse(self._events.written(delta))
+
+    def end(self, _place: int, end: wire.End) -> bytes:
+        """The last events."""
+        error = None
+        if end.outcome == "failed":
+            error = {"code": "server_error", "message": turn_failed(end.reason).message}
+        return sse(map(written, self._events.closing(result_of(end, self._events.note), error)[0]))
+
+    def failed(self, problem: Problem) -> bytes:
+        """The last event of a response that the engine lost."""
+        error = {"code": "server_error", "message": problem.message}
+        return sse(map(written, self._events.failed(error)[0]))
+
+    def closing(self) -> bytes:
+        """Nothing."""
+        return b""
 
 
 async def _whole(place: Place, about: Shown, feed: TurnFeed, spell: Spell) -> Response:
@@ -171,7 +210,7 @@ async def retrieve(request: Request, response_id: str) -> Response:
     after = _number(request, "starting_after", 0, (1 << 53) - 1)
     running = store.running(caller, place)
     if streams and running is not None and running.events:
-        return StreamAnswer(_written(running.read(after)), _stay, lambda problem: sse(error_event(problem)))
+        return StreamAnswer(event_pieces(running, after), _stay, _failure)
     if running is not None and not streams:
         return json_answer(running.current())
     if running is not None:
@@ -195,11 +234,11 @@ def _replayed(events: list[Event], after: int | None) -> Response:
     if after is not None:
         events = [{**events[-1], "sequence_number": after + 1}]
 
-    async def chunks() -> AsyncIterator[bytes]:
+    async def pieces(_writer: BodyWriter | None) -> AsyncIterator[bytes]:
         for shown in events:
-            yield sse({"sequence_number": 0, **shown})
+            yield sse([written({"sequence_number": 0, **shown})])
 
-    return StreamAnswer(chunks(), _stay, lambda problem: sse(error_event(problem)))
+    return StreamAnswer(pieces, _stay, _failure)
 
 
 def _stay() -> None:

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import secrets
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -24,9 +25,11 @@ from fastapi import APIRouter
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from holdfast.server.http.bodies import decode_large
+from holdfast.server.http.body_writer import FrameWriter, frames_of
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem, bad_field
 from holdfast.server.responses.creation import Creation
+from holdfast.server.responses.events import Written
 from holdfast.server.responses.form import STEERED
 from holdfast.server.responses.ids import response_of
 from holdfast.server.responses.items import Item, read_items
@@ -96,6 +99,33 @@ class Following(NamedTuple):
 NOTHING = Following(None, "", [])
 
 
+class LaneSink:
+    """Writes the events of a response to its connection."""
+
+    __slots__ = ("_frames", "_lane")
+
+    def __init__(self, frames: FrameWriter, lane: str | None) -> None:
+        self._frames = frames
+        self._lane = lane
+
+    @property
+    def ready(self) -> bool:
+        """Whether the client keeps up."""
+        return self._frames.ready
+
+    def write(self, events: Sequence[Written]) -> None:
+        """Write a message for each event."""
+        for event in events:
+            self._frames.write(framed(event, self._lane))
+
+
+def framed(event: Written, lane: str | None) -> bytes:
+    """An event as a message, with the id of its stream."""
+    if lane is None:
+        return event.body
+    return b'%b,"stream_id":%b}' % (event.body[:-1], _encoder.encode(lane))
+
+
 class Socket:
     """One connection."""
 
@@ -104,6 +134,7 @@ class Socket:
         self._service = service
         self._caller = caller
         self._store = store
+        self._frames = frames_of(websocket.scope)
         self._sending = asyncio.Lock()
         self._lanes: dict[str | None, asyncio.Lock] = {}
         self._users: Counter[str | None] = Counter()
@@ -168,8 +199,11 @@ class Socket:
     async def _say(self, shown: dict[str, Any], lane: str | None) -> None:
         if lane is not None:
             shown = {**shown, "stream_id": lane}
+        await self._send(_encoder.encode(shown))
+
+    async def _send(self, message: bytes) -> None:
         async with self._sending:
-            await self._websocket.send({"type": "websocket.send", "text": _encoder.encode(shown).decode()})
+            await self._websocket.send({"type": "websocket.send", "text": message.decode()})
 
     async def _fail(self, problem: Problem, lane: str | None) -> None:
         await self._say({"type": "error", "status": problem.status, **problem.body()}, lane)
@@ -221,8 +255,10 @@ class Socket:
         response_id = running.place.response_id
         active = self._active[response_id] = Active(running, creation, lane, [])
         try:
-            async for shown in running.read():
-                await self._say(shown, lane)
+            sink = None if self._frames is None else LaneSink(self._frames, lane)
+            async for events in running.read(sink=sink):
+                for each in events:
+                    await self._send(framed(each, lane))
         finally:
             if running.ended.is_set():
                 del self._active[response_id]

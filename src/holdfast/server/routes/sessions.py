@@ -19,6 +19,7 @@ from holdfast.server.dialects.requests import make_body
 from holdfast.server.dialects.tables import SESSIONS, Dialect
 from holdfast.server.http.answers import FeedAnswer, TurnAnswer, json_answer
 from holdfast.server.http.bodies import brings_body
+from holdfast.server.http.clients import client_of
 from holdfast.server.http.problems import Problem, bad_field, turn_failed
 from holdfast.server.limits import too_long
 from holdfast.server.link.engine_client import TurnFeed
@@ -355,7 +356,7 @@ async def take_turn(request: Request, session_id: str) -> Response:
         raise bad_field("input", "give the input of the turn, or send it to /input before", "empty_turn")
     steers = _steered_tokens(body.mode, body.keep_tokens)
     asked = replace(ask_turn(SESSIONS, body, given), name=name, steers=steers)
-    feed = await service.start_turn(record, asked)
+    feed = await service.start_turn(record, asked, client_of(request.scope))
 
     def leave() -> None:
         service.leave(feed, asked.options.keeps)

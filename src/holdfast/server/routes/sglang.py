@@ -17,7 +17,8 @@ from starlette.responses import Response
 
 from holdfast import __version__
 from holdfast.engine.sampling import Sampling
-from holdfast.server.http.answers import StreamAnswer, TurnAnswer, event, json_answer
+from holdfast.server.http.answers import FeedAnswer, TurnAnswer, event, json_answer
+from holdfast.server.http.clients import client_of
 from holdfast.server.http.problems import Problem
 from holdfast.server.routes.access import body_of, caller_of, service_of
 from holdfast.server.routes.schema import documented
@@ -71,10 +72,10 @@ def native_of(request: Request) -> Native:
 @router.post("/generate", **documented(GENERATE_BODY.described, "Continue a text.", stream=True))
 async def generate(request: Request) -> Response:
     body = await body_of(request, GENERATE_BODY.read)
-    call = Call(native_of(request), caller_of(request), body)
+    call = Call(native_of(request), caller_of(request), body, client_of(request.scope))
     await call.start()
     if body.stream:
-        return StreamAnswer(call.events(), call.leave, lambda problem: event(problem.body()) + DONE)
+        return FeedAnswer(call.feeds, call, call.leave, lambda problem: event(problem.body()) + DONE)
     return TurnAnswer(call.whole(), call.leave)
 
 

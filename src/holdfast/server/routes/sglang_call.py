@@ -7,7 +7,7 @@ a turn of a streaming session. The result is one object or a stream.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Awaitable
 from typing import Any
 
 from starlette.responses import Response
@@ -15,8 +15,10 @@ from starlette.responses import Response
 from holdfast.engine.sampling import Sampling
 from holdfast.server.dialects.tables import GENERATE
 from holdfast.server.http.answers import event, json_answer
+from holdfast.server.http.clients import Client
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem, bad_field, told_as, turn_failed
+from holdfast.server.link import wire
 from holdfast.server.link.engine_client import TurnFeed
 from holdfast.server.ordinary_sessions import Branches
 from holdfast.server.routes.sglang_body import Asked, GenerateBody, SessionParams, asked_of, input_field
@@ -33,8 +35,11 @@ DONE = b"data: [DONE]\n\n"
 class Call:
     """One call of `/generate`: all its answers in flight."""
 
-    def __init__(self, native: Native, caller: Caller, body: GenerateBody) -> None:
+    def __init__(
+        self, native: Native, caller: Caller, body: GenerateBody, client: Client | None = None
+    ) -> None:
         self.native = native
+        self.client = client
         self.service = native.service
         self.caller = caller
         self.body = body
@@ -115,7 +120,8 @@ class Call:
             tokens = await self._tokens(asked, not first)
         _require_start(asked, record.view.known + len(tokens))
         try:
-            feed = await self.service.start_turn(record, self._turn(asked, asked.sampling, tokens))
+            turn = self._turn(asked, asked.sampling, tokens)
+            feed = await self.service.start_turn(record, turn, self.client)
         except Problem as problem:
             raise self._explained(problem) from problem
         return [self._enter(asked, Choice(self._said(asked, tokens), feed, session=record))]
@@ -188,25 +194,6 @@ class Call:
         self.native.enter(self.caller.tenant, choice)
         return choice
 
-    async def follow(self, choice: Choice, chunks: bool) -> AsyncIterator[dict[str, Any]]:
-        """An answer in SGLang's form: partial ones if `chunks` are wanted, then the final one."""
-        said = choice.said
-        async for delta in choice.feed.deltas():
-            said.add(delta)
-            if choice.record is not None:
-                choice.record.add(delta.tokens)
-            if chunks and choice.feed.end is None:
-                yield said.chunk()
-        end = choice.feed.end
-        assert end is not None
-        self.native.leave(self.caller.tenant, choice)
-        if end.outcome == "failed":
-            raise turn_failed(end.reason)
-        if end.prompt_logprobs is None:
-            yield said.whole(end)
-        else:
-            yield await asyncio.to_thread(said.whole, end)
-
     def leave(self) -> None:
         """Abort all answers."""
         for choice in self.choices:
@@ -215,52 +202,62 @@ class Call:
 
     async def whole(self) -> Response:
         """All answers when they have finished."""
-        shown = await asyncio.gather(*map(self._last, self.choices))
+        shown = await asyncio.gather(*map(self._whole, self.choices))
         return json_answer(shown if self.many else shown[0])
 
-    async def _last(self, choice: Choice) -> dict[str, Any]:
-        last: dict[str, Any] = {}
-        async for shown in self.follow(choice, chunks=False):
-            last = shown
-        return last
+    async def _whole(self, choice: Choice) -> dict[str, Any]:
+        async for delta in choice.feed.deltas():
+            choice.said.add(delta)
+            if choice.record is not None:
+                choice.record.add(delta.tokens)
+        end = self._ended(choice)
+        if end.prompt_logprobs is None:
+            return choice.said.whole(end)
+        return await asyncio.to_thread(choice.said.whole, end)
 
-    async def events(self) -> AsyncIterator[bytes]:
-        """All answers as one stream."""
-        try:
-            if self.many:
-                async for number, shown in _merged([self.follow(each, True) for each in self.choices]):
-                    yield event({**shown, "index": number})
-            else:
-                async for shown in self.follow(self.choices[0], chunks=True):
-                    yield event(shown)
-            yield DONE
-        finally:
-            self.leave()
+    def _ended(self, choice: Choice) -> wire.End:
+        """The end of an answer; raises if it failed."""
+        end = choice.feed.end
+        assert end is not None, "all of its output has been read"
+        self.native.leave(self.caller.tenant, choice)
+        if end.outcome == "failed":
+            raise turn_failed(end.reason)
+        return end
 
+    @property
+    def feeds(self) -> list[TurnFeed]:
+        """The turns of all answers."""
+        return [choice.feed for choice in self.choices]
 
-async def _merged(
-    answers: Sequence[AsyncIterator[dict[str, Any]]],
-) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-    """Merge several answers into one stream, with backpressure for each."""
+    # --- all answers as one stream --------------------------------------------------------------------
 
-    async def following(number: int) -> tuple[int, dict[str, Any] | None]:
-        async for shown in answers[number]:
-            return number, shown
-        return number, None
+    def opening(self) -> bytes:
+        """Nothing."""
+        return b""
 
-    waiting = {asyncio.ensure_future(following(number)) for number in range(len(answers))}
-    try:
-        while waiting:
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                number, shown = task.result()
-                if shown is not None:
-                    yield number, shown
-                    waiting.add(asyncio.ensure_future(following(number)))
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+    def delta(self, place: int, delta: wire.Delta) -> bytes:
+        """An answer so far."""
+        choice = self.choices[place]
+        if choice.record is not None:
+            choice.record.add(delta.tokens)
+        return choice.said.event(delta, place if self.many else None)
+
+    def end(self, place: int, end: wire.End) -> bytes | Awaitable[bytes]:
+        """The whole of an answer; one that failed fails all."""
+        choice = self.choices[place]
+        assert end is choice.feed.end
+        self._ended(choice)
+        if end.prompt_logprobs is None:
+            return self._written(place, end)
+        return asyncio.to_thread(self._written, place, end)
+
+    def _written(self, place: int, end: wire.End) -> bytes:
+        shown = self.choices[place].said.whole(end)
+        return event({**shown, "index": place} if self.many else shown)
+
+    def closing(self) -> bytes:
+        """The end of the stream."""
+        return DONE
 
 
 def _require_input(asked: Asked) -> None:

@@ -7,11 +7,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from holdfast.engine.text.tokenizer import Tokenizer
+from holdfast.server.http.answers import event
 from holdfast.server.link import wire
 from holdfast.server.routes.sglang_body import Asked
 
 __all__ = ["Said"]
+
+encode = msgspec.json.Encoder().encode
+
+HEAD = b'data: {"text":"%b","output_ids":[%b],'
+META = (
+    b'"meta_info":{"id":%b,"finish_reason":null,"prompt_tokens":%d,"completion_tokens":%d,'
+    b'"cached_tokens":%d}%b}\n\n'
+)
+"""A chunk without log-probabilities."""
 
 
 class Said:
@@ -37,6 +49,8 @@ class Said:
         self._tops: list[Any] = []
         self._tokenizer = tokenizer
         self._ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)}
+        self._written_text, self._written_ids = bytearray(), bytearray()
+        """The text and the token ids so far, as JSON writes them."""
 
     def add(self, delta: wire.Delta) -> None:
         """Add a delta."""
@@ -47,6 +61,22 @@ class Said:
         for entry in delta.logprobs or ():
             self._logprobs.append(self._shown(entry.logprob, entry.token))
             self._tops.append([self._shown(top.logprob, top.token) for top in entry.top])
+
+    def event(self, delta: wire.Delta, index: int | None) -> bytes:
+        """Add a delta; the choice so far as a server-sent event, with its number where there are several.
+
+        The event is put together from what was encoded before, so that a token is encoded once.
+        """
+        self.add(delta)
+        if self._sampling.logprobs is not None:
+            shown = self.chunk()
+            return event(shown if index is None else {**shown, "index": index})
+        self._written_text += encode(delta.text)[1:-1]
+        self._written_ids += (b"," if self._written_ids else b"") + encode(delta.tokens)[1:-1]
+        prompt, cached = self.prompt if self.prompt is not None else (0, 0)
+        more = b"" if index is None else b',"index":%d' % index
+        counts = (encode(self.rid), prompt, len(self.tokens), cached, more)
+        return HEAD % (self._written_text, self._written_ids) + META % counts
 
     def chunk(self) -> dict[str, Any]:
         """The choice so far."""

@@ -82,7 +82,12 @@ def tenant_memory(report: dict[str, Any], caller: Caller) -> dict[str, Any]:
             top.append({**entry, "holder": f"{kind} {own}"})
         elif caller.admin:
             top.append(entry)
-    shown = {**report, "top": top}
+    listening = []
+    for entry in report["listening"]:
+        own = _own_name(entry["session"], caller.tenant)
+        if own is not None or caller.admin:
+            listening.append({**entry, "session": own or entry["session"]})
+    shown = {**report, "top": top, "listening": listening}
     if not caller.admin:
         shown["tenants"] = [each for each in report["tenants"] if each["tenant"] == caller.tenant]
         hidden = {"holder": "", "detail": "", "trail": []}

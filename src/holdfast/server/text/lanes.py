@@ -144,6 +144,11 @@ class Lane:
             self._task = asyncio.create_task(self._run())
         return await entry.answer
 
+    @property
+    def is_up(self) -> bool:
+        """Whether its process has started."""
+        return self._worker is not None
+
     def warm_up(self) -> None:
         """Start the process before its first job."""
         if self._task is None:

@@ -36,6 +36,8 @@ from holdfast.server.text.trails import Match, find, places_in, stretch_of
 
 _PLACE = re.compile(r"^messages\[([0-9]+)\]")
 NAME_CHARACTERS_MAX = 64
+NESTING = (dict, list)
+"""Types of JSON values that hold others."""
 """Field names are truncated to this length in messages."""
 
 __all__ = ["TextWorker", "tokenizer_of"]
@@ -223,15 +225,15 @@ def _largest(value: Any, most: int) -> str | None:
 
 def count_values(value: Any, most: int) -> int:
     """The number of values in a JSON value, itself and keys included; counting stops after `most`."""
-    count, left = 1, [value]
-    while left and count <= most:
+    count = 1
+    left = [value] if isinstance(value, NESTING) else []
+    while left:
         value = left.pop()
-        if isinstance(value, dict):
-            count += 2 * len(value)
-            left += [inner for inner in value.values() if isinstance(inner, dict | list)]
-        elif isinstance(value, list):
-            count += len(value)
-            left += [inner for inner in value if isinstance(inner, dict | list)]
+        count += 2 * len(value) if isinstance(value, dict) else len(value)
+        if count > most:
+            break
+        within = value.values() if isinstance(value, dict) else value
+        left += [inner for inner in within if isinstance(inner, NESTING)]
     return count
 
 

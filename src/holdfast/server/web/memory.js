@@ -172,10 +172,13 @@ export class MemoryView {
     const largest = [...held].sort((one, other) => other[1] - one[1] || (one[0] < other[0] ? -1 : 1)).slice(0, 40);
     document.getElementById("no-holders").hidden = largest.length > 0;
     if (this.chosen !== null && !largest.some(([session]) => session === this.chosen)) largest.push([this.chosen, 0]);
+    const listening = new Map((this.report?.listening ?? []).map((each) => [each.session, each]));
     const known = new Map([...place.children].map((button) => [button.dataset.session, button]));
     const buttons = largest.map(([session, units]) => {
       const button = known.get(session) ?? element("button", { "data-session": session, onclick: () => this.choose(session) });
-      button.textContent = `${session} · ${units}`;
+      const heard = listening.get(session);
+      button.textContent = `${session} · ${units}` + (heard ? ` · ${heardTokens(heard)}` : "");
+      button.dataset.state = heard ? "listening" : "";
       button.setAttribute("aria-pressed", session === this.chosen ? "true" : "false");
       return button;
     });
@@ -210,6 +213,11 @@ export class MemoryView {
     if (holder?.turn) who = `turn ${holder.turn} of ${holder.session}`;
     document.getElementById("pointed").textContent = `${pool.component} on ${pool.tier}, unit ${unit}: ${who}`;
   }
+}
+
+// What a session that listens has heard of its next turn.
+export function heardTokens({ heard, ahead }) {
+  return `listening: ${heard} tokens heard, ${ahead} computed`;
 }
 
 // A colour as canvases store it.

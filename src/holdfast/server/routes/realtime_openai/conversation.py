@@ -3,13 +3,18 @@
 The first event is `session.created`. An invalid event gets an `error` with its `event_id` that names the
 field, changes nothing, and leaves the connection open. One response at a time belongs to the conversation;
 a cancelled one may be followed at once by the next. Responses with the conversation "none" run beside it.
+
+`response.cancel`, `conversation.item.truncate`, `conversation.item.create` and `response.create` in a row
+steer: the next turn is sent before the cancelled one has ended, and the engine cuts the one and begins the
+other in one act (`_steer`). Where that cannot be done, the next turn is sent after the end of the cancelled
+one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -37,7 +42,7 @@ from holdfast.server.routes.realtime_openai.client_events import (
     SessionUpdate,
     read_event,
 )
-from holdfast.server.routes.realtime_openai.history import Cut, Turn
+from holdfast.server.routes.realtime_openai.history import Cut
 from holdfast.server.routes.realtime_openai.items import Item, ItemKind, read_item, standing
 from holdfast.server.routes.realtime_openai.protocol import (
     HOLDFAST_MESSAGES,
@@ -48,7 +53,7 @@ from holdfast.server.routes.realtime_openai.protocol import (
 from holdfast.server.routes.realtime_openai.response import Response
 from holdfast.server.routes.realtime_openai.settings import Settings
 from holdfast.server.routes.realtime_openai.talk import Asked, Talk, apart
-from holdfast.server.routes.realtime_outbox import Outbox
+from holdfast.server.routes.realtime_outbox import Outbox, TurnPen
 from holdfast.server.service import Service
 from holdfast.server.sessions import new_name, require_name
 
@@ -93,6 +98,8 @@ class OpenAIConversation:
         self._understood = False
         self._told: set[type[AudioEvent]] = set()
         self._listening: asyncio.Task[None] | None = None
+        self._cutting: asyncio.Task[None] | None = None
+        """A cut that waits for the end of its response."""
         self._left = False
 
     # --- events ------------------------------------------------------------------------------------
@@ -159,7 +166,9 @@ class OpenAIConversation:
             self._tell(internal_error(), event_id)
 
     async def _hear(self, event: ClientEvent) -> None:
-        """Carry an event out. Only a cut waits, for the end of the response that it cuts."""
+        """Carry an event out. All but those that steer wait for a cut, which waits for its response's end."""
+        if self._cutting is not None and not isinstance(event, ItemCreate | ResponseCreate):
+            await self._cutting
         match event:
             case SessionUpdate():
                 self.settings.update(event.session)
@@ -218,9 +227,7 @@ class OpenAIConversation:
         for kind in ("created",) if self.beta else ("added", "done"):
             self.emit(f"conversation.item.{kind}", shown)
         if self.active is None and self._listening is None and item.kind is ItemKind.MESSAGE:
-            self._listening = asyncio.create_task(self._listen())
-            self._tasks.add(self._listening)
-            self._listening.add_done_callback(self._tasks.discard)
+            self._listening = self._spawn(self._listen())
 
     async def _listen(self) -> None:
         """Have the items that no response answers yet computed ahead; a problem is left to the response."""
@@ -251,21 +258,60 @@ class OpenAIConversation:
             raise bad_field("content_index", "must be 0")
         if event.audio_end_ms and event.text_end is None and event.tokens is None:
             raise bad_field("audio_end_ms", "the answer is text: give 0, or text_end or tokens")
-        for response in [each for each in self._speaking if item in each.items]:
-            self._cancel(response)
+        speaking = next((each for each in self._speaking if item in each.items), None)
+        if speaking is None:
+            await self._cut_ended(item, event)
+            return
+        self._cancel(speaking)
+        self._aim(speaking, item, event)
+        self._cutting = self._spawn(self._cut_later(speaking, item, event))
+
+    def _aim(self, response: Response, item: Item, event: ItemTruncate) -> None:
+        """Note where a response that is ending is to be cut, if its last message is."""
+        text = response.said(item)
+        if response.turn is None or item is not response.items[-1]:
+            return
+        if event.tokens is not None:
+            characters, tokens = response.marks.before_token(event.tokens, text)
+        else:
+            characters, tokens = response.marks.before_character(event.text_end or 0, text)
+        if characters < len(text):
+            response.cut = Cut(response.turn, item, tokens, characters)
+
+    async def _cut_later(self, response: Response, item: Item, event: ItemTruncate) -> None:
+        try:
             await response.ended.wait()
-        end, cut = self._cut_of(self._find(event.item_id, code), event)
+            if not response.steered:
+                await self._cut_ended(self._find(item.id, "item_truncate_invalid_item_id"), event)
+                return
+            if response.cut is not None and response.cut.turn.answer:
+                self.talk.was_cut(response.cut)
+            self._tell_cut(item, event)
+        except Problem as problem:
+            self._tell(problem, event.event_id)
+        except Exception as error:
+            log.error("a realtime event failed", exc_info=error)
+            self._tell(internal_error(), event.event_id)
+        finally:
+            self._cutting = None
+
+    async def _cut_ended(self, item: Item, event: ItemTruncate) -> None:
+        """Cut an answer that is whole."""
+        end, cut = self._cut_of(item, event)
         if cut is not None:
             await self.talk.cut(cut)
         elif end < len(item.text):
             item.texts = (item.text[:end],)
+        self._tell_cut(item, event)
+
+    def _tell_cut(self, item: Item, event: ItemTruncate) -> None:
         shown = {"content_index": 0, "audio_end_ms": event.audio_end_ms, "text_end": len(item.text)}
         self.emit("conversation.item.truncated", {"item_id": item.id, **shown})
 
     def _cut_of(self, item: Item, event: ItemTruncate) -> tuple[int, Cut | None]:
         """How many characters stay, and the cut of the session's last turn if the item ends it."""
         turn = self.talk.turns[-1] if self.talk.turns else None
-        if turn is None or not turn.answer or turn.answer[-1] != item.said or self.active is not None:
+        if turn is None or not turn.answer or turn.answer[-1] != item.said or self._turn_runs:
             if event.tokens is not None:
                 raise bad_field("tokens", "only the last answer is cut at a token; give text_end")
             return event.text_end or 0, None
@@ -275,6 +321,11 @@ class OpenAIConversation:
             characters, tokens = turn.marks.before_character(event.text_end or 0, item.text)
         whole = characters >= len(item.text)
         return characters, None if whole else Cut(turn, item, tokens, characters)
+
+    @property
+    def _turn_runs(self) -> bool:
+        """Whether a response of the conversation has a turn in flight."""
+        return any(each.joins and each.feed is not None for each in self._speaking)
 
     def _spelled(self, tokens: Sequence[int]) -> str:
         return self.service.prompts.tokenizer.decode(list(tokens), skip_special_tokens=True)
@@ -322,9 +373,30 @@ class OpenAIConversation:
         before, self.active = (self.active, response) if joins else (None, self.active)
         self._speaking.add(response)
         asked = Asked(response.name, self.settings.answer, answer)
-        task = asyncio.create_task(self._respond(response, asked, given, before, event.event_id))
+        steers = None if before is None or given is not None else self._steers(before)
+        self._spawn(self._respond(response, asked, given, before, steers, event.event_id))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _steers(self, before: Response) -> list[Item] | None:
+        """The items that a response adds to one that was cancelled and has not ended, if it can steer it.
+
+        The conversation must have what the cancelled one was given and has said, and then these items.
+        """
+        keep = before.kept if before.cut is None else before.cut.tokens
+        context = [*standing(before.context), *before.items]
+        items = standing(self.items)
+        rest = items[len(context) :]
+        if before.turn is None or before.ended.is_set() or before.steering is not None or keep is None:
+            return None
+        if not rest or items[: len(context)] != context or len(standing(before.items)) != len(before.items):
+            return None
+        before.steering = asyncio.get_running_loop().create_future()
+        return rest
 
     def _given(self, entries: list[ItemFields]) -> list[Item]:
         """The context of a response that has one of its own."""
@@ -343,12 +415,17 @@ class OpenAIConversation:
         asked: Asked,
         given: list[Item] | None,
         before: Response | None,
+        steers: list[Item] | None,
         event_id: str | None,
     ) -> None:
         """Make one response. A problem before it starts is an error; one after that is its end."""
         try:
+            if before is not None and steers is not None:
+                await self._steer(response, asked, before, steers)
             if before is not None:
                 await before.ended.wait()
+            if self._cutting is not None:
+                await self._cutting
             await self._speak(response, asked, given)
         except Problem as problem:
             self._failed(response, problem, event_id)
@@ -360,6 +437,22 @@ class OpenAIConversation:
             if self.active is response:
                 self.active = None
             response.ended.set()
+
+    async def _steer(self, response: Response, asked: Asked, before: Response, items: list[Item]) -> None:
+        """Send the turn of a response before the one that it follows has ended; the engine cuts that one.
+
+        If it is refused, the response is made as any other when the one before it has ended.
+        """
+        assert before.turn is not None and before.steering is not None, "it was found to be steered"
+        keep = before.kept if before.cut is None else before.cut.tokens
+        assert keep is not None, "something stays of it"
+        try:
+            response.feed, response.turn = await self.talk.steer(before.turn, keep, items, asked)
+            before.steered = True
+        except Problem as problem:
+            log.debug("not steered: %s", problem.code)
+        finally:
+            before.steering.set_result(before.steered)
 
     def _failed(self, response: Response, problem: Problem, event_id: str | None) -> None:
         if not response.begun:
@@ -380,19 +473,19 @@ class OpenAIConversation:
         items = [item for item in self.items if item.number <= response.created_after]
         if response.joins:
             response.place = self._placing(items[-1] if items else None)
-        if response.cancelled:
+        response.context = items
+        if response.cancelled and response.feed is None:
             response.begin()
             response.drop()
             return
-        turn: Turn | None = None
-        if given is None and response.joins:
-            feed, turn = await self.talk.start(items, asked)
-        else:
+        if response.feed is None and given is None and response.joins:
+            response.feed, response.turn = await self.talk.start(items, asked)
+        elif response.feed is None:
             context = items if given is None else given
             request = apart(context, asked, self.service.facts.context_length)
             self.service.check_turn(request)
-            (feed,) = await self.service.start_request(self.caller, request)
-        response.feed = feed
+            (response.feed,) = await self.service.start_request(self.caller, request)
+        feed, turn = response.feed, response.turn
         response.begin()
         if response.cancelled:
             self._cut(response, feed)
@@ -413,6 +506,14 @@ class OpenAIConversation:
     async def _send(self, response: Response, feed: TurnFeed) -> wire.End:
         """Send a turn's output. What comes after a cut is held back, and sent if the turn finished anyway."""
         late: list[wire.Delta] = []
+
+        def hear(delta: wire.Delta) -> bool:
+            if response.cancelled or not self.outbox.has_room:
+                return False
+            response.hear(delta)
+            return True
+
+        feed.write_with(TurnPen(hear))
         async for delta in feed.deltas():
             if response.cancelled:
                 late.append(delta)
@@ -423,7 +524,8 @@ class OpenAIConversation:
         assert end is not None, "the turn is over"
         if end.outcome == "failed":
             raise turn_failed(end.reason)
-        if late and end.outcome == "finished":
+        steered = response.steering is not None and await response.steering
+        if late and end.outcome == "finished" and not steered:
             response.hear(join(late))
         return end
 
@@ -443,8 +545,8 @@ class OpenAIConversation:
 
     def _cut(self, response: Response, feed: TurnFeed) -> None:
         """End a turn: what was sent stays; without any output, its input is taken back too."""
-        keep = response.sent if response.items else None
-        self.service.link.end(feed, keep, "interrupt")
+        response.kept = response.sent if response.items else None
+        self.service.link.end(feed, response.kept, "interrupt")
 
 
 def _kept(end: wire.End) -> bool:

@@ -15,7 +15,7 @@ from holdfast.server.answer_parts import CallOutcome, reasoning_tokens
 from holdfast.server.http.problems import Problem
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import TurnFeed
-from holdfast.server.routes.realtime_openai.history import Marks
+from holdfast.server.routes.realtime_openai.history import Cut, Marks, Turn
 from holdfast.server.routes.realtime_openai.items import Item, ItemKind, Status
 from holdfast.server.routes.realtime_openai.settings import AnswerSettings
 from holdfast.server.sessions import new_name
@@ -53,6 +53,17 @@ class Response:
         """Tokens sent to the client, without those of a call that has not ended."""
         self.begun = False
         self.cancelled = False
+        self.kept: int | None = None
+        """How many tokens stay of it, where it was cancelled after it had begun."""
+        self.turn: Turn | None = None
+        """Its turn on the session, where it has one."""
+        self.context: list[Item] = []
+        """The items before its output."""
+        self.cut: Cut | None = None
+        """Where it is to be cut once it has ended, if its client said so."""
+        self.steering: asyncio.Future[bool] | None = None
+        """Whether the next response was accepted as one that steers this one, if it was sent as such."""
+        self.steered = False
         self.ended = asyncio.Event()
         self._emit = emit
         self._settings = settings
@@ -95,6 +106,10 @@ class Response:
                     self._close(Status.COMPLETED if complete else Status.INCOMPLETE)
                 case wire.Part.REASONING:
                     continue
+
+    def said(self, item: Item) -> str:
+        """The text of an output item so far."""
+        return "".join(self._pieces) if item is self._open else item.text
 
     @property
     def _open(self) -> Item | None:
@@ -164,7 +179,9 @@ class Response:
 
     def end(self, end: wire.End) -> None:
         """The turn has ended by itself, at its limit, or because it was cut."""
-        if end.outcome == "finished" and end.reason != "length":
+        if self.steered:
+            self._finish("cancelled", {"type": "cancelled", "reason": "client_cancelled"}, end)
+        elif end.outcome == "finished" and end.reason != "length":
             self._finish("completed", None, end)
         elif end.outcome == "finished":
             self._finish("incomplete", {"type": "incomplete", "reason": "max_output_tokens"}, end)

@@ -115,11 +115,14 @@ class Talk:
 
     async def cut(self, cut: Cut) -> None:
         """Cut the last turn, which has ended."""
-        turn = cut.turn
-        await self.service.interrupt(await self.record(), turn.name, cut.tokens)
-        *same, text = turn.answer[-1]
+        await self.service.interrupt(await self.record(), cut.turn.name, cut.tokens)
+        self.was_cut(cut)
+
+    def was_cut(self, cut: Cut) -> None:
+        """The session has the turn as it was cut."""
+        *same, text = cut.turn.answer[-1]
         cut.item.texts = (text[: cut.characters],)
-        turn.answer[-1] = (*same, cut.item.text)
+        cut.turn.answer[-1] = (*same, cut.item.text)
 
     # --- turns ------------------------------------------------------------------------------------
 
@@ -166,6 +169,16 @@ class Talk:
             await self._keep(record, 0)
         return await self._start(record, made.rest, asked)
 
+    async def steer(
+        self, before: Turn, keep: int, items: Sequence[Item], asked: Asked
+    ) -> tuple[TurnFeed, Turn]:
+        """Start a turn that cuts the one that is being cancelled after `keep` tokens, and answers `items`."""
+        record = await self.record()
+        known = record.view.turns - self._before - len(self.turns)
+        if self.turns[-1:] != [before] or known not in (-1, 0) or self._must_begin_again(record, asked):
+            raise Problem(409, "history_changed", "the response before cannot be steered")
+        return await self._start(record, list(items), asked, steers=keep)
+
     def _must_begin_again(self, record: SessionRecord, asked: Asked) -> bool:
         """Whether the history cannot be continued: other tools, or instructions that it cannot take."""
         if not self.turns or not self._may_begin_again:
@@ -183,7 +196,9 @@ class Talk:
         messages = self._messages(items, asked, anew=anew)[1 if anew else 0 :]
         return any(message["role"] in SYSTEM_ROLES for message in messages)
 
-    async def _start(self, record: SessionRecord, items: list[Item], asked: Asked) -> tuple[TurnFeed, Turn]:
+    async def _start(
+        self, record: SessionRecord, items: list[Item], asked: Asked, steers: int | None = None
+    ) -> tuple[TurnFeed, Turn]:
         anew = not self.turns and self._may_begin_again
         if anew and self._spoke:
             record.tools = []  # Those of the first turn that was rewound; the next one says which there are.
@@ -196,6 +211,7 @@ class Talk:
             asked.answer.options(callable_tools=tools != () or not record.tools),
             cut=True,
             fields=FIELDS,
+            steers=steers,
         )
         self.service.check_turn(turn)
         feed = await self.service.start_turn(record, turn)
