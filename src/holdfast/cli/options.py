@@ -33,6 +33,7 @@ __all__ = [
     "SAMPLING_OPTIONS",
     "SERVER_OPTIONS",
     "Option",
+    "as_arguments",
     "chosen_model",
     "on_the_line",
     "option_kinds",
@@ -401,6 +402,20 @@ def require_companions(stated: Mapping[str, Any]) -> None:
     for name, companion in COMPANIONS.items():
         if name in stated and companion not in stated:
             raise OptionError(name, f"means nothing without --{companion.replace('_', '-')}")
+
+
+def as_arguments(stated: Mapping[str, Any]) -> list[str]:
+    """Engine options as `serve` takes them."""
+    names = {option.name for option in ENGINE_OPTIONS}
+    written: list[str] = []
+    for name, value in stated.items():
+        assert name in names, f"{name} is an option of the engine"
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            written.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            written += [f"--{flag}", str(value)]
+    return written
 
 
 def _default_of(owner: type[Any], name: str) -> object:
