@@ -78,8 +78,11 @@ class PlanBuilder:
             if self.budget > 0:
                 self.budget -= self._chunk(session)
         self._seal()
+        recalled = self._recall()
         self._admit()
         self._listen()
+        for session in recalled:
+            del self.registry.queues.recalled[session]
         self.registry.in_flight.load(self.plan)
         self.registry.moves.load(self.plan)
 
@@ -272,6 +275,19 @@ class PlanBuilder:
             queues.resting.pop(session, None)
             self.plan.rows.append(row)
             self.budget -= count
+
+    # --- sessions that a verb waits for -----------------------------------------------------------
+
+    def _recall(self) -> list[Session]:
+        """Bring memory back that a verb waits for, before turns are admitted; returns whose has come.
+
+        While a turn lacks memory nothing is brought back.
+        """
+        recalled = list(self.registry.queues.recalled)
+        for session in recalled:
+            if not self.short and session.tenant not in self.full:
+                self._at_home(session)
+        return [session for session in recalled if session.place is Place.HOME]
 
     # --- waiting turns ----------------------------------------------------------------------------
 

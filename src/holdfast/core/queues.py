@@ -18,11 +18,13 @@ class Queues:
     listed as running; `unheard` says that a plan may find something of theirs to compute.
     `resting` sessions have memory that may be spilled, `checkpointed` ones have resume points that may be
     dropped. The memory of `tainted` ones cannot be trusted and is dropped as soon as their rows have settled.
+    A verb waits for the memory of `recalled` ones (`recalls`).
     """
 
     __slots__ = (
         "checkpointed",
         "listening",
+        "recalled",
         "resting",
         "running",
         "seals",
@@ -40,6 +42,7 @@ class Queues:
         self.checkpointed: dict[Session, None] = {}
         self.seals: dict[Session, None] = {}
         self.tainted: dict[Session, None] = {}
+        self.recalled: dict[Session, None] = {}
 
     def wait(self, session: Session, turn: Turn) -> None:
         """Queue a turn for admission; an open one waits apart, behind all others."""
@@ -92,3 +95,4 @@ class Queues:
         """Strike a closed session off every list."""
         self.empty(session)
         self.tainted.pop(session, None)
+        self.recalled.pop(session, None)
