@@ -283,6 +283,11 @@ SERVER_OPTIONS: tuple[Option, ...] = (
         int,
         "Maximum number of hidden sessions for chats that send their whole history; 0 turns them off.",
     ),
+    Option(
+        "response_ttl",
+        float,
+        "Time in seconds that stored responses and conversations are kept after their last use.",
+    ),
     Option("seed", int, "Seed that turns without one derive theirs from (default: random)."),
     Option(
         "storm", bool, "Allow the admin to start a load test of sessions from the page.", flags=("--storm",)
