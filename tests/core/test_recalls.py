@@ -1,7 +1,11 @@
 """Forks and cuts wait for memory that exists: under pressure, none of it is computed again."""
 
+import random
+from contextlib import suppress
+
 import pytest
 
+from holdfast.core.errors import Refused
 from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import OutOfUnits
 from holdfast.core.policy import Share
@@ -237,14 +241,32 @@ def test_a_session_that_is_closed_is_recalled_no_more() -> None:
     assert not driver.registry.recalled and driver.scheduler.ready("a", 93, True, driver.now)
 
 
-def test_a_session_that_is_being_closed_is_not_waited_for() -> None:
-    driver = Driver("dense", PAGE, pages=12, host=40, overlap=True)
+def test_verbs_get_their_memory_one_after_the_other() -> None:
+    driver = Driver("dense", PAGE, pages=10, host=40)
+    for seed, name in enumerate("ab"):
+        driver.open(name)
+        driver.turn(name, 90, 3, seed)
+        away(driver, name)
+    driver.open("other")
+    running = driver.submit("other", prompt(100, 2), 9)
+    driver.until(lambda: running.generated > 1)
+    assert not any(driver.scheduler.ready(name, 93, True, driver.now) for name in "ab")
+    for name in "ab":
+        fork(driver, name, f"child of {name}")
+        assert driver.session(f"child of {name}").sequence.computed == 93
+        driver.close(f"child of {name}")
+    assert running.over
+
+
+def test_what_nobody_leases_gives_way_to_a_fork_at_once() -> None:
+    driver = Driver("dense", PAGE, pages=12)
+    driver.request(prompt(90, 1), 3)
+    driver.run()
     driver.open("a")
-    driver.turn("a", 40, 3)
-    turn = driver.submit("a", prompt(5, 1), 9)
-    driver.until(lambda: turn.generated > 1)
-    driver.scheduler.close("a", driver.now)
-    assert driver.scheduler.ready("a", 43, True, driver.now)
+    driver.turn("a", 90, 3)
+    assert not driver.ledger.pool(Component.FULL).free, "the rest is in the tree"
+    assert driver.scheduler.ready("a", 93, True, driver.now)
+    assert driver.scheduler.fork("a", "b", driver.now).sequence.computed == 93
 
 
 @pytest.mark.parametrize("layout", PAGED)
@@ -262,3 +284,49 @@ def test_sessions_that_are_away_are_kept_while_others_will_make_room(layout: str
         # Where no page was free, the last token of the turn before is computed with this one.
         assert all(11 <= each.computed <= 12 for each in turns), "nothing but what is new"
     assert driver.registry.counters.dropped == 0
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_verbs_that_wait_under_pressure_all_come_to_act(layout: str, overlap: bool, seed: int) -> None:
+    """Turns, forks and cuts of more sessions than fit, in any order; the device checks every row."""
+    chance = random.Random(f"{layout} {overlap} {seed}")
+    driver = Driver(layout, 4, pages=40, slots=9, host=400, overlap=overlap, chunk_tokens=16)
+    driver.open("s0")
+    waiting: list[tuple[str, int, bool]] = []
+    acted = 0
+    for number in range(1, 160):
+        names = [name for name, each in driver.registry.sessions.items() if each.turn is None]
+        name = chance.choice(names) if names else ""
+        known = driver.session(name).sequence.known if name else 0
+        match chance.randrange(6):
+            case 0 if len(driver.registry.sessions) < 9:
+                driver.open(f"s{number}")
+            case 1 | 2 if name and known < 110:
+                driver.submit(name, prompt(chance.randint(1, 30), number), chance.randint(1, 9))
+            case 3 if known:
+                waiting.append((name, known, True))
+            case 4 if known:
+                waiting.append((name, driver.session(name).boundaries[0], False))
+            case 5 if len(names) > 5:
+                driver.scheduler.close(name, driver.now)
+        driver.step()
+        for verb in list(waiting):
+            waited, length, forks = verb
+            if not driver.scheduler.ready(waited, length, forks, driver.now):
+                continue
+            waiting.remove(verb)
+            with suppress(Refused):  # It was closed, cut shorter or has a turn in flight since.
+                if forks:
+                    driver.scheduler.fork(waited, f"f{number} {waited}"[:60], driver.now, known=length)
+                else:
+                    driver.scheduler.rewind(waited, 1, driver.now)
+                acted += 1
+    driver.run()
+    assert acted > 5 and not driver.registry.recalled
+    for name in list(driver.registry.sessions):
+        driver.close(name)
+    driver.scheduler.flush()
+    driver.run()
+    assert driver.all_free()

@@ -283,11 +283,11 @@ class PlanBuilder:
 
         While a turn lacks memory nothing is brought back.
         """
-        recalled = list(self.registry.queues.recalled)
-        for session in recalled:
+        queues = self.registry.queues
+        for session in list(queues.recalled):
             if not self.short and session.tenant not in self.full:
                 self._at_home(session)
-        return [session for session in recalled if session.place is Place.HOME]
+        return queues.held
 
     # --- waiting turns ----------------------------------------------------------------------------
 

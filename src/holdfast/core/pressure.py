@@ -110,7 +110,8 @@ class Pressure:
         """
         registry = self.registry
         active = (each for each in registry.sessions.values() if each.unsettled)
-        busy = (*registry.queues.running, *registry.moves.transits.values(), *active)
+        queues = registry.queues
+        busy = (*queues.running, *queues.held, *registry.moves.transits.values(), *active)
         others = any(each is not asker and shortage.concerns(each) for each in busy)
         return others or bool(registry.in_flight.copies)
 
@@ -277,7 +278,7 @@ class Pressure:
     def in_vain(self, shortfall: OutOfUnits, session: Session, plan: Plan | None) -> bool:
         """Whether waiting would bring no room: nothing runs or moves that could give some back."""
         registry = self.registry
-        running, transits = registry.queues.running, registry.moves.transits
+        running, transits = (*registry.queues.running, *registry.queues.held), registry.moves.transits
         plans = registry.in_flight.plans if plan is None else (*registry.in_flight.plans, plan)
         if not isinstance(shortfall, OverQuota):
             return not (running or transits or registry.in_flight.plans or plan)

@@ -6,7 +6,7 @@ first, the longest resting session first.
 
 from __future__ import annotations
 
-from holdfast.core.session import Session
+from holdfast.core.session import Place, Session
 from holdfast.core.turn import Turn
 from holdfast.core.waiting import Waiting
 
@@ -43,6 +43,11 @@ class Queues:
         self.seals: dict[Session, None] = {}
         self.tainted: dict[Session, None] = {}
         self.recalled: dict[Session, None] = {}
+
+    @property
+    def held(self) -> list[Session]:
+        """Recalled sessions whose memory is here: it stays until their verb has had a chance to act."""
+        return [session for session in self.recalled if session.place is Place.HOME]
 
     def wait(self, session: Session, turn: Turn) -> None:
         """Queue a turn for admission; an open one waits apart, behind all others."""

@@ -17,7 +17,7 @@ from holdfast.core.layout import Component
 from holdfast.core.ledger import OutOfUnits, OverQuota
 from holdfast.core.pressure import Pressure
 from holdfast.core.registry import Registry
-from holdfast.core.session import Life, Place, Session
+from holdfast.core.session import Place, Session
 
 
 class Recalls:
@@ -38,8 +38,6 @@ class Recalls:
             return True
         if session.unsettled or self.registry.in_flight.has_copies_of(session):
             return False
-        if session.life is Life.CLOSING:
-            return True
         if session.place is Place.HOME:
             return not forks or self._has_room(session, known)
         if not _uses_memory(session, known, forks):

@@ -517,8 +517,9 @@ class Scheduler:
         assert len(plans) < FLIGHTS_MAX, "settle a plan first"
         registry.ledger.step += 1
         plan: Plan = Plan(registry.ledger.step)
+        held = registry.queues.held
         self.planner.fill(plan, budget)
-        stuck = not (plan or plans or registry.moves.transits)
+        stuck = not (plan or plans or registry.moves.transits or held)
         if stuck and (registry.queues.running or registry.queues.waiting.turns):
             self._unblock()
             self.planner.fill(plan, budget)
