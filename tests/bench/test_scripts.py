@@ -17,6 +17,7 @@ SCRIPTS = (
     "cpu.speculation",
     "gpu.__main__",
     "gpu.kernels",
+    "gpu.write_shape",
     "server.__main__",
     "server.neighbours",
     "server.page_map",

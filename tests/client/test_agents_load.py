@@ -1,16 +1,35 @@
 """`holdfast bench agents`: what the agents do, and what a real server computes for them."""
 
 import json
+import random
 import sys
+from pathlib import Path
 
 import pytest
 
-from holdfast.bench.agents.beside import context_of
+from holdfast.bench.agents.beside import context_of, sized
 from holdfast.bench.agents.drive import summarise
-from holdfast.bench.agents.workload import SYSTEM_SHARE, AgentLoad, plan
+from holdfast.bench.agents.workload import SYSTEM_SHARE, AgentLoad, plan, words_of
+from holdfast.bench.models import write_model
 from holdfast.bench.url.load import Sample
 from holdfast.client import Client
+from holdfast.engine.text.tokenizer import open_tokenizer
+from holdfast.models.checkpoint import open_checkpoint
 from tests.client.test_commands import command
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 640,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 0,
+}
 
 
 def test_a_plan_has_the_sizes_that_were_asked_for() -> None:
@@ -62,4 +81,67 @@ def test_servers_that_are_started_have_room_for_the_longest_conversation() -> No
 
 def test_a_llama_server_alone_is_refused() -> None:
     done = command("bench", "agents", "--llama-server", sys.executable)
+    assert done.returncode == 1 and "--here MODEL" in done.stderr
+
+
+@pytest.mark.parametrize("template", [True, False], ids=["template", "bare"])
+def test_a_load_runs_on_a_model_without_weights(tmp_path: Path, template: bool) -> None:
+    model = write_model(tmp_path / "tiny", TINY)
+    if not template:
+        (model / "tokenizer_config.json").unlink()  # Only the configuration and the vocabulary are left.
+    sizes = ("--sessions", "3", "--turns", "6", "--scale", "0.01", "--pause", "0", "--forks", "1")
+    room = ("--fit", "3", "--load-format", "dummy", "--device", "cpu", "--host-memory", "16MiB")
+    done = command(
+        "bench",
+        "agents",
+        "--here",
+        str(model),
+        *sizes,
+        "--output-tokens",
+        "12",
+        *room,
+        "--in-process",
+        "--json",
+    )
+    assert done.returncode == 0, done.stderr
+    figures: dict[str, dict[str, float]] = {}
+    for line in map(json.loads, done.stdout.splitlines()):
+        figures.setdefault(line["system"], {})[line["name"]] = line["value"]
+    ways = {"in process", "holdfast sessions", *(("holdfast chat",) if template else ())}
+    assert set(figures) == ways
+    for found in figures.values():
+        assert found["errors"] == 0 and found["output"] > 0 and found["computed"] > 0
+        assert 0.5 < found["prefix_hits"] < 1
+        assert found["prompt_tokens"] == pytest.approx(figures["in process"]["prompt_tokens"], rel=0.02)
+
+
+def test_a_written_model_has_a_token_for_each_word_of_a_load(tmp_path: Path) -> None:
+    tokenizer = open_tokenizer(open_checkpoint(write_model(tmp_path / "tiny", TINY)))
+    words = words_of(random.Random(1), 500)
+    assert len(tokenizer.encode(words)) == 500
+    tokens = range(640)  # All of its vocabulary.
+    assert [token for token in tokens if not tokenizer.decode([token])] == tokenizer.encode(
+        "<|end|><|start|>"
+    )
+    said = [{"role": "system", "content": words}, {"role": "user", "content": words}]
+    assert 1000 < len(tokenizer.encode_chat(said)) < 1100
+
+
+def test_stated_options_replace_the_room_for_so_many_sessions() -> None:
+    load = AgentLoad(input_tokens=2800, output_tokens=86)
+    chosen = sized("DIRECTORY", {}, load, 4)
+    assert chosen["kv_tokens"] == 4 * chosen["context_length"] == 4 * context_of(load)
+    assert sized("DIRECTORY", {"context_length": 5000, "page_size": 64}, load, 4) == {
+        **chosen,
+        "context_length": 5000,
+        "session_tokens": 5000,
+        "kv_tokens": 20_000,
+        "page_size": 64,
+    }
+    assert context_of(load, "echo") > 4 * context_of(load), "letters"
+
+
+@pytest.mark.parametrize("flag", ["--in-process", "--no-http", "--page-size=64"])
+def test_options_of_an_engine_without_one_are_refused(flag: str) -> None:
+    done = command("bench", "agents", flag)
     assert done.returncode == 1 and "--here MODEL" in done.stderr

@@ -73,7 +73,7 @@ class Closing:
         self.table = Table()
         self.hidden = HiddenSessions(self.table)  # type: ignore[arg-type]
 
-    async def close_record(self, record: Any) -> None:
+    async def give_way(self, record: Any) -> None:
         self.table.names[record.tenant].remove(record.name)
         self.table.removed(f"{record.tenant}/{record.name}", "closed")
 

@@ -1,12 +1,14 @@
 """How sessions are kept, over HTTP: settings, hidden sessions that give way, prompts computed ahead."""
 
 import asyncio
+import time
 from typing import Any
 
 import httpx
 import pytest
 
 from holdfast.client import AsyncClient, Client
+from holdfast.server.closed_sessions import TURN_SIZE, ClosedSessions
 from holdfast.server.hidden_sessions import HiddenSessions
 from holdfast.server.link import wire
 from holdfast.server.seeds import Seeds
@@ -144,21 +146,92 @@ def test_hidden_sessions_give_way_to_those_that_clients_open(serve: Serve) -> No
     assert server.get(f"/v1/responses/{responses[0]}").status_code == 200, "it is the last to go now"
     names = [server.open() for _ in range(3)]
     assert len(server.get("/v1/sessions").json()["sessions"]) == 3
-    found = [server.get(f"/v1/responses/{each}").status_code for each in responses]
-    assert found == [200, 404, 404]
+    found = [server.get(f"/v1/responses/{each}").json() for each in responses]
+    assert [each["id"] for each in found] == responses, "what was said is kept"
     assert server.get(f"/v1/conversations/{talk}").status_code == 404
-    gone = ask(server, "and then?", previous_response_id=responses[1])
-    assert (gone.status_code, gone.json()["error"]["code"]) == (404, "previous_response_not_found")
     more = ask(server, "and then?", previous_response_id=responses[0])
     assert more.status_code == 200
     forked = server.post(f"/v1/sessions/{names[0]}/fork", {})
     assert forked.status_code == 201
-    assert server.get(f"/v1/responses/{responses[0]}").status_code == 404
+    assert server.get(f"/v1/responses/{responses[0]}").status_code == 200
     refused = server.post("/v1/sessions", {})
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_sessions")
     refused = ask(server, "no room")
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_sessions")
     assert ask(server, "no room", store=False).status_code == 200
+
+
+def items_of(server: Server, response: str) -> list[Any]:
+    listed = server.get(f"/v1/responses/{response}/input_items").json()["data"]
+    return [*listed, *server.get(f"/v1/responses/{response}").json()["output"]]
+
+
+def test_a_response_goes_on_after_its_session_was_closed_for_room(serve: Serve) -> None:
+    server = serve("echo", "--max-sessions", "3", "--audit", "strict")
+    first = ask(server, "one and two").json()
+    second = ask(server, "three", previous_response_id=first["id"]).json()
+    before = [items_of(server, each["id"]) for each in (first, second)]
+    names = [server.open() for _ in range(3)]
+    assert len(server.get("/v1/sessions").json()["sessions"]) == 3
+    for name in names[1:]:
+        assert server.http.delete(f"/v1/sessions/{name}").status_code == 200
+    assert [items_of(server, each["id"]) for each in (first, second)] == before
+    third = ask(server, "four", previous_response_id=second["id"]).json()
+    again = [(first, "one and two"), (second, "three")]
+    whole: list[dict[str, Any]] = []
+    for response, said in again:
+        whole += [{"role": "user", "content": said}]
+        whole += [{"role": "assistant", "content": response["output"][0]["content"][0]["text"]}]
+    stateless = server.post(
+        "/v1/responses",
+        {"input": [*whole, {"role": "user", "content": "four"}], "max_output_tokens": 5, "store": False},
+    ).json()
+    assert third["usage"]["input_tokens"] == stateless["usage"]["input_tokens"], "all of it was rendered"
+    assert third["output"][0]["content"] == stateless["output"][0]["content"]
+    fourth = ask(server, "five", previous_response_id=third["id"]).json()
+    assert fourth["usage"]["input_tokens_details"]["cached_tokens"] == third["usage"]["total_tokens"]
+    other = ask(server, "other", previous_response_id=first["id"]).json()
+    assert other["usage"]["input_tokens"] < third["usage"]["input_tokens"], "it branches off"
+    referred = {"input": [{"type": "item_reference", "id": before[0][0]["id"]}], "max_output_tokens": 5}
+    assert server.post("/v1/responses", referred).status_code == 200
+    for each in (first, second):
+        assert server.http.delete(f"/v1/responses/{each['id']}").status_code == 200
+        assert server.get(f"/v1/responses/{each['id']}").status_code == 404
+        gone = ask(server, "gone", previous_response_id=each["id"])
+        assert (gone.status_code, gone.json()["error"]["code"]) == (404, "previous_response_not_found")
+    assert server.get(f"/v1/responses/{third['id']}").status_code == 200
+
+
+def noted(name: str, size: int) -> wire.NotedTurn:
+    return wire.NotedTurn(1, name, "n" * size, "finished", "stop", "", 1, 0, 1)
+
+
+def test_what_closed_sessions_said_is_bounded_for_each_tenant() -> None:
+    closed = ClosedSessions(3 * (TURN_SIZE + 100))
+    for number in range(4):
+        closed.keep("ann", f"~{number}", {}, [noted("t", 100)])
+    closed.keep("bob", "~0", {}, [noted("t", 100)])
+    closed.keep("bob", "~1", {}, [])
+    closed.keep("bob", "~2", {}, [noted("t", 10_000)])
+    assert [closed.find("ann", f"~{number}") is not None for number in range(4)] == [False, True, True, True]
+    assert [closed.find("bob", f"~{number}") is not None for number in range(3)] == [True, False, False]
+    found = closed.find("ann", "~2")
+    assert found is not None and [turn.name for turn in found.turns] == ["t"]
+    closed.forget(found)
+    closed.keep("ann", "~4", {}, [noted("t", 100)])
+    assert [closed.find("ann", f"~{number}") is not None for number in (1, 2, 4)] == [True, False, True]
+
+
+def test_responses_are_kept_longer_than_sessions(serve: Serve) -> None:
+    server = serve("echo", "--session-ttl", "0.2")
+    kept = ask(server, "one").json()["id"]
+    name = server.open()
+    deadline = time.monotonic() + 30
+    while server.get(f"/v1/sessions/{name}").status_code == 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    more = ask(server, "two", previous_response_id=kept).json()
+    assert more["usage"]["input_tokens_details"]["cached_tokens"] > 0, "its session is open"
 
 
 # --- prompts computed ahead ---------------------------------------------------------------------------

@@ -2,19 +2,20 @@
 
 Long conversations with tool results, pauses and sub-agents. A Holdfast server is measured through its
 sessions and through OpenAI's chat interface, where every turn sends the whole history; other servers through
-the latter alone. With `--here` servers are started for it: Holdfast, and llama-server beside it. Prints a
-table, or with `--json` one object a line. The exit status is 0 if no turn failed.
+the latter alone. With `--here` servers are started for it: Holdfast, and llama-server beside it; with
+`--in-process` the load runs on an engine without a server first. Prints a table, or with `--json` one object
+a line. The exit status is 0 if no turn failed.
 """
 
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from holdfast.bench.agents.beside import measure_beside
 from holdfast.bench.agents.drive import measure
 from holdfast.bench.agents.workload import AgentLoad
 from holdfast.bench.beside.http import BenchError
@@ -29,17 +30,21 @@ from holdfast.cli.bench_remote import (
     print_figures,
     turns_shown,
 )
+from holdfast.cli.options import as_arguments, on_the_line, takes_options
 from holdfast.cli.pull import CACHE
 from holdfast.cli.refusals import refusal
 from holdfast.cli.remote import server_refusal
 from holdfast.client import Client, HoldfastError
 from holdfast.client.calls import DEFAULT_URL
+from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pull import PullError
 
 __all__ = ["HELP", "agents"]
 
 TITLE = "bench agents"
 HERE = "Servers that it starts"
+BESIDE = "holdfast.bench.agents.beside"
+"""Imports torch, which nothing else here needs."""
 DEFAULTS = AgentLoad()
 
 HELP = (
@@ -50,11 +55,14 @@ HELP = (
     "holdfast bench agents --sessions 64                 more sessions than fit: the server's --kv-tokens\n"
     "holdfast bench agents --scale 0.02 --pause 0.1      for a small model on a CPU\n"
     "holdfast bench agents --url http://HOST:PORT --api chat --model NAME\n"
-    "holdfast bench agents --here smollm2 --llama-server PATH --scale 0.02 --pause 0.1"
+    "holdfast bench agents --here smollm2 --llama-server PATH --scale 0.02 --pause 0.1\n"
+    "holdfast bench agents --here DIRECTORY --load-format dummy --in-process --host-memory 64GiB"
 )
 
 
+@takes_options
 def agents(
+    context: typer.Context,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     api: Api = "auto",
@@ -94,19 +102,36 @@ def agents(
         int | None,
         typer.Option(min=1, help="Threads of each server.", show_default="all cores", rich_help_panel=HERE),
     ] = None,
+    in_process: Annotated[
+        bool,
+        typer.Option(
+            "--in-process", help="Run the load on an engine without a server first.", rich_help_panel=HERE
+        ),
+    ] = False,
+    over_http: Annotated[
+        bool, typer.Option("--http/--no-http", help="Start a server and measure it.", rich_help_panel=HERE)
+    ] = True,
+    engine_options: dict[str, Any] | None = None,
 ) -> None:
     """Measure a server from outside."""
     size = max(turns, round(input_tokens * scale))
     load = AgentLoad(sessions, turns, size, output_tokens, forks, fork_turns, pause, seed)
+    stated = dict(engine_options or {})
     if here is not None:
-        figures = _measure_here(here, llama_server, load, fit, threads)
-        place = f"servers with room for {fit} sessions"
+        options = _options(here, stated, load, fit)
+        ways = {"api": api, "in_process": in_process, "over_http": over_http, "llama_server": llama_server}
+        figures = _measure_here(here, options, ways, load, fit, threads)
+        place = f"room for {options['kv_tokens']:,} tokens"
         print_figures(
             figures, None if as_json else lambda: agents_table(figures, place, here, load), ("errors",)
         )
         return
     if llama_server is not None:
         raise refusal(TITLE, "--llama-server needs --here MODEL: both serve the same file")
+    for name in ("in_process", "over_http", *stated):
+        if on_the_line(context, name):
+            flag = {"over_http": "http"}.get(name, name).replace("_", "-")
+            raise refusal(TITLE, f"--{flag} needs --here MODEL: it is about an engine that is started")
 
     def measured(client: Client, api: str, name: str) -> list[dict[str, Any]]:
         with turns_shown(f"{TITLE} {api}", f"turns of {load.sessions} agents") as told:
@@ -117,22 +142,42 @@ def agents(
     print_figures(figures, table, ("errors",))
 
 
+def _options(model: str, stated: dict[str, Any], load: AgentLoad, fit: int) -> dict[str, Any]:
+    """The engine's options, checked."""
+    beside = import_module(BESIDE)
+    options: dict[str, Any] = beside.sized(model, stated, load, fit)
+    try:
+        make_options(**options)
+    except OptionError as error:
+        raise refusal(TITLE, error.typed) from error
+    return options
+
+
 def _measure_here(
-    model: str, llama_server: Path | None, load: AgentLoad, fit: int, threads: int | None
+    model: str,
+    options: dict[str, Any],
+    ways: dict[str, Any],
+    load: AgentLoad,
+    fit: int,
+    threads: int | None,
 ) -> list[dict[str, Any]]:
-    """The figures of servers that are started for them."""
+    """The figures of engines and servers that are started for them."""
     threads = threads or len(os.sched_getaffinity(0))
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # The started server inherits it.
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # What is started inherits it.
+    if ways["llama_server"] is not None:
+        options.setdefault("device", "cpu")
     try:
         with find_model(model, os.environ.get(CACHE)) as found:
-            return measure_beside(
-                found,
-                llama_server,
+            beside = import_module(BESIDE)
+            measured: list[dict[str, Any]] = beside.measure_beside(
+                beside.Beside(
+                    found, options, ["--device", "auto", *as_arguments(options)], threads=threads, **ways
+                ),
                 load,
                 fit,
-                threads,
                 lambda name: turns_shown(f"{TITLE} {name}", f"turns of {load.sessions} agents"),
             )
+            return measured
     except (BenchError, PullError) as error:
         raise refusal(TITLE, str(error)) from error
     except HoldfastError as error:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli.bench_remote import print_table
-from holdfast.cli.options import ENGINE_OPTIONS, takes_options
+from holdfast.cli.options import as_arguments, takes_options
 from holdfast.cli.progress import status_line
 from holdfast.cli.refusals import refusal
 from holdfast.engine.options import OptionError, make_options
@@ -91,7 +91,7 @@ def _measure(model: str, stated: dict[str, Any], workload: Any, in_process: bool
             with TemporaryDirectory() as folder:
                 spans_file = Path(folder) / "spans.jsonl"
                 os.environ["HOLDFAST_SPANS"] = str(spans_file)  # For the server that is started.
-                served = run_served([model, *_arguments(stated)], workload, spans_file, progress)
+                served = run_served([model, *as_arguments(stated)], workload, spans_file, progress)
             for each, (samples, spans) in zip(workload.rounds, served, strict=True):
                 figures += [*shown.figures_of(each, shown.HTTP, samples), *shown.span_figures(each, spans)]
     except (RuntimeError, OSError) as error:
@@ -102,17 +102,3 @@ def _measure(model: str, stated: dict[str, Any], workload: Any, in_process: bool
         return
     print_table(shown.round_table(workload.rounds, figures, f"holdfast {TITLE}: {model}"))
     print_table(shown.span_table(workload.rounds, figures))
-
-
-def _arguments(stated: dict[str, Any]) -> list[str]:
-    """Engine options as `serve` takes them."""
-    names = {option.name for option in ENGINE_OPTIONS}
-    written: list[str] = []
-    for name, value in stated.items():
-        assert name in names, f"{name} is an option of the engine"
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            written.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            written += [f"--{flag}", str(value)]
-    return written

@@ -33,6 +33,7 @@ __all__ = [
     "SAMPLING_OPTIONS",
     "SERVER_OPTIONS",
     "Option",
+    "as_arguments",
     "chosen_model",
     "on_the_line",
     "option_kinds",
@@ -304,6 +305,11 @@ SERVER_OPTIONS: tuple[Option, ...] = (
         int,
         "Maximum number of hidden sessions for chats that send their whole history; 0 turns them off.",
     ),
+    Option(
+        "response_ttl",
+        float,
+        "Time in seconds that stored responses and conversations are kept after their last use.",
+    ),
     Option("seed", int, "Seed that turns without one derive theirs from (default: random)."),
     Option(
         "storm", bool, "Allow the admin to start a load test of sessions from the page.", flags=("--storm",)
@@ -423,6 +429,20 @@ def require_companions(stated: Mapping[str, Any]) -> None:
     for name, companion in COMPANIONS.items():
         if name in stated and companion not in stated:
             raise OptionError(name, f"means nothing without --{companion.replace('_', '-')}")
+
+
+def as_arguments(stated: Mapping[str, Any]) -> list[str]:
+    """Engine options as `serve` takes them."""
+    names = {option.name for option in ENGINE_OPTIONS}
+    written: list[str] = []
+    for name, value in stated.items():
+        assert name in names, f"{name} is an option of the engine"
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            written.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            written += [f"--{flag}", str(value)]
+    return written
 
 
 def _default_of(owner: type[Any], name: str) -> object:

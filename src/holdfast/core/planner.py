@@ -83,8 +83,11 @@ class PlanBuilder:
                 others = place < len(prefilling) or self._awaits_admission()
                 self.budget -= self._chunk(session, self._part(session) if others else self.budget)
         self._seal()
+        recalled = self._recall()
         self._admit()
         self._listen()
+        for session in recalled:
+            del self.registry.queues.recalled[session]
         self.registry.in_flight.load(self.plan)
         self.registry.moves.load(self.plan)
 
@@ -282,6 +285,19 @@ class PlanBuilder:
             queues.resting.pop(session, None)
             self.plan.rows.append(row)
             self.budget -= count
+
+    # --- sessions that a verb waits for -----------------------------------------------------------
+
+    def _recall(self) -> list[Session]:
+        """Bring memory back that a verb waits for, before turns are admitted; returns whose has come.
+
+        While a turn lacks memory nothing is brought back.
+        """
+        queues = self.registry.queues
+        for session in list(queues.recalled):
+            if not self.short and session.tenant not in self.full:
+                self._at_home(session)
+        return queues.held
 
     # --- waiting turns ----------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@
     host first
     sessions that are pinned (`retention`), likewise
     running turns: the one that loses least is retracted; never the oldest
+    sessions that are away and lease what the tree has: dropped to recomputation, and only for a turn or a
+    session that nothing else will make room for
 
 Tenants give way one after the other, the one that holds most first, so that no tenant loses memory to one
 that has more. Where a tenant is at its quota, it gives way alone.
@@ -93,13 +95,31 @@ class Pressure:
             self._give_way(shortage, account, asker)
             if shortage.over:
                 return not shortage.missing
-        self._drop_parcels(shortage, asker)
+        self._empty_all(shortage, asker)
+        if not shortage.over and may_retract:
+            self._retract(shortage, asker)
+            self._empty_all(shortage, asker)
+        if not shortage.over and not self._gets_room(shortage, asker):
+            self._drop_parcels(shortage, asker)
+        return not shortage.missing
+
+    def _gets_room(self, shortage: Shortage, asker: Session) -> bool:
+        """Whether others may give memory back without being made to: those that run, are sealed or move.
+
+        What a copy is to complete can be taken in the next plan.
+        """
+        registry = self.registry
+        active = (each for each in registry.sessions.values() if each.unsettled)
+        queues = registry.queues
+        busy = (*queues.running, *queues.held, *registry.moves.transits.values(), *active)
+        others = any(each is not asker and shortage.concerns(each) for each in busy)
+        return others or bool(registry.in_flight.copies)
+
+    def _empty_all(self, shortage: Shortage, asker: Session) -> None:
+        """Take the memory of all sessions at rest, also of those that are pinned."""
         for account in shortage.givers():
             if not shortage.over:
                 self._empty_sessions(shortage, account, asker, spare_pinned=False)
-        if not shortage.over and may_retract:
-            self._retract(shortage, asker)
-        return not shortage.missing
 
     def _give_way(self, shortage: Shortage, account: Account, asker: Session) -> None:
         """Take what a tenant can spare, until there is enough."""
@@ -154,6 +174,8 @@ class Pressure:
                 return
             if session is asker or session.place is not Place.HOME or not session.at_rest:
                 continue
+            if registry.in_flight.has_copies_of(session) or session in registry.queues.recalled:
+                continue  # The next plan completes its memory, or a verb is about to use it.
             lease = session.sequence.lease
             if not session.holder.held[pool.index] and (lease is None or not lease.length):
                 continue
@@ -181,8 +203,14 @@ class Pressure:
         return found
 
     def _drop_parcels(self, shortage: Shortage, asker: Session) -> None:
-        """The last resort before running turns: sessions that are away still lease what the tree holds."""
-        for session in sorted(self.registry.queues.resting, key=_rank):
+        """The last resort: sessions that are away still lease what the tree has. First what no other does."""
+        tree = self.registry.tree
+
+        def order(session: Session) -> tuple[bool, bool, int]:
+            lease = session.sequence.lease
+            return lease is None or tree.alone_from(lease) == lease.length, *_rank(session)
+
+        for session in sorted(self.registry.queues.resting, key=order):
             if shortage.over:
                 return
             lease = session.sequence.lease
@@ -250,7 +278,7 @@ class Pressure:
     def in_vain(self, shortfall: OutOfUnits, session: Session, plan: Plan | None) -> bool:
         """Whether waiting would bring no room: nothing runs or moves that could give some back."""
         registry = self.registry
-        running, transits = registry.queues.running, registry.moves.transits
+        running, transits = (*registry.queues.running, *registry.queues.held), registry.moves.transits
         plans = registry.in_flight.plans if plan is None else (*registry.in_flight.plans, plan)
         if not isinstance(shortfall, OverQuota):
             return not (running or transits or registry.in_flight.plans or plan)

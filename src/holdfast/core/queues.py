@@ -6,7 +6,7 @@ first, the longest resting session first.
 
 from __future__ import annotations
 
-from holdfast.core.session import Session
+from holdfast.core.session import Place, Session
 from holdfast.core.turn import Turn
 from holdfast.core.waiting import Waiting
 
@@ -18,11 +18,13 @@ class Queues:
     listed as running; `unheard` says that a plan may find something of theirs to compute.
     `resting` sessions have memory that may be spilled, `checkpointed` ones have resume points that may be
     dropped. The memory of `tainted` ones cannot be trusted and is dropped as soon as their rows have settled.
+    A verb waits for the memory of `recalled` ones (`recalls`).
     """
 
     __slots__ = (
         "checkpointed",
         "listening",
+        "recalled",
         "resting",
         "running",
         "seals",
@@ -40,6 +42,12 @@ class Queues:
         self.checkpointed: dict[Session, None] = {}
         self.seals: dict[Session, None] = {}
         self.tainted: dict[Session, None] = {}
+        self.recalled: dict[Session, None] = {}
+
+    @property
+    def held(self) -> list[Session]:
+        """Recalled sessions whose memory is here: it stays until their verb has had a chance to act."""
+        return [session for session in self.recalled if session.place is Place.HOME]
 
     def wait(self, session: Session, turn: Turn) -> None:
         """Queue a turn for admission; an open one waits apart, behind all others."""
@@ -92,3 +100,4 @@ class Queues:
         """Strike a closed session off every list."""
         self.empty(session)
         self.tainted.pop(session, None)
+        self.recalled.pop(session, None)

@@ -101,6 +101,11 @@ class Registry:
         return self.queues.resting
 
     @property
+    def recalled(self) -> Mapping[Session, None]:
+        """Sessions whose memory a verb waits for: it is away, or came back a moment ago."""
+        return self.queues.recalled
+
+    @property
     def seals(self) -> Mapping[Session, None]:
         """Sessions whose last token is yet to be computed."""
         return self.queues.seals

@@ -25,6 +25,7 @@ from holdfast.core.planner import Planner, Proposer
 from holdfast.core.policy import Policy
 from holdfast.core.prefix import PrefixTree
 from holdfast.core.pressure import OnDisk, Pressure
+from holdfast.core.recalls import Recalls
 from holdfast.core.registry import Registry
 from holdfast.core.requirements import (
     require_fit,
@@ -47,7 +48,7 @@ FLIGHTS_MAX = 2
 class Scheduler:
     """The whole core behind a few verbs."""
 
-    __slots__ = ("healing", "listening", "planner", "pressure", "registry", "settler", "strict")
+    __slots__ = ("healing", "listening", "planner", "pressure", "recalls", "registry", "settler", "strict")
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class Scheduler:
         ledger.limit_tenants(policy.limit)
         self.registry = Registry(ledger, PrefixTree(ledger, state_budget), policy)
         self.pressure = Pressure(self.registry, on_disk)
+        self.recalls = Recalls(self.registry, self.pressure)
         self.planner = Planner(self.registry, self.pressure, propose)
         self.listening = Listening(self.registry, self.planner.prompts)
         self.settler = Settler(self.registry)
@@ -484,6 +486,12 @@ class Scheduler:
         except OutOfUnits:
             return False
 
+    def ready(self, session_id: str, known: int, forks: bool, now: float) -> bool:
+        """Whether a cut or a fork at `known` tokens can use a session's memory now, or never will."""
+        self.tick(now)
+        session = self.registry.sessions.get(session_id)
+        return session is None or self.recalls.ready(session, known, forks)
+
     def arrive(self, number: int, arrived: bool, now: float) -> None:
         """Report the outcome of a move that was still under way when its step settled."""
         self.tick(now)
@@ -509,8 +517,9 @@ class Scheduler:
         assert len(plans) < FLIGHTS_MAX, "settle a plan first"
         registry.ledger.step += 1
         plan: Plan = Plan(registry.ledger.step)
+        held = registry.queues.held
         self.planner.fill(plan, budget)
-        stuck = not (plan or plans or registry.moves.transits)
+        stuck = not (plan or plans or registry.moves.transits or held)
         if stuck and (registry.queues.running or registry.queues.waiting.turns):
             self._unblock()
             self.planner.fill(plan, budget)

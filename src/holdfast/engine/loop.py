@@ -106,6 +106,7 @@ class EngineLoop:
             or registry.queue
             or registry.flights
             or registry.transits
+            or registry.recalled
             or registry.unheard
             or registry.seals_due(self.now())
             or (self.disk is not None and self.disk.busy)

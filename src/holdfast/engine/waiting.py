@@ -3,7 +3,7 @@
 The core cuts, forks and moves a session at once, and drops memory that it cannot use at that moment: the last
 token while its row is in flight, a copy that is not complete, memory on another tier. A client's verb has
 time for a few steps. So it waits until rows and copies have settled and usable memory is back on the device
-(`MemoryWait`). A turn may wait one step for the turn before it to be aborted (`TurnWait`).
+(`MemoryWait`, core/recalls.py). A turn may wait one step for the turn before it to be aborted (`TurnWait`).
 
 What waits is queued by session (`SessionQueues`). Used by `verbs`.
 """
@@ -14,9 +14,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from holdfast.core.errors import Refused
 from holdfast.core.scheduler import Scheduler
-from holdfast.core.session import Life, Place, Session
+from holdfast.core.session import Life, Session
 from holdfast.core.turn import KEEP_ALL, Turn, TurnEvent
 
 __all__ = [
@@ -69,11 +68,11 @@ class MemoryWait:
     The verb is meant for the session that has the name now. If that session is closed and another one gets
     the name, the wait is over, and the verb is refused.
 
-    Memory is requested once. If the device has no room for it, or its file cannot be read, the verb acts
-    without it, and the history is computed again.
+    Where the device will never have room for the memory, or its file cannot be read, the verb acts without
+    it, and the history is computed again.
     """
 
-    __slots__ = ("_forks", "_length", "_requested", "_scheduler", "session", "session_id")
+    __slots__ = ("_forks", "_length", "_scheduler", "session", "session_id")
 
     def __init__(
         self, scheduler: Scheduler, session_id: str, length: Length = no_memory, forks: bool = False
@@ -83,37 +82,13 @@ class MemoryWait:
         self.session = scheduler.registry.sessions.get(session_id)
         self._length = length
         self._forks = forks
-        self._requested = False
 
     def over(self, now: float) -> bool:
         """Whether the verb may act. Call it between steps until it returns True."""
-        registry = self._scheduler.registry
-        session = registry.sessions.get(self.session_id)
-        if session is None or session is not self.session or session.turn is not None:
+        session = self._scheduler.registry.sessions.get(self.session_id)
+        if session is None or session is not self.session:
             return True
-        if session.unsettled or any(owner is session for _, owner in registry.copies):
-            return False
-        if session.life is not Life.IDLE or session.place is Place.HOME or not self._wants_memory(session):
-            return True
-        if session.place is Place.LEAVING:
-            return not self._forks  # A cut cancels the move by itself.
-        if session.place is Place.RETURNING:
-            return False
-        if self._requested:
-            return True
-        self._requested = True
-        try:
-            return not self._scheduler.restore(self.session_id, now)
-        except Refused:
-            return True  # The session has expired, for example: the verb is refused as well.
-
-    def _wants_memory(self, session: Session) -> bool:
-        """Whether the verb can use the memory that is away, and would drop it otherwise."""
-        sequence, length = session.sequence, self._length(session)
-        if length >= sequence.computed:
-            return self._forks and sequence.computed > 0
-        leased = 0 if sequence.lease is None else sequence.lease.length
-        return length > leased and sequence.ledger.layout.cuts_anywhere
+        return self._scheduler.ready(self.session_id, self._length(session), self._forks, now)
 
 
 def turn_before(scheduler: Scheduler, session_id: str) -> Turn | None:

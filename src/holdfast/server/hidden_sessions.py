@@ -3,12 +3,14 @@
 Sessions that a dialect keeps for its clients (responses, conversations) count towards `--max-sessions`. No
 client has named them, so they give way to any session that is opened: the longest idle one of the tenant that
 asks, then that of a tenant that has more than its share, the largest first. A tenant's share is the same part
-of all sessions for every tenant that has some. A session with a response in flight is `busy` and stays. Used
-by `service` and by the stores of responses and conversations.
+of all sessions for every tenant that has some. A session with a response in flight is `busy` and stays. What
+those that gave way have said is `closed` for a while. Memory that is short closes no session: it is spilled,
+or computed again. Used by `service` and by the stores of responses and conversations.
 """
 
 from __future__ import annotations
 
+from holdfast.server.closed_sessions import ClosedSessions
 from holdfast.server.sessions import SessionRecord, SessionTable
 
 __all__ = ["Claim", "HiddenSessions"]
@@ -23,6 +25,7 @@ class HiddenSessions:
     def __init__(self, table: SessionTable) -> None:
         self._table = table
         self.busy: set[Claim] = set()
+        self.closed = ClosedSessions()
 
     def oldest(self, tenant: str) -> SessionRecord | None:
         """The hidden session of a tenant that was not used for longest; None if all are in use."""

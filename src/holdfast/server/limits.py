@@ -24,13 +24,13 @@ from holdfast.engine.tools.request import TOOLS_MAX
 from holdfast.server.dialects.answer_options import GRAMMAR, TOOLS
 from holdfast.server.dialects.tables import DIALECTS
 from holdfast.server.http.problems import Problem, bad_field
+from holdfast.server.options import TTL_MAX
 
 __all__ = ["LIMITS", "Bound", "Limit", "Room", "check", "find_limit", "too_long", "values_max"]
 
 MESSAGES_MAX = 8192
 PARTS_MAX = 1024
 PROMPTS_MAX = 1024
-TTL_MAX = 30 * 86_400.0
 METADATA_BYTES_MAX = 64 << 10
 METADATA_DEPTH_MAX = 64
 SYSTEM_BYTES_MAX = 1 << 20

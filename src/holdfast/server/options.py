@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from holdfast.engine.options import OptionError
 from holdfast.engine.sampling import SEED_MAX
 
-__all__ = ["LOG_LEVELS", "ServerOptions", "ip_address"]
+__all__ = ["LOG_LEVELS", "TTL_MAX", "ServerOptions", "ip_address"]
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 MEBIBYTE = 1 << 20
+TTL_MAX = 30 * 86_400.0
+"""The longest time that a session is kept without use, in seconds."""
 FOUND_SESSIONS_MAX = 1 << 16
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_.-]{1,253}")
@@ -30,6 +32,7 @@ class ServerOptions:
     environment gives the same, separated by commas. A tenant may have `tenant_sessions` open; None for as
     many as the server. Turns without a seed get one derived from `seed`. Conversations that clients send
     whole go on in one of `found_sessions` sessions that nobody sees; 0 runs each as a request of its own.
+    Stored responses are kept for `response_ttl` seconds after their last use.
     """
 
     host: str = "127.0.0.1"
@@ -51,6 +54,7 @@ class ServerOptions:
     hang_seconds: float = 300.0
     tenant_sessions: int | None = None
     found_sessions: int = 1024
+    response_ttl: float = TTL_MAX
     storm: bool = False
     seed: int | None = None
 
@@ -73,6 +77,8 @@ class ServerOptions:
         for name in ("header_seconds", "body_seconds", "drain_seconds", "hang_seconds"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise OptionError(name, "must be a positive number of seconds")
+        if not 0 < self.response_ttl <= TTL_MAX:
+            raise OptionError("response_ttl", f"must be more than 0 and at most {TTL_MAX:.0f} seconds")
         if self.seed is not None and not 0 <= self.seed <= SEED_MAX:
             raise OptionError("seed", f"must be from 0 to {SEED_MAX}")
         if self.admin_key is not None and not self.admin_key:

@@ -30,13 +30,12 @@ from holdfast.server.http.problems import (
     from_refusal,
     told_as,
 )
-from holdfast.server.limits import TTL_MAX
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import EngineClient, TurnFeed
 from holdfast.server.link.supervisor import Progress, Supervisor
 from holdfast.server.listening import Listening
 from holdfast.server.occupants import Occupant, Occupants, Watched
-from holdfast.server.options import ServerOptions
+from holdfast.server.options import TTL_MAX, ServerOptions
 from holdfast.server.ordinary_sessions import OrdinarySessions
 from holdfast.server.prompts import Prompts
 from holdfast.server.seeds import Seeds
@@ -274,7 +273,7 @@ class Service:
                 victim = self.hidden.victim(tenant) if problem.code == "too_many_sessions" else None
                 if victim is None:
                     raise
-                await self.close_record(victim)
+                await self.give_way(victim)
         return await make()
 
     def _found(self, tenant: str, name: str) -> SessionRecord:
@@ -315,6 +314,17 @@ class Service:
         if self.table.has_gone(caller.tenant, require_name(name, "session_id")):
             return
         await self.close_record(self.table.find(caller.tenant, name))
+
+    async def give_way(self, record: SessionRecord) -> None:
+        """Close a hidden session for room; what its turns said is kept for a while."""
+        try:
+            turns = await self.turns(record)
+        except Problem as problem:
+            if problem.code not in ("session_not_found", "session_expired"):
+                raise
+            turns = []
+        await self.close_record(record)
+        self.hidden.closed.keep(record.tenant, record.name, record.metadata, turns)
 
     async def close_record(self, record: SessionRecord) -> None:
         """Close a session that was found."""

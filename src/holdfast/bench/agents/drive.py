@@ -2,7 +2,8 @@
 
 Through sessions a turn sends what is new and a sub-agent is a fork; through the chat interface every turn
 sends the whole history, and a sub-agent begins with a copy of it. The prefix hit rate is the share of all
-prompt tokens that the server had in memory, by its own count.
+prompt tokens that the server had in memory, by its own count. `inside` runs the same load on an engine in
+process.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from holdfast.bench.url.apis import ChatApi, ChatConversation, SessionConversati
 from holdfast.bench.url.load import Ask, Sample, percentile
 from holdfast.client import HoldfastError
 
-__all__ = ["AgentApi", "measure", "run_agents", "summarise"]
+__all__ = ["AgentApi", "Figure", "Talk", "Told", "figures_of", "measure", "run_agents", "summarise"]
 
 Figure = dict[str, Any]
 Told = Callable[[Sample], None]
@@ -38,11 +39,15 @@ class Talk(Protocol):
 
 
 class AgentApi(Protocol):
-    """A way to converse with a server."""
+    """A way to converse with a model.
+
+    `bare`: the model has no chat template, so what would be the system prompt begins the first input.
+    """
 
     name: str
+    bare: bool
 
-    async def open(self, system: str) -> Talk: ...
+    async def open(self, system: str | None) -> Talk: ...
 
     async def close(self) -> None: ...
 
@@ -57,17 +62,17 @@ async def run_agents(api: AgentApi, load: AgentLoad, told: Told) -> tuple[list[S
 
 async def _run(api: AgentApi, agent: Agent, system: str, told: Told) -> list[Sample]:
     chance = random.Random(f"{agent.seed} words {api.name}")
-    talk = await api.open(system)
+    talk = await api.open(None if api.bare else system)
     try:
-        return await _steps(talk, agent.steps, chance, told)
+        return await _steps(talk, agent.steps, chance, told, begin=f"{system} " if api.bare else "")
     finally:
         await talk.close()
 
 
 async def _steps(
-    talk: Talk, steps: Sequence[Step], chance: random.Random, told: Told, known: int = 0
+    talk: Talk, steps: Sequence[Step], chance: random.Random, told: Told, known: int = 0, begin: str = ""
 ) -> list[Sample]:
-    """Run the steps; the conversation has `known` tokens before them."""
+    """Run the steps; the conversation has `known` tokens before them, and the first input has `begin`."""
     samples: list[Sample] = []
     for number, step in enumerate(steps):
         if step.fork:
@@ -77,7 +82,8 @@ async def _steps(
             finally:
                 await child.close()
         await asyncio.sleep(step.pause)
-        sample = await _turn(talk, number, step, chance)
+        sample = await _turn(talk, number, step, begin + words_of(chance, step.words))
+        begin = ""
         sample.known_tokens = known
         if sample.error is None:
             known = sample.prompt_tokens + sample.tokens
@@ -86,9 +92,9 @@ async def _steps(
     return samples
 
 
-async def _turn(talk: Talk, number: int, step: Step, chance: random.Random) -> Sample:
+async def _turn(talk: Talk, number: int, step: Step, words: str) -> Sample:
     sample = Sample(number)
-    ask = Ask(words_of(chance, step.words), step.wanted, ignore_eos=True, cut_after=None, leave=False)
+    ask = Ask(words, step.wanted, ignore_eos=True, cut_after=None, leave=False)
     began = time.perf_counter()
     try:
         await talk.turn(ask, sample)
@@ -102,12 +108,14 @@ class ChatAgents:
     """Agents on OpenAI's chat interface."""
 
     name = "chat"
+    bare = False
 
     def __init__(self, url: str, api_key: str | None, model: str) -> None:
         self._api = ChatApi(url, api_key, model)
 
-    async def open(self, system: str) -> Talk:
+    async def open(self, system: str | None) -> Talk:
         """Begin a history."""
+        assert system is not None, "a chat needs a chat template"
         return ChatConversation(self._api, system)
 
     async def close(self) -> None:
@@ -120,10 +128,11 @@ class SessionAgents:
 
     name = "sessions"
 
-    def __init__(self, url: str, api_key: str | None) -> None:
+    def __init__(self, url: str, api_key: str | None, bare: bool) -> None:
         self._api = SessionsApi(url, api_key)
+        self.bare = bare
 
-    async def open(self, system: str) -> Talk:
+    async def open(self, system: str | None) -> Talk:
         """Open a session."""
         return SessionConversation(await self._api.client.session(system))
 
@@ -133,24 +142,38 @@ class SessionAgents:
 
 
 def measure(
-    url: str, name: str, model: str, api_key: str | None, load: AgentLoad, told: Told
+    url: str,
+    name: str,
+    model: str,
+    api_key: str | None,
+    load: AgentLoad,
+    told: Told,
+    bare: bool = False,
 ) -> list[Figure]:
-    """Run a load through one interface and return its figures."""
+    """Run a load through one interface and return its figures; `bare`: the model has no chat template."""
 
     async def run() -> tuple[list[Sample], float]:
         chat = name == "chat"
-        api: AgentApi = ChatAgents(url, api_key, model) if chat else SessionAgents(url, api_key)
+        api: AgentApi = ChatAgents(url, api_key, model) if chat else SessionAgents(url, api_key, bare)
         try:
             return await run_agents(api, load, told)
         finally:
             await api.close()
 
     samples, seconds = asyncio.run(run())
-    return [{**each, **asdict(load), "model": model, "system": name} for each in summarise(samples, seconds)]
+    return figures_of(samples, seconds, load, model, name)
+
+
+def figures_of(
+    samples: Sequence[Sample], seconds: float, load: AgentLoad, model: str, system: str
+) -> list[Figure]:
+    """The figures of the turns, with the load that they are of."""
+    common = {**asdict(load), "model": model, "system": system}
+    return [{**each, **common} for each in summarise(samples, seconds)]
 
 
 def summarise(samples: Sequence[Sample], seconds: float) -> Iterator[Figure]:
-    """The figures of the turns: hit rate, computed tokens, first tokens, turns a second, failed turns.
+    """The figures of the turns: hit rate, computed tokens, first tokens, rates, failed turns.
 
     `computed_again` are tokens of the history, prompts and answers, that a later turn did not find in memory.
     """
@@ -166,5 +189,8 @@ def summarise(samples: Sequence[Sample], seconds: float) -> Iterator[Figure]:
     if firsts:
         shares = {key: round(percentile(firsts, share) * 1e3, 1) for key, share in SHARES.items()}
         yield {"name": "ttft", "value": shares["p50"], "unit": "ms", **shares}
+    written = sum(sample.tokens for sample in good)
+    yield {"name": "output", "value": round(written / seconds, 2), "unit": "tokens/s"}
+    yield {"name": "computed", "value": round((prompt - cached) / seconds, 1), "unit": "prompt tokens/s"}
     yield {"name": "turns", "value": round(len(good) / seconds, 3), "unit": "turns/s"}
     yield {"name": "errors", "value": len(samples) - len(good), "unit": "turns"}

@@ -122,7 +122,7 @@ class _Server(ABC):
 
 
 class Holdfast(_Server):
-    """`holdfast serve`."""
+    """`holdfast serve`, on a CPU with room for `slots` whole contexts unless its options say otherwise."""
 
     ready = "/health/ready"
 

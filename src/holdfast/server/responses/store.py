@@ -5,8 +5,9 @@ same instructions and tools. After an older turn it continues a fork of the sess
 instructions, other tools, or the session's turn is still running) the items of the conversation are rendered
 anew in a session of their own. A session has at most one response in flight: `_busy` claims it.
 
-Hidden sessions are bounded for each tenant; the least recently used one is closed. Used by the routes of
-responses and conversations; everything runs on the event loop.
+Hidden sessions are bounded for each tenant; the least recently used one is closed. Its responses are found as
+long as what was said is kept (`closed_sessions`): the next one that continues them begins with their items.
+Used by the routes of responses and conversations; everything runs on the event loop.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.core.turn import KEEP_ALL
+from holdfast.server.closed_sessions import ClosedSession
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem, bad_field, told_as
 from holdfast.server.link import wire
@@ -72,7 +74,7 @@ class Found:
     """A stored response that is over."""
 
     place: Place
-    record: SessionRecord
+    record: SessionRecord | ClosedSession
     turn: wire.NotedTurn
     note: Note
 
@@ -247,6 +249,8 @@ class ResponseStore:
         if previous is None:
             return await self._opened(caller, creation, list(creation.history))
         record = self.session(caller, previous)
+        if isinstance(record, ClosedSession):
+            return await self._opened(caller, creation, await self.items_of(caller, previous))
         claim = (caller.tenant, record.name)
         claimed = claim not in self._busy
         self._busy.add(claim)
@@ -274,10 +278,11 @@ class ResponseStore:
 
     async def open(self, caller: Caller, key: str, given: SessionGiven) -> SessionRecord:
         """Open a hidden session; others make room for it."""
+        kept = replace(given, ttl=self._service.options.response_ttl)
 
         async def opened() -> SessionRecord:
             with told_as({"system": "instructions"}):
-                return await self._service.open_hidden(caller, key, given)
+                return await self._service.open_hidden(caller, key, kept)
 
         return await self._with_room(caller, opened)
 
@@ -309,7 +314,7 @@ class ResponseStore:
         """Close the hidden session that was not used for longest; False if all are in use."""
         record = self._service.hidden.oldest(caller.tenant)
         if record is not None:
-            await self._service.close_record(record)
+            await self._service.give_way(record)
         return record is not None
 
     async def _stands(self, spot: Spot, place: Place) -> bool:
@@ -326,17 +331,27 @@ class ResponseStore:
 
     # --- finding --------------------------------------------------------------------------------------
 
-    def session(self, caller: Caller, place: Place) -> SessionRecord:
-        """The session of a response."""
-        record = self._service.table.get(caller.tenant, hidden_name(place.session))
-        if record is None:
+    def session(self, caller: Caller, place: Place) -> SessionRecord | ClosedSession:
+        """The session of a response, or what is left of it."""
+        name = hidden_name(place.session)
+        record = self._service.table.get(caller.tenant, name)
+        if record is not None:
+            self._service.table.use_hidden(record)
+            return record
+        closed = self._service.hidden.closed.find(caller.tenant, name)
+        if closed is None:
             raise previous_missing()
-        self._service.table.use_hidden(record)
-        return record
+        return closed
 
-    async def _turn(self, record: SessionRecord, place: Place) -> Found:
+    async def _turns(self, record: SessionRecord | ClosedSession, *names: str) -> list[wire.NotedTurn]:
+        """The turns of a session that were given notes; those in `names` alone, if there are any."""
+        if isinstance(record, ClosedSession):
+            return [turn for turn in record.turns if not names or turn.name in names]
+        return await self._service.turns(record, names)
+
+    async def _turn(self, record: SessionRecord | ClosedSession, place: Place) -> Found:
         """A response of a session, unless it was deleted."""
-        turns = await self._service.turns(record, [place.turn])
+        turns = await self._turns(record, place.turn)
         note = read_note(turns[0].note) if turns else None
         if note is None or place.turn in record.metadata.get("deleted", ()):
             raise previous_missing()
@@ -367,7 +382,7 @@ class ResponseStore:
         record = self.session(caller, place)
         await self._turn(record, place)
         items: list[Item] = []
-        for turn in await self._service.turns(record):
+        for turn in await self._turns(record):
             note = read_note(turn.note)
             if note is None:
                 continue
@@ -435,11 +450,17 @@ class ResponseStore:
                 raise
             return
         deleted = [*found.record.metadata.get("deleted", ()), found.place.turn]
-        names = {turn.name for turn in await self._service.turns(found.record)}
-        if names <= set(deleted) and (caller.tenant, found.record.name) not in self._busy:
-            await self._service.close_record(found.record)
+        record = found.record
+        metadata = {**record.metadata, "deleted": deleted}
+        all_deleted = {turn.name for turn in await self._turns(record)} <= set(deleted)
+        if isinstance(record, ClosedSession):
+            record.metadata = metadata
+            if all_deleted:
+                self._service.hidden.closed.forget(record)
+        elif all_deleted and (caller.tenant, record.name) not in self._busy:
+            await self._service.close_record(record)
         else:
-            await self._service.update(found.record, {**found.record.metadata, "deleted": deleted})
+            await self._service.update(record, metadata)
 
 
 def _counted_from(first: int, problem: Problem) -> Problem:

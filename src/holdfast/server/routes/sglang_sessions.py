@@ -14,8 +14,8 @@ from holdfast.engine.options import make_options
 from holdfast.server.branching import RequestLog
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem, bad_field, from_refusal
-from holdfast.server.limits import TTL_MAX
 from holdfast.server.link.engine_client import TurnFeed
+from holdfast.server.options import TTL_MAX
 from holdfast.server.ordinary_sessions import Branches
 from holdfast.server.routes.sglang_body import Asked, SessionParams
 from holdfast.server.routes.sglang_format import Said

@@ -1,0 +1,68 @@
+"""Hidden sessions that were closed for room: what their turns said, so that a dialect can render them anew.
+
+A hidden session that gives way to another (`hidden_sessions`) loses its history on the engine and in the
+journal. What its turns were asked and answered is kept here, in this process, for each tenant up to a number
+of characters; the sessions that were closed first are forgotten first. A response of such a session can be
+retrieved, and one that continues it begins with its items in a session of its own. Used by `service` and by
+the store of responses.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.server.link import wire
+
+__all__ = ["KEPT_MAX", "ClosedSession", "ClosedSessions"]
+
+KEPT_MAX = 64 << 20
+"""Characters that are kept for a tenant's closed sessions."""
+TURN_SIZE = 1024
+"""What a turn counts for beside its texts."""
+
+
+@dataclass(slots=True)
+class ClosedSession:
+    """What is left of a session: its metadata, and the turns that were given notes."""
+
+    tenant: str
+    name: str
+    metadata: dict[str, Any]
+    turns: list[wire.NotedTurn]
+
+    @property
+    def size(self) -> int:
+        """About how many characters it takes."""
+        return sum(TURN_SIZE + len(turn.note) + 2 * len(turn.text) for turn in self.turns)
+
+
+class ClosedSessions:
+    """The closed sessions of all tenants, at most `most` characters for each."""
+
+    def __init__(self, most: int = KEPT_MAX) -> None:
+        self._most = most
+        self._tenants: dict[str, OrderedDict[str, ClosedSession]] = {}
+        self._sizes: dict[str, int] = {}
+
+    def keep(self, tenant: str, name: str, metadata: dict[str, Any], turns: Sequence[wire.NotedTurn]) -> None:
+        """Keep what is left of a session; the oldest make room. One that is too large is not kept."""
+        closed = ClosedSession(tenant, name, metadata, list(turns))
+        if not turns or closed.size > self._most:
+            return
+        mine = self._tenants.setdefault(tenant, OrderedDict())
+        mine[name] = closed
+        self._sizes[tenant] = self._sizes.get(tenant, 0) + closed.size
+        while self._sizes[tenant] > self._most:
+            self.forget(next(iter(mine.values())))
+
+    def find(self, tenant: str, name: str) -> ClosedSession | None:
+        """What is left of a session; None if nothing is."""
+        return self._tenants.get(tenant, OrderedDict()).get(name)
+
+    def forget(self, closed: ClosedSession) -> None:
+        """Keep nothing of a session any more."""
+        del self._tenants[closed.tenant][closed.name]
+        self._sizes[closed.tenant] -= closed.size
