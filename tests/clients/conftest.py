@@ -10,13 +10,14 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.clients.recording import Recorder
+from tests.clients.shown import Results
 from tests.clients.travel import Tools
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +32,37 @@ os.environ.update(
         "OTEL_SDK_DISABLED": "true",
     }
 )
+
+
+RESULTS = pytest.StashKey[Results]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`make clients` writes down which client passed which story."""
+    parser.addoption("--results", type=Path, help="file of clients and the stories that they passed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("--results")
+    if path is not None:
+        config.stash[RESULTS] = Results(path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    results = item.config.stash.get(RESULTS, None)
+    if results is not None and (report.failed or (report.passed and call.when == "call")):
+        results.note(item, report.passed)
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    results = session.config.stash.get(RESULTS, None)
+    if results is not None:
+        results.write()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from anthropic import Anthropic, AsyncAnthropic, beta_tool
 
 from tests.clients.recording import Recorder
 from tests.clients.restarting import ROOT, serving
+from tests.clients.shown import shows
 from tests.clients.travel import (
     PRICE_PARAMETERS,
     QUESTION,
@@ -65,6 +66,7 @@ def results(message: Any, tools: Tools) -> Any:
     }
 
 
+@shows("anthropic", "Messages", "two turns")
 def test_two_turns_and_what_the_second_finds_cached(client: Anthropic, recorder: Recorder) -> None:
     messages: list[Any] = [{"role": "user", "content": "Name a city in Italy."}]
     first = client.messages.create(messages=messages, system=SYSTEM, **PLAIN)
@@ -75,6 +77,7 @@ def test_two_turns_and_what_the_second_finds_cached(client: Anthropic, recorder:
     assert recorder.refused == []
 
 
+@shows("anthropic", "Messages", "two rounds")
 def test_a_loop_of_two_rounds(client: Anthropic, recorder: Recorder, tools: Tools) -> None:
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     for name in ("weather", "price"):
@@ -90,6 +93,7 @@ def test_a_loop_of_two_rounds(client: Anthropic, recorder: Recorder, tools: Tool
     assert [name for name, _ in tools.calls] == ["weather", "price"] and recorder.refused == []
 
 
+@shows("anthropic", "Messages", "streamed calls")
 def test_the_streaming_helper_collects_a_call(client: Anthropic) -> None:
     with client.messages.stream(
         messages=[{"role": "user", "content": QUESTION}],
@@ -152,6 +156,7 @@ def test_the_tool_runner_goes_on_until_the_model_has_answered(client: Anthropic,
     assert [name for name, _ in tools.calls][:1] == ["price"]
 
 
+@shows("anthropic", "Messages", "structured output")
 def test_parsed_output(client: Anthropic, recorder: Recorder) -> None:
     answer = client.messages.parse(
         messages=[{"role": "user", "content": "Plan a trip to Rome for two days."}],
