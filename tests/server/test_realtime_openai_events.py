@@ -439,6 +439,15 @@ def test_a_named_session_stays_and_goes_on(caller: Server) -> None:
         assert error["code"] == "history_changed"
 
 
+def test_a_client_may_append_its_query_to_an_address_that_has_one(caller: Server) -> None:
+    """pipecat writes `?model=` after the address that it was given, whatever that ends with."""
+    for turns in (1, 2):
+        with OpenAITalk(caller, "?session_id=appended?model=any") as talk:
+            assert talk.session["id"] == "appended"
+            assert text_of(talk.ask("hello")) == "hello"
+        assert caller.state("appended")["turns"] == turns
+
+
 def test_a_session_that_was_closed_elsewhere_is_sent_again(caller: Server) -> None:
     with OpenAITalk(caller) as talk:
         talk.ask("hello")
