@@ -1,6 +1,7 @@
 """Real servers in the project's own environment, behind recording proxies.
 
-`HOLDFAST_PYTHON` is the interpreter of that environment. Clients never leave the machine: their telemetry is
+`HOLDFAST_PYTHON` is the interpreter of that environment, and servers are forks of one process of it that has
+imported what they need (`tests/preloaded`). Clients never leave the machine: their telemetry is
 off, and what they would look up elsewhere they have with them.
 """
 
@@ -16,11 +17,13 @@ from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("HOLDFAST_PYTHON", str(Path(__file__).parents[2] / ".venv" / "bin" / "python"))
+
 from tests.clients.recording import Recorder
 from tests.clients.shown import Results
 from tests.clients.travel import Tools
+from tests.preloaded import commands
 
-ROOT = Path(__file__).parents[2]
 READY = re.compile(r"Holdfast serves \S+ on (http://\S+)")
 
 os.environ.update(
@@ -68,10 +71,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @contextmanager
 def serving(log: Path, model: str, *options: str) -> Iterator[str]:
     """The address of a server that must end with status 0."""
-    python = os.environ.get("HOLDFAST_PYTHON", str(ROOT / ".venv" / "bin" / "python"))
-    command = [python, "-m", "holdfast.cli", "serve", model, "--port", "0", "--audit", "strict", *options]
+    command = ["serve", model, "--port", "0", "--audit", "strict", *options]
     with log.open("w") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        process = commands.start(*command, stdout=subprocess.PIPE, stderr=errors, text=True)
     try:
         assert process.stdout is not None
         found = next((match for line in process.stdout if (match := READY.search(line))), None)

@@ -13,8 +13,8 @@ import anthropic
 import pytest
 from anthropic import Anthropic, AsyncAnthropic, beta_tool
 
+from tests.clients.conftest import serving
 from tests.clients.recording import Recorder
-from tests.clients.restarting import ROOT, serving
 from tests.clients.shown import shows
 from tests.clients.travel import (
     PRICE_PARAMETERS,
@@ -26,6 +26,8 @@ from tests.clients.travel import (
     assert_valid,
 )
 
+ROOT = Path(__file__).parents[3]
+SIZES = ("--kv-tokens", "8192", "--context-length", "2048", "--seed", "7")
 PLAIN: dict[str, Any] = {"model": "smollm2", "max_tokens": 200, "extra_body": {"temperature": 0}}
 WEATHER: Any = {
     "name": "weather",
@@ -237,7 +239,7 @@ def test_the_asynchronous_client(recorder: Recorder) -> None:
 def test_a_conversation_goes_on_after_a_restart_of_the_server(tmp_path: Path, tools: Tools) -> None:
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     for choice in (named("weather"), {"type": "none"}):
-        with serving(tmp_path) as url:
+        with serving(tmp_path / "errors", "smollm2", *SIZES, "--journal", str(tmp_path / "journal")) as url:
             client = Anthropic(base_url=url, api_key="none", max_retries=0)
             answer = client.messages.create(messages=messages, tools=[WEATHER], tool_choice=choice, **PLAIN)
         if answer.stop_reason == "tool_use":
