@@ -95,7 +95,9 @@ class LlamaIndex:
     async def say(self, text: str) -> str:
         self._history.append(ChatMessage(role=MessageRole.USER, content=text))
         while True:
-            answer = await self._llm.achat_with_tools(self._tools, chat_history=list(self._history))
+            answer = await self._llm.achat_with_tools(
+                self._tools, chat_history=list(self._history), allow_parallel_tool_calls=True
+            )
             self._history.append(answer.message)
             calls = self._llm.get_tool_calls_from_response(answer, error_on_no_tool_call=False)
             if not calls:
@@ -151,7 +153,8 @@ def test_instructor(tmp_path: Path) -> None:
                 asked: dict[str, Any] = {"model": "echo", "messages": messages, "max_retries": 0}
                 next(iter(client.chat.completions.create_partial(response_model=Trip, **asked)))
                 answer = client.chat.completions.create(response_model=Trip, **asked)
-                assert answer == trip
+                # Its models are subclasses of the ones that it is given.
+                assert answer.model_dump() == trip.model_dump()
                 messages.append({"role": "assistant", "content": answer.model_dump_json()})
             parallel = instructor.from_openai(plain, mode=instructor.Mode.PARALLEL_TOOLS)
             trips = [Trip(city=city, days=3, cheap=False) for city in ("Oslo", "Rome")]
@@ -159,7 +162,7 @@ def test_instructor(tmp_path: Path) -> None:
             answers = parallel.chat.completions.create(
                 model="echo", messages=several, response_model=Iterable[Trip], max_retries=0
             )
-            assert list(answers) == trips
+            assert [each.model_dump() for each in answers] == [trip.model_dump() for trip in trips]
             assert recorder.refused == []
             recorder.close()
     assert len(messages) == 6
