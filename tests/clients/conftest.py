@@ -1,6 +1,7 @@
 """Real servers in the project's own environment, behind recording proxies.
 
-`HOLDFAST_PYTHON` is the interpreter of that environment. Clients never leave the machine: their telemetry is
+`HOLDFAST_PYTHON` is the interpreter of that environment, and servers are forks of one process of it that has
+imported what they need (`tests/preloaded`). Clients never leave the machine: their telemetry is
 off, and what they would look up elsewhere they have with them.
 """
 
@@ -10,16 +11,19 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.clients.recording import Recorder
-from tests.clients.travel import Tools
+os.environ.setdefault("HOLDFAST_PYTHON", str(Path(__file__).parents[2] / ".venv" / "bin" / "python"))
 
-ROOT = Path(__file__).parents[2]
+from tests.clients.recording import Recorder
+from tests.clients.shown import Results
+from tests.clients.travel import Tools
+from tests.preloaded import commands
+
 READY = re.compile(r"Holdfast serves \S+ on (http://\S+)")
 
 os.environ.update(
@@ -33,13 +37,43 @@ os.environ.update(
 )
 
 
+RESULTS = pytest.StashKey[Results]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`make clients` writes down which client passed which story."""
+    parser.addoption("--results", type=Path, help="file of clients and the stories that they passed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("--results")
+    if path is not None:
+        config.stash[RESULTS] = Results(path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    results = item.config.stash.get(RESULTS, None)
+    if results is not None and (report.failed or (report.passed and call.when == "call")):
+        results.note(item, report.passed)
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    results = session.config.stash.get(RESULTS, None)
+    if results is not None:
+        results.write()
+
+
 @contextmanager
 def serving(log: Path, model: str, *options: str) -> Iterator[str]:
     """The address of a server that must end with status 0."""
-    python = os.environ.get("HOLDFAST_PYTHON", str(ROOT / ".venv" / "bin" / "python"))
-    command = [python, "-m", "holdfast.cli", "serve", model, "--port", "0", "--audit", "strict", *options]
+    command = ["serve", model, "--port", "0", "--audit", "strict", *options]
     with log.open("w") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        process = commands.start(*command, stdout=subprocess.PIPE, stderr=errors, text=True)
     try:
         assert process.stdout is not None
         found = next((match for line in process.stdout if (match := READY.search(line))), None)

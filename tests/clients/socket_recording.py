@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,32 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 from websockets.sync.server import ServerConnection, serve
 
+from tests.clients.conftest import serving
 from tests.clients.telling import LONG
 
 PASSED_ON = ("openai-beta",)
 LONG_MARK = "(long)"
 """How recordings write the long text."""
+
+
+SIZES = ("--kv-tokens", "32768", "--context-length", "16384", "--tool-parser", "hermes")
+
+
+@contextmanager
+def restarting(folder: Path) -> Iterator[tuple[SocketRecorder, Callable[[], AbstractContextManager[str]]]]:
+    """A proxy, and what starts the server behind it, on the same journal each time."""
+    sockets = SocketRecorder("http://127.0.0.1:0")
+
+    @contextmanager
+    def server() -> Iterator[str]:
+        with serving(folder / "errors", "echo", *SIZES, "--journal", str(folder / "journal")) as url:
+            sockets.move_to(url)
+            yield sockets.url
+
+    try:
+        yield sockets, server
+    finally:
+        sockets.close()
 
 
 class SocketRecorder:
@@ -29,11 +52,15 @@ class SocketRecorder:
         self._order: list[dict[str, Any]] = []
         self.paths: list[str] = []
         self.headers: list[dict[str, str]] = []
-        self._target = f"ws://{urlsplit(server).netloc}"
+        self.move_to(server)
         self._listener = serve(self._serve, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._listener.socket.getsockname()[1]}"
         self._thread = threading.Thread(target=self._listener.serve_forever, daemon=True)
         self._thread.start()
+
+    def move_to(self, server: str) -> None:
+        """Connect to this server from now on."""
+        self._target = f"ws://{urlsplit(server).netloc}"
 
     def close(self) -> None:
         """Stop."""
@@ -78,6 +105,13 @@ class SocketRecorder:
         assert (hello, call, after) == ("completed hello", "completed look", "completed after")
         assert result.startswith("completed <tool_response>") and cut.startswith("cancelled x")
         assert all(cached == before for cached, before in self.cached()), self.cached()
+
+    def assert_continued(self) -> None:
+        """The last response was made with all that the one before it had read and said."""
+        assert self.errors() == []
+        assert [spoken for spoken in self.spoken() if not spoken.startswith("completed")] == []
+        before, after = (response["usage"] for response in self.responses()[-2:])
+        assert after["input_tokens"] > before["total_tokens"], (before, after)
 
     def save(self, path: Path) -> None:
         """Write the first connection: what the client sent, and types and ids of what it got, in order."""

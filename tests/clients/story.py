@@ -1,4 +1,4 @@
-"""What every client is asked for: two turns, a tool round, an interruption, and one more after a restart.
+"""What every client is asked for: turns, rounds of tools, parallel calls, an interruption, and a restart.
 
 The model repeats what it is told, so a text is the answer to itself, and a text that is a call is called.
 """
@@ -11,16 +11,17 @@ from typing import Protocol
 
 from tests.clients.conftest import serving
 from tests.clients.recording import Recorder
-from tests.clients.telling import CALL, LONG
+from tests.clients.telling import BOTH, CALL, LONG, SEEN, TWICE
 
-__all__ = ["CALL", "LONG", "Talk", "tell"]
+__all__ = ["TOLD", "Talk", "tell"]
 
 SIZES = ("--kv-tokens", "32768", "--context-length", "16384", "--tool-parser", "hermes")
-SEEN = "seen"
+TOLD = ("two turns", "tool round", "two rounds", "parallel calls", "interruption", "restart")
+"""The stories that `tell` tells."""
 
 
 class Talk(Protocol):
-    """One conversation of a client, whose tool `look` answers `seen`."""
+    """One conversation of a client, whose tool `look` answers as `telling.look` does."""
 
     looked: list[str]
 
@@ -37,18 +38,26 @@ class Talk(Protocol):
 def tell(talk: Talk, folder: Path) -> None:
     """Tell the story to a server with a journal, and its end to the one that is started after it."""
 
+    async def call(text: str, *looked: str) -> None:
+        before = len(talk.looked)
+        said = await talk.say(text)
+        assert SEEN in said, said
+        assert sorted(talk.looked[before:]) == sorted(looked), talk.looked
+
     async def first(url: str) -> None:
         await talk.connect(url)
         assert await talk.say("hello") == "hello"
         assert await talk.say("again") == "again"
-        assert SEEN in await talk.say(CALL) and talk.looked == ["me"]
+        await call(CALL, "me")
+        await call(TWICE, "twice", "me")
+        await call(BOTH, "left", "right")
         assert 0 < len(await talk.cut(LONG)) < len(LONG)
         assert await talk.say("after") == "after"
 
     async def second(url: str) -> None:
         await talk.connect(url)
         assert await talk.say("later") == "later"
-        assert SEEN in await talk.say(CALL) and talk.looked == ["me", "me"]
+        await call(TWICE, "twice", "me")
 
     async def both() -> None:
         # One event loop: clients keep objects that belong to theirs.

@@ -22,6 +22,8 @@ READ_AT_START = (
 """How variables begin that interpreter and libraries read at their start: a fork cannot change them."""
 PR_SET_CHILD_SUBREAPER = 36
 PADDING = "-" * 4096
+PYTHON = os.environ.get("HOLDFAST_PYTHON", sys.executable)
+"""The interpreter of commands; tests of clients run in environments that do not have the project."""
 
 
 class _Nursery:
@@ -57,7 +59,7 @@ class _Nursery:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.preloaded.nursery", str(theirs.fileno()), PADDING],
+                [PYTHON, "-m", "tests.preloaded.nursery", str(theirs.fileno()), PADDING],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 cwd=ROOT,
@@ -89,7 +91,7 @@ class Command(subprocess.Popen[Any]):
         """`module` is the one that is run, by default the command."""
         self._words = (module, *arguments)
         self._settings = {**os.environ, "OMP_NUM_THREADS": "1"} if env is None else env
-        super().__init__([sys.executable, "-m", module, *arguments], env=self._settings, **options)
+        super().__init__([PYTHON, "-m", module, *arguments], env=self._settings, **options)
 
     def _execute_child(self, *arguments: Any) -> None:
         given = SIGNATURE.bind(self, *arguments).arguments
@@ -129,7 +131,7 @@ def start_in_terminal(*arguments: str, env: dict[str, str]) -> tuple[int, int]:
             os.close(theirs)
     pid, ours = pty.fork()
     if pid == 0:
-        os.execve(sys.executable, [sys.executable, "-m", MODULE, *arguments], env)
+        os.execve(PYTHON, [PYTHON, "-m", MODULE, *arguments], env)
     return pid, ours
 
 
@@ -138,7 +140,7 @@ def start(
 ) -> subprocess.Popen[Any]:
     """Start a `holdfast` command; with a wrapper, or to `execute` it, in a new interpreter."""
     if wrapper or execute:
-        return subprocess.Popen([*wrapper, sys.executable, "-m", MODULE, *arguments], **options)
+        return subprocess.Popen([*wrapper, PYTHON, "-m", MODULE, *arguments], **options)
     return Command(*arguments, **options)
 
 

@@ -439,6 +439,46 @@ def test_a_named_session_stays_and_goes_on(caller: Server) -> None:
         assert error["code"] == "history_changed"
 
 
+def test_a_history_that_is_sent_again_to_a_named_session_is_appended_as_the_difference(
+    caller: Server,
+) -> None:
+    """livekit sends its items again on a new connection; the session has them."""
+    query, brief = "?model=any&session_id=resent", {"type": "realtime", "instructions": "Be brief."}
+    with OpenAITalk(caller, query) as talk:
+        talk.told({"type": "session.update", "session": brief}, "session.updated")
+        first = talk.ask("hello")
+    with OpenAITalk(caller, query) as talk:
+        talk.told({"type": "session.update", "session": brief}, "session.updated")
+        talk.create(message("hello"))
+        talk.create(message("hello", "assistant"))
+        second = talk.ask("again")
+        assert text_of(second) == "again"
+        known = first["usage"]["total_tokens"]
+        assert second["usage"]["input_token_details"]["cached_tokens"] == known
+        third = talk.ask("more")
+        assert third["usage"]["input_token_details"]["cached_tokens"] == second["usage"]["total_tokens"]
+        # "again" has one letter more than "more", and nothing else was read before it.
+        added = third["usage"]["input_tokens"] - second["usage"]["total_tokens"]
+        assert second["usage"]["input_tokens"] == known + added + 1
+    with OpenAITalk(caller, query) as talk:
+        talk.told({"type": "session.update", "session": brief}, "session.updated")
+        talk.create(message("hello"))
+        talk.create(message("goodbye", "assistant"))
+        talk.create(message("again"))
+        error = talk.refused({"type": "response.create"})
+        assert error["code"] == "history_differs" and error["param"].startswith("conversation[")
+    assert caller.state("resent")["turns"] == 3
+
+
+def test_a_client_may_append_its_query_to_an_address_that_has_one(caller: Server) -> None:
+    """pipecat writes `?model=` after the address that it was given, whatever that ends with."""
+    for turns in (1, 2):
+        with OpenAITalk(caller, "?session_id=appended?model=any") as talk:
+            assert talk.session["id"] == "appended"
+            assert text_of(talk.ask("hello")) == "hello"
+        assert caller.state("appended")["turns"] == turns
+
+
 def test_a_session_that_was_closed_elsewhere_is_sent_again(caller: Server) -> None:
     with OpenAITalk(caller) as talk:
         talk.ask("hello")

@@ -18,7 +18,7 @@ RECORDED = sorted((Path(__file__).parent / "recorded" / "node").glob("*.json"))
 LONG_MARK, LONG = "(long)", "x" * 100
 """The text that clients were cut in: recorded as a mark, and shorter here, where nobody leaves."""
 CLIENTS = ("ai-sdk-openai-4", "ai-sdk-openai-compatible", "ai-sdk-anthropic", "openai-7", "anthropic-ai-sdk")
-AGENTS = ("openai-codex", "anthropic-ai-claude-code")
+AGENTS = ("openai-codex", "anthropic-ai-claude-code", "opencode-ai", "qwen-code-qwen-code")
 
 
 @pytest.fixture(scope="module")

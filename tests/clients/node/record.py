@@ -3,7 +3,7 @@
 Run by hand, with the interpreter of the clients' environment, against a server that says what it was told:
 
     holdfast serve echo --tool-parser hermes --reasoning-parser think --context-length 131072
-    .venv-clients/node/bin/python -m tests.clients.node.record http://127.0.0.1:8000 FOLDER
+    .venv-clients/node/bin/python -m tests.clients.node.record http://127.0.0.1:8000 FOLDER [NAME…]
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from tests.clients.exchanges import Proxy, scrubbed
 from tests.clients.node.running import PACKAGES, calling, run_script
 from tests.clients.node.test_claude_code import Claude
 from tests.clients.node.test_codex import ALONE, FIRST, Codex
+from tests.clients.node.test_opencode import FIRST as OPENCODE_FIRST
+from tests.clients.node.test_opencode import Opencode
+from tests.clients.node.test_qwen_code import FIRST as QWEN_FIRST
+from tests.clients.node.test_qwen_code import Qwen
 from tests.server.recorded_forms import form_of, ids_of
 
 MARKS = {"x" * 4000: "(long)"}
@@ -39,6 +43,23 @@ def run_claude(url: str) -> None:
         claude = Claude(Path(home))
         claude.run(url, "-p", calling("Bash", command="cat next.txt"))
         claude.run(url, "-c", "-p", "again")
+
+
+def run_opencode(url: str) -> None:
+    """The same."""
+    with tempfile.TemporaryDirectory() as home:
+        opencode = Opencode(Path(home))
+        opencode.configure(url)
+        opencode.run(OPENCODE_FIRST)
+        opencode.run("again", "--continue")
+
+
+def run_qwen(url: str) -> None:
+    """The same."""
+    with tempfile.TemporaryDirectory() as home:
+        qwen = Qwen(Path(home))
+        qwen.run(url, QWEN_FIRST)
+        qwen.run(url, "--continue", "again")
 
 
 def version(package: str) -> str:
@@ -68,6 +89,8 @@ def clients() -> dict[str, Callable[[str], None]]:
         version("@anthropic-ai/sdk"): scripted("anthropic.mjs"),
         version("@openai/codex"): run_codex,
         version("@anthropic-ai/claude-code"): run_claude,
+        version("opencode-ai"): run_opencode,
+        version("@qwen-code/qwen-code"): run_qwen,
     }
 
 
@@ -83,10 +106,12 @@ def shown(exchange: dict[str, Any], words: dict[str, str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Record each client into a file of its own."""
-    server, folder = sys.argv[1], Path(sys.argv[2])
+    """Record each client into a file of its own; further arguments are beginnings of the names wanted."""
+    server, folder, wanted = sys.argv[1], Path(sys.argv[2]), tuple(sys.argv[3:]) or ("",)
     folder.mkdir(parents=True, exist_ok=True)
     for name, run in clients().items():
+        if not name.startswith(wanted):
+            continue
         proxy = Proxy(server)
         try:
             run(proxy.url)

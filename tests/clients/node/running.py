@@ -52,14 +52,14 @@ def run_script(name: str, *arguments: str) -> Any:
 
 
 def run_command(
-    name: str, arguments: Sequence[str], folder: Path, variables: dict[str, str]
+    name: str, arguments: Sequence[str], folder: Path, variables: dict[str, str], typed: str = ""
 ) -> list[dict[str, Any]]:
-    """What a command of the packages prints: one JSON object on each line."""
+    """What a command of the packages prints: one JSON object on each line. `typed` is its standard input."""
     done = subprocess.run(
         [str(PACKAGES / ".bin" / name), *arguments],
         env=variables,
         cwd=folder,
-        stdin=subprocess.DEVNULL,
+        input=typed,
         capture_output=True,
         text=True,
         timeout=SECONDS_MAX,
@@ -70,19 +70,28 @@ def run_command(
 
 
 def interrupt_command(
-    name: str, arguments: Sequence[str], folder: Path, variables: dict[str, str], started: Callable[[], bool]
+    name: str,
+    arguments: Sequence[str],
+    folder: Path,
+    variables: dict[str, str],
+    started: Callable[[], bool],
+    typed: str = "",
 ) -> None:
     """Start a command of the packages and interrupt it, as Ctrl-C does, once `started` says so."""
     process = subprocess.Popen(
         [str(PACKAGES / ".bin" / name), *arguments],
         env=variables,
         cwd=folder,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        text=True,
     )
     try:
+        assert process.stdin is not None
+        process.stdin.write(typed)
+        process.stdin.close()
         deadline = time.monotonic() + SECONDS_MAX
         while not started():
             assert process.poll() is None, "the command ended before it was interrupted"

@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.clients.conftest import serving
 from tests.clients.node.running import assert_loop, require_node, run_script
 from tests.clients.recording import Recorder
+from tests.clients.shown import shows
 
 require_node()
 
-PROVIDERS = ["responses", "chat", "compatible", "anthropic"]
+PROVIDERS = {
+    "responses": ("npm:@ai-sdk/openai", "Responses"),
+    "chat": ("npm:@ai-sdk/openai", "chat completions"),
+    "compatible": ("npm:@ai-sdk/openai-compatible", "chat completions"),
+    "anthropic": ("npm:@ai-sdk/anthropic", "Messages"),
+}
+TOLD = ("two turns", "tool round", "two rounds", "streamed calls", "structured output", "interruption")
+
+
+def providers(*stories: str) -> list[Any]:
+    """The providers as parameters, with the stories that a test shows."""
+    return [pytest.param(name, marks=shows(*told, *stories)) for name, told in PROVIDERS.items()]
+
+
 TRIP = {"city": "Rome", "days": 2, "cheap": True}
 STREAMED = {"text-delta", "tool-input-delta", "tool-call", "tool-result", "finish-step", "finish"}
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("provider", providers(*TOLD))
 def test_ai_sdk(agent_recorder: Recorder, provider: str) -> None:
     told = run_script("ai_sdk.mjs", provider, agent_recorder.url, "story")
     assert told["turns"] == ["hello", "again", "after"] and agent_recorder.refused == []
@@ -33,7 +48,7 @@ def test_ai_sdk(agent_recorder: Recorder, provider: str) -> None:
     assert told["structured"] == {"output": TRIP, "object": TRIP}
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("provider", providers("restart"))
 def test_ai_sdk_goes_on_after_a_restart_of_the_server(provider: str, tmp_path: Path) -> None:
     sizes = ("--kv-tokens", "32768", "--context-length", "16384", "--tool-parser", "hermes")
     messages: list[object] = []

@@ -17,6 +17,7 @@ from tests.clients.node.running import (
     run_command,
 )
 from tests.clients.recording import Recorder
+from tests.clients.shown import shows
 
 require_node()
 
@@ -72,6 +73,15 @@ def conversations(recorder: Recorder) -> list[dict[str, Any]]:
     return [request for request in recorder.requests if request.get("tools") and request.get("stream")]
 
 
+@shows(
+    "npm:@anthropic-ai/claude-code",
+    "Messages",
+    "two turns",
+    "tool round",
+    "two rounds",
+    "streamed calls",
+    "interruption",
+)
 def test_claude_code_runs_two_rounds_is_interrupted_and_goes_on(
     agent_recorder: Recorder, tmp_path: Path
 ) -> None:
@@ -98,6 +108,7 @@ def test_claude_code_runs_two_rounds_is_interrupted_and_goes_on(
     assert_negotiated(agent_recorder)
 
 
+@shows("npm:@anthropic-ai/claude-code", "Messages", "two turns", "restart")
 def test_claude_code_goes_on_after_a_restart_of_the_server(tmp_path: Path) -> None:
     claude = Claude(tmp_path)
     sizes = ("--kv-tokens", "524288", "--context-length", "131072", "--tool-parser", "hermes")

@@ -17,6 +17,7 @@ from tests.clients.node.running import (
     run_command,
 )
 from tests.clients.recording import Recorder
+from tests.clients.shown import shows
 
 require_node()
 
@@ -63,6 +64,15 @@ def usage(events: list[dict[str, Any]]) -> dict[str, int]:
     return shown
 
 
+@shows(
+    "npm:@openai/codex",
+    "Responses",
+    "two turns",
+    "tool round",
+    "two rounds",
+    "streamed calls",
+    "interruption",
+)
 def test_codex_runs_two_rounds_is_interrupted_and_goes_on(agent_recorder: Recorder, tmp_path: Path) -> None:
     codex = Codex(tmp_path)
     codex.configure(agent_recorder.url)
@@ -89,6 +99,7 @@ def test_codex_runs_two_rounds_is_interrupted_and_goes_on(agent_recorder: Record
     assert agent_recorder.refused == []
 
 
+@shows("npm:@openai/codex", "Responses", "two turns", "restart")
 def test_codex_goes_on_after_a_restart_of_the_server(tmp_path: Path) -> None:
     codex = Codex(tmp_path)
     sizes = ("--kv-tokens", "131072", "--context-length", "65536", "--tool-parser", "hermes")

@@ -11,6 +11,7 @@ import pytest
 from tests.clients.conftest import serving
 from tests.clients.node.running import assert_loop, require_node, run_script
 from tests.clients.recording import Recorder
+from tests.clients.shown import shows
 
 require_node()
 
@@ -19,9 +20,18 @@ SCRIPTS = {
     "responses": ["openai.mjs", "responses"],
     "messages": ["anthropic.mjs"],
 }
+TOLD = ("two turns", "tool round", "two rounds", "streamed calls", "structured output", "interruption")
+OPENAI, ANTHROPIC = "npm:openai", "npm:@anthropic-ai/sdk"
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("chat", marks=shows(OPENAI, "chat completions", *TOLD)),
+        pytest.param("responses", marks=shows(OPENAI, "Responses", *TOLD)),
+        pytest.param("messages", marks=shows(ANTHROPIC, "Messages", *TOLD)),
+    ],
+)
 def test_package(agent_recorder: Recorder, name: str) -> None:
     told = run_script(*SCRIPTS[name], agent_recorder.url, "story")
     assert told["turns"] == ["hello", "again", "after"] and agent_recorder.refused == []
@@ -35,7 +45,14 @@ def test_package(agent_recorder: Recorder, name: str) -> None:
     assert told["structured"] == {"city": "Rome", "days": 2, "cheap": True}
 
 
-@pytest.mark.parametrize(("name", "fresh"), [("chat", []), ("responses", None), ("messages", [])])
+@pytest.mark.parametrize(
+    ("name", "fresh"),
+    [
+        pytest.param("chat", [], marks=shows(OPENAI, "chat completions", "restart")),
+        pytest.param("responses", None, marks=shows(OPENAI, "Responses", "restart")),
+        pytest.param("messages", [], marks=shows(ANTHROPIC, "Messages", "restart")),
+    ],
+)
 def test_package_goes_on_after_a_restart_of_the_server(name: str, fresh: Any, tmp_path: Path) -> None:
     sizes = ("--kv-tokens", "32768", "--context-length", "16384", "--tool-parser", "hermes")
     state = fresh

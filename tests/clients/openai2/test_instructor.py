@@ -10,6 +10,7 @@ from instructor.core import IncompleteOutputException, InstructorRetryException
 from openai import OpenAI
 
 from tests.clients.recording import Recorder
+from tests.clients.shown import shows
 from tests.clients.travel import Trip
 
 MESSAGES = [{"role": "user", "content": "Plan a trip to Rome for two days."}]
@@ -20,6 +21,7 @@ def plain_client(url: str) -> OpenAI:
     return OpenAI(base_url=url, api_key="none", max_retries=0, timeout=300)
 
 
+@shows("instructor", "chat completions", "structured output")
 def test_its_default_mode(url: str, recorder: Recorder) -> None:
     client = instructor.from_openai(plain_client(url))
     trip = client.chat.completions.create(response_model=Trip, messages=MESSAGES, **PLAIN)
@@ -36,6 +38,7 @@ def test_its_other_modes_with_a_schema(url: str, recorder: Recorder, mode: instr
     assert recorder.refused == []
 
 
+@shows("instructor", "chat completions", "streamed calls")
 def test_a_partial_output_grows(url: str, recorder: Recorder) -> None:
     client = instructor.from_openai(plain_client(url))
     seen = list(client.chat.completions.create_partial(response_model=Trip, messages=MESSAGES, **PLAIN))

@@ -8,6 +8,7 @@ from typing import Any
 import litellm
 
 from tests.clients.recording import Recorder
+from tests.clients.shown import shows
 from tests.clients.travel import PRICE, QUESTION, WEATHER, Tools, Trip, assert_valid
 
 
@@ -28,6 +29,7 @@ def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
+@shows("litellm", "chat completions", "two rounds")
 def test_a_loop_of_two_rounds(url: str, recorder: Recorder, tools: Tools) -> None:
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     for name in ("weather", "price"):
@@ -52,6 +54,7 @@ def test_required_calls_may_be_several(url: str, tools: Tools) -> None:
     assert tools.calls
 
 
+@shows("litellm", "chat completions", "streamed calls")
 def test_a_streamed_call(url: str) -> None:
     stream = ask(
         url,
@@ -67,6 +70,7 @@ def test_a_streamed_call(url: str) -> None:
     assert_valid(call.function.name, call.function.arguments)
 
 
+@shows("litellm", "chat completions", "structured output")
 def test_structured_output(url: str, recorder: Recorder) -> None:
     answer = ask(url, [{"role": "user", "content": "Plan a trip to Rome."}], response_format=Trip)
     assert isinstance(Trip.model_validate(json.loads(answer.choices[0].message.content)), Trip)

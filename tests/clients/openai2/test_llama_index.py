@@ -8,6 +8,7 @@ from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 
 from tests.clients.recording import Recorder
+from tests.clients.shown import shows
 from tests.clients.travel import QUESTION, City, Tools, Trip, assert_valid
 
 
@@ -34,6 +35,7 @@ def offered(tools: Tools) -> list[FunctionTool]:
     return [FunctionTool.from_defaults(price)]
 
 
+@shows("llama-index-llms-openai-like", "chat completions", "two rounds")
 def test_a_loop_of_two_rounds(llm: OpenAILike, recorder: Recorder, tools: Tools) -> None:
     functions = offered(tools)
     history = [ChatMessage(role=MessageRole.USER, content=QUESTION)]
@@ -62,6 +64,7 @@ def test_parallel_calls_are_allowed(llm: OpenAILike, recorder: Recorder, tools: 
     assert recorder.requests[-1]["parallel_tool_calls"] is True
 
 
+@shows("llama-index-llms-openai-like", "chat completions", "streamed calls")
 def test_a_streamed_call(llm: OpenAILike, tools: Tools) -> None:
     last: Any = None
     for piece in llm.stream_chat_with_tools(offered(tools), user_msg=QUESTION, tool_required=True):
@@ -70,6 +73,7 @@ def test_a_streamed_call(llm: OpenAILike, tools: Tools) -> None:
     assert_valid("price", call.tool_kwargs)
 
 
+@shows("llama-index-llms-openai-like", "chat completions", "structured output")
 def test_structured_output_in_its_default_mode(llm: OpenAILike, recorder: Recorder) -> None:
     answer = llm.as_structured_llm(Trip).complete("Plan a trip to Rome for two days.")
     assert isinstance(answer.raw, Trip)

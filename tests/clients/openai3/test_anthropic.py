@@ -13,8 +13,9 @@ import anthropic
 import pytest
 from anthropic import Anthropic, AsyncAnthropic, beta_tool
 
+from tests.clients.conftest import serving
 from tests.clients.recording import Recorder
-from tests.clients.restarting import ROOT, serving
+from tests.clients.shown import shows
 from tests.clients.travel import (
     PRICE_PARAMETERS,
     QUESTION,
@@ -25,6 +26,8 @@ from tests.clients.travel import (
     assert_valid,
 )
 
+ROOT = Path(__file__).parents[3]
+SIZES = ("--kv-tokens", "8192", "--context-length", "2048", "--seed", "7")
 PLAIN: dict[str, Any] = {"model": "smollm2", "max_tokens": 200, "extra_body": {"temperature": 0}}
 WEATHER: Any = {
     "name": "weather",
@@ -65,6 +68,7 @@ def results(message: Any, tools: Tools) -> Any:
     }
 
 
+@shows("anthropic", "Messages", "two turns")
 def test_two_turns_and_what_the_second_finds_cached(client: Anthropic, recorder: Recorder) -> None:
     messages: list[Any] = [{"role": "user", "content": "Name a city in Italy."}]
     first = client.messages.create(messages=messages, system=SYSTEM, **PLAIN)
@@ -75,6 +79,7 @@ def test_two_turns_and_what_the_second_finds_cached(client: Anthropic, recorder:
     assert recorder.refused == []
 
 
+@shows("anthropic", "Messages", "two rounds")
 def test_a_loop_of_two_rounds(client: Anthropic, recorder: Recorder, tools: Tools) -> None:
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     for name in ("weather", "price"):
@@ -90,6 +95,7 @@ def test_a_loop_of_two_rounds(client: Anthropic, recorder: Recorder, tools: Tool
     assert [name for name, _ in tools.calls] == ["weather", "price"] and recorder.refused == []
 
 
+@shows("anthropic", "Messages", "streamed calls")
 def test_the_streaming_helper_collects_a_call(client: Anthropic) -> None:
     with client.messages.stream(
         messages=[{"role": "user", "content": QUESTION}],
@@ -152,6 +158,7 @@ def test_the_tool_runner_goes_on_until_the_model_has_answered(client: Anthropic,
     assert [name for name, _ in tools.calls][:1] == ["price"]
 
 
+@shows("anthropic", "Messages", "structured output")
 def test_parsed_output(client: Anthropic, recorder: Recorder) -> None:
     answer = client.messages.parse(
         messages=[{"role": "user", "content": "Plan a trip to Rome for two days."}],
@@ -232,7 +239,7 @@ def test_the_asynchronous_client(recorder: Recorder) -> None:
 def test_a_conversation_goes_on_after_a_restart_of_the_server(tmp_path: Path, tools: Tools) -> None:
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     for choice in (named("weather"), {"type": "none"}):
-        with serving(tmp_path) as url:
+        with serving(tmp_path / "errors", "smollm2", *SIZES, "--journal", str(tmp_path / "journal")) as url:
             client = Anthropic(base_url=url, api_key="none", max_retries=0)
             answer = client.messages.create(messages=messages, tools=[WEATHER], tool_choice=choice, **PLAIN)
         if answer.stop_reason == "tool_use":

@@ -10,6 +10,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
 from tests.clients.recording import Recorder
+from tests.clients.shown import shows
 from tests.clients.travel import QUESTION, City, Tools, Trip, assert_valid
 
 
@@ -34,6 +35,7 @@ def offered(tools: Tools) -> list[Any]:
     return [weather, price]
 
 
+@shows("langchain-openai", "chat completions", "two rounds")
 def test_a_loop_of_two_rounds(model: ChatOpenAI, recorder: Recorder, tools: Tools) -> None:
     functions = offered(tools)
     by_name = {function.name: function for function in functions}
@@ -58,6 +60,7 @@ def test_any_tool_and_parallel_calls(model: ChatOpenAI, tools: Tools) -> None:
     assert answer.invalid_tool_calls == []
 
 
+@shows("langchain-openai", "chat completions", "streamed calls")
 def test_a_streamed_call(model: ChatOpenAI, tools: Tools) -> None:
     whole: AIMessageChunk | None = None
     for chunk in model.bind_tools(offered(tools), tool_choice="price").stream([HumanMessage(QUESTION)]):
@@ -69,6 +72,7 @@ def test_a_streamed_call(model: ChatOpenAI, tools: Tools) -> None:
     assert len(whole.tool_call_chunks) == 1
 
 
+@shows("langchain-openai", "chat completions", "structured output")
 def test_structured_output_in_its_default_mode(model: ChatOpenAI, recorder: Recorder) -> None:
     trip = model.with_structured_output(Trip).invoke("Plan a trip to Rome for two days.")
     assert isinstance(trip, Trip)

@@ -10,6 +10,7 @@ from livekit.agents.llm import ChatContext, FunctionCall, FunctionCallOutput
 from livekit.plugins import openai
 
 from tests.clients.recording import Recorder
+from tests.clients.shown import shows
 from tests.clients.travel import QUESTION, City, Tools, Trip, assert_valid
 
 
@@ -41,6 +42,7 @@ async def ask(
     return text, calls
 
 
+@shows("livekit-agents", "chat completions", "two rounds", "streamed calls")
 def test_two_rounds_and_an_answer(url: str, recorder: Recorder, tools: Tools) -> None:
     async def run() -> str:
         async with model(url) as llm:
@@ -84,6 +86,7 @@ def test_a_session_runs_a_function_and_goes_on(url: str, recorder: Recorder, too
     assert any(message["role"] == "tool" for message in recorder.requests[-1]["messages"])
 
 
+@shows("livekit-agents", "chat completions", "structured output")
 def test_structured_output(url: str, recorder: Recorder) -> None:
     async def run() -> str:
         async with model(url) as llm:

@@ -10,6 +10,7 @@ from openai import OpenAI, pydantic_function_tool
 from pydantic import BaseModel, Field
 
 from tests.clients.recording import Recorder
+from tests.clients.shown import shows
 from tests.clients.travel import PRICE, QUESTION, WEATHER, City, Tools, Trip, assert_valid
 
 PLAIN: dict[str, Any] = {"model": "smollm2", "temperature": 0, "max_tokens": 200}
@@ -24,6 +25,7 @@ def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
+@shows("openai", "chat completions", "two rounds")
 def test_a_loop_of_two_rounds(client: OpenAI, recorder: Recorder, tools: Tools) -> None:
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     for name in ("weather", "price"):
@@ -96,6 +98,7 @@ def test_results_of_parallel_calls_are_taken(client: OpenAI, recorder: Recorder)
     assert recorder.refused == []
 
 
+@shows("openai", "chat completions", "streamed calls")
 def test_a_streamed_call_has_its_name_first_and_then_its_arguments(client: OpenAI) -> None:
     stream = client.chat.completions.create(
         messages=[{"role": "user", "content": QUESTION}],
@@ -122,6 +125,7 @@ def test_a_streamed_call_has_its_name_first_and_then_its_arguments(client: OpenA
     assert usage is not None and usage.completion_tokens > 0
 
 
+@shows("openai", "chat completions", "streamed calls")
 def test_the_streaming_helper_collects_a_call(client: OpenAI) -> None:
     with client.chat.completions.stream(
         messages=[{"role": "user", "content": QUESTION}],
@@ -156,6 +160,7 @@ def test_auto_ends_and_loses_nothing(client: OpenAI, recorder: Recorder, tools: 
     assert message.content or message.tool_calls
 
 
+@shows("openai", "chat completions", "structured output")
 def test_parsed_output(client: OpenAI, recorder: Recorder) -> None:
     answer = client.chat.completions.parse(
         messages=[{"role": "user", "content": "Plan a trip to Rome for two days."}],

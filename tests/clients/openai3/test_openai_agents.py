@@ -17,6 +17,7 @@ from agents import (
 from agents.exceptions import MaxTurnsExceeded
 
 from tests.clients.recording import Recorder
+from tests.clients.shown import shows
 from tests.clients.travel import QUESTION, City, Tools, Trip
 
 set_tracing_disabled(disabled=True)
@@ -52,6 +53,7 @@ def test_the_loop_calls_a_tool_and_sends_its_result_back(
     recorder.assert_loop(1)
 
 
+@shows("openai-agents", "chat completions", "two rounds")
 def test_two_rounds_of_required_calls(
     model: OpenAIChatCompletionsModel, recorder: Recorder, tools: Tools
 ) -> None:
@@ -65,6 +67,7 @@ def test_two_rounds_of_required_calls(
     recorder.assert_loop(2)
 
 
+@shows("openai-agents", "chat completions", "streamed calls")
 def test_a_streamed_run(model: OpenAIChatCompletionsModel, recorder: Recorder, tools: Tools) -> None:
     async def run() -> list[str]:
         settings = ModelSettings(temperature=0, max_tokens=120, tool_choice="required")
@@ -85,6 +88,7 @@ def test_a_streamed_run(model: OpenAIChatCompletionsModel, recorder: Recorder, t
     assert tools.calls
 
 
+@shows("openai-agents", "chat completions", "structured output")
 def test_a_typed_output_in_its_default_mode(model: OpenAIChatCompletionsModel, recorder: Recorder) -> None:
     settings = ModelSettings(temperature=0, max_tokens=200)
     agent = Agent(name="planner", model=model, output_type=Trip, model_settings=settings)

@@ -18,6 +18,7 @@ from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.workers.runner import WorkerRunner
 
 from tests.clients.recording import Recorder
+from tests.clients.shown import shows
 from tests.clients.travel import PRICE_PARAMETERS, QUESTION, WEATHER_PARAMETERS, Tools
 
 
@@ -97,6 +98,7 @@ def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
+@shows("pipecat-ai", "chat completions", "two rounds", "streamed calls")
 def test_two_rounds_of_functions_and_an_answer(url: str, recorder: Recorder, tools: Tools) -> None:
     errors = asyncio.run(converse(url, tools, [named("weather"), named("price"), "none"]))
     assert errors == []

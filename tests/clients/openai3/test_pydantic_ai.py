@@ -13,6 +13,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
 
 from tests.clients.recording import Recorder
+from tests.clients.shown import shows
 from tests.clients.travel import QUESTION, City, Tools, Trip
 
 SETTINGS = ModelSettings(temperature=0, max_tokens=200)
@@ -23,6 +24,7 @@ def model(url: str) -> OpenAIChatModel:
     return OpenAIChatModel("smollm2", provider=OpenAIProvider(base_url=url, api_key="none"))
 
 
+@shows("pydantic-ai-slim", "chat completions", "structured output")
 def test_typed_output_in_its_default_mode(model: OpenAIChatModel, recorder: Recorder) -> None:
     result = Agent(model, output_type=Trip, model_settings=SETTINGS).run_sync("Plan a trip to Rome.")
     assert isinstance(result.output, Trip)
@@ -77,6 +79,7 @@ async def streamed(agent: Agent[None, Trip]) -> tuple[int, Trip]:
         return len(pieces), await result.get_output()
 
 
+@shows("pydantic-ai-slim", "chat completions", "streamed calls")
 def test_a_streamed_output(model: OpenAIChatModel) -> None:
     pieces, trip = asyncio.run(streamed(Agent(model, output_type=Trip, model_settings=SETTINGS)))
     assert isinstance(trip, Trip)

@@ -1,30 +1,54 @@
-"""livekit-agents: the realtime model of its openai plugin in a session, in text mode."""
+"""livekit-agents: the realtime model of its openai plugin in a session, in text mode, through a restart."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
 
-from livekit.agents import Agent, AgentSession, function_tool
+from livekit.agents import Agent, AgentSession, APIConnectOptions, function_tool
 from livekit.plugins import openai
 
-from tests.clients.socket_recording import SocketRecorder
-from tests.clients.telling import CALL, LONG
+from tests.clients import telling
+from tests.clients.shown import shows
+from tests.clients.socket_recording import SocketRecorder, restarting
+from tests.clients.telling import BOTH, CALL, LONG, TWICE
+
+RETRIES = APIConnectOptions(max_retry=60, retry_interval=1.0)
+"""It connects again by itself, and sends its history again; a server may take a while to start."""
 
 
-def test_livekit(sockets: SocketRecorder) -> None:
-    looked: list[str] = []
+@asynccontextmanager
+async def started(url: str, looked: list[str]) -> AsyncIterator[AgentSession[Any]]:
+    """A session of an agent whose tool notes what was looked at."""
 
     @function_tool
     async def look(at: str) -> str:
         """Look at something."""
         looked.append(at)
-        return "seen"
+        return telling.look(at)
+
+    llm = openai.realtime.RealtimeModel(
+        model="any", base_url=f"{url}/v1", api_key="none", modalities=["text"], conn_options=RETRIES
+    )
+    async with asyncio.timeout(300), AgentSession(llm=llm, max_tool_steps=2) as session:
+        await session.start(Agent(instructions="Be brief.", tools=[look]), record=False)
+        yield session
+    await llm.aclose()
+
+
+def last_said(session: AgentSession[Any]) -> str:
+    return session.history.items[-1].text_content or ""
+
+
+@shows("livekit-agents", "Realtime", "two turns", "tool round", "interruption")
+def test_livekit(sockets: SocketRecorder) -> None:
+    looked: list[str] = []
 
     async def run() -> str:
-        url = f"{sockets.url}/v1"
-        llm = openai.realtime.RealtimeModel(model="any", base_url=url, api_key="none", modalities=["text"])
-        async with asyncio.timeout(120), AgentSession(llm=llm, max_tool_steps=2) as session:
-            await session.start(Agent(instructions="Be brief.", tools=[look]), record=False)
+        async with started(sockets.url, looked) as session:
             for text in ("hello", CALL):
                 await session.generate_reply(user_input=text)
             cut = session.generate_reply(user_input=LONG)
@@ -33,10 +57,32 @@ def test_livekit(sockets: SocketRecorder) -> None:
             await session.interrupt()
             await cut.wait_for_playout()
             await session.generate_reply(user_input="after")
-            said = session.history.items[-1].text_content or ""
-        await llm.aclose()
-        return said
+            return last_said(session)
 
     assert asyncio.run(run()) == "after"
     assert looked == ["me"]
     sockets.assert_story()
+
+
+@shows("livekit-agents", "Realtime", "two rounds", "parallel calls", "restart")
+def test_a_session_goes_on_after_a_restart(tmp_path: Path) -> None:
+    looked: list[str] = []
+
+    async def run() -> None:
+        with restarting(tmp_path) as (sockets, server), ExitStack() as running:
+            url = running.enter_context(server())
+            async with started(url, looked) as session:
+                await session.generate_reply(user_input="hello")
+                await session.generate_reply(user_input=TWICE)
+                assert looked == ["twice", "me"]
+                running.close()
+                running.enter_context(server())
+                while len(sockets.paths) < 2:
+                    await asyncio.sleep(0.05)
+                await session.generate_reply(user_input="later")
+                assert last_said(session) == "later"
+                sockets.assert_continued()
+                await session.generate_reply(user_input=BOTH)
+                assert sorted(looked[2:]) == ["left", "right"]
+
+    asyncio.run(run())

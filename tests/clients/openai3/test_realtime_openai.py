@@ -9,6 +9,7 @@ from typing import Any
 from openai import AsyncOpenAI
 
 from tests.clients.conftest import serving
+from tests.clients.shown import shows
 from tests.clients.socket_recording import SocketRecorder
 from tests.clients.telling import CALL, LONG
 
@@ -57,6 +58,7 @@ async def story(connection: Any, delta: str, settings: dict[str, Any]) -> None:
     await until(connection, "response.done")
 
 
+@shows("openai", "Realtime", "two turns", "tool round", "interruption")
 def test_openai(sockets: SocketRecorder) -> None:
     async def run() -> None:
         client = AsyncOpenAI(base_url=f"{sockets.url}/v1", api_key="none")
@@ -68,6 +70,7 @@ def test_openai(sockets: SocketRecorder) -> None:
     sockets.assert_story()
 
 
+@shows("openai", "Realtime, beta", "two turns", "tool round", "interruption")
 def test_openai_beta(sockets: SocketRecorder) -> None:
     async def run() -> None:
         # Without an address of its own the beta connects by TLS alone.
@@ -81,6 +84,7 @@ def test_openai_beta(sockets: SocketRecorder) -> None:
     sockets.assert_story()
 
 
+@shows("openai", "Realtime", "restart")
 def test_a_named_session_goes_on_after_a_restart(tmp_path: Path) -> None:
     async def run(url: str, text: str) -> Any:
         client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none")

@@ -25,7 +25,8 @@ from agents.exceptions import MaxTurnsExceeded
 from openai import NotFoundError, OpenAI
 
 from tests.clients.recording import Recorder
-from tests.clients.travel import PRICE, QUESTION, WEATHER, City, Tools, Trip
+from tests.clients.shown import shows
+from tests.clients.travel import PRICE, QUESTION, WEATHER, City, Tools, Trip, assert_valid
 
 set_tracing_disabled(disabled=True)
 
@@ -53,6 +54,7 @@ def offered(tools: Tools) -> list[Any]:
     return [price]
 
 
+@shows("openai", "Responses", "two rounds")
 def test_a_loop_of_two_rounds(client: OpenAI, recorder: Recorder, tools: Tools) -> None:
     said: Any = QUESTION
     previous = None
@@ -78,6 +80,18 @@ def test_a_loop_of_two_rounds(client: OpenAI, recorder: Recorder, tools: Tools) 
     assert [name for name, _ in tools.calls] == ["weather", "price"] and recorder.refused == []
 
 
+@shows("openai", "Responses", "streamed calls")
+def test_the_streaming_helper_collects_a_call(client: OpenAI) -> None:
+    choice: dict[str, Any] = {"tools": FLAT, "tool_choice": "required", "parallel_tool_calls": False}
+    with client.responses.stream(input=QUESTION, **choice, **PLAIN) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert kinds.count("response.function_call_arguments.delta") > 1
+    assert "response.function_call_arguments.done" in kinds
+    (call,) = [item for item in final.output if item.type == "function_call"]
+    assert_valid(call.name, call.arguments)
+
+
 def test_a_stream_and_its_final_response(client: OpenAI) -> None:
     pieces = []
     with client.responses.stream(input="Say hello.", **{**PLAIN, "max_output_tokens": 400}) as stream:
@@ -87,6 +101,7 @@ def test_a_stream_and_its_final_response(client: OpenAI) -> None:
     assert client.responses.retrieve(final.id).output_text == final.output_text
 
 
+@shows("openai", "Responses", "structured output")
 def test_a_parsed_output(client: OpenAI) -> None:
     answer = client.responses.parse(
         input="Plan a trip to Rome.",
@@ -127,6 +142,7 @@ def agent(tools: Tools, **settings: Any) -> Agent[Any]:
     return Agent(name="travel", tools=offered(tools), model_settings=chosen, reset_tool_choice=False)
 
 
+@shows("openai-agents", "Responses", "two rounds")
 def test_agents_run_two_rounds(config: RunConfig, recorder: Recorder, tools: Tools) -> None:
     with pytest.raises(MaxTurnsExceeded):
         asyncio.run(
@@ -156,6 +172,7 @@ def test_agents_continue_their_responses(config: RunConfig, recorder: Recorder, 
     assert [item["type"] for item in last["input"]] == ["function_call_output"]
 
 
+@shows("openai-agents", "Responses", "streamed calls")
 def test_agents_stream(config: RunConfig, recorder: Recorder, tools: Tools) -> None:
     async def run() -> list[str]:
         calls_once = agent(tools, parallel_tool_calls=False)
@@ -172,6 +189,7 @@ def test_agents_stream(config: RunConfig, recorder: Recorder, tools: Tools) -> N
     assert "tool_called" in kinds and "tool_output" in kinds and recorder.refused == []
 
 
+@shows("openai-agents", "Responses", "structured output")
 def test_agents_have_a_typed_output(config: RunConfig, recorder: Recorder) -> None:
     settings = ModelSettings(temperature=0, max_tokens=200)
     planner = Agent(name="planner", output_type=Trip, model_settings=settings)

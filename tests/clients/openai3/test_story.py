@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from pydantic_ai import Agent as PydanticAgent
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider as PydanticProvider
 
-from tests.clients.story import Talk, tell
+from tests.clients import telling
+from tests.clients.shown import shows
+from tests.clients.story import TOLD, Talk, tell
 
 set_tracing_disabled(disabled=True)
 
@@ -42,7 +45,7 @@ class _Client:
     def look(self, at: str) -> str:
         """Look at something."""
         self.looked.append(at)
-        return "seen"
+        return telling.look(at)
 
 
 class Chat(_Client):
@@ -275,20 +278,22 @@ class AgentConversations(Agents):
         return Runner.run_streamed(self._agent, text, session=self._session, run_config=self._config)
 
 
-TALKS = {
-    "openai-chat": Chat,
-    "openai-responses": Responses,
-    "openai-conversations": Conversations,
-    "anthropic": Messages,
-    "langchain": LangChain,
-    "pydantic-ai": PydanticAi,
-    "agents-chat": lambda: Agents(chat=True),
-    "agents-responses": Agents,
-    "agents-conversations": AgentConversations,
+TALKS: dict[str, tuple[Callable[[], Talk], str, str]] = {
+    "openai-chat": (Chat, "openai", "chat completions"),
+    "openai-responses": (Responses, "openai", "Responses"),
+    "openai-conversations": (Conversations, "openai", "Responses, conversations"),
+    "anthropic": (Messages, "anthropic", "Messages"),
+    "langchain": (LangChain, "langchain-openai", "chat completions"),
+    "pydantic-ai": (PydanticAi, "pydantic-ai-slim", "chat completions"),
+    "agents-chat": (lambda: Agents(chat=True), "openai-agents", "chat completions"),
+    "agents-responses": (Agents, "openai-agents", "Responses"),
+    "agents-conversations": (AgentConversations, "openai-agents", "Responses, conversations"),
 }
+"""Clients with their package and interface."""
 
 
-@pytest.mark.parametrize("name", TALKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=shows(*told, *TOLD)) for name, (_, *told) in TALKS.items()]
+)
 def test_the_whole_story(name: str, tmp_path: Path) -> None:
-    talk: Talk = TALKS[name]()
-    tell(talk, tmp_path)
+    tell(TALKS[name][0](), tmp_path)

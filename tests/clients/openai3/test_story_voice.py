@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,13 @@ from pipecat.services.llm_service import FunctionCallParams
 from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.workers.runner import WorkerRunner
 
-from tests.clients.story import Talk, tell
-from tests.clients.telling import CALL
+from tests.clients import telling
+from tests.clients.shown import shows
+from tests.clients.story import TOLD, Talk, tell
+from tests.clients.telling import BOTH, CALL, TWICE
+
+ANSWERS = {CALL: 2, TWICE: 3, BOTH: 2}
+"""How many answers the model gives to these texts; one to all others."""
 
 
 class Livekit:
@@ -46,7 +52,7 @@ class Livekit:
         async def look(at: str) -> str:
             """Look at something."""
             self.looked.append(at)
-            return "seen"
+            return telling.look(at)
 
         self._tools: list[Any] = [look]
 
@@ -68,9 +74,10 @@ class Livekit:
                 return said
             for call in calls:
                 named: Any = {"call_id": call.call_id, "name": call.name}
-                self.looked.append("me" if '"me"' in call.arguments else call.arguments)
+                at = json.loads(call.arguments)["at"]
+                self.looked.append(at)
                 self._context.insert(FunctionCall(arguments=call.arguments, **named))
-                self._context.insert(FunctionCallOutput(output="seen", is_error=False, **named))
+                self._context.insert(FunctionCallOutput(output=telling.look(at), is_error=False, **named))
 
     async def cut(self, text: str) -> str:
         asked = self._context.copy()
@@ -122,7 +129,7 @@ class Pipecat:
 
     async def _answer(self, params: FunctionCallParams) -> None:
         self.looked.append(params.arguments["at"])
-        await params.result_callback("seen")
+        await params.result_callback(telling.look(params.arguments["at"]))
 
     async def _run(self, text: str, cut: bool) -> str:
         service = OpenAILLMService(
@@ -130,7 +137,7 @@ class Pipecat:
         )
         service.register_function("look", self._answer)
         self._context.add_message({"role": "user", "content": text})
-        pair, ear = LLMContextAggregatorPair(self._context), _Ear(2 if text == CALL else 1)
+        pair, ear = LLMContextAggregatorPair(self._context), _Ear(ANSWERS.get(text, 1))
         pipeline = Pipeline([pair.user(), service, ear, pair.assistant()])
         worker = PipelineWorker(pipeline, cancel_on_idle_timeout=False, enable_rtvi=False)
         started = asyncio.Event()
@@ -162,6 +169,14 @@ class Pipecat:
         return await self._run(text, cut=True)
 
 
-@pytest.mark.parametrize("talk", [Livekit, Pipecat], ids=["livekit", "pipecat"])
+# Both stream every answer, so their calls are streamed.
+@pytest.mark.parametrize(
+    "talk",
+    [
+        pytest.param(Livekit, marks=shows("livekit-agents", "chat completions", *TOLD, "streamed calls")),
+        pytest.param(Pipecat, marks=shows("pipecat-ai", "chat completions", *TOLD, "streamed calls")),
+    ],
+    ids=["livekit", "pipecat"],
+)
 def test_the_whole_story(talk: type[Talk], tmp_path: Path) -> None:
     tell(talk(), tmp_path)

@@ -49,6 +49,7 @@ from holdfast.server.routes.realtime_openai.protocol import (
     Misunderstood,
     is_beta,
     kind_of,
+    query_of,
 )
 from holdfast.server.routes.realtime_openai.response import Response
 from holdfast.server.routes.realtime_openai.settings import Settings
@@ -72,7 +73,7 @@ _encoder = msgspec.json.Encoder()
 
 def session_asked_for(websocket: WebSocket) -> str | None:
     """The session that a connection names in its address; raises if that is no name."""
-    name = websocket.query_params.get("session_id")
+    name = query_of(websocket).get("session_id")
     return None if name is None else require_name(name, "session_id")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from starlette.datastructures import QueryParams
 from starlette.websockets import WebSocket
 
 from holdfast.server.http.problems import Problem
@@ -27,6 +28,7 @@ __all__ = [
     "is_beta",
     "kind_of",
     "misunderstood",
+    "query_of",
     "speaks_holdfast",
 ]
 
@@ -137,11 +139,18 @@ def speaks_holdfast(websocket: WebSocket) -> bool:
     return SUBPROTOCOL in _offered(websocket)
 
 
+def query_of(websocket: WebSocket) -> QueryParams:
+    """The fields of a connection's address. Some clients append `?model=` to one that has a query already, so
+    a second question mark separates fields too: neither names of sessions nor of models have one."""
+    return QueryParams(websocket.scope["query_string"].replace(b"?", b"&"))
+
+
 def comes_from_openai(websocket: WebSocket) -> bool:
     """Whether a connection looks like OpenAI's client, which waits for a first message."""
+    query = query_of(websocket)
     return (
         "openai-beta" in websocket.headers
-        or any(name in websocket.query_params for name in OPENAI_QUERY)
+        or any(name in query for name in OPENAI_QUERY)
         or any(name == OPENAI_SUBPROTOCOL or name.startswith(OPENAI_PREFIX) for name in _offered(websocket))
     )
 

@@ -4,7 +4,8 @@ The session's first turn has the instructions and the tools. Later instructions 
 message, which keeps everything computed; where the chat template takes none there, and where tools change,
 the session is rewound to its beginning and the conversation sent again. System items in the middle become
 messages of the user for such a template. A session that the engine lost or
-that expired is opened again in the same way, unless the client named it.
+that expired is opened again in the same way, unless the client named it. A client that sends its history
+again to a session that it named has what is new appended.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class Talk:
         if record.view.turns != self._before + len(self.turns) or self._must_begin_again(record, asked):
             return
         made = plan(self.turns, items)
-        if made.turns < len(self.turns) or made.cut is not None or not made.rest:
+        if made.turns < len(self.turns) or made.cut is not None or not made.rest or self._resent(made.rest):
             return
         anew = not self.turns and self._may_begin_again
         answer = asked.answer.options(callable_tools=asked.answer.tools != () or not record.tools)
@@ -179,6 +180,15 @@ class Talk:
             raise Problem(409, "history_changed", "the response before cannot be steered")
         return await self._start(record, list(items), asked, steers=keep)
 
+    def _resent(self, items: Sequence[Item]) -> bool:
+        """Whether the first items of a connection bring the history that its session has: answers among them.
+        They are compared with it, and what is new is appended."""
+        return (
+            not self.turns
+            and not self._may_begin_again
+            and any(message["role"] == "assistant" for message in chat_messages(items))
+        )
+
     def _must_begin_again(self, record: SessionRecord, asked: Asked) -> bool:
         """Whether the history cannot be continued: other tools, or instructions that it cannot take."""
         if not self.turns or not self._may_begin_again:
@@ -199,15 +209,16 @@ class Talk:
     async def _start(
         self, record: SessionRecord, items: list[Item], asked: Asked, steers: int | None = None
     ) -> tuple[TurnFeed, Turn]:
+        resent = self._resent(items)
         anew = not self.turns and self._may_begin_again
         if anew and self._spoke:
             record.tools = []  # Those of the first turn that was rewound; the next one says which there are.
         tools = asked.answer.tools
         turn = TurnAsked(
-            Input(messages=self._messages(items, asked, anew=anew)),
+            Input(messages=self._messages(items, asked, anew=anew or resent)),
             asked.answer.sampling(self.service.facts.context_length),
             asked.name,
-            TurnOptions(append_history=True),
+            TurnOptions(append_history=not resent),
             asked.answer.options(callable_tools=tools != () or not record.tools),
             cut=True,
             fields=FIELDS,
