@@ -134,11 +134,16 @@ class EngineLoop:
             self._settle(launched)
             self._pending = None
         self.dispatcher.tell()
-        with self.times.measured("journal"):
-            self.session_log.flush()
+        self.flush_journal()
         if self.disk is not None:
             with self.times.measured("disk"):
                 self.disk.write_idle()
+
+    def flush_journal(self) -> None:
+        """Submit the records so far, acknowledge what is durable, and close sessions of other servers."""
+        with self.times.measured("journal"):
+            self.session_log.flush()
+            self.dispatcher.give_up(self.now())
 
     def _budget(self) -> int:
         """Maximum tokens of the next step. With speculation every step may be large."""
