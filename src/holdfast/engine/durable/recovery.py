@@ -19,11 +19,11 @@ from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Session
 from holdfast.core.turn import Turn, TurnRequest
 from holdfast.engine.durable.answers import NotedTurn, stored_answer
-from holdfast.engine.durable.journal import Journal
 from holdfast.engine.durable.journal_tables import MEND
 from holdfast.engine.durable.records import FinishedTurn, JournalError, StoredSession
 from holdfast.engine.durable.session_log import SessionLog
 from holdfast.engine.durable.store import Store
+from holdfast.engine.durable.stores import open_store
 from holdfast.engine.lock import InUse
 from holdfast.engine.memory_plan import disk_bytes
 from holdfast.engine.options import EngineOptions, OptionError
@@ -59,12 +59,8 @@ def open_journal(options: EngineOptions, tokenizer: Tokenizer) -> Store | None:
     if options.journal is None:
         return None
     try:
-        return Journal(
-            Path(options.journal),
-            options.durability,
-            tokenizer.identity(),
-            lock_timeout=LOCK_SECONDS,
-            sample=sample_of(tokenizer),
+        return open_store(
+            options.journal, options.durability, tokenizer.identity(), LOCK_SECONDS, sample_of(tokenizer)
         )
     except UNREADABLE as error:
         raise _unusable(options.journal, error) from error
