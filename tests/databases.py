@@ -23,8 +23,18 @@ from typing import Any
 import pytest
 
 from holdfast.engine.durable.places import is_database
+from holdfast.engine.durable.store import Store
 
-__all__ = ["STORES", "Cluster", "new_place", "programs", "run_sql", "shared_cluster", "start_cluster"]
+__all__ = [
+    "STORES",
+    "Cluster",
+    "forbid_writing",
+    "new_place",
+    "programs",
+    "run_sql",
+    "shared_cluster",
+    "start_cluster",
+]
 
 STORES = ("sqlite", "postgres")
 
@@ -155,6 +165,15 @@ def shared_cluster() -> Cluster:
 def new_place(kind: str, path: Path) -> str:
     """The place of a new journal: a file `path`, or a database in the shared cluster."""
     return str(path) if kind == "sqlite" else shared_cluster().url(shared_cluster().new_database())
+
+
+def forbid_writing(store: Store, forbidden: bool) -> None:
+    """Let nothing be written to a journal, or everything again."""
+    kept: Any = store
+    if is_database(kept.place):
+        kept._link.use().execute(f"SET default_transaction_read_only = {'on' if forbidden else 'off'}")
+    else:
+        kept._connection.execute(f"PRAGMA query_only = {'ON' if forbidden else 'OFF'}")
 
 
 def run_sql(place: str, statement: str) -> list[tuple[Any, ...]]:

@@ -4,7 +4,7 @@ Every act is announced before it is begun and confirmed when it is acknowledged,
 that whoever finds the body knows what was promised. Several sessions have turns in flight at once; each has
 one act at a time. With a point named, it kills itself there.
 
-    python -m tests.engine.victim DIRECTORY PATH SEED POINT COUNT < turns to be asked for again
+    python -m tests.engine.victim DIRECTORY PATH JOURNAL SEED POINT COUNT < turns to be asked for again
 """
 
 import json
@@ -181,7 +181,7 @@ class Victim:
 
 def main() -> None:
     """Come to life, ask again for what was never answered, and go on."""
-    directory, path, seed, point, count = sys.argv[1:]
+    directory, path, place, seed, point, count = sys.argv[1:]
     torch.set_num_threads(1)
     left = int(count)
 
@@ -194,7 +194,7 @@ def main() -> None:
 
     engine = tiny_engine(
         Path(directory),
-        journal=f"{path}/sessions.journal",
+        journal=place,
         disk=f"{path}/disk",
         disk_limit=8 << 20,
         snapshot_seconds=0.05,
