@@ -14,7 +14,8 @@ import signal
 import sqlite3
 import subprocess
 import tempfile
-from contextlib import closing
+import time
+from contextlib import closing, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -100,19 +101,23 @@ class Cluster:
         self._run("pg_ctl", "-w", "-t", "120", "-s", "-m", "fast", "stop")
 
     def kill(self) -> None:
-        """Kill it: its other processes end with it."""
-        process = int((self.data / "postmaster.pid").read_text().split()[0])
-        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-        for each in (process, *map(int, children)):
-            try:
-                os.kill(each, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        (self.data / "postmaster.pid").unlink()
+        """Kill all of its processes, without a word before, and return when they are gone."""
+        first = int((self.data / "postmaster.pid").read_text().split()[0])
+        children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+        processes = [first, *map(int, children)]
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        while any(_runs(process) for process in processes):
+            time.sleep(0.01)
+        # Where nobody waits for orphans, they stay in the table of processes and seem to run.
+        for file in (self.data / "postmaster.pid", *self.directory.glob(".s.PGSQL.*")):
+            file.unlink()
 
     def remove(self) -> None:
         """Stop it and remove its files."""
-        self._run("pg_ctl", "-w", "-t", "120", "-s", "-m", "immediate", "stop")
+        if (self.data / "postmaster.pid").exists():
+            self._run("pg_ctl", "-w", "-t", "120", "-s", "-m", "immediate", "stop")
         shutil.rmtree(self.directory)
 
     def url(self, database: str, **parameters: str) -> str:
@@ -133,6 +138,14 @@ class Cluster:
         name = f"test_{os.getpid()}_{self._made}"
         self.sql("postgres", f"CREATE DATABASE {name} TEMPLATE empty")
         return name
+
+
+def _runs(process: int) -> bool:
+    """Whether a process exists and has not ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _user() -> str | None:
