@@ -81,8 +81,8 @@ class Link:
 
     def __init__(self, url: str, durability: Durability) -> None:
         self.place = shown(url)
-        self.lost_since: float | None = None
-        """When the connection was lost; None while there is one."""
+        self.failing_since: float | None = None
+        """When the first statement failed, or the connection; None while statements succeed."""
         self.problem = ""
         """Why there is no connection."""
         self.warned = False
@@ -90,7 +90,8 @@ class Link:
         self._url = url
         self._durability = durability
         self._connection: Connection | None = None
-        self._wait = BACK_OFF_FIRST_SECONDS
+        self._failures = 0
+        """Failures since the last statement that succeeded."""
         self._next_try = 0.0
 
     def open(self) -> Connection:
@@ -110,26 +111,34 @@ class Link:
         try:
             self._connection = connect(self._url, self._durability)
         except psycopg.Error as error:
-            self._lose(error)
+            self._fail(error)
             self._next_try = time.monotonic() + self._wait
-            self._wait = min(2 * self._wait, BACK_OFF_MAX_SECONDS)
             raise Unreachable(self.problem) from error
         self._connection.add_notice_handler(self._notice)
-        if self.lost_since is not None:
-            log.warning("%s is reached again", self.place)
-        self.lost_since, self.problem = None, ""
-        self._wait, self._next_try = BACK_OFF_FIRST_SECONDS, 0.0
         return self._connection
 
-    def drop(self, error: Exception) -> None:
-        """Close the connection after an error on it; it is opened again at the next use."""
-        self.close()
-        self._lose(error)
+    @property
+    def _wait(self) -> float:
+        return min(BACK_OFF_FIRST_SECONDS * 2.0 ** min(self._failures - 1, 16), BACK_OFF_MAX_SECONDS)
 
-    def _lose(self, error: Exception) -> None:
+    def worked(self) -> None:
+        """A statement has succeeded."""
+        if self.failing_since is not None:
+            log.warning("%s is reached again", self.place)
+        self.failing_since, self.problem, self._failures, self._next_try = None, "", 0, 0.0
+
+    def drop(self, error: Exception) -> None:
+        """Close the connection after an error on it; the first time it is opened again at the next use."""
+        self.close()
+        self._fail(error)
+        if self._failures > 1:
+            self._next_try = time.monotonic() + self._wait
+
+    def _fail(self, error: Exception) -> None:
         self.problem = in_words(error)
-        if self.lost_since is None:
-            self.lost_since = time.monotonic()
+        self._failures += 1
+        if self.failing_since is None:
+            self.failing_since = time.monotonic()
             log.warning("%s: the connection is lost; trying again: %s", self.place, self.problem)
 
     def _notice(self, diagnostic: Diagnostic) -> None:

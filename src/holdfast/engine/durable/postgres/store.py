@@ -206,8 +206,8 @@ class PostgresJournal:
 
     def _failed(self, problem: str | None) -> bool:
         """A write failed: at once a fault, or, if the database is out of reach, after a while."""
-        lost = self._link.lost_since
-        if problem is None and lost is not None and time.monotonic() - lost >= PATIENCE_SECONDS:
+        since = self._link.failing_since
+        if problem is None and since is not None and time.monotonic() - since >= PATIENCE_SECONDS:
             problem = f"the database is out of reach: {self._link.problem}"
         if problem is not None:
             if self.fault is None:
@@ -243,9 +243,8 @@ class PostgresJournal:
         }
 
     def _connection(self) -> Connection:
-        lost = self._link.lost_since is not None
         connection = self._link.use()
-        if lost:
+        if self._link.failing_since is not None:
             hold_life(connection, self.life)
         return connection
 
@@ -263,6 +262,7 @@ class PostgresJournal:
             accepted = self._accepted_before(connection, batch)
         if self._link.warned:
             raise psycopg.OperationalError("the commit was not replicated in time")
+        self._link.worked()
         self._compaction.add(batch.loose)
         self._batch = batch.number
         self._renewed = self._clock()
@@ -325,6 +325,7 @@ class PostgresJournal:
             if not renew_life(self._connection(), self.life):
                 self._end()
             elif not self.pending:
+                self._link.worked()
                 self.fault = None
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             self._link.drop(error)
