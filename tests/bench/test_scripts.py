@@ -1,13 +1,16 @@
 """The benchmarks that are run as modules: all of them start, and those without a GPU or a server measure."""
 
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from holdfast.bench.cpu import __main__ as cpu
 from holdfast.bench.cpu import host_step
-from holdfast.bench.server import attacks, engine_turns
+from holdfast.bench.server import attacks, commits, engine_turns
 from holdfast.bench.timing import in_turn
+from holdfast.engine.durable.stores import read_sessions
+from tests.databases import STORES, new_place
 
 SCRIPTS = (
     "cpu.__main__",
@@ -19,6 +22,7 @@ SCRIPTS = (
     "gpu.kernels",
     "gpu.write_shape",
     "server.__main__",
+    "server.commits",
     "server.neighbours",
     "server.page_map",
 )
@@ -42,6 +46,14 @@ def test_the_engine_is_measured_without_sockets(monkeypatch: pytest.MonkeyPatch)
     figures = engine_turns.engine_turns("echo-hybrid")
     assert set(figures) == {"engine_turn_10_ms", "engine_turn_150_ms", "ratio_engine_turn_150_to_10"}
     assert all(value > 0 for value in figures.values())
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_commits_are_measured_on_both_stores(store: str, tmp_path: Path) -> None:
+    place = new_place(store, tmp_path / "journal")
+    figures = commits.commits(place, "commit", sessions=3, steps=5, ends=2, step_seconds=0.001)
+    assert figures["turns"] == 10 and 0 < figures["added_p50_ms"] <= figures["added_p99_ms"]
+    assert read_sessions(place) == [], "its sessions are gone"
 
 
 def test_the_host_is_measured_without_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,10 @@ from holdfast.client import Client
 from holdfast.engine.durable.records import SCHEMA
 from tests.client.serving import serving
 from tests.client.test_commands import command
+from tests.databases import new_place
 
 
-def look(journal: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def look(journal: str | Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return command("sessions", *arguments, HOLDFAST_JOURNAL=str(journal))
 
 
@@ -48,6 +49,28 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert "has no session absent" in look(path, "rm", "absent").stderr
         assert "ann/talk" in look(path, "ls").stdout, "reading beside a server is allowed"
     return path
+
+
+def test_a_journal_in_a_database_is_listed_shown_and_changed() -> None:
+    place = new_place("postgres", Path())
+    secret = place.replace("holdfast@", "holdfast:secret@")
+    with Engine("echo", journal=secret) as engine:
+        for name in ("red/talk", "red/other"):
+            engine.session(id=name).say("hello", Sampling(max_tokens=4)).wait()
+        busy = look(secret, "rm", "talk")
+        assert busy.returncode == 1 and "in use by another server named 'holdfast'" in busy.stderr
+        assert "red/talk" in look(secret, "ls").stdout, "reading beside a server is allowed"
+    assert "1 turn" not in look(secret, "show", "absent").stdout
+    shown = look(secret, "show", "talk", "--text")
+    assert "hell" in shown.stdout and "ended turn" in shown.stdout
+    removed = look(secret, "rm", "talk")
+    assert removed.stdout == "red/talk is removed\n", removed.stderr
+    left = look(secret, "ls")
+    assert "red/other" in left.stdout and "red/talk" not in left.stdout
+    missing = look("postgresql://ann:secret@127.0.0.1:1/db?connect_timeout=2", "ls")
+    assert missing.returncode == 1 and "cannot be reached" in missing.stderr
+    said = (busy, shown, removed, left, missing)
+    assert not any("secret" in each.stdout + each.stderr for each in said)
 
 
 def test_names_are_shown_as_they_are_whatever_their_letters(tmp_path: Path) -> None:

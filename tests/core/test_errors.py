@@ -22,6 +22,7 @@ FIELDS = {
     "TurnConflict": ("turn_conflict", "turn_id"),
     "RequestConflict": ("request_conflict", "request_id"),
     "JournalUnavailable": ("journal_unavailable", None),
+    "SessionMoved": ("session_moved", None),
     "UnknownTurn": ("turn_not_found", "turn_id"),
     "NothingToKeep": ("nothing_to_keep", "keep_tokens"),
     "UnknownBoundary": ("turn_not_found", "to_turn"),

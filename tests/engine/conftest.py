@@ -31,16 +31,17 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(params=sorted(CONFIGURATIONS))
 def make(request: pytest.FixtureRequest, directories: dict[str, Path]) -> Iterator[Make]:
     """Engines of a dense and a hybrid family in turn; at the end each is closed, audited and found empty."""
-    yield from _maker(directories[request.param])
+    yield from maker(directories[request.param])
 
 
 @pytest.fixture(params=["bamba", "llama", pytest.param("mistral", marks=pytest.mark.soak), "olmo3"])
 def make_any(request: pytest.FixtureRequest, directories: dict[str, Path]) -> Iterator[Make]:
     """As `make`, with families of every layout of memory; windows alone belong to the long runs."""
-    yield from _maker(directories[request.param])
+    yield from maker(directories[request.param])
 
 
-def _maker(directory: Path) -> Iterator[Make]:
+def maker(directory: Path) -> Iterator[Make]:
+    """Makes engines of a model directory; at the end each is closed, audited and found empty."""
     made: list[Engine] = []
 
     def engine(**options: object) -> Engine:

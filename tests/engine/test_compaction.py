@@ -8,13 +8,14 @@ import pytest
 
 from holdfast.core.errors import RequestConflict, SessionBusy, UnknownBoundary
 from holdfast.engine.durable.answers import StoredAnswer, StoredCall, calls_in, details_of
-from holdfast.engine.durable.journal import Journal
-from holdfast.engine.durable.journal_reading import read_log
 from holdfast.engine.durable.records import Compacted, Ended, FinishedTurn, Forked, Opened, StoredSession
+from holdfast.engine.durable.stores import read_log
 from holdfast.engine.engine import Session
 from holdfast.engine.tools.answer import AnswerSpec
+from tests.databases import STORES, new_place
 from tests.engine.conftest import Make
 from tests.engine.direct import direct
+from tests.engine.test_journal import store_at, write
 from tests.engine.tiny import END, MARKS, greedy, word
 
 CALLS = details_of(
@@ -127,20 +128,17 @@ STORY = (Opened("s", "red", 60.0, "{}", None, 1000.0), ended(1), ended(2), ended
 COMPACTED = Compacted("s", 2, 3, "c1", (7, 8, 9))
 
 
-def write(path: Path, *records: object) -> list[StoredSession]:
-    with Journal(path, "commit", "v") as journal:
-        for record in records:
-            journal.append(record)  # type: ignore[arg-type]
-        assert journal.flush()
-        return journal.load()
+@pytest.fixture(params=STORES)
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A journal of each store in turn."""
+    return new_place(request.param, tmp_path / "journal")
 
 
 def history(session: StoredSession) -> list[tuple[str, list[int], list[int]]]:
     return [(turn.turn_id, turn.input, turn.output) for turn in session.turns]
 
 
-def test_the_turns_after_it_keep_their_answers_and_forks_keep_the_old_history(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
+def test_the_turns_after_it_keep_their_answers_and_forks_keep_the_old_history(path: str) -> None:
     whole, fork = write(path, *STORY, Forked("f", "s", 4, 1001.0), COMPACTED)
     assert history(whole) == [
         ("t1", [1, 1], [101, 201]),
@@ -155,8 +153,7 @@ def test_the_turns_after_it_keep_their_answers_and_forks_keep_the_old_history(tm
 
 
 @pytest.mark.parametrize("point", ["before append", "mid-record", "after write", "after fsync"])
-def test_a_death_leaves_the_old_history_or_the_new_one(tmp_path: Path, point: str) -> None:
-    path = tmp_path / "journal"
+def test_a_death_leaves_the_old_history_or_the_new_one(path: str, point: str) -> None:
     write(path, *STORY)
     child = os.fork()
     if child == 0:
@@ -165,7 +162,7 @@ def test_a_death_leaves_the_old_history_or_the_new_one(tmp_path: Path, point: st
             if here == point:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        journal = Journal(path, "commit", "v", probe=at)
+        journal = store_at(path, at)
         journal.append(COMPACTED)
         journal.flush()
         os._exit(1)

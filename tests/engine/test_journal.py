@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from holdfast.engine.constraints.grammar import Grammar, Kind
 from holdfast.engine.durable import journal_rows, journal_tables
 from holdfast.engine.durable.answers import StoredAnswer, StoredCall, calls_in, details_of
 from holdfast.engine.durable.journal import Journal, JournalError
-from holdfast.engine.durable.journal_reading import load, open_for_reading, read_log, read_sessions
+from holdfast.engine.durable.journal_reading import load, open_for_reading
+from holdfast.engine.durable.places import is_database
 from holdfast.engine.durable.records import (
     TURNS_KEPT,
     Closed,
@@ -35,7 +37,10 @@ from holdfast.engine.durable.records import (
     StoredSession,
     Truncated,
 )
+from holdfast.engine.durable.store import Probe, Store
+from holdfast.engine.durable.stores import open_store, read_log, read_sessions
 from holdfast.engine.tools.answer import AnswerSpec
+from tests.databases import STORES, new_place, run_sql
 
 VERSION_3 = Path(__file__).with_name("journals") / "version_3.journal.gz"
 ANSWERED = StoredAnswer("hm", (StoredCall("c1", "f", '{"a": 1}', "complete", 3),), 2)
@@ -51,24 +56,39 @@ def ended(name: str, number: int, said: tuple[int, ...] = (1, 2, 3), heard: int 
     return Ended(name, said, turn)
 
 
-def write(path: Path, *records: Record) -> list[StoredSession]:
-    with Journal(path, "commit", "v") as journal:
+def write(path: str | Path, *records: Record) -> list[StoredSession]:
+    """Write records as a server does that starts and ends; returns the sessions.
+
+    A database has to be read first: only what a life knows of its sessions can be changed.
+    """
+    with closing(open_store(str(path), "commit", "v", lock_timeout=20.0)) as journal:
+        found = list(journal.sessions()) if is_database(path) else []
         for record in records:
             journal.append(record)
         assert journal.flush()
-        return journal.load()
+        while is_database(path) and journal.compact():
+            continue
+        if is_database(path):
+            return read_sessions(path) if records else found
+        return list(journal.sessions())
+
+
+def store_at(place: str, probe: Probe | None = None) -> Store:
+    """A journal that is open for writing and was read."""
+    if is_database(place):
+        module = import_module("holdfast.engine.durable.postgres.store")
+        opened: Store = module.PostgresJournal(place, "commit", "v", probe, lock_timeout=20.0)
+        list(opened.sessions())
+        return opened
+    return Journal(Path(place), "commit", "v", probe)
 
 
 def history(session: StoredSession) -> list[int]:
     return [token for turn in session.turns for token in (*turn.input, *turn.output)]
 
 
-def rows(path: Path, table: str) -> int:
-    connection = sqlite3.connect(path)
-    try:
-        return int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
-    finally:
-        connection.close()
+def rows(path: str | Path, table: str) -> int:
+    return int(run_sql(str(path), f"SELECT count(*) FROM {table}")[0][0])
 
 
 @pytest.fixture
@@ -76,9 +96,15 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "kept" / "sessions.journal"
 
 
-def test_a_session_comes_back_as_it_was(path: Path) -> None:
-    write(path, opened(), ended("s", 1), ended("s", 2, (), 2), Requested("s", "q", "rewind 1", ""))
-    (session,) = read_sessions(path)
+@pytest.fixture(params=STORES)
+def place(request: pytest.FixtureRequest, path: Path) -> str:
+    """A journal of each store in turn."""
+    return new_place(request.param, path)
+
+
+def test_a_session_comes_back_as_it_was(place: str, path: Path) -> None:
+    write(place, opened(), ended("s", 1), ended("s", 2, (), 2), Requested("s", "q", "rewind 1", ""))
+    (session,) = read_sessions(place)
     described = (session.id, session.tenant, session.ttl, session.metadata, session.system, session.created)
     assert described == ("s", "red", 60.0, '{"caller": 7}', "Be brief.", 1000.0)
     assert [(turn.turn_id, turn.input, turn.output) for turn in session.turns] == [
@@ -88,21 +114,21 @@ def test_a_session_comes_back_as_it_was(path: Path) -> None:
     assert session.tokens == 9
     assert session.finished == [ended("s", 1).turn, ended("s", 2, (), 2).turn]
     assert session.requests == {"q": ("rewind 1", "")}
-    assert path.stat().st_mode & 0o077 == 0, "conversations are their owner's alone"
+    assert is_database(place) or path.stat().st_mode & 0o077 == 0, "conversations are their owner's alone"
 
 
-def test_a_file_of_a_session_is_known_until_it_is_not(path: Path) -> None:
+def test_a_file_of_a_session_is_known_until_it_is_not(place: str) -> None:
     kept = SnapshotWritten("s", "a.safetensors", 7, 4096)
-    (session,) = write(path, opened(), ended("s", 1), kept)
+    (session,) = write(place, opened(), ended("s", 1), kept)
     assert session.snapshot == kept
-    (session,) = write(path, SnapshotDropped("s"))
+    (session,) = write(place, SnapshotDropped("s"))
     assert session.snapshot is None
 
 
-def test_cuts_forks_and_closes(path: Path) -> None:
+def test_cuts_forks_and_closes(place: str) -> None:
     turns = [ended("s", number) for number in (1, 2, 3)]
     sessions = write(
-        path,
+        place,
         opened(),
         *turns,
         Forked("f", "s", 2, 1001.0),
@@ -117,25 +143,25 @@ def test_cuts_forks_and_closes(path: Path) -> None:
     ends = {session.id: history(session)[-1:] for session in sessions}
     assert ends == {"s": [103], "f": [403], "g": [300], "h": []}
     assert {session.parent for session in sessions} == {None, "s", "f"}
-    remaining = write(path, Closed("s", "closed"), Closed("h", "closed"))
+    remaining = write(place, Closed("s", "closed"), Closed("h", "closed"))
     assert {session.id: history(session)[-1:] for session in remaining} == {"f": [403], "g": [300]}
 
 
-def test_a_fork_writes_no_history_again_and_orphans_are_swept_away(path: Path) -> None:
-    write(path, opened(), *(ended("s", number) for number in range(20)))
-    write(path, *(Forked(f"f{number}", "s", 20, 1.0) for number in range(100)))
-    assert rows(path, "turns") == 20
-    write(path, Truncated("s", 3, None), *(Closed(f"f{number}", "closed") for number in range(99)))
-    assert rows(path, "turns") == 20, "one fork still leans on all of them"
-    write(path, Closed("f99", "closed"))
-    write(path)
-    assert rows(path, "turns") == 3
+def test_a_fork_writes_no_history_again_and_orphans_are_swept_away(place: str) -> None:
+    write(place, opened(), *(ended("s", number) for number in range(20)))
+    write(place, *(Forked(f"f{number}", "s", 20, 1.0) for number in range(100)))
+    assert rows(place, "turns") == 20
+    write(place, Truncated("s", 3, None), *(Closed(f"f{number}", "closed") for number in range(99)))
+    assert rows(place, "turns") == 20, "one fork still leans on all of them"
+    write(place, Closed("f99", "closed"))
+    write(place)
+    assert rows(place, "turns") == 3
 
 
-def test_what_a_client_may_ask_for_again_is_bounded(path: Path) -> None:
+def test_what_a_client_may_ask_for_again_is_bounded(place: str) -> None:
     many = [ended("s", number) for number in range(3 * TURNS_KEPT)]
     asked = [Requested("s", f"q{number}", "rewind 0", "") for number in range(3 * TURNS_KEPT)]
-    (session,) = write(path, opened(), *many, *asked)
+    (session,) = write(place, opened(), *many, *asked)
     assert [turn.turn_id for turn in session.finished] == [each.turn.turn_id for each in many[-TURNS_KEPT:]]
     assert list(session.requests) == [each.request_id for each in asked[-TURNS_KEPT:]]
     assert len(session.turns) == len(many), "history is not"
@@ -193,11 +219,11 @@ def test_a_record_that_cannot_be_written_leaves_no_transaction_open(path: Path) 
     assert len(read_sessions(path)[0].turns) == 1
 
 
-def crash(path: Path, *records: Record, point: str) -> None:
+def crash(path: str | Path, *records: Record, point: str) -> None:
     """Write records and die at a point, without any of the goodbyes."""
     child = os.fork()
     if child == 0:
-        journal = Journal(path, "commit", "v", probe=lambda here: os._exit(9) if here == point else None)
+        journal = store_at(str(path), lambda here: os._exit(9) if here == point else None)
         for record in records:
             journal.append(record)
         journal.flush()
@@ -209,10 +235,10 @@ def crash(path: Path, *records: Record, point: str) -> None:
     ("point", "there"),
     [("before append", 1), ("mid-record", 1), ("after write", 1), ("after fsync", 3)],
 )
-def test_a_death_leaves_whole_transactions(path: Path, point: str, there: int) -> None:
-    write(path, opened(), ended("s", 1))
-    crash(path, ended("s", 2), ended("s", 3), point=point)
-    (session,) = write(path)
+def test_a_death_leaves_whole_transactions(place: str, point: str, there: int) -> None:
+    write(place, opened(), ended("s", 1))
+    crash(place, ended("s", 2), ended("s", 3), point=point)
+    (session,) = write(place)
     assert len(session.turns) == there
     assert len(session.finished) == there
 
@@ -232,21 +258,19 @@ def test_a_torn_write_costs_what_was_never_acknowledged(path: Path) -> None:
         path.write_bytes(saved)
 
 
-def test_a_row_that_was_changed_is_never_believed(path: Path) -> None:
-    write(path, opened(), *(ended("s", number) for number in (1, 2, 3)), Forked("f", "s", 1, 1.0))
-    connection = sqlite3.connect(path)
-    packed = connection.execute("SELECT output FROM turns WHERE turn_id = 't2'").fetchone()[0]
-    flipped = bytes([packed[0] ^ 4]) + packed[1:]
-    connection.execute("UPDATE turns SET output = ? WHERE turn_id = 't2'", (flipped,))
-    connection.commit()
-    connection.close()
-    sessions = {session.id: session for session in write(path)}
+def test_a_row_that_was_changed_is_never_believed(place: str) -> None:
+    write(place, opened(), *(ended("s", number) for number in (1, 2, 3)), Forked("f", "s", 1, 1.0))
+    run_sql(place, "UPDATE turns SET output = x'04000000' WHERE turn_id = 't2'")
+    sessions = {session.id: session for session in write(place)}
     assert [turn.turn_id for turn in sessions["s"].turns] == ["t1"]
     assert sessions["s"].damaged and not sessions["f"].damaged
 
 
-def change(path: Path, statement: str, *values: object) -> None:
+def change(path: str | Path, statement: str, *values: object) -> None:
     """Damage a journal."""
+    if not values:
+        run_sql(str(path), statement)
+        return
     connection = sqlite3.connect(path)
     connection.execute(statement, values)
     connection.commit()
@@ -259,55 +283,55 @@ DAMAGES = {
     "no place": ("UPDATE turns SET depth = 0 WHERE turn_id = 't3'", ["t1", "t2"]),
     "a place before all": ("UPDATE turns SET depth = -3 WHERE turn_id = 't1'", []),
     "the place before it": ("UPDATE turns SET depth = 2 WHERE turn_id = 't3'", ["t1", "t2"]),
-    "link": ("UPDATE turns SET before = 1 WHERE turn_id = 't3'", ["t1"]),
+    "link": ("UPDATE turns SET before = (SELECT min(number) FROM turns) WHERE turn_id = 't3'", ["t1"]),
     "gap": ("DELETE FROM turns WHERE turn_id = 't2'", []),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_session_goes_on_from_where_it_is_whole(path: Path, damage: str) -> None:
+def test_a_damaged_session_goes_on_from_where_it_is_whole(place: str, damage: str) -> None:
     """What is said afterwards is there after the next restart, too, and can be cut and forked."""
-    write(path, opened(), *(ended("s", number) for number in (1, 2, 3, 4)))
+    write(place, opened(), *(ended("s", number) for number in (1, 2, 3, 4)))
     statement, whole = DAMAGES[damage]
-    change(path, statement)
-    (before,) = read_sessions(path)
+    change(place, statement)
+    (before,) = read_sessions(place)
     assert before.damaged
     kept = [turn.turn_id for turn in before.turns]
     assert kept == whole
-    with Journal(path, "commit", "v") as journal:
-        (session,) = journal.load()
+    with closing(open_store(place, "commit", "v")) as journal:
+        (session,) = journal.sessions()
         assert [turn.turn_id for turn in session.turns] == kept
         for record in (ended("s", 5), ended("s", 6), Forked("f", "s", len(kept) + 1, 1.0)):
             journal.append(record)
         assert journal.flush()
-    after = {session.id: session for session in read_sessions(path)}
+    after = {session.id: session for session in read_sessions(place)}
     assert not after["s"].damaged
     assert [turn.turn_id for turn in after["s"].turns] == [*kept, "t5", "t6"]
     assert [turn.turn_id for turn in after["f"].turns] == [*kept, "t5"]
-    write(path, Truncated("s", 0, None))
-    assert [session.turns for session in read_sessions(path) if session.id == "s"] == [[]]
+    write(place, Truncated("s", 0, None))
+    assert [session.turns for session in read_sessions(place) if session.id == "s"] == [[]]
 
 
-def test_answers_and_notes_that_cannot_be_read_are_forgotten(path: Path) -> None:
-    write(path, opened(), ended("s", 1), ended("s", 2))
-    change(path, "UPDATE finished SET result = '{\"turn_id\": 7' WHERE turn_id = 't1'")
-    change(path, "UPDATE sessions SET metadata = '{half'")
-    (session,) = write(path)
+def test_answers_and_notes_that_cannot_be_read_are_forgotten(place: str) -> None:
+    write(place, opened(), ended("s", 1), ended("s", 2))
+    change(place, "UPDATE finished SET result = '{\"turn_id\": 7' WHERE turn_id = 't1'")
+    change(place, "UPDATE sessions SET metadata = '{half'")
+    (session,) = write(place)
     assert [turn.turn_id for turn in session.finished] == ["t2"]
     assert (session.metadata, len(session.turns), session.damaged) == ("{}", 2, False)
 
 
-def test_a_journal_of_other_words_is_refused(path: Path) -> None:
-    write(path, opened())
+def test_a_journal_of_other_words_is_refused(place: str) -> None:
+    write(place, opened())
     with pytest.raises(JournalError, match="another vocabulary"):
-        Journal(path, "commit", "w")
-    assert len(write(path)) == 1, "the refused one let go of it"
+        open_store(place, "commit", "w")
+    assert len(write(place)) == 1, "the refused one let go of it"
 
 
-def test_one_writer_at_a_time(path: Path) -> None:
-    with Journal(path, "commit", "v"), pytest.raises(JournalError, match="in use"):
-        Journal(path, "commit", "v")
-    write(path)
+def test_one_writer_at_a_time(place: str) -> None:
+    with closing(open_store(place, "commit", "v")), pytest.raises(JournalError, match="in use"):
+        open_store(place, "commit", "v")
+    write(place)
 
 
 def test_one_writer_at_a_time_under_all_names_of_a_journal(path: Path) -> None:
@@ -480,19 +504,19 @@ def test_damaged_tools_are_dropped(path: Path, damage: str) -> None:
     assert session.tools == "[]" and len(session.turns) == 1
 
 
-def test_damaged_details_end_the_history(path: Path) -> None:
-    write(path, opened(), ended("s", 1), replace(ended("s", 2), details='{"calls": []}'))
-    change(path, "UPDATE turns SET details = '{}' WHERE turn_id = 't2'")
-    (session,) = read_sessions(path)
+def test_damaged_details_end_the_history(place: str) -> None:
+    write(place, opened(), ended("s", 1), replace(ended("s", 2), details='{"calls": []}'))
+    change(place, "UPDATE turns SET details = '{}' WHERE turn_id = 't2'")
+    (session,) = read_sessions(place)
     assert [turn.turn_id for turn in session.turns] == ["t1"] and session.damaged
 
 
 @pytest.mark.parametrize(
     "value", [1, {}, {"reasoning": 1, "calls": [], "reasoning_tokens": 0}, {**asdict(ANSWERED), "calls": [1]}]
 )
-def test_a_wrong_answer_drops_the_result(path: Path, value: object) -> None:
-    write(path, opened(), Ended("s", (1,), replace(ended("s", 1).turn, answer=value)))  # type: ignore[arg-type]
-    (session,) = read_sessions(path)
+def test_a_wrong_answer_drops_the_result(place: str, value: object) -> None:
+    write(place, opened(), Ended("s", (1,), replace(ended("s", 1).turn, answer=value)))  # type: ignore[arg-type]
+    (session,) = read_sessions(place)
     assert session.finished == [] and len(session.turns) == 1
 
 
@@ -547,11 +571,11 @@ def test_an_older_journal_is_brought_up_step_by_step(path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("durability", ["off", "commit", "fsync"])
-def test_every_setting_writes_the_same(path: Path, durability: str) -> None:
-    with Journal(path, durability, "v") as journal:  # type: ignore[arg-type]
+def test_every_setting_writes_the_same(place: str, durability: str) -> None:
+    with closing(open_store(place, durability, "v")) as journal:  # type: ignore[arg-type]
         journal.append(opened())
         journal.append(ended("s", 1))
-    assert len(read_sessions(path)[0].turns) == 1
+    assert len(read_sessions(place)[0].turns) == 1
 
 
 class NoRoomToShare(sqlite3.Connection):

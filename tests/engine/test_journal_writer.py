@@ -13,8 +13,9 @@ from holdfast.engine.durable import journal as journal_module
 from holdfast.engine.durable import journal_compaction
 from holdfast.engine.durable.journal import Journal
 from holdfast.engine.durable.journal_reading import read_sessions
-from holdfast.engine.durable.journal_writer import JournalWriter
-from holdfast.engine.durable.records import Closed, Forked, Record, Truncated
+from holdfast.engine.durable.journal_writer import JournalWriter, Settled
+from holdfast.engine.durable.records import Closed, Forked, Record, StoredSession, Truncated
+from holdfast.engine.durable.store import Durability
 from tests.engine.test_journal import ended, opened, rows, write
 
 WAIT_SECONDS = 30.0
@@ -23,7 +24,13 @@ WAIT_SECONDS = 30.0
 class ScriptedStore:
     """A store that keeps records when it is told to, and says how it was called."""
 
+    durability: Durability = "commit"
+    place = "nowhere"
+
     def __init__(self) -> None:
+        self.refused: frozenset[str] = frozenset()
+        self.renewed = 0
+        self.rest: float | None = None
         self.fault: str | None = None
         self.may_write = threading.Semaphore(0)
         self.broken = False
@@ -51,6 +58,23 @@ class ScriptedStore:
         self._pending = []
         return True
 
+    def sessions(self) -> Iterator[StoredSession]:
+        yield from ()
+
+    def adopt_vocabulary(self) -> None:
+        """It has none."""
+
+    def take_refused(self) -> frozenset[str]:
+        refused, self.refused = self.refused, frozenset()
+        return refused
+
+    def keep_alive(self) -> float | None:
+        self.renewed += 1
+        return self.rest
+
+    def close(self) -> None:
+        """It holds nothing."""
+
     def compact(self) -> bool:
         self.tidied += 1
         return self.tidied % self.portions != 0
@@ -70,15 +94,18 @@ def writer(store: ScriptedStore) -> Iterator[JournalWriter]:
     made.close()
 
 
-def until_durable(writer: JournalWriter, number: int) -> None:
-    while writer.take_durable() < number:
-        assert writer.writing
+def until_durable(writer: JournalWriter, number: int) -> list[Settled]:
+    settled: list[Settled] = []
+    while not settled or settled[-1].ticket < number:
+        assert writer.writing or writer.durable >= number
         writer.wait(WAIT_SECONDS)
+        settled += writer.take_settled()
+    return settled
 
 
 def test_whoever_submits_goes_on_and_is_told_in_order(store: ScriptedStore, writer: JournalWriter) -> None:
     assert [writer.submit([opened(f"s{number}")]) for number in range(3)] == [1, 2, 3]
-    assert (writer.take_durable(), writer.writing, store.kept) == (0, True, [])
+    assert (writer.take_settled(), writer.writing, store.kept) == ([], True, [])
     store.may_write.release(3)
     until_durable(writer, 3)
     assert [record.session for batch in store.kept for record in batch] == ["s0", "s1", "s2"]
@@ -106,7 +133,7 @@ def test_what_cannot_be_written_is_written_when_it_can(store: ScriptedStore, wri
     assert store.fault == "the disk is full", "whoever waits is told of a fault"
     writer.submit([ended("s", 1)])
     store.may_write.release(3)
-    assert writer.take_durable() == 0
+    assert writer.take_settled() == []
     store.broken = False
     store.may_write.release(1000)
     until_durable(writer, 2)
@@ -120,7 +147,7 @@ def test_an_error_of_any_kind_is_a_fault_and_not_the_end_of_the_thread(tmp_path:
     writer.submit([opened("s"), opened("\ud800")])
     while journal.fault is None:
         writer.wait(0.05)
-    assert writer.take_durable() == 0 and writer.writing
+    assert writer.take_settled() == [] and writer.writing
     writer.close()
     journal._pending.pop()
     journal.close()
@@ -151,6 +178,29 @@ def test_the_store_is_tidied_in_portions_when_nothing_is_to_be_written(
     until_durable(writer, 2)
     assert len(store.kept) == 2, "a batch waits for one portion at most"
     store.portions = 1
+
+
+def test_sessions_that_the_store_refuses_are_named_with_their_batch(
+    store: ScriptedStore, writer: JournalWriter
+) -> None:
+    writer.submit([opened("mine"), opened("theirs")])
+    store.refused = frozenset({"theirs"})
+    store.may_write.release(1000)
+    assert until_durable(writer, 1) == [Settled(1, frozenset({"theirs"}))]
+    writer.submit([ended("mine", 1)])
+    assert until_durable(writer, 2) == [Settled(2, frozenset())]
+
+
+def test_a_lease_is_renewed_while_nothing_is_written_and_its_loss_is_told(store: ScriptedStore) -> None:
+    store.rest = 0.001
+    writer = JournalWriter(store)
+    while store.renewed < 5:
+        writer._poll.poll(1)
+    store.refused = frozenset({"s"})
+    while not (settled := writer.take_settled()):
+        writer._poll.poll(1000)
+    assert settled == [Settled(0, frozenset({"s"}))]
+    writer.close()
 
 
 # --- compaction ---

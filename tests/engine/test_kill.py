@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.tokens import TokenLog
-from holdfast.engine.durable.journal_reading import read_sessions
 from holdfast.engine.durable.records import StoredSession
+from holdfast.engine.durable.stores import read_sessions
 from holdfast.engine.engine import Engine
+from tests.databases import STORES, new_place
 from tests.engine.tiny import greedy, tiny_engine, word
 from tests.preloaded.commands import Command
 
@@ -33,10 +34,10 @@ def picture(stored: StoredSession) -> dict[str, object]:
 class Graveyard:
     """What was promised so far, and what was found."""
 
-    def __init__(self, directory: Path, path: Path) -> None:
+    def __init__(self, directory: Path, path: Path, store: str) -> None:
         self.directory = directory
         self.path = path
-        self.journal = path / "sessions.journal"
+        self.journal = new_place(store, path / "sessions.journal")
         self.again: list[dict[str, object]] = []
         self.acknowledged = 0
         self.begun = 0
@@ -45,7 +46,7 @@ class Graveyard:
     def kill_one(self, seed: int, point: str, count: int) -> None:
         """Let a process live until it is killed, and look at what it left."""
         process = Command(
-            *(str(self.directory), str(self.path), str(seed), point, str(count)),
+            *(str(self.directory), str(self.path), self.journal, str(seed), point, str(count)),
             module="tests.engine.victim",
             cwd=ROOT,
             stdin=subprocess.PIPE,
@@ -134,7 +135,7 @@ def recover(graveyard: Graveyard) -> None:
     path = graveyard.path
     engine: Engine = tiny_engine(
         graveyard.directory,
-        journal=str(graveyard.journal),
+        journal=graveyard.journal,
         disk=str(path / "disk"),
         disk_limit=8 << 20,
         kv_tokens=2048,
@@ -150,13 +151,20 @@ def recover(graveyard: Graveyard) -> None:
     assert {file.name for file in (path / "disk").iterdir()} == files
 
 
-@pytest.mark.parametrize("family", ["llama", "bamba"])
+DEATHS = {
+    ("llama", "sqlite"): POINTS,
+    ("bamba", "sqlite"): ("anywhere", "anywhere", "after fsync"),
+    ("llama", "postgres"): ("mid-record", "after write", "anywhere"),
+}
+
+
+@pytest.mark.parametrize(("family", "store"), DEATHS, ids=map("-".join, DEATHS))
 def test_nothing_that_was_acknowledged_is_lost(
-    directories: dict[str, Path], tmp_path: Path, family: str
+    directories: dict[str, Path], tmp_path: Path, family: str, store: str
 ) -> None:
-    graveyard = Graveyard(directories[family], tmp_path)
+    graveyard = Graveyard(directories[family], tmp_path, store)
     dice = random.Random(family)
-    deaths = POINTS if family == "llama" else ("anywhere", "anywhere", "after fsync")
+    deaths = DEATHS[family, store]
     for seed, point in enumerate(deaths):
         graveyard.kill_one(seed, point, dice.randint(40, 90))
     assert graveyard.acknowledged > 40 * len(deaths) // 2
@@ -165,9 +173,10 @@ def test_nothing_that_was_acknowledged_is_lost(
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("family", ["llama", "bamba", "mistral", "olmo3"])
-def test_fifty_deaths(directories: dict[str, Path], tmp_path: Path, family: str) -> None:
-    graveyard = Graveyard(directories[family], tmp_path)
+def test_fifty_deaths(directories: dict[str, Path], tmp_path: Path, family: str, store: str) -> None:
+    graveyard = Graveyard(directories[family], tmp_path, store)
     dice = random.Random(family)
     for seed in range(50):
         graveyard.kill_one(seed, dice.choice((*POINTS, "anywhere", "anywhere")), dice.randint(1, 300))

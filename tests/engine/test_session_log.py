@@ -1,18 +1,18 @@
 """Sessions that outlive their engine: what was acknowledged is there again, and nothing is applied twice."""
 
-import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from holdfast.core import errors
 from holdfast.core.registry import Event
-from holdfast.engine.durable.journal_reading import read_sessions
+from holdfast.engine.durable.stores import read_sessions
 from holdfast.engine.engine import Engine, Session
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import OptionError
-from tests.engine.conftest import Make
+from tests.databases import forbid_writing, new_place, run_sql
+from tests.engine.conftest import Make, maker
 from tests.engine.direct import direct, settle
 from tests.engine.direct import submit as direct_submit
 from tests.engine.tiny import greedy, word
@@ -20,9 +20,24 @@ from tests.engine.tiny import greedy, word
 SAID = [word("the"), word("river"), word("runs")]
 
 
+KINDS = (("bamba", "sqlite"), ("llama", "sqlite"), ("llama", "postgres"))
+
+
+@pytest.fixture(params=KINDS, ids="-".join)
+def kind(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """A family of models, and a store for their journal."""
+    found: tuple[str, str] = request.param
+    return found
+
+
 @pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "sessions.journal")
+def make(kind: tuple[str, str], directories: dict[str, Path]) -> Iterator[Make]:
+    yield from maker(directories[kind[0]])
+
+
+@pytest.fixture
+def path(kind: tuple[str, str], tmp_path: Path) -> str:
+    return new_place(kind[1], tmp_path / "sessions.journal")
 
 
 def history(engine: Engine, session: Session) -> list[int]:
@@ -43,7 +58,7 @@ def break_journal(engine: Engine, broken: bool) -> None:
     """Let nothing be written to the journal's file, or everything again."""
     journal = engine.loop.session_log.journal
     assert journal is not None
-    journal._connection.execute(f"PRAGMA query_only = {'ON' if broken else 'OFF'}")
+    forbid_writing(journal, broken)
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
@@ -104,10 +119,7 @@ def test_a_damaged_session_loses_nothing_that_is_said_after_it(make: Make, path:
         session.say([word(name)] * 3, greedy(6)).wait()
         ends.append(history(engine, session))
     engine.close()
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE turns SET output = x'01000000' WHERE depth = 2")
-    connection.commit()
-    connection.close()
+    run_sql(path, "UPDATE turns SET output = x'01000000' WHERE depth = 2")
     engine = make(journal=path)
     session = engine.resume("s")
     assert (session.turns, history(engine, session)) == (1, ends[0])
@@ -149,7 +161,7 @@ def test_sessions_that_expire_are_gone_for_good(make: Make, path: str) -> None:
     engine.loop.scheduler.tick(engine.loop.now() + 10.0)
     engine.loop.step()
     run(engine.loop)
-    assert [stored.id for stored in read_sessions(Path(path))] == ["long"]
+    assert [stored.id for stored in read_sessions(path)] == ["long"]
 
 
 def test_the_name_of_a_session_that_could_not_come_back_is_not_given_to_another(
@@ -162,12 +174,9 @@ def test_the_name_of_a_session_that_could_not_come_back_is_not_given_to_another(
         engine.session(id=name).say(SAID * 20, greedy(3)).wait()
     known = history(engine, engine.resume("b"))
     engine.close()
-    files = {stored.id: stored.snapshot.file for stored in read_sessions(Path(path)) if stored.snapshot}
+    files = {stored.id: stored.snapshot.file for stored in read_sessions(path) if stored.snapshot}
     assert sorted(files) == ["a", "b", "c"]
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE sessions SET tenant = x'00' WHERE id = 'c'")
-    connection.commit()
-    connection.close()
+    run_sql(path, "UPDATE sessions SET tenant = 'nobody' WHERE id = 'c'")
     engine = make(**options, max_sessions=1)
     assert engine.sessions() == ["a"]
     engine.resume("a").close()
@@ -186,7 +195,7 @@ def test_the_name_of_a_session_that_could_not_come_back_is_not_given_to_another(
     session = engine.resume("b")
     assert history(engine, session) == known
     assert session.say(SAID, greedy(3)).usage.cached_tokens == len(known)
-    assert {stored.id: len(stored.turns) for stored in read_sessions(Path(path))}["c"] == 1
+    assert {stored.id: len(stored.turns) for stored in read_sessions(path)}["c"] == 1
 
 
 # --- idempotency ---
@@ -278,7 +287,7 @@ def test_the_end_of_a_turn_is_told_when_it_is_written(make: Make, path: str) -> 
     heard: list[tuple[str, int]] = []
 
     def listener(event: Event) -> None:
-        heard.append((event.kind, len(read_sessions(Path(path))[0].turns)))
+        heard.append((event.kind, len(read_sessions(path)[0].turns)))
 
     direct_submit(loop, "s", "t1", SAID, greedy(5), listener)
     run(loop)
@@ -333,7 +342,7 @@ def test_a_fault_holds_answers_back_and_refuses_what_is_new(make: Make, path: st
     assert again is not None and len(again.tokens) == (4 if interrupted else 40)
     submit(loop, "other", "t2", "x", [])
     run(loop)
-    stored = {session.id: session.tokens for session in read_sessions(Path(path))}
+    stored = {session.id: session.tokens for session in read_sessions(path)}
     assert stored == {"s": len(long) + len(again.tokens), "other": len(SAID) + 5}
 
 
@@ -368,7 +377,7 @@ def test_a_text_that_nobody_can_write_is_refused_before_it_blocks_the_journal(
     assert history(engine, session) == [*SAID, *known]
     assert session.say(SAID, greedy(3)).finish_reason == "length"
     run(engine.loop)
-    assert {stored.id: len(stored.turns) for stored in read_sessions(Path(path))} == {"s": 2}
+    assert {stored.id: len(stored.turns) for stored in read_sessions(path)} == {"s": 2}
 
 
 def test_metadata_may_hold_anything_that_json_does_and_a_session_may_live_for_ever(
@@ -390,7 +399,7 @@ def test_with_durability_off_nothing_waits_and_nothing_is_refused(make: Make, pa
     assert session.say(SAID * 100, greedy(5)).finish_reason == "length"
     break_journal(engine, False)
     engine.close()
-    assert len(read_sessions(Path(path))[0].turns) == 2
+    assert len(read_sessions(path)[0].turns) == 2
 
 
 def test_a_mark_is_let_go_when_its_turn_is_durable(make: Make, path: str) -> None:
@@ -426,7 +435,7 @@ def test_a_journal_in_use_is_an_error_of_the_option(
 ) -> None:
     make(journal=path)
     monkeypatch.setattr("holdfast.engine.durable.recovery.LOCK_SECONDS", 0.1)
-    with pytest.raises(OptionError, match="in use by another process") as caught:
+    with pytest.raises(OptionError, match="in use by another") as caught:
         make(journal=path)
     assert caught.value.option == "journal"
     for wrong in ({"durability": "always"}, {"disk_limit": 0}, {"snapshot_seconds": -1.0}):

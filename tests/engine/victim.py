@@ -4,7 +4,7 @@ Every act is announced before it is begun and confirmed when it is acknowledged,
 that whoever finds the body knows what was promised. Several sessions have turns in flight at once; each has
 one act at a time. With a point named, it kills itself there.
 
-    python -m tests.engine.victim DIRECTORY PATH SEED POINT COUNT < turns to be asked for again
+    python -m tests.engine.victim DIRECTORY PATH JOURNAL SEED POINT COUNT < turns to be asked for again
 """
 
 import json
@@ -46,6 +46,8 @@ class Victim:
         self.seed = seed
         self.serial = 0
         self.busy: set[str] = set()
+        self.trying = ""
+        """The session of the last act that was begun: not busy if the act is refused."""
         self.at = at
 
     def picture(self, name: str) -> dict[str, object]:
@@ -60,6 +62,11 @@ class Victim:
         say(ack=act, session=name, **self.picture(name), **more)
         self.at("after the answer")
 
+    def begin(self, name: str) -> None:
+        """A session has an act from now on, until that is acknowledged or refused."""
+        self.trying = name
+        self.busy.add(name)
+
     def next_name(self, kind: str) -> str:
         self.serial += 1
         return f"{kind}-{self.seed}-{self.serial}"
@@ -71,7 +78,7 @@ class Victim:
         if replayed is not None:
             self.confirm(name, "turn", turn_id=turn_id, output=replayed.tokens, replayed=True)
             return
-        self.busy.add(name)
+        self.begin(name)
 
         def hear(event: Event) -> None:
             if event.kind in ("finished", "aborted"):
@@ -92,7 +99,7 @@ class Victim:
         if len(self.loop.session_log.sessions) < SESSIONS and (not names or dice < 0.3):
             name = self.next_name("s")
             say(ask="open", session=name)
-            self.busy.add(name)
+            self.begin(name)
             direct(self.verbs, "open", name, "local", done=lambda: self.confirm(name, "open"))
             return
         if not names:
@@ -107,7 +114,7 @@ class Victim:
             if session.sequence.known < 1500:
                 self.turn(name, self.next_name("t"), tokens, self.random.randint(1, 16))
             return
-        self.busy.add(name)
+        self.begin(name)
         if dice < 0.80:
             keep = self.random.choice([0, KEEP_ALL, None])
             say(ask="cut", session=name)
@@ -137,7 +144,7 @@ class Victim:
             child = self.next_name("f")
             say(ask="fork", session=child)
             self.busy.discard(name)
-            self.busy.add(child)
+            self.begin(child)
             direct(
                 self.verbs,
                 "fork",
@@ -166,22 +173,19 @@ class Victim:
         """Until death."""
         while True:
             for act in (self.act, self.act, self.barge_in):
+                self.trying = ""
                 try:
                     act()
                 except Refused as refusal:
                     say(refused=refusal.code)
-                    self.busy = {
-                        session.id
-                        for session in self.loop.scheduler.registry.sessions.values()
-                        if session.turn is not None
-                    }
+                    self.busy.discard(self.trying)
             self.loop.step()
             self.verbs.retry()
 
 
 def main() -> None:
     """Come to life, ask again for what was never answered, and go on."""
-    directory, path, seed, point, count = sys.argv[1:]
+    directory, path, place, seed, point, count = sys.argv[1:]
     torch.set_num_threads(1)
     left = int(count)
 
@@ -194,7 +198,7 @@ def main() -> None:
 
     engine = tiny_engine(
         Path(directory),
-        journal=f"{path}/sessions.journal",
+        journal=place,
         disk=f"{path}/disk",
         disk_limit=8 << 20,
         snapshot_seconds=0.05,

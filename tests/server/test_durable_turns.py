@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engine.durable.journal_reading import read_sessions
+from holdfast.engine.durable.stores import read_sessions
 from holdfast.engine.loop import EngineLoop
 from holdfast.server.link import wire, worker
 from holdfast.server.link.commands import EngineCommands
 from holdfast.server.link.frames import FrameSocket
 from holdfast.server.link.worker import Worker
+from tests.databases import STORES, forbid_writing, new_place
 from tests.server.in_process import echo_commands
 from tests.server.test_commands import SESSION, ends, gone, of_call, reports, until_quiet
 
@@ -35,15 +36,16 @@ class Gate:
             assert self.open.wait(WAIT_SECONDS)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "journal"
+@pytest.fixture(params=STORES)
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A journal of each store in turn."""
+    return new_place(request.param, tmp_path / "journal")
 
 
 @pytest.fixture
-def commands(path: Path) -> Iterator[EngineCommands]:
+def commands(path: str) -> Iterator[EngineCommands]:
     """One session, at rest, and a journal."""
-    made = echo_commands(journal=str(path))
+    made = echo_commands(journal=path)
     made.receive(wire.OpenSession(1, SESSION, "ann"))
     until_quiet(made)
     yield made
@@ -86,7 +88,7 @@ def test_steps_go_on_while_the_journal_is_written(commands: EngineCommands) -> N
     assert gate.threads == {"holdfast-journal"}, "nothing is written in the loop"
 
 
-def test_a_turn_that_is_being_written_is_waited_for(commands: EngineCommands, path: Path) -> None:
+def test_a_turn_that_is_being_written_is_waited_for(commands: EngineCommands, path: str) -> None:
     gate = Gate(commands.loop)
     gate.open.clear()
     start(commands, 2, "t1")
@@ -117,8 +119,8 @@ def test_another_body_for_a_turn_that_is_being_written_is_a_conflict(commands: E
 
 def test_a_turn_that_cannot_be_written_is_not_waited_for(commands: EngineCommands) -> None:
     assert commands.loop.session_log.journal is not None
-    connection = commands.loop.session_log.journal._connection
-    connection.execute("PRAGMA query_only = ON")
+    journal = commands.loop.session_log.journal
+    forbid_writing(journal, True)
     start(commands, 2, "t1")
     until_computed(commands)
     start(commands, 3, "t1")
@@ -127,12 +129,12 @@ def test_a_turn_that_cannot_be_written_is_not_waited_for(commands: EngineCommand
         commands.retry()
     (refused,) = of_call(reports(commands), 3)
     assert isinstance(refused, wire.Declined) and refused.code == "journal_unavailable"
-    connection.execute("PRAGMA query_only = OFF")
+    forbid_writing(journal, False)
     assert ends(until_quiet(commands)) == [(2, "finished")]
 
 
 def test_each_close_is_acknowledged_when_its_own_session_is_gone_for_good(
-    commands: EngineCommands, path: Path
+    commands: EngineCommands, path: str
 ) -> None:
     gate = Gate(commands.loop)
     gate.open.clear()
@@ -153,11 +155,11 @@ def test_each_close_is_acknowledged_when_its_own_session_is_gone_for_good(
 
 
 def test_an_idle_engine_wakes_up_when_something_is_durable(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It sleeps until a command comes, for ever if none does: only the journal's news can end that."""
     monkeypatch.setattr(worker, "NAP_SECONDS", 10 * WAIT_SECONDS)
-    commands = echo_commands(journal=str(path))
+    commands = echo_commands(journal=path)
     loop = commands.loop
     gate = Gate(loop)
     mine, other = map(FrameSocket, socket.socketpair())

@@ -19,8 +19,9 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.engine.durable.journal_reading import read_sessions
 from holdfast.engine.durable.records import StoredSession
+from holdfast.engine.durable.stores import read_sessions
+from tests.databases import STORES, new_place, shared_cluster
 from tests.server.conftest import Serve
 from tests.server.serving import Server
 from tests.server.test_sessions import events_of
@@ -138,7 +139,7 @@ def streamed(response: httpx.Response) -> dict[str, Any]:
 class Ward:
     """All conversations, and what is promised to them."""
 
-    def __init__(self, serve: Callable[[], Server], journal: Path, seed: int) -> None:
+    def __init__(self, serve: Callable[[], Server], journal: str, seed: int) -> None:
         self.serve = serve
         self.journal = journal
         self.dice = random.Random(seed)
@@ -148,33 +149,46 @@ class Ward:
         self.unanswered = 0
         self.found_applied = 0
         self._counting = threading.Lock()
+        self._silence = threading.Event()
 
     def round(self, victim: str, count: int) -> None:
-        """Let everybody talk until so many acts were answered, kill, and see what is left."""
+        """Let everybody talk until so many acts were answered, kill, and see what is left.
+
+        A database that dies is started again, and the talk goes on for as long.
+        """
         faults: list[BaseException] = []
-        goal = self.acknowledged + count
+        self._silence.clear()
         talkers = [
             threading.Thread(target=self._talk, args=(conversation, self.dice.random(), faults))
             for conversation in self.conversations
         ]
         for talker in talkers:
             talker.start()
-        deadline = time.monotonic() + 120
-        while self.acknowledged < goal and not faults:
-            assert time.monotonic() < deadline, "nobody is answered"
-            time.sleep(0.001)
+        self._until_answered(count, talkers, faults)
         self.kill(victim)
+        if victim.startswith("database"):
+            self._until_answered(count, talkers, faults)
+            self._silence.set()
         for talker in talkers:
             talker.join(120)
             assert not talker.is_alive(), "a client was left without an end"
         assert not faults, faults
         self.recover(victim)
 
+    def _until_answered(
+        self, count: int, talkers: list[threading.Thread], faults: list[BaseException]
+    ) -> None:
+        goal = self.acknowledged + count
+        deadline = time.monotonic() + 120
+        while self.acknowledged < goal and not faults and any(talker.is_alive() for talker in talkers):
+            assert time.monotonic() < deadline, "nobody is answered"
+            time.sleep(0.001)
+
     def _talk(self, conversation: Conversation, seed: float, faults: list[BaseException]) -> None:
         dice = random.Random(seed)
         try:
             with httpx.Client(base_url=self.server.url, timeout=90) as http:
-                while True:
+                while not self._silence.is_set():
                     act = conversation.next_act(dice)
                     conversation.waits = act
                     conversation.learn(act, ask(http, act))
@@ -189,6 +203,12 @@ class Ward:
     def kill(self, victim: str) -> None:
         """Kill -9, without a word before."""
         engine = self.server.engine_pid()
+        if victim == "database stopped":
+            shared_cluster().stop()
+            shared_cluster().start()
+        if victim == "database killed":
+            shared_cluster().kill()
+            shared_cluster().start()
         if victim in ("engine", "both"):
             os.kill(engine, signal.SIGKILL)
         if victim in ("server", "both"):
@@ -197,7 +217,7 @@ class Ward:
 
     def recover(self, victim: str) -> None:
         """After a death: what was promised is there, and what was not answered is asked for again."""
-        if victim == "engine":
+        if victim == "engine" or victim.startswith("database"):
             self.server.wait_ready()
         else:
             self.server.http.close()
@@ -274,38 +294,54 @@ def told(session: StoredSession) -> list[Told]:
     return [Told(turn.turn_id, tuple(turn.output)) for turn in session.turns]
 
 
-def soak(serve: Callable[[], Server], journal: Path, victims: list[str], seed: int) -> Ward:
+def soak(serve: Callable[[], Server], journal: str, victims: list[str], seed: int) -> Ward:
     """Some deaths, and a last look after a clean end."""
     ward = Ward(serve, journal, seed)
     for victim in victims:
         ward.round(victim, ward.dice.randint(30, 120))
     assert ward.acknowledged >= 30 * len(victims)
-    assert ward.unanswered > 0, "somebody died in the middle of something"
     ward.server.check_clean()
     return ward
 
 
+DEATHS = {
+    "sqlite": ["server", "engine", "both", "engine", "server"],
+    "postgres": ["engine", "database stopped", "database killed", "both"],
+}
+
+
 @pytest.mark.parametrize("durability", ["commit", pytest.param("fsync", marks=pytest.mark.soak)])
-def test_no_answer_is_lost_and_none_given_twice(serve: Serve, tmp_path: Path, durability: str) -> None:
-    journal = tmp_path / "sessions.journal"
-    durable = ("--journal", str(journal), "--durability", durability)
-    options = ("--kv-tokens", "65536", "--audit", "strict", *durable)
-    soak(lambda: serve("echo-hybrid", *options), journal, ["server", "engine", "both", "engine", "server"], 1)
+@pytest.mark.parametrize("store", STORES)
+def test_no_answer_is_lost_and_none_given_twice(
+    serve: Serve, tmp_path: Path, store: str, durability: str
+) -> None:
+    journal = new_place(store, tmp_path / "sessions.journal")
+    options = ("--kv-tokens", "65536", "--audit", "strict", "--journal", journal, "--durability", durability)
+    ward = soak(lambda: serve("echo-hybrid", *options), journal, DEATHS[store], 1)
+    assert ward.unanswered > 0, "somebody died in the middle of something"
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("family", ["llama", "mistral", "bamba"])
 def test_fifty_deaths_of_a_server(
-    serve: Serve, small_models: Callable[[str], Path], tmp_path: Path, family: str
+    serve: Serve, small_models: Callable[[str], Path], tmp_path: Path, family: str, store: str
 ) -> None:
-    journal = tmp_path / "sessions.journal"
+    journal = new_place(store, tmp_path / "sessions.journal")
     options = ("--kv-tokens", "8192", "--window-tokens", "8192", "--state-slots", "48", "--audit", "strict")
     disk = ("--disk", str(tmp_path / "disk"), "--disk-limit", "16MiB", "--snapshot-seconds", "0.2")
     dice = random.Random(family)
-    victims = [dice.choice(["server", "engine", "both"]) for _ in range(50)]
+    kinds = [
+        "server",
+        "engine",
+        "both",
+        *(["database stopped", "database killed"] if store == "postgres" else []),
+    ]
+    victims = [dice.choice(kinds) for _ in range(50)]
     ward = soak(
-        lambda: serve(small_models(family), *options, *disk, "--journal", str(journal)), journal, victims, 2
+        lambda: serve(small_models(family), *options, *disk, "--journal", journal), journal, victims, 2
     )
+    assert ward.unanswered > 0, "somebody died in the middle of something"
     assert ward.found_applied > 0, "some acts were done, and nobody heard it"
 
 

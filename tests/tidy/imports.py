@@ -61,7 +61,11 @@ THIRD_PARTY_DENIED: dict[str, set[str]] = {
 }
 
 # The extras of pyproject.toml that a package may import from; the others have the main dependencies alone.
-MAY_IMPORT_EXTRAS: dict[str, set[str]] = {"server": {"otel"}, "bench": {"bench", "test"}}
+MAY_IMPORT_EXTRAS: dict[str, set[str]] = {
+    "server": {"otel"},
+    "engine": {"cluster"},
+    "bench": {"bench", "test"},
+}
 
 
 # Modules outside `cli` that read environment variables.

@@ -182,7 +182,7 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         "Keep the history of a closed session in the prefix tree.",
         flags=("--leave-history/--no-leave-history",),
     ),
-    Option("journal", str, "Journal file: sessions in it survive a restart."),
+    Option("journal", str, "Journal, a file or postgresql://user@host/db: sessions in it survive a restart."),
     Option(
         "durability",
         str,

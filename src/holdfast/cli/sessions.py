@@ -11,7 +11,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,9 +26,10 @@ from holdfast.cli.terminal import heard_tokens, printable
 from holdfast.client import Client, HoldfastError
 from holdfast.client.calls import DEFAULT_URL
 from holdfast.client.values import LISTENING, SessionChange, SessionView
-from holdfast.engine.durable.journal import Journal, JournalError, JournalInUse
-from holdfast.engine.durable.journal_reading import read_log, read_sessions, read_vocabulary
-from holdfast.engine.durable.records import Closed, StoredSession
+from holdfast.engine.durable.places import is_database, shown
+from holdfast.engine.durable.records import JournalError, StoredSession
+from holdfast.engine.durable.store import JournalInUse
+from holdfast.engine.durable.stores import open_store, read_log, read_sessions, read_vocabulary
 
 __all__ = ["app"]
 
@@ -39,12 +40,12 @@ app = typer.Typer(
 )
 
 JOURNAL = Annotated[
-    Path,
+    str,
     typer.Option(
         "--journal",
         envvar="HOLDFAST_JOURNAL",
-        metavar="FILE",
-        help="The journal file of `holdfast serve --journal`.",
+        metavar="FILE|URL",
+        help="The journal of `holdfast serve --journal`.",
     ),
 ]
 NAME = Annotated[str, typer.Argument(help="The session: tenant/name, or the name alone if it is unique.")]
@@ -55,30 +56,33 @@ AS_JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object per
 
 
 @contextmanager
-def _errors_in_one_line(journal: Path) -> Iterator[None]:
+def _errors_in_one_line(journal: str) -> Iterator[None]:
     """Report a journal that cannot be used in one line."""
     try:
         yield
     except JournalError as error:
         raise refusal("sessions", str(error)) from error
     except (sqlite3.Error, OSError) as error:
-        raise refusal("sessions", f"{journal} cannot be read as a journal: {error}") from error
+        raise refusal("sessions", f"{shown(journal)} cannot be read as a journal: {error}") from error
 
 
-def _read(journal: Path) -> list[StoredSession]:
-    if not journal.exists():
-        raise JournalError(f"{journal} does not exist; `holdfast serve --journal {journal}` creates it")
-    if not journal.is_file():
-        raise JournalError(f"{journal} is not a file")
+def _read(journal: str) -> list[StoredSession]:
+    if not is_database(journal):
+        if not Path(journal).exists():
+            raise JournalError(f"{journal} does not exist; `holdfast serve --journal {journal}` creates it")
+        if not Path(journal).is_file():
+            raise JournalError(f"{journal} is not a file")
     return read_sessions(journal)
 
 
-def _find(journal: Path, name: str) -> StoredSession:
+def _find(journal: str, name: str) -> StoredSession:
     sessions = _read(journal)
     exact = [session for session in sessions if session.id == name]
     found = exact or [session for session in sessions if session.id.partition("/")[2] == name]
     if not found:
-        raise JournalError(f"{journal} has no session {printable(name)}; `holdfast sessions ls` lists them")
+        raise JournalError(
+            f"{shown(journal)} has no session {printable(name)}; `holdfast sessions ls` lists them"
+        )
     if len(found) > 1:
         raise JournalError(
             f"several tenants have a session {printable(name)}; give one of: "
@@ -131,7 +135,7 @@ def list_sessions(
             typer.echo(json.dumps(_described(session)))
         return
     counted = "1 session" if len(sessions) == 1 else f"{len(sessions)} sessions"
-    table = Table(caption=_plain(f"{counted} in {journal}"))
+    table = Table(caption=_plain(f"{counted} in {shown(journal)}"))
     for heading in ("session", "created", "from"):
         table.add_column(heading)
     for heading in ("turns", "tokens", "on disk"):
@@ -139,9 +143,9 @@ def list_sessions(
     for session in sessions:
         created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(session.created))
         held = f"{session.snapshot.length} tokens" if session.snapshot is not None else ""
-        shown = f"{session.id} (damaged)" if session.damaged else session.id
+        called = f"{session.id} (damaged)" if session.damaged else session.id
         parent = _plain(session.parent or "")
-        table.add_row(_plain(shown), created, parent, str(len(session.turns)), str(session.tokens), held)
+        table.add_row(_plain(called), created, parent, str(len(session.turns)), str(session.tokens), held)
     Console().print(table)
 
 
@@ -244,10 +248,9 @@ def remove(name: NAME, journal: JOURNAL) -> None:
     with _errors_in_one_line(journal):
         session = _find(journal, name)
         try:
-            with Journal(journal, "fsync", read_vocabulary(journal)) as opened:
-                opened.append(Closed(session.id, "removed"))
-                if not opened.flush():
-                    raise JournalError(f"{journal} cannot be written: {opened.fault}")
+            with closing(open_store(journal, "fsync", read_vocabulary(journal))) as opened:
+                if not opened.remove(session.id):
+                    raise JournalError(f"{opened.place} cannot be written: {opened.fault}")
         except JournalInUse as error:
             called = session.id.partition("/")[2]
             raise JournalError(

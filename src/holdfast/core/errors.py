@@ -101,6 +101,15 @@ class JournalUnavailable(Refused):
     code = "journal_unavailable"
 
 
+class SessionMoved(Refused):
+    """The journal refused what was done to a session: it belongs to another server now."""
+
+    code = "session_moved"
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(f"session {session_id} belongs to another server now; send the request again")
+
+
 class UnknownTurn(Refused):
     """The named turn is not in flight: it has ended, or never existed."""
 

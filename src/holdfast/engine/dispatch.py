@@ -17,7 +17,7 @@ from holdfast.core.session import Session
 from holdfast.core.turn import Turn
 from holdfast.engine.durable.answers import details_of, without_tokens
 from holdfast.engine.durable.recovery import finished_turn, noted_turn
-from holdfast.engine.durable.session_log import Act, SessionLog
+from holdfast.engine.durable.session_log import SessionLog, Waiter
 from holdfast.engine.listeners import SessionObserver, TurnListener
 from holdfast.engine.session_settings import SessionSettings
 from holdfast.engine.text.stream import Remainder, TurnStream
@@ -30,6 +30,9 @@ log = logging.getLogger("holdfast.engine")
 ENDS = frozenset({EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED})
 """The events that end a turn."""
 
+MOVED = "the session belongs to another server now; send the turn again"
+"""Why a turn failed whose end the journal refused."""
+
 
 class LiveTurn:
     """A turn in flight: its output, its listener, and acknowledgements that wait for its end."""
@@ -39,7 +42,7 @@ class LiveTurn:
     def __init__(self, stream: TurnStream, listener: TurnListener) -> None:
         self.stream = stream
         self.listener = listener
-        self.acknowledgements: list[Act] = []
+        self.acknowledgements: list[Waiter] = []
 
 
 class Shedding(NamedTuple):
@@ -49,7 +52,7 @@ class Shedding(NamedTuple):
     number: int
     remainder: Remainder
     stream: TurnStream
-    told: Act
+    end: Waiter
 
 
 class LiveTurns:
@@ -71,6 +74,7 @@ class Dispatcher:
     __slots__ = (
         "_closing",
         "_disk",
+        "_given_up",
         "_observer",
         "_release",
         "_scheduler",
@@ -96,9 +100,11 @@ class Dispatcher:
         self._disk = disk
         self._release = release
         self._observer = observer
-        self._closing: dict[str, list[Act]] = {}
+        self._given_up: set[str] = set()
+        """Sessions that belong to another server, until they are closed here."""
+        self._closing: dict[str, list[Waiter]] = {}
         """Acknowledgements of closes, by session, until the session is closed."""
-        self._writing_close: dict[str, list[Act]] = {}
+        self._writing_close: dict[str, list[Waiter]] = {}
         """The same, from when the session is closed until that is durable."""
         self._shedding: dict[str, Shedding] = {}
         """Sessions whose last turn drops its reasoning as soon as its rows have settled, by their names."""
@@ -138,17 +144,28 @@ class Dispatcher:
             settings = SessionSettings(kept.pinned, kept.priority)
             self._session_log.opened(session.id, session.tenant, kept.ttl, settings=settings)
 
-    def join_close(self, session_id: str, act: Act) -> bool:
-        """Act when a close that is being written is durable; False if there is none."""
+    def give_up(self, now: float) -> None:
+        """Close the sessions that the journal has for another server; nothing of that is written down."""
+        given_up = self._session_log.take_given_up()
+        for session_id in given_up:
+            log.error("session %s belongs to another server now; it is closed here", session_id)
+            if session_id in self._scheduler.registry.sessions:
+                self._given_up.add(session_id)
+                self._scheduler.close(session_id, now)
+        if given_up:
+            self.tell()
+
+    def join_close(self, session_id: str, waiter: Waiter) -> bool:
+        """Call a waiter when a close that is being written is durable; False if there is none."""
         pending = self._writing_close.get(session_id)
         if pending is None or session_id in self._scheduler.registry.sessions:
             return False
-        pending.append(act)
+        pending.append(waiter)
         return True
 
-    def when_closed(self, session_id: str, act: Act) -> None:
-        """Act when the session that is being closed is closed, durably."""
-        self._closing.setdefault(session_id, []).append(act)
+    def when_closed(self, session_id: str, waiter: Waiter) -> None:
+        """Call a waiter when the session that is being closed is closed, durably."""
+        self._closing.setdefault(session_id, []).append(waiter)
 
     def _session_event(self, event: Event) -> None:
         if event.kind is EventKind.FINDING:
@@ -163,18 +180,28 @@ class Dispatcher:
             self._session_log.closed(session_id, event.reason)
         # Another session of this name may be opened and closed before this close is durable.
         acknowledgements = self._writing_close[session_id] = self._closing.pop(session_id, [])
+        moved = session_id in self._given_up
+        self._given_up.discard(session_id)
 
-        def durable() -> None:
+        def gone() -> None:
             if self._writing_close.get(session_id) is acknowledgements:
                 del self._writing_close[session_id]
             if self._disk is not None:
                 self._disk.forget(session_id)
             expired = session_id in self._scheduler.registry.expired
             self._observer.session_closed(session_id, event.reason, expired)
-            for acknowledge in acknowledgements:
-                acknowledge()
 
-        self._session_log.when_durable(durable)
+        def durable() -> None:
+            gone()
+            for waiter in acknowledgements:
+                waiter.done()
+
+        def refused() -> None:
+            gone()
+            for waiter in acknowledgements:
+                waiter.refused()
+
+        self._session_log.when_durable(session_id, refused if moved else durable, refused)
 
     # --- turns ------------------------------------------------------------------------------------
 
@@ -182,9 +209,9 @@ class Dispatcher:
         """Tell a listener of everything that happens to a turn that was queued."""
         self.live.turns[turn.number] = LiveTurn(stream, listener)
 
-    def when_ended(self, turn: Turn, act: Act) -> None:
-        """Act when the end of a turn in flight was told."""
-        self.live.turns[turn.number].acknowledgements.append(act)
+    def when_ended(self, turn: Turn, waiter: Waiter) -> None:
+        """Call a waiter when the end of a turn in flight was told."""
+        self.live.turns[turn.number].acknowledgements.append(waiter)
 
     def _turn_ended(self, event: Event, turn: Turn) -> None:
         """Tell the end of a turn; one that stays in the history is written down first."""
@@ -196,10 +223,16 @@ class Dispatcher:
         def told() -> None:
             if live is not None:
                 live.listener.hear(event)
-                for acknowledge in live.acknowledgements:
-                    acknowledge()
+                for waiter in live.acknowledgements:
+                    waiter.done()
             if session is not None and stands and session.last in (turn, None):
                 self._scheduler.durable(event.session_id)
+
+        def refused() -> None:
+            if live is not None:
+                live.listener.hear(Event(EventKind.FAILED, event.session_id, turn, [], MOVED))
+                for waiter in live.acknowledgements:
+                    waiter.refused()
 
         if session is None or not stands:
             told()
@@ -221,9 +254,10 @@ class Dispatcher:
         details = "" if stream is None else details_of(stream.grammar, stream.spec, answer, noted)
         self._session_log.ended(session.id, given, finished, number, details, noted, output)
         if remainder is None or stream is None:
-            self._session_log.when_durable(told)
+            self._session_log.when_durable(session.id, told, refused)
         else:
-            self._shedding[session.id] = Shedding(session, number, remainder, stream, told)
+            end = Waiter(told, refused)
+            self._shedding[session.id] = Shedding(session, number, remainder, stream, end)
 
     # --- reasoning --------------------------------------------------------------------------------
 
@@ -250,7 +284,7 @@ class Dispatcher:
                 if self._disk is not None:
                     self._disk.truncated(session, known + kept)
             del self._shedding[name]
-            self._session_log.when_durable(each.told)
+            self._session_log.when_durable(name, each.end.done, each.end.refused)
 
 
 def _is_unlogged(session: Session) -> bool:

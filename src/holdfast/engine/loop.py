@@ -139,8 +139,7 @@ class EngineLoop:
             self._settle(launched)
             self._pending = None
         self.dispatcher.tell()
-        with self.times.measured("journal"):
-            self.session_log.flush()
+        self.flush_journal()
         if self.disk is not None:
             with self.times.measured("disk"):
                 self.disk.write_idle()
@@ -154,6 +153,12 @@ class EngineLoop:
             self._pending = None
         with self.times.measured("capture"):
             self.capturing.when_busy()
+
+    def flush_journal(self) -> None:
+        """Submit the records so far, acknowledge what is durable, and close sessions of other servers."""
+        with self.times.measured("journal"):
+            self.session_log.flush()
+            self.dispatcher.give_up(self.now())
 
     def _rest(self, plan: Plan) -> None:
         """A step without work waits for a copy, the disk or the journal instead of spinning."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from holdfast.core.layout import PAGE_SIZE_MAX
+from holdfast.engine.durable.places import is_database
 from holdfast.engine.tools.options import AUTO, REASONING_PARSERS, TOOL_PARSERS
 
 log = logging.getLogger("holdfast.engine")
@@ -102,13 +103,14 @@ class EngineOptions:
 
     A step has at most `step_tokens` tokens, `chunk_tokens` of one turn, and `mixed_tokens` beside answers.
     `kv_tokens`, `window_tokens` and `state_slots` size the pools; without them the pools are sized for
-    sessions of `session_tokens` tokens. `host_memory` is in bytes. With a `journal` (a file) sessions survive
-    the process; `durability` says what answers wait for. `disk` is a directory for the memory of idle
-    sessions, of at most `disk_limit` bytes; a session is written there after `snapshot_seconds` without a
-    turn. The last token of a turn is left for `seal_seconds` to the turn that follows. `overlap` plans a step
-    while the one before runs. `pack_weights` also keeps weights in twelve bits, on GPUs that read those
-    faster. `fast_start` captures no CUDA graphs. `tool_parser` and `reasoning_parser` name how the model
-    writes tool calls and marks its reasoning; `auto` finds that out, `none` reads neither.
+    sessions of `session_tokens` tokens. `host_memory` is in bytes. With a `journal` (a file, or the URL of a
+    PostgreSQL database) sessions survive the process; `durability` says what answers wait for. `disk` is a
+    directory for the memory of idle sessions, of at most `disk_limit` bytes; a session is written there after
+    `snapshot_seconds` without a turn. The last token of a turn is left for `seal_seconds` to the turn that
+    follows. `overlap` plans a step while the one before runs. `pack_weights` also keeps weights in twelve
+    bits, on GPUs that read those faster. `fast_start` captures no CUDA graphs. `tool_parser` and
+    `reasoning_parser` name how the model writes tool calls and marks its reasoning; `auto` finds that out,
+    `none` reads neither.
     A tenant may hold the fraction `tenant_device` of the device's memory (1 is all of it), and likewise of
     the host's and the disk's; its pinned sessions may keep the fraction `tenant_pinned` of its part of the
     device. `tenant_shares` has other fractions for single tenants: by name, then by tier.
@@ -199,8 +201,11 @@ class EngineOptions:
             one_gpu = name == "device" and re.fullmatch(r"cuda:\d+", str(value))
             if value not in allowed and not one_gpu:
                 raise OptionError(name, f"must be one of {', '.join(allowed)}, not {value!r}")
-        if self.journal is not None and Path(self.journal).name in ("", ".."):
-            raise OptionError("journal", f"must name a file, not {self.journal!r}")
+        if self.journal is not None and not is_database(self.journal):
+            if "://" in self.journal:  # The rest of it may hold a password.
+                raise OptionError("journal", "must name a file, or a database as postgresql://user@host/name")
+            if Path(self.journal).name in ("", ".."):
+                raise OptionError("journal", f"must name a file, not {self.journal!r}")
         if self.disk is not None and not self.disk:
             raise OptionError("disk", "must name a directory, not ''")
 

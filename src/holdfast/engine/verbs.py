@@ -14,14 +14,14 @@ import hashlib
 import logging
 from collections.abc import Callable, Sequence
 
-from holdfast.core.errors import Refused, RequestConflict, TooManySessions, UnknownSession
+from holdfast.core.errors import Refused, RequestConflict, SessionMoved, TooManySessions, UnknownSession
 from holdfast.core.layout import Tier
 from holdfast.core.session import Session
 from holdfast.core.tokens import pack
 from holdfast.core.turn import KEEP_ALL
 from holdfast.engine.constraints.compiler import Compilation, State
 from holdfast.engine.constraints.errors import GrammarError
-from holdfast.engine.durable.session_log import Tools, require_text
+from holdfast.engine.durable.session_log import Tools, Waiter, require_text
 from holdfast.engine.grammars import GrammarRefused
 from holdfast.engine.listeners import Refusing, Reply, TurnListener
 from holdfast.engine.listening import Ahead
@@ -179,15 +179,12 @@ class Verbs:
 
     def close(self, reply: Reply, session_id: str) -> None:
         """Close a session; a turn in flight is rolled back first. Waits for nothing."""
-
-        def done() -> None:
-            reply.done(None)
-
+        waiter = Waiter(lambda: reply.done(None), lambda: reply.refused(SessionMoved(session_id)))
         with Refusing(reply):
             self._session_log.require_writable()
-            if not self._dispatcher.join_close(session_id, done):
+            if not self._dispatcher.join_close(session_id, waiter):
                 self._scheduler.close(session_id, self.loop.now())
-                self._dispatcher.when_closed(session_id, done)
+                self._dispatcher.when_closed(session_id, waiter)
         self._dispatcher.tell()
 
     def interrupt(
@@ -219,7 +216,10 @@ class Verbs:
             self._dispatcher.note_opened(session)
             self._session_log.requested(session_id, request_id, asked)
             if turn is not None:
-                self._dispatcher.when_ended(turn, lambda: reply.done(session_id))
+                moved = SessionMoved(session_id)
+                self._dispatcher.when_ended(
+                    turn, Waiter(lambda: reply.done(session_id), lambda: reply.refused(moved))
+                )
                 return
             if keep != KEEP_ALL:
                 self._note_cut(session, keep)
@@ -396,7 +396,11 @@ class Verbs:
             self.loop.disk.truncated(session, session.sequence.known)
 
     def _acknowledge(self, reply: Reply, session_id: str, answer: object = None) -> None:
-        self._session_log.when_durable(lambda: reply.done(session_id, answer))
+        self._session_log.when_durable(
+            session_id,
+            lambda: reply.done(session_id, answer),
+            lambda: reply.refused(SessionMoved(session_id)),
+        )
 
     # --- turns ------------------------------------------------------------------------------------
 

@@ -9,8 +9,7 @@ The list of batches (`journal_batches`) finds damage that SQLite does not report
 
 Durability: with `fsync` a flushed record survives a power failure, with `commit` the death of the process;
 with `off` records are written too, but no answer waits for them. One process may have a journal open for
-writing; readers (`journal_reading`) need no lock. A `Store` of the journal's writer, whose thread does all
-writing.
+writing; readers (`journal_reading`) need no lock. A `Store`: the writer's thread does all writing.
 """
 
 from __future__ import annotations
@@ -19,45 +18,27 @@ import logging
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable
-from enum import StrEnum
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
 
 from holdfast.engine.durable.journal_batches import BatchList, require_no_lost_batches
 from holdfast.engine.durable.journal_compaction import Compaction
 from holdfast.engine.durable.journal_reading import as_stored, find_damage, load
 from holdfast.engine.durable.journal_rows import JournalRows
 from holdfast.engine.durable.journal_tables import MEND, is_foreign, require_tables, upgrade
-from holdfast.engine.durable.records import JournalError, Record, StoredSession, Truncated
+from holdfast.engine.durable.records import Closed, JournalError, Record, StoredSession, Truncated
+from holdfast.engine.durable.store import Durability, JournalInUse, Probe, WritePoint, no_probe
 from holdfast.engine.lock import InUse, lock
 
 __all__ = ["Durability", "Journal", "JournalError", "JournalInUse", "WritePoint"]
 
 log = logging.getLogger("holdfast.journal")
 
-Durability = Literal["off", "commit", "fsync"]
 SYNCHRONOUS = {"off": "OFF", "commit": "NORMAL", "fsync": "FULL"}
 
 UNLINKED_MAX = 512
 """Truncations and closed sessions after which a compaction begins."""
-
-
-class WritePoint(StrEnum):
-    """Points of a flush at which a test can stop the process."""
-
-    BEFORE_APPEND = "before append"
-    MID_RECORD = "mid-record"
-    AFTER_WRITE = "after write"
-    AFTER_FSYNC = "after fsync"
-
-
-Probe = Callable[[WritePoint], None]
-
-
-class JournalInUse(JournalError):
-    """Another process has the journal open for writing."""
 
 
 class Journal:
@@ -80,7 +61,7 @@ class Journal:
         self.path = path
         self.durability = durability
         self.fault: str | None = None
-        self._probe = probe if probe is not None else _no_probe
+        self._probe = probe if probe is not None else no_probe
         self._pending: list[Record] = []
         self._compaction: Compaction | None = None
         self._vocabulary = vocabulary
@@ -148,6 +129,11 @@ class Journal:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return int(number), BatchList(self.path, run, self.durability)
 
+    @property
+    def place(self) -> str:
+        """The path of the file."""
+        return str(self.path)
+
     def __enter__(self) -> Journal:
         return self
 
@@ -213,6 +199,19 @@ class Journal:
                 connection.execute("ROLLBACK")
             raise
 
+    def remove(self, session_id: str) -> bool:
+        """Close a session for good; False if that fails."""
+        self.append(Closed(session_id, "removed"))
+        return self.flush()
+
+    def take_refused(self) -> frozenset[str]:
+        """None: the lock makes this process the owner of every session."""
+        return frozenset()
+
+    def keep_alive(self) -> float | None:
+        """Nothing to renew: the kernel holds the lock as long as the process lives."""
+        return None
+
     def compact(self) -> bool:
         """Remove a portion of the turns that no session reaches; whether there is more to do."""
         if self._compaction is None:
@@ -231,26 +230,28 @@ class Journal:
 
     # --- recovery ---------------------------------------------------------------------------------
 
-    def load(self) -> list[StoredSession]:
+    def sessions(self) -> Iterator[StoredSession]:
         """Every open session, as of the last complete transaction.
 
         A damaged session is truncated to its valid turns, in the file as well. There is no compaction then
         while the journal is open: unreachable turns may be all that is left of a session.
         """
-        sessions = list(load(self._connection))
-        self._rows.mark_damaged(session.id for session in sessions if session.damaged)
-        for session in sessions:
-            if session.damaged and not session.unusable:
-                self.append(Truncated(session.id, len(session.turns), None))
-        if not self._rows.damaged:
+        damaged: list[str] = []
+        for session in load(self._connection):
+            if session.damaged:
+                damaged.append(session.id)
+                if not session.unusable:
+                    self.append(Truncated(session.id, len(session.turns), None))
+            yield session
+        self._rows.mark_damaged(damaged)
+        if not damaged:
             self._compaction = Compaction(self._connection)
             while self.compact():
                 log.debug("compacting the journal")
-        return sessions
 
-
-def _no_probe(point: WritePoint) -> None:
-    """No test stops the process."""
+    def load(self) -> list[StoredSession]:
+        """All sessions at once."""
+        return list(self.sessions())
 
 
 def _lock(path: Path, timeout: float) -> int:

@@ -78,7 +78,7 @@ def load(connection: sqlite3.Connection) -> Iterator[StoredSession]:
         if not is_text(name):
             log.error("a session with a damaged name stays in the journal: %a", name)
             continue
-        session = _describe(name, *about, valid=description_checksum(name, *about) == about_expected)
+        session = describe(name, *about, valid=description_checksum(name, *about) == about_expected)
         if is_text(tenant) and row_checksum(name, tenant, origin) == tenant_sum:
             session.tenant = tenant
         else:
@@ -93,7 +93,7 @@ def load(connection: sqlite3.Connection) -> Iterator[StoredSession]:
         yield session
 
 
-def _describe(
+def describe(
     name: str,
     ttl: object,
     metadata: object,
@@ -170,7 +170,7 @@ def _load_turns(
     for number, before, depth, checksum, *values in connection.execute(_HISTORY, (last,)):
         next_turn = len(session.turns) + 1
         in_place = (before, depth) == (reached, next_turn)
-        turn = _turn(checksum, chained, *values) if in_place else None
+        turn = valid_turn(checksum, chained, *values) if in_place else None
         if turn is None:
             log.error("session %s: turn %d is damaged; the session ends before it", session.id, next_turn)
             session.damaged = True
@@ -179,7 +179,7 @@ def _load_turns(
         reached, chained = number, checksum
 
 
-def _turn(
+def valid_turn(
     expected: object,
     before: int,
     turn_id: object,
@@ -204,14 +204,14 @@ def _load_finished(connection: sqlite3.Connection, session: StoredSession) -> No
         "SELECT turn_id, result, checksum FROM finished WHERE session = ? ORDER BY number", (session.id,)
     ):
         valid = row_checksum(session.id, turn_id, result) == checksum
-        answer = _answer(turn_id, result) if valid else None
+        answer = read_result(turn_id, result) if valid else None
         if answer is not None:
             session.finished.append(answer)
         else:
             log.error("session %s: the result of turn %a is damaged and was dropped", session.id, turn_id)
 
 
-def _answer(turn_id: object, result: object) -> FinishedTurn | None:
+def read_result(turn_id: object, result: object) -> FinishedTurn | None:
     """The result of a turn; None if a value has the wrong type."""
     if not is_text(result):
         return None

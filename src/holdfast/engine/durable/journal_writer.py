@@ -1,11 +1,11 @@
 """The journal's thread: it writes batches of records in the order of submission (group commit).
 
-The engine submits the records of a step and goes on; `durable` is the number of the last batch in the store,
-and `descriptor` becomes readable when that number or the fault has changed, which wakes a poll. Batches that
-arrive while another is being written are written together, in one transaction. A batch that cannot be written
-is kept, in order, and retried. While there is nothing to write the store is compacted, a portion at a time.
-
-A store is anything that keeps records: the journal in SQLite is one. Called by the session log.
+The engine submits the records of a step, gets a ticket (the number of the batch) and goes on; `take_settled`
+returns the tickets that are durable since, and `descriptor` becomes readable when there is one or the fault
+has changed, which wakes a poll. Batches that arrive while another is being written are written together, in
+one transaction. A batch that cannot be written is kept, in order, and retried. While there is nothing to
+write the store is compacted, a portion at a time, and its lease renewed, if it has one. Called by the session
+log.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import logging
 import os
 import select
 import threading
-from typing import Protocol
+from collections import deque
+from typing import NamedTuple
 
 from holdfast.engine.durable.records import Record
+from holdfast.engine.durable.store import Store
 
 log = logging.getLogger("holdfast.journal")
 
@@ -25,28 +27,11 @@ RETRY_SECONDS = 0.02
 """How long the thread waits before it retries a failed write."""
 
 
-class Store(Protocol):
-    """Where records are kept. Once it has a writer, only the writer's thread calls it."""
+class Settled(NamedTuple):
+    """Every batch up to this ticket is in the store, but for the records of refused sessions."""
 
-    fault: str | None
-    """Why it cannot be written, if it cannot."""
-
-    @property
-    def pending(self) -> bool:
-        """Whether a record has been appended and is not stored yet."""
-        ...
-
-    def append(self, record: Record) -> None:
-        """Add a record to the next flush."""
-        ...
-
-    def flush(self) -> bool:
-        """Store everything that was appended, durably; False if that fails."""
-        ...
-
-    def compact(self) -> bool:
-        """Do a bounded part of a compaction; whether there is more to do."""
-        ...
+    ticket: int
+    refused: frozenset[str]
 
 
 class JournalWriter:
@@ -63,7 +48,10 @@ class JournalWriter:
         self._poll.register(self.descriptor, select.POLLIN)
         self._changed = threading.Condition()
         self._batches: list[list[Record]] = []
+        self._settled: deque[Settled] = deque()
         self._ending = False
+        self._rest: float | None = None
+        """How long the thread may sleep before the store is to be called again."""
         self._thread = threading.Thread(target=self._work, name="holdfast-journal", daemon=True)
         self._thread.start()
 
@@ -75,18 +63,22 @@ class JournalWriter:
         return self.durable < self.submitted
 
     def submit(self, records: list[Record]) -> int:
-        """Queue a batch; returns its number."""
+        """Queue a batch; returns its ticket."""
         with self._changed:
             self.submitted += 1
             self._batches.append(records)
             self._changed.notify()
         return self.submitted
 
-    def take_durable(self) -> int:
-        """The number of the last durable batch; clears the descriptor until there is a change."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.descriptor)
-        return self.durable
+    def take_settled(self) -> list[Settled]:
+        """The batches that were stored since the last call; clears the descriptor until there is a change."""
+        if not self._ending:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self.descriptor)
+        taken: list[Settled] = []
+        while self._settled:
+            taken.append(self._settled.popleft())
+        return taken
 
     def wait(self, seconds: float) -> None:
         """Wait until there is a change, or time is up; returns at once if all batches are durable."""
@@ -107,6 +99,7 @@ class JournalWriter:
         uncompacted = False
         ending = False
         while not ending:
+            self._keep_alive()
             batches, number, ending = self._next(uncompacted)
             for batch in batches:
                 for record in batch:
@@ -114,8 +107,7 @@ class JournalWriter:
             if self.store.pending or number > self.durable:
                 if not self._flush():
                     continue
-                self.durable = number
-                os.eventfd_write(self.descriptor, 1)
+                self._settle(number)
                 uncompacted = True
             elif uncompacted and not ending:
                 uncompacted = self._compact()
@@ -128,7 +120,7 @@ class JournalWriter:
         with self._changed:
             failed = self.store.pending or (not self._batches and self.writing)
             if not self._batches and not self._ending and (failed or not uncompacted):
-                self._changed.wait(RETRY_SECONDS if failed else None)
+                self._changed.wait(RETRY_SECONDS if failed else self._rest)
             batches, self._batches = self._batches, []
             return batches, self.submitted, self._ending
 
@@ -144,6 +136,24 @@ class JournalWriter:
         if not written and faultless:
             os.eventfd_write(self.descriptor, 1)
         return written
+
+    def _settle(self, ticket: int) -> None:
+        """Tell the engine that every batch up to a ticket is stored, and which sessions were refused."""
+        self._settled.append(Settled(ticket, self.store.take_refused()))
+        self.durable = ticket
+        os.eventfd_write(self.descriptor, 1)
+
+    def _keep_alive(self) -> None:
+        """Renew the store's lease; sessions that turn out to be another's are given up."""
+        try:
+            self._rest = self.store.keep_alive()
+        except Exception:
+            log.exception("the lease of the journal could not be renewed")
+            self._rest = RETRY_SECONDS
+        refused = self.store.take_refused()
+        if refused:
+            self._settled.append(Settled(self.durable, refused))
+            os.eventfd_write(self.descriptor, 1)
 
     def _compact(self) -> bool:
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from holdfast.core.errors import Refused, UnknownToken
@@ -19,10 +19,11 @@ from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Session
 from holdfast.core.turn import Turn, TurnRequest
 from holdfast.engine.durable.answers import NotedTurn, stored_answer
-from holdfast.engine.durable.journal import Journal, JournalError
 from holdfast.engine.durable.journal_tables import MEND
-from holdfast.engine.durable.records import FinishedTurn, StoredSession
+from holdfast.engine.durable.records import FinishedTurn, JournalError, StoredSession
 from holdfast.engine.durable.session_log import SessionLog
+from holdfast.engine.durable.store import Store
+from holdfast.engine.durable.stores import open_store
 from holdfast.engine.lock import InUse
 from holdfast.engine.memory_plan import disk_bytes
 from holdfast.engine.options import EngineOptions, OptionError
@@ -53,21 +54,16 @@ UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
 """The errors of reading a journal; the latter when SQLite's own message is not valid UTF-8."""
 
 
-def open_journal(options: EngineOptions, tokenizer: Tokenizer) -> Journal | None:
+def open_journal(options: EngineOptions, tokenizer: Tokenizer) -> Store | None:
     """The journal that the options name, if they name one."""
     if options.journal is None:
         return None
-    path = Path(options.journal)
     try:
-        return Journal(
-            path,
-            options.durability,
-            tokenizer.identity(),
-            lock_timeout=LOCK_SECONDS,
-            sample=sample_of(tokenizer),
+        return open_store(
+            options.journal, options.durability, tokenizer.identity(), LOCK_SECONDS, sample_of(tokenizer)
         )
     except UNREADABLE as error:
-        raise _unusable(path, error) from error
+        raise _unusable(options.journal, error) from error
     except (JournalError, OSError) as error:
         raise OptionError("journal", f"cannot be used: {error}") from error
 
@@ -109,41 +105,50 @@ def recover_sessions(
     journal = session_log.journal
     if journal is not None:
         try:
-            sessions = _read_journal(journal)
+            foreign = False
+            for stored in _sessions_of(journal):
+                foreign = _recover(scheduler, session_log, disk, stored, now) or foreign
+            if not foreign:
+                journal.adopt_vocabulary()
         except OptionError:
             if disk is not None:
                 disk.store.files.close()
             raise
-        foreign = False
-        for stored in sessions:
-            refusal = stored.unusable or _recover_session(scheduler, stored, now)
-            if not refusal:
-                session_log.recovered(stored)
-                if disk is not None:
-                    disk.recover(stored)
-                continue
-            log.error("session %s stays in the journal: %s", stored.id, refusal)
-            session_log.unrecovered[stored.id] = refusal
-            foreign = foreign or refusal.endswith(UNKNOWN_TOKENS)
-            if disk is not None:
-                disk.store.keep(stored)
-        if not foreign:
-            journal.adopt_vocabulary()
     session_log.start()
     if disk is not None:
         disk.store.remove_orphans()
 
 
-def _read_journal(journal: Journal) -> list[StoredSession]:
+def _recover(
+    scheduler: Scheduler, session_log: SessionLog, disk: DiskTier | None, stored: StoredSession, now: float
+) -> bool:
+    """Recover one session; whether it has tokens outside the vocabulary."""
+    refusal = stored.unusable or _recover_session(scheduler, stored, now)
+    if not refusal:
+        session_log.recovered(stored)
+        if disk is not None:
+            disk.recover(stored)
+        return False
+    log.error("session %s stays in the journal: %s", stored.id, refusal)
+    session_log.unrecovered[stored.id] = refusal
+    if disk is not None:
+        disk.store.keep(stored)
+    return refusal.endswith(UNKNOWN_TOKENS)
+
+
+def _sessions_of(journal: Store) -> Iterator[StoredSession]:
     """The sessions of a journal; a journal that cannot be read is closed."""
     try:
-        return journal.load()
+        yield from journal.sessions()
     except UNREADABLE as error:
         journal.close()
-        raise _unusable(journal.path, error) from error
+        raise _unusable(journal.place, error) from error
+    except JournalError as error:
+        journal.close()
+        raise OptionError("journal", f"cannot be used: {error}") from error
 
 
-def _unusable(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> OptionError:
+def _unusable(path: str, error: sqlite3.Error | UnicodeDecodeError) -> OptionError:
     damaged = isinstance(error, UnicodeDecodeError) or (
         hasattr(error, "sqlite_errorcode") and error.sqlite_errorcode & 0xFF in DAMAGED
     )

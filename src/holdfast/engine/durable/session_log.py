@@ -5,7 +5,9 @@ submitted again gets its result again), and the verbs that carried a request id.
 is appended as a record, and `when_durable` delays an acknowledgement until all records before it are in the
 file; without one, or with durability `off`, it comes at once. A thread writes the file (`journal_writer`):
 `flush` submits the appended records as a batch, and gives the acknowledgements of durable batches. While the
-journal cannot be written, new turns and verbs are refused. Called by the engine and by the disk tier.
+journal cannot be written, new turns and verbs are refused. A session whose records the store refuses belongs
+to another server: its acknowledgements become refusals, and the engine gives it up. Called by the engine and
+by the disk tier.
 """
 
 from __future__ import annotations
@@ -19,8 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from holdfast.core.errors import JournalUnavailable, Refused, RequestConflict, SessionExists, TurnConflict
 from holdfast.engine.durable.answers import COMPLETE, NotedTurn, StoredCall, calls_in, noted_in
-from holdfast.engine.durable.journal import Journal
-from holdfast.engine.durable.journal_writer import JournalWriter
+from holdfast.engine.durable.journal_writer import JournalWriter, Settled
 from holdfast.engine.durable.records import (
     TURNS_KEPT,
     AnsweredRequest,
@@ -39,6 +40,7 @@ from holdfast.engine.durable.records import (
     Updated,
     is_text,
 )
+from holdfast.engine.durable.store import Store
 from holdfast.engine.session_settings import DEFAULT_SETTINGS, SessionSettings
 
 Act = Callable[[], None]
@@ -107,11 +109,21 @@ class SessionEntry:
         self.note_characters = sum(len(each.note) for each in noted.values())
 
 
+class Waiter(NamedTuple):
+    """A caller that waits for a record: one of the two is called, once."""
+
+    done: Act
+    """The record is durable."""
+    refused: Act
+    """The record was dropped: the session belongs to another server."""
+
+
 class Acknowledgement(NamedTuple):
-    """A call that waits for a batch, and for all before it."""
+    """A caller that waits for a batch, and for all before it, with records of one session."""
 
     batch: int
-    act: Act
+    session: str
+    waiter: Waiter
 
 
 class Batch(NamedTuple):
@@ -124,7 +136,7 @@ class Batch(NamedTuple):
 class SessionLog:
     """All named sessions, and the records of them that are not durable yet."""
 
-    def __init__(self, journal: Journal | None) -> None:
+    def __init__(self, journal: Store | None) -> None:
         self.journal = journal
         self.sessions: dict[str, SessionEntry] = {}
         self.unrecovered: dict[str, str] = {}
@@ -133,6 +145,9 @@ class SessionLog:
         self._unsent: list[Record] = []
         self._waiting: deque[Acknowledgement] = deque()
         self._unwritten: deque[Batch] = deque()
+        self._durable = 0
+        """The last ticket whose acknowledgements were given."""
+        self._given_up: list[str] = []
 
     def start(self) -> None:
         """Start the writer's thread, once the sessions of the journal have been read."""
@@ -149,7 +164,7 @@ class SessionLog:
         if writer is not None:
             self.sync()
             writer.close()
-            self._acknowledge(writer.durable)
+            self._acknowledge(writer)
         journal.close()
         self.journal = self._writer = None
 
@@ -160,7 +175,7 @@ class SessionLog:
     @property
     def pending(self) -> bool:
         """Whether an acknowledgement waits, or a record is not durable yet."""
-        return bool(self._waiting or self._unsent) or self.writing
+        return bool(self._waiting or self._unsent or self._given_up) or self.writing
 
     @property
     def writing(self) -> bool:
@@ -182,7 +197,7 @@ class SessionLog:
         if not self._waits_for_journal:
             return
         if self.fault is not None:
-            raise JournalUnavailable("the journal cannot be written; try again later")
+            raise JournalUnavailable(f"the journal cannot be written ({self.fault}); try again later")
         if sum(batch.records for batch in self._unwritten) > UNWRITTEN_MAX:
             raise JournalUnavailable(
                 f"more than {UNWRITTEN_MAX} journal records wait to be written; try again later"
@@ -202,13 +217,17 @@ class SessionLog:
         if self.journal is not None:
             self._unsent.append(record)
 
-    def when_durable(self, act: Act) -> None:
-        """Call `act` once every record so far is durable; at once without a journal or with `off`."""
+    def when_durable(self, session_id: str, done: Act, refused: Act | None = None) -> None:
+        """Call `done` once every record so far is durable; at once without a journal or with `off`.
+
+        If the store refuses the records of the session, `refused` is called instead.
+        """
         if self._waits_for_journal:
             number = 0 if self._writer is None else self._writer.submitted
-            self._waiting.append(Acknowledgement(number + bool(self._unsent), act))
+            waiter = Waiter(done, refused if refused is not None else _nothing)
+            self._waiting.append(Acknowledgement(number + bool(self._unsent), session_id, waiter))
         else:
-            act()
+            done()
 
     def flush(self) -> None:
         """Submit the appended records, and give the acknowledgements of durable batches."""
@@ -218,13 +237,32 @@ class SessionLog:
         if self._unsent:
             records, self._unsent = self._unsent, []
             self._unwritten.append(Batch(writer.submit(records), len(records)))
-        self._acknowledge(writer.take_durable())
+        self._acknowledge(writer)
 
-    def _acknowledge(self, durable: int) -> None:
-        while self._unwritten and self._unwritten[0].number <= durable:
+    def take_given_up(self) -> list[str]:
+        """Sessions that turned out to be another server's: the engine is to close them, unwritten."""
+        given_up, self._given_up = self._given_up, []
+        return given_up
+
+    def _acknowledge(self, writer: JournalWriter) -> None:
+        # Calls without a record of their own wait for batches that are durable already.
+        self._call_waiters(Settled(self._durable, frozenset()))
+        for settled in writer.take_settled():
+            for session_id in settled.refused:
+                if self.sessions.pop(session_id, None) is not None:
+                    self._given_up.append(session_id)
+            self._durable = settled.ticket
+            self._call_waiters(settled)
+
+    def _call_waiters(self, settled: Settled) -> None:
+        while self._unwritten and self._unwritten[0].number <= settled.ticket:
             self._unwritten.popleft()
-        while self._waiting and self._waiting[0].batch <= durable:
-            self._waiting.popleft().act()
+        while self._waiting and self._waiting[0].batch <= settled.ticket:
+            _, session_id, waiter = self._waiting.popleft()
+            if session_id in settled.refused:
+                waiter.refused()
+            else:
+                waiter.done()
 
     def wait(self, seconds: float) -> None:
         """Wait until acknowledgements may be due, or time is up."""
@@ -350,7 +388,10 @@ class SessionLog:
             entry.finished[turn.turn_id] = turn
             _keep_last(entry.finished)
 
-        self.when_durable(written)
+        def dropped() -> None:
+            entry.unwritten.discard(turn.turn_id)
+
+        self.when_durable(session_id, written, dropped)
 
     def calls_of(self, session_id: str, number: int) -> Calls:
         """The complete tool calls of a session's turn `number`, if they are still known."""
@@ -398,6 +439,10 @@ class SessionLog:
             requests[request_id] = AnsweredRequest(asked, answer)
             _keep_last(requests)
             self.append(Requested(session_id, request_id, asked, answer))
+
+
+def _nothing() -> None:
+    """Nobody waits."""
 
 
 def _up_to(turns: int, found: dict[int, Value]) -> dict[int, Value]:

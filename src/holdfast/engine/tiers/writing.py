@@ -116,7 +116,10 @@ class SnapshotWriter:
         self._store.reserve(job.session, job.bytes)
         self._session_log.append(SnapshotWritten(job.session, job.file, job.header.length, job.bytes))
         self._undurable.append(job)
-        self._session_log.when_durable(lambda: self._row_durable(job))
+        # The session of a refused row is not in the log any more: its file is useless.
+        self._session_log.when_durable(
+            job.session, lambda: self._row_durable(job), lambda: self._row_durable(job)
+        )
 
     def _row_durable(self, job: Job) -> None:
         """A file's row is in the journal: the session has the file, and its units may be given up."""

@@ -55,6 +55,7 @@ STATUS_OF_CODE = {
     "history_differs": 409,
     "notes_too_large": 400,
     "journal_unavailable": 503,
+    "session_moved": 503,
     "invalid_grammar": 400,
     "unsupported_grammar": 400,
     "grammar_too_large": 400,
@@ -83,6 +84,7 @@ WORDS_OF_CODE = {
     "history_repeated": "the session already has its history: send only new messages, without assistant "
     "messages and without a leading system message, or set append_history to append them anyway",
     "journal_unavailable": "the journal cannot be written; try again later",
+    "session_moved": "the session belongs to another server now; send the request again",
 }
 """Messages of refusals whose own text, which is for the log, repeats names or values of the client's. The
 text of all other codes holds figures of the server's alone."""

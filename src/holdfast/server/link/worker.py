@@ -120,14 +120,14 @@ class Worker:
         while not self.stopping and os.getppid() == self.parent:
             self._read(self._patience())
             spent = self._budget()
-            self._flush_journal()  # Acknowledges what is durable, before commands that depend on it.
+            loop.flush_journal()  # Acknowledges what is durable, before commands that depend on it.
             self._carry_out(spent)
             with times.measured("waiting"):
                 commands.retry(spent)
             if commands.reporting:
                 with times.measured("report"):
                     commands.report(spent)
-            self._flush_journal()
+            loop.flush_journal()
             self._send()  # Answers and ends are sent before a step, which may take long.
             times.end_round()
             if loop.active and loop.pacing.slack >= self._slack_least:
@@ -154,10 +154,6 @@ class Worker:
             sleeps = commands.loop.session_log.writing or commands.compiles
             return WAITING_SECONDS if sleeps else 0.0
         return SEAL_SECONDS if commands.loop.scheduler.registry.seals else NAP_SECONDS
-
-    def _flush_journal(self) -> None:
-        with self.commands.loop.times.measured("journal"):
-            self.commands.loop.session_log.flush()
 
     def _budget(self) -> Budget:
         """The budget of a round."""

@@ -1,0 +1,358 @@
+"""The journal in PostgreSQL: a `Store` whose sessions belong to one life of a server.
+
+A flush is one statement, so one round trip, in one transaction (`commit`): a batch is stored whole, but for
+sessions that belong to another life by now. Those are refused: their records are dropped, nobody is told that
+they were stored, and the engine gives the sessions up. A batch whose answer was lost is sent again unchanged;
+the life's row has the number of the last batch, so a repeat is recognised.
+
+While the database cannot be reached, batches wait here in order, and the connection is opened again with a
+bounded back-off. That is a fault, which refuses new turns, only after `PATIENCE_SECONDS`; until then, and
+until too many records wait, answers wait. Called by the writer's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from types import TracebackType
+
+import psycopg
+
+from holdfast.engine.durable.postgres.changes import Batch, Builder, Content, Known
+from holdfast.engine.durable.postgres.commit import COMMIT, parameters
+from holdfast.engine.durable.postgres.compaction import Compaction
+from holdfast.engine.durable.postgres.link import Connection, Link, Unreachable, in_words, name_of
+from holdfast.engine.durable.postgres.lives import (
+    RENEW_SECONDS,
+    begin_life,
+    claim_sessions,
+    end_life,
+    hold_life,
+    life_of,
+    renew_life,
+)
+from holdfast.engine.durable.postgres.reading import revive
+from holdfast.engine.durable.postgres.tables import LifeState, escape, read_facts, unescape, upgrade
+from holdfast.engine.durable.records import Closed, JournalError, Record, StoredSession, Truncated
+from holdfast.engine.durable.store import Durability, Probe, WritePoint, no_probe
+
+__all__ = ["PostgresJournal"]
+
+log = logging.getLogger("holdfast.journal")
+
+PATIENCE_SECONDS = 5.0
+"""How long the database may be out of reach before new turns are refused."""
+
+LIFE_OVER = "another server has taken over this server's sessions; restart it"
+
+Clock = Callable[[], float]
+
+
+class PostgresJournal:
+    """A journal that is open for writing."""
+
+    def __init__(
+        self,
+        url: str,
+        durability: Durability,
+        vocabulary: str,
+        probe: Probe | None = None,
+        lock_timeout: float = 0.0,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """Open or create; `vocabulary` identifies what the tokens mean, and must match the database's.
+
+        `lock_timeout` is how many seconds to wait for another server of the same name.
+        """
+        self.durability: Durability = durability
+        self.fault: str | None = None
+        self.life = 0
+        self._clock = clock
+        self._probe = probe if probe is not None else no_probe
+        self._link = Link(url, durability)
+        self._pending: list[Record] = []
+        self._unsent: Batch | None = None
+        self._batch = 0
+        self._serial = 0
+        self._known: dict[str, Known] = {}
+        self._refused: set[str] = set()
+        self._over = False
+        self._damaged = False
+        self._compaction = Compaction()
+        self._renewed = clock()
+        try:
+            self._begin(name_of(url), vocabulary, lock_timeout)
+        except psycopg.Error as error:
+            self._link.close()
+            raise JournalError(f"{self.place}: {in_words(error)}") from error
+        except BaseException:
+            self._link.close()
+            raise
+
+    def _begin(self, name: str, vocabulary: str, timeout: float) -> None:
+        connection = self._link.open()
+        upgrade(connection)
+        connection.execute(
+            "INSERT INTO holdfast.facts VALUES ('vocabulary', %s) ON CONFLICT (name) DO NOTHING",
+            (vocabulary,),
+        )
+        if read_facts(connection)["vocabulary"] != vocabulary:
+            raise JournalError(
+                f"{self.place} was written with another vocabulary; start with the model that it was written "
+                "with, or name another database"
+            )
+        self.life = begin_life(connection, name, self.place, timeout)
+        claim_sessions(connection, name, self.life)
+
+    @property
+    def place(self) -> str:
+        """The URL without credentials."""
+        return self._link.place
+
+    def __enter__(self) -> PostgresJournal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write what is left, end the life and close the connection."""
+        if not self.flush():
+            left = len(self._pending) + (0 if self._unsent is None else self._unsent.records)
+            log.error(
+                "%d records were not written to the journal: %s", left, self.fault or self._link.problem
+            )
+        with suppress(psycopg.Error, Unreachable):
+            end_life(self._link.use(), self.life)
+        self._link.close()
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def sessions(self) -> Iterator[StoredSession]:
+        """Every session of this life, with what earlier lives of its name left.
+
+        A damaged session is truncated to its valid turns. There is no compaction then while the journal is
+        open: unreachable turns may be all that is left of a session.
+        """
+        for stored in self._revive():
+            if stored.damaged and not stored.unusable:
+                self.append(Truncated(stored.id, len(stored.turns), None))
+            yield stored
+            self.keep_alive()
+
+    def _revive(self) -> Iterator[StoredSession]:
+        try:
+            for stored, known in revive(self._link.open(), self.life):
+                self._known[stored.id] = known
+                self._damaged = self._damaged or stored.damaged
+                yield stored
+        except psycopg.Error as error:
+            raise JournalError(f"{self.place} cannot be read: {in_words(error)}") from error
+
+    def load(self) -> list[StoredSession]:
+        """All sessions at once."""
+        return list(self.sessions())
+
+    def adopt_vocabulary(self) -> None:
+        """Nothing to adopt: every version has the vocabulary."""
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> bool:
+        """Whether a record has been appended and is not in the database."""
+        return bool(self._pending) or self._unsent is not None
+
+    def append(self, record: Record) -> None:
+        """Add a record to the next flush."""
+        self._pending.append(record)
+
+    def flush(self) -> bool:
+        """Write everything that was appended; False if that fails, and the records are kept."""
+        while self.pending:
+            try:
+                if self._unsent is None:
+                    self._unsent = self._build()
+                self._send(self._unsent)
+            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+                self._link.drop(error)
+                return self._failed(None)
+            except Unreachable:
+                return self._failed(None)
+            except (psycopg.Error, JournalError) as error:
+                return self._failed(in_words(error))
+            self._unsent = None
+            self._probe(WritePoint.AFTER_FSYNC)
+        if self.fault is not None and not self._over:
+            log.warning("the journal can be written again")
+            self.fault = None
+        return True
+
+    def remove(self, session_id: str) -> bool:
+        """Close a session for good; False if that fails."""
+        for _ in self._revive():
+            self.keep_alive()
+        self.append(Closed(session_id, "removed"))
+        return self.flush()
+
+    def take_refused(self) -> frozenset[str]:
+        """Sessions that belong to another life, since the last call."""
+        refused, self._refused = frozenset(self._refused), set()
+        return refused
+
+    def _failed(self, problem: str | None) -> bool:
+        """A write failed: at once a fault, or, if the database is out of reach, after a while."""
+        since = self._link.failing_since
+        if problem is None and since is not None and time.monotonic() - since >= PATIENCE_SECONDS:
+            problem = f"the database is out of reach: {self._link.problem}"
+        if problem is not None:
+            if self.fault is None:
+                log.error("the journal cannot be written; turns wait until it can: %s", problem)
+            self.fault = problem
+        return False
+
+    def _build(self) -> Batch:
+        """The pending records as a batch. Until it is made, nothing is changed here."""
+        builder = Builder(self._known, self.life, self._serial, self._fetch)
+        builder.build(self._pending)
+        batch = Batch(self._batch + 1, builder.parts, len(self._pending), builder.refused, builder.loose)
+        for name, known in builder.staged.items():
+            if known is None:
+                self._known.pop(name, None)
+            else:
+                self._known[name] = known
+        self._serial = builder.serial
+        self._pending = []
+        return batch
+
+    def _fetch(self, numbers: Sequence[int]) -> dict[int, Content]:
+        """The contents of turns."""
+        rows = self._connection().execute(
+            "SELECT number, turn_id, input, output, finish, details FROM holdfast.turns "
+            "WHERE number = ANY(%s)",
+            (list(numbers),),
+            binary=True,
+        )
+        return {
+            number: Content(unescape(turn_id), bytes(said), bytes(heard), unescape(finish), details)
+            for number, turn_id, said, heard, finish, details in rows
+        }
+
+    def _connection(self) -> Connection:
+        connection = self._link.use()
+        if self._link.failing_since is not None:
+            hold_life(connection, self.life)
+        return connection
+
+    def _send(self, batch: Batch) -> None:
+        """Store a batch, or find that it is stored already; the refused sessions are noted."""
+        self._refused |= batch.refused
+        if not batch.sessions or self._over:
+            self._refuse(batch.sessions)
+            return
+        connection = self._connection()
+        self._probe(WritePoint.BEFORE_APPEND)
+        self._link.warned = False
+        accepted = self._execute(connection, batch)
+        if accepted is None:
+            accepted = self._accepted_before(connection, batch)
+        if self._link.warned:
+            raise psycopg.OperationalError("the commit was not replicated in time")
+        self._link.worked()
+        self._compaction.add(batch.loose)
+        self._batch = batch.number
+        self._renewed = self._clock()
+        self._refuse(batch.sessions - accepted)
+
+    def _execute(self, connection: Connection, batch: Batch) -> set[str] | None:
+        """Send a batch; the accepted sessions, or None if the life is over or the batch is stored already."""
+        sent = [
+            parameters(part, self.life, batch.number - (place == 0), batch.number)
+            for place, part in enumerate(batch.parts)
+        ]
+        if len(sent) == 1 and self._probe is no_probe:
+            return _names(connection.execute(COMMIT, sent[0], prepare=True).fetchall())
+        accepted: set[str] | None = set()
+        with connection.transaction():
+            for place, values in enumerate(sent):
+                names = _names(connection.execute(COMMIT, values, prepare=True).fetchall())
+                if names is None:
+                    accepted = None
+                    break
+                missing = batch.parts[place].changes.keys() - names
+                assert accepted is not None
+                accepted = (accepted | names) - missing
+                self._probe(WritePoint.MID_RECORD)
+            self._probe(WritePoint.AFTER_WRITE)
+        return accepted
+
+    def _accepted_before(self, connection: Connection, batch: Batch) -> set[str]:
+        """What became of a batch that the fence of the life refused."""
+        state, number = life_of(connection, self.life)
+        if state not in (LifeState.LIVE, LifeState.DRAINING) or number < batch.number:
+            self._end()
+            return set()
+        rows = connection.execute(
+            "SELECT id FROM holdfast.sessions WHERE id = ANY(%s) AND owner = %s",
+            ([escape(name) for name in batch.sessions], self.life),
+        )
+        return {unescape(name) for (name,) in rows} | batch.removed
+
+    def _refuse(self, names: set[str]) -> None:
+        for name in names:
+            self._known.pop(name, None)
+        self._refused |= names
+
+    def _end(self) -> None:
+        """The life is over: nothing that it has is its own any more."""
+        if not self._over:
+            log.error("%s: %s", self.place, LIFE_OVER)
+        self._over, self.fault = True, LIFE_OVER
+        self._refuse(set(self._known))
+
+    # --- beside writing ---------------------------------------------------------------------------
+
+    def keep_alive(self) -> float | None:
+        """Renew the lease, if it is time."""
+        left = self._renewed + RENEW_SECONDS - self._clock()
+        if self._over or left > 0:
+            return None if self._over else left
+        try:
+            if not renew_life(self._connection(), self.life):
+                self._end()
+            elif not self.pending:
+                self._link.worked()
+                self.fault = None
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            self._link.drop(error)
+            self._failed(None)
+        except Unreachable:
+            self._failed(None)
+        except psycopg.Error as error:
+            log.warning("the lease of the journal could not be renewed: %s", in_words(error))
+        self._renewed = self._clock()
+        return RENEW_SECONDS
+
+    def compact(self) -> bool:
+        """Remove a portion of the turns that no session reaches; whether there is more to do."""
+        if self._damaged or self._over or not self._compaction.due:
+            return False
+        try:
+            return self._compaction.step(self._connection())
+        except Unreachable:
+            return False
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            self._link.drop(error)
+            return False
+        except psycopg.Error as error:
+            log.warning("the journal could not be compacted: %s", in_words(error))
+            return False
+
+
+def _names(rows: list[tuple[str | None]]) -> set[str] | None:
+    """The accepted sessions of a commit; None if the fence of the life refused it."""
+    return {unescape(name) for (name,) in rows if name is not None} if rows else None

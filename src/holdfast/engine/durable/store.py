@@ -1,0 +1,97 @@
+"""The interface of a journal's store: what the engine needs of SQLite and of PostgreSQL.
+
+A store is opened (and its tables upgraded) by its constructor, then read once with `sessions`, then handed to
+the writer's thread (`journal_writer`), which alone calls it until `close`. The engine itself never executes
+SQL: a step submits a batch to the writer and goes on. Implemented by `journal.Journal` (a SQLite file) and
+`postgres.store.PostgresJournal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import Literal, Protocol
+
+from holdfast.engine.durable.records import JournalError, Record, StoredSession
+
+__all__ = ["Durability", "JournalInUse", "Probe", "Store", "WritePoint", "no_probe"]
+
+Durability = Literal["off", "commit", "fsync"]
+
+
+class JournalInUse(JournalError):
+    """Another process has the journal open for writing."""
+
+
+class WritePoint(StrEnum):
+    """Points of a flush at which a test can stop the process."""
+
+    BEFORE_APPEND = "before append"
+    MID_RECORD = "mid-record"
+    AFTER_WRITE = "after write"
+    AFTER_FSYNC = "after fsync"
+
+
+Probe = Callable[[WritePoint], None]
+
+
+def no_probe(point: WritePoint) -> None:
+    """No test stops the process."""
+
+
+class Store(Protocol):
+    """Where records are kept. Once it has a writer, only the writer's thread calls it."""
+
+    durability: Durability
+
+    fault: str | None
+    """Why it cannot be written, if it cannot; any thread may read it."""
+
+    @property
+    def place(self) -> str:
+        """Where it is, for messages: a path, or a URL without credentials."""
+        ...
+
+    def sessions(self) -> Iterator[StoredSession]:
+        """Every open session, one at a time; damage is found here, and marked in the session.
+
+        To be read to its end, before the first record is appended.
+        """
+        ...
+
+    def adopt_vocabulary(self) -> None:
+        """Store the vocabulary where an older version only has a sample of it."""
+        ...
+
+    @property
+    def pending(self) -> bool:
+        """Whether a record has been appended and is not stored yet."""
+        ...
+
+    def append(self, record: Record) -> None:
+        """Add a record to the next flush."""
+        ...
+
+    def flush(self) -> bool:
+        """Store everything that was appended, durably; False if that fails, and the records are kept."""
+        ...
+
+    def take_refused(self) -> frozenset[str]:
+        """Sessions whose records the last flushes dropped: they have another owner now."""
+        ...
+
+    def compact(self) -> bool:
+        """Do a bounded part of a compaction; whether there is more to do."""
+        ...
+
+    def keep_alive(self) -> float | None:
+        """Renew what the store must renew; the seconds until the next call, None if none is needed."""
+        ...
+
+    def remove(self, session_id: str) -> bool:
+        """Close a session for good, where no engine has the store open; False if that fails."""
+        ...
+
+    def close(self) -> None:
+        """Store what is left and release the store."""
+        ...
