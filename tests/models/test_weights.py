@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
 from holdfast.models.families import supported_architectures
 from holdfast.models.fields import ConfigurationError
-from holdfast.models.weights import Placement, SafetensorsSource, WeightMismatch
+from holdfast.models.sources import SafetensorsSource
+from holdfast.models.weights import Placement, WeightMismatch
 from tests.models.paged import PagedRunner, Sequence
 from tests.models.reference import VARIANTS, Reference
 

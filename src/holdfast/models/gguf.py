@@ -185,6 +185,9 @@ class GgufSource:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._file.tensors[self._names[name]].shape
 
+    def dtype(self, name: str) -> str:
+        return str(self._file.tensors[self._names[name]].kind.name)
+
     def bytes_of(self, name: str) -> int:
         return self._file.tensors[self._names[name]].bytes
 

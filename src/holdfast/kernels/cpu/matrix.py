@@ -24,15 +24,27 @@ def available() -> bool:
 
 
 class PackedMatrix:
-    """A matrix [outputs, inputs] of 4-bit or 8-bit codes: `w = code * scale + minimum` in groups of 32."""
+    """A matrix [outputs, inputs] of 4-bit or 8-bit codes: `w = code * scale + minimum` in groups of 32.
+
+    With `table` a 4-bit code stands for an entry of the kernels' table: twice the 4-bit float, plus 12.
+    """
 
     __slots__ = ("_bias", "_blocks", "_library", "bits", "inputs", "outputs", "structure")
 
-    def __init__(self, codes: Tensor, scale: Tensor, minimum: Tensor, bias: Tensor | None, bits: int) -> None:
+    def __init__(
+        self,
+        codes: Tensor,
+        scale: Tensor,
+        minimum: Tensor,
+        bias: Tensor | None,
+        bits: int,
+        *,
+        table: bool = False,
+    ) -> None:
         """`codes` uint8 [outputs, inputs], below 2^`bits`; scale and minimum [outputs, inputs / 32]."""
         loaded = library()
         assert loaded is not None, "the C kernels are not available"
-        assert codes.dtype == torch.uint8 and bits in (4, 8)
+        assert codes.dtype == torch.uint8 and bits in (4, 8) and not (table and bits == 8)
         self.outputs, self.inputs = codes.shape
         self.bits = bits
         groups, panels = self.inputs // GROUP, -(-self.outputs // PANEL)
@@ -56,7 +68,7 @@ class PackedMatrix:
             self.outputs,
             self.inputs,
             bits,
-            0,
+            int(table),
         )
 
     @property
@@ -105,6 +117,12 @@ def pack_eight_bit(weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
 def pack_four_bit(codes: Tensor, scale: Tensor, zero: Tensor, bias: Tensor | None = None) -> PackedMatrix:
     """A weight `(code - 8) * scale + zero`, exact."""
     return PackedMatrix(codes.to(torch.uint8), scale, zero - 8.0 * scale, bias, 4)
+
+
+def pack_e2m1(codes: Tensor, scale: Tensor, bias: Tensor | None = None) -> PackedMatrix:
+    """A weight of 4-bit floats, `value(code) * scale`; exact for scales that are powers of two."""
+    half = 0.5 * scale
+    return PackedMatrix(codes.to(torch.uint8), half, -12.0 * half, bias, 4, table=True)
 
 
 def _aligned(size: int) -> Tensor:

@@ -39,18 +39,22 @@ def configure(fields: Fields, architecture: str) -> ModelConfig:
 
 
 def _experts(builder: Builder, prefix: str, config: ExpertsConfig) -> Experts:
-    """Stored as [experts, in, out] with gate and up columns interleaved; converted here."""
+    """Gate and up are interleaved; dense weights are stored as [experts, in, out]. Converted here."""
     reader, width, count, inner = builder.reader, builder.config.width, config.experts, config.width
-    gate_up = reader.tensor(f"{prefix}experts.gate_up_proj", (count, width, 2 * inner))
-    down = reader.tensor(f"{prefix}experts.down_proj", (count, inner, width))
     bias = reader.tensor(f"{prefix}experts.gate_up_proj_bias", (count, 2 * inner))
     halves = torch.arange(2 * inner, device=bias.device).view(inner, 2).T.reshape(-1)
+    gate_up = reader.stacked_experts(f"{prefix}experts.gate_up_proj", count, 2 * inner, width, halves)
+    down = reader.stacked_experts(f"{prefix}experts.down_proj", count, width, inner)
+    if gate_up is None or down is None:
+        dense = reader.tensor(f"{prefix}experts.gate_up_proj", (count, width, 2 * inner))
+        gate_up = dense.transpose(1, 2)[:, halves].contiguous()
+        down = reader.tensor(f"{prefix}experts.down_proj", (count, inner, width)).transpose(1, 2).contiguous()
     return Experts(
         config,
         read_router(config, reader, f"{prefix}router", width, f"{prefix}router.bias"),
         ExpertWeights(
-            gate_up.transpose(1, 2)[:, halves].contiguous(),
-            down.transpose(1, 2).contiguous(),
+            gate_up,
+            down,
             bias[:, halves].contiguous(),
             reader.tensor(f"{prefix}experts.down_proj_bias", (count, width)),
         ),

@@ -19,11 +19,12 @@ enum {
  *
  * Panels of 16 outputs follow each other (the last one padded with zeros); a panel is a block for each
  * group; a block is its codes, then 16 scales and 16 minima in half precision. Codes go in runs of four
- * inputs: 64 bytes hold four inputs of 16 outputs (8 bits), or eight (4 bits: low halves, then high). */
+ * inputs: 64 bytes hold four inputs of 16 outputs (8 bits), or eight (4 bits: low halves, then high).
+ * With `table` a 4-bit code stands for an entry of `E2M1`: twice the value of a 4-bit float, plus 12. */
 typedef struct {
     const uint8_t *blocks;
     const float *bias; /* [outputs], or NULL */
-    int32_t outputs, inputs, bits, padding;
+    int32_t outputs, inputs, bits, table;
 } Matrix;
 
 /* One decoder layer: attention, then a gated feed-forward part, each after a norm. */
