@@ -4,8 +4,8 @@
 `gguf.GGUFReader` makes a NumPy view per array element (16 s and 610 MiB for a vocabulary of 150k, ours 0.5 s
 and 36 MiB) and does not bound what a hostile header claims (docs/decisions/0019). Types and dequantisation
 are the `gguf` package's. `GgufSource` serves the tensors to the weight reader: dense, or as 4-bit codes with
-scales where the format has 4-bit groups of 32 (Q4_0, Q4_1, Q4_K). `gguf_metadata` turns metadata into a
-configuration. Imported only for GGUF files.
+scales where the format has 4-bit groups of 32 (Q4_0, Q4_1, Q4_K, MXFP4). `gguf_metadata` turns metadata into
+a configuration. Imported only for GGUF files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gguf
@@ -23,6 +23,7 @@ from gguf import GGMLQuantizationType, GGUFValueType
 from numpy.typing import NDArray
 from torch import Tensor
 
+from holdfast.kernels.torch.quantised import scale_values
 from holdfast.models.fields import ConfigurationError, Json, reading, unreadable
 from holdfast.models.linear import FourBitWeight
 
@@ -47,7 +48,14 @@ _ELEMENTS_MAX = 1 << 24
 """Limit of an array's elements; vocabularies have some hundred thousand."""
 _TEXT_BYTES_MAX = 1 << 26
 
-FOUR_BIT = frozenset({GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q4_K})
+FOUR_BIT = frozenset(
+    {
+        GGMLQuantizationType.Q4_0,
+        GGMLQuantizationType.Q4_1,
+        GGMLQuantizationType.Q4_K,
+        GGMLQuantizationType.MXFP4,
+    }
+)
 UNQUANTISED = frozenset({GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16})
 
 
@@ -82,9 +90,8 @@ class GgufFile:
             except (struct.error, KeyError, UnicodeDecodeError, ValueError) as error:
                 raise unreadable(path, f"is not a readable GGUF file: {error}") from error
 
-    def raw(self, name: str) -> NDArray[np.uint8]:
+    def raw(self, entry: TensorEntry) -> NDArray[np.uint8]:
         """The bytes of a tensor."""
-        entry = self.tensors[name]
         return np.frombuffer(self._map, dtype=np.uint8, count=entry.bytes, offset=entry.offset)
 
     def _parse(self) -> None:
@@ -167,37 +174,56 @@ class GgufSource:
     """The tensors of a GGUF file by their Hugging Face names, for the weight reader.
 
     `names` maps those to the file's; `row_heads` has the number of heads of the projections whose rows the
-    file stores in interleaved rotary order: their rows are reordered to half-split.
+    file stores in interleaved rotary order: their rows are reordered to half-split. `experts` has the number
+    of each expert, whose weights are one tensor in the file. `offsets` are added to tensors.
     """
 
-    def __init__(self, file: GgufFile, names: dict[str, str], row_heads: dict[str, int]) -> None:
+    def __init__(
+        self,
+        file: GgufFile,
+        names: dict[str, str],
+        row_heads: dict[str, int],
+        experts: dict[str, int] | None = None,
+        offsets: dict[str, float] | None = None,
+    ) -> None:
         self._file = file
         self._names = names
         self._row_heads = row_heads
+        self._experts = experts or {}
+        self._offsets = offsets or {}
+
+    def _entry(self, name: str) -> TensorEntry:
+        """The location of a tensor, or of one expert's part of it."""
+        entry = self._file.tensors[self._names[name]]
+        expert = self._experts.get(name)
+        if expert is None:
+            return entry
+        size = entry.bytes // entry.shape[0]
+        return replace(entry, shape=entry.shape[1:], offset=entry.offset + expert * size, bytes=size)
 
     @property
     def total_bytes(self) -> int:
-        return sum(self._file.tensors[name].bytes for name in self._names.values())
+        return sum(self._file.tensors[name].bytes for name in set(self._names.values()))
 
     def names(self) -> frozenset[str]:
         return frozenset(self._names)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._file.tensors[self._names[name]].shape
+        return self._entry(name).shape
 
     def dtype(self, name: str) -> str:
-        return str(self._file.tensors[self._names[name]].kind.name)
+        return str(self._entry(name).kind.name)
 
     def bytes_of(self, name: str) -> int:
-        return self._file.tensors[self._names[name]].bytes
+        return self._entry(name).bytes
 
     def quantised(self, name: str) -> bool:
-        return self._file.tensors[self._names[name]].kind not in UNQUANTISED
+        return self._entry(name).kind not in UNQUANTISED
 
     def read(self, name: str) -> Tensor:
         """The tensor dequantised to float32 (or as stored, for the 16-bit formats)."""
-        entry = self._file.tensors[self._names[name]]
-        raw = self._file.raw(self._names[name])
+        entry = self._entry(name)
+        raw = self._file.raw(entry)
         if entry.kind is GGMLQuantizationType.BF16:
             dense = torch.from_numpy(raw.copy()).view(torch.bfloat16)
         elif entry.kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
@@ -212,25 +238,29 @@ class GgufSource:
                     f"tensor {name}: format {entry.kind.name} is not supported"
                 ) from error
             dense = torch.from_numpy(values)
-        return self._in_order(name, dense.reshape(entry.shape))
+        dense = self._in_order(name, dense.reshape(entry.shape))
+        offset = self._offsets.get(name)
+        return dense if offset is None else dense + offset
 
     def four_bit(self, name: str) -> FourBitWeight | None:
         """The 4-bit codes of a matrix, or None for other formats."""
-        entry = self._file.tensors[self._names[name]]
+        entry = self._entry(name)
         if entry.kind not in FOUR_BIT or len(entry.shape) != 2:
             return None
         block, block_bytes = gguf.GGML_QUANT_SIZES[entry.kind]
-        raw = torch.from_numpy(self._file.raw(self._names[name]).copy())
+        raw = torch.from_numpy(self._file.raw(entry).copy())
         blocks = raw.view(entry.shape[0], entry.shape[1] // block, block_bytes)
         match entry.kind:
             case GGMLQuantizationType.Q4_0:
                 weight = _q4_0(blocks)
             case GGMLQuantizationType.Q4_1:
                 weight = _q4_1(blocks)
+            case GGMLQuantizationType.MXFP4:
+                weight = _mxfp4(blocks)
             case _:
                 weight = _q4_k(blocks)
         ordered = (self._in_order(name, part) for part in (weight.codes, weight.scale, weight.zero))
-        return FourBitWeight(*ordered)
+        return FourBitWeight(*ordered, floats=weight.floats)
 
     def _in_order(self, name: str, tensor: Tensor) -> Tensor:
         """Reorder the rows of an interleaved projection to half-split; others are unchanged."""
@@ -259,6 +289,12 @@ def _q4_0(blocks: Tensor) -> FourBitWeight:
 def _q4_1(blocks: Tensor) -> FourBitWeight:
     scale, minimum = _halves(blocks, 0), _halves(blocks, 2)
     return FourBitWeight(_nibbles(blocks[..., 4:]).flatten(1), scale, minimum + 8.0 * scale)
+
+
+def _mxfp4(blocks: Tensor) -> FourBitWeight:
+    """An exponent with a bias of 127, then the codes of 32 4-bit floats."""
+    scale = scale_values(blocks[..., 0].contiguous())
+    return FourBitWeight(_nibbles(blocks[..., 1:]).flatten(1), scale, torch.zeros_like(scale), floats=True)
 
 
 def _q4_k(blocks: Tensor) -> FourBitWeight:

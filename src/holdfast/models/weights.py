@@ -172,6 +172,8 @@ class WeightReader:
         """The weights of experts, each of some modules concatenated along the outputs; None if read dense."""
         if not self.placement.keeps_codes:
             return None
+        if self._keeps_quantised([f"{name}.weight" for names in modules for name in names]):
+            return self._packed_experts(modules, inputs, outputs)
         parts: list[QuantisedWeight] = []
         for names in modules:
             forms = [self._form(name, experts=True) for name in names]
@@ -186,6 +188,21 @@ class WeightReader:
             parts.append(whole)
         together = stacked(parts)
         return None if together is None else self._kept_experts(together)
+
+    def _packed_experts(
+        self, modules: Sequence[Sequence[str]], inputs: int, outputs: int
+    ) -> tuple[PackedMatrix, ...] | None:
+        """Experts of a GGUF file for the C kernels; None without them, or where a part does not fit."""
+        if not packed_kernels(inputs):
+            return None
+        found: list[PackedMatrix] = []
+        for names in modules:
+            weights = [f"{name}.weight" for name in names]
+            dense = torch.cat([self.tensor(name, (outputs // len(names), inputs)) for name in weights])
+            if self._missing or self._wrong:
+                return None
+            found.append(PackedLinear.of(dense, self._four_bit(weights, None)).matrix)
+        return tuple(found)
 
     def stacked_experts(
         self, name: str, experts: int, outputs: int, inputs: int, order: Tensor | None = None
@@ -405,7 +422,7 @@ class WeightReader:
             return PackedLinear.of(dense, self._four_bit(names, order), bias)
         if Int4Linear.fits(sum(outputs), inputs):
             four_bit = self._four_bit(names, order)
-            if four_bit is not None:
+            if four_bit is not None and not four_bit.floats:
                 return Int4Linear(four_bit, bias, kept)
         return Int8Linear(*quantise_int8(dense), bias, kept)
 
@@ -450,12 +467,13 @@ class WeightReader:
         """The 4-bit codes of some weights, concatenated along the outputs; None unless all have them."""
         assert self._source is not None
         parts = [part for name in names if (part := self._source.four_bit(name)) is not None]
-        if len(parts) != len(names):
+        if len(parts) != len(names) or len({part.floats for part in parts}) != 1:
             return None
         return FourBitWeight(
             codes=_reordered(torch.cat([part.codes for part in parts]), order),
             scale=_reordered(torch.cat([part.scale for part in parts]), order),
             zero=_reordered(torch.cat([part.zero for part in parts]), order),
+            floats=parts[0].floats,
         )
 
 
