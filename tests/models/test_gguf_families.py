@@ -1,4 +1,4 @@
-"""GGUF files of families whose tensors or metadata differ from llama's: written by the gguf package, read back."""
+"""GGUF files of families that differ from llama's, written by the gguf package, mean what was written."""
 
 from pathlib import Path
 
