@@ -23,7 +23,7 @@ CHECKS = {
     **KERNEL_CHECKS,
     "far": check_far,
     "quantised": check_quantised,
-    "quantised experts": check_quantised_experts,
+    "quantised_experts": check_quantised_experts,
 }
 WORKERS = 8
 
