@@ -236,3 +236,102 @@ def test_wrong_experts_are_refused_by_name(tmp_path: Path) -> None:
     write(model, path, "qwen3moe", Kind.F32, Kind.F32)
     with pytest.raises(ConfigurationError, match="5000 experts are not supported"):
         open_checkpoint(path)
+
+
+RECURRENT: dict[str, tuple[str, dict[str, object]]] = {
+    "mamba2": (
+        "Mamba2",
+        {"num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 2, "expand": 2, "use_bias": False},
+    ),
+    "nemotron_h": (
+        "NemotronH",
+        {
+            "num_hidden_layers": 4,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 32,
+            "ssm_state_size": 16,
+            "n_groups": 2,
+        },
+    ),
+}
+STATE_LAYER = {
+    "norm.weight": "attn_norm.weight",
+    "mixer.in_proj.weight": "ssm_in.weight",
+    "mixer.conv1d.weight": "ssm_conv1d.weight",
+    "mixer.conv1d.bias": "ssm_conv1d.bias",
+    "mixer.dt_bias": "ssm_dt.bias",
+    "mixer.A_log": "ssm_a",
+    "mixer.D": "ssm_d",
+    "mixer.norm.weight": "ssm_norm.weight",
+    "mixer.out_proj.weight": "ssm_out.weight",
+    "mixer.q_proj.weight": "attn_q.weight",
+    "mixer.k_proj.weight": "attn_k.weight",
+    "mixer.v_proj.weight": "attn_v.weight",
+    "mixer.o_proj.weight": "attn_output.weight",
+    "mixer.up_proj.weight": "ffn_up.weight",
+    "mixer.down_proj.weight": "ffn_down.weight",
+}
+STATE_WHOLE = {"embeddings.weight": "token_embd", "norm_f.weight": "output_norm", "lm_head.weight": "output"}
+
+
+def write_recurrent(model: PreTrainedModel, path: Path, family: str) -> None:
+    """As llama.cpp writes them: -exp of A_log, A and D with a second dimension, norms by groups."""
+    config, writer = model.config, gguf.GGUFWriter(path, family)
+    heads, size = (4, 32)
+    writer.add_context_length(256)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    writer.add_ssm_conv_kernel(config.conv_kernel)
+    writer.add_ssm_inner_size(heads * size)
+    writer.add_ssm_state_size(16)
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_group_count(config.n_groups)
+    if family == "nemotron_h":
+        kinds = RECURRENT[family][1]["layers_block_type"]
+        assert isinstance(kinds, list)
+        writer.add_head_count(config.num_attention_heads)
+        writer.add_head_count_kv([config.num_key_value_heads * (kind == "full_attention") for kind in kinds])
+        writer.add_feed_forward_length([config.intermediate_size * (kind == "mlp") for kind in kinds])
+        writer.add_key_length(config.head_dim)
+    else:
+        writer.add_head_count(0)
+        writer.add_feed_forward_length(0)
+    for name, tensor in model.state_dict().items():
+        values = tensor.numpy().astype(np.float32)
+        if name.endswith("A_log"):
+            values = -np.exp(values)[:, None]
+        elif name.endswith(".D"):
+            values = values[:, None]
+        elif name.endswith("conv1d.weight"):
+            values = values.squeeze(1)
+        elif name.endswith("mixer.norm.weight"):
+            values = values.reshape(config.n_groups, -1)
+        stem = name.removeprefix("backbone.").removeprefix("model.")
+        if stem in STATE_WHOLE:
+            theirs = f"{STATE_WHOLE[stem]}.weight"
+        else:
+            _, layer, part = stem.split(".", 2)
+            theirs = f"blk.{layer}.{STATE_LAYER[part]}"
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        writer.add_tensor(theirs, np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_files_of_models_with_a_state(tmp_path: Path, family: str) -> None:
+    name, changes = RECURRENT[family]
+    torch.manual_seed(2)
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, "rms_norm_eps": 1e-5, **changes})
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval().float()
+    path = tmp_path / "model.gguf"
+    write_recurrent(model, path, family)
+    tokens = torch.randint(160, (40,), generator=torch.Generator().manual_seed(1)).tolist()
+    with torch.inference_mode():
+        expected = model(torch.tensor([tokens]), use_cache=False).logits[0]
+    assert float((logits(path, CPU, tokens) - expected).abs().max() / expected.abs().max()) <= 1e-4

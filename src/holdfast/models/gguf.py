@@ -170,12 +170,31 @@ class GgufFile:
         return [self._value(inner, nested=True) for _ in range(count)]
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How a tensor differs from the one of Hugging Face's checkpoints: negated exponential, sum, shape."""
+
+    negated_exponential: bool = False
+    """Whether the file has `-exp(x)` of the checkpoint's x."""
+    offset: float = 0.0
+    """Added to the file's values."""
+    shape: tuple[int, ...] | None = None
+
+    def undone(self, tensor: Tensor) -> Tensor:
+        """The checkpoint's tensor, from the file's."""
+        if self.negated_exponential:
+            tensor = (-tensor).log()
+        if self.offset:
+            tensor = tensor + self.offset
+        return tensor if self.shape is None else tensor.reshape(self.shape)
+
+
 class GgufSource:
     """The tensors of a GGUF file by their Hugging Face names, for the weight reader.
 
     `names` maps those to the file's; `row_heads` has the number of heads of the projections whose rows the
     file stores in interleaved rotary order: their rows are reordered to half-split. `experts` has the number
-    of each expert, whose weights are one tensor in the file. `offsets` are added to tensors.
+    of each expert, whose weights are one tensor in the file. `changes` are undone.
     """
 
     def __init__(
@@ -184,13 +203,13 @@ class GgufSource:
         names: dict[str, str],
         row_heads: dict[str, int],
         experts: dict[str, int] | None = None,
-        offsets: dict[str, float] | None = None,
+        changes: dict[str, Change] | None = None,
     ) -> None:
         self._file = file
         self._names = names
         self._row_heads = row_heads
         self._experts = experts or {}
-        self._offsets = offsets or {}
+        self._changes = changes or {}
 
     def _entry(self, name: str) -> TensorEntry:
         """The location of a tensor, or of one expert's part of it."""
@@ -209,7 +228,8 @@ class GgufSource:
         return frozenset(self._names)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._entry(name).shape
+        change = self._changes.get(name)
+        return self._entry(name).shape if change is None or change.shape is None else change.shape
 
     def dtype(self, name: str) -> str:
         return str(self._entry(name).kind.name)
@@ -239,8 +259,8 @@ class GgufSource:
                 ) from error
             dense = torch.from_numpy(values)
         dense = self._in_order(name, dense.reshape(entry.shape))
-        offset = self._offsets.get(name)
-        return dense if offset is None else dense + offset
+        change = self._changes.get(name)
+        return dense if change is None else change.undone(dense)
 
     def four_bit(self, name: str) -> FourBitWeight | None:
         """The 4-bit codes of a matrix, or None for other formats."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 
+from holdfast.models import gguf_recurrent
 from holdfast.models.fields import ConfigurationError, Fields, Json
-from holdfast.models.gguf import GgufFile, GgufSource
+from holdfast.models.gguf import Change, GgufFile, GgufSource
 
 __all__ = ["GgufFile", "describe", "open_source"]
 
@@ -81,9 +82,12 @@ def describe(file: GgufFile) -> Fields:
     """The configuration of the model in a file, with the keys of config.json."""
     metadata = Fields(file.metadata, file.path.name)
     kind = metadata.text("general.architecture")
+    if kind in gguf_recurrent.ARCHITECTURES:
+        return gguf_recurrent.describe(file, metadata, kind)
     if kind not in _ARCHITECTURES:
+        known = sorted((*_ARCHITECTURES, *gguf_recurrent.ARCHITECTURES))
         raise ConfigurationError(
-            f"GGUF architecture {kind!r} is not supported; supported are {', '.join(sorted(_ARCHITECTURES))}"
+            f"GGUF architecture {kind!r} is not supported; supported are {', '.join(known)}"
         )
     heads = metadata.integer(f"{kind}.attention.head_count")
     width = metadata.integer(f"{kind}.embedding_length")
@@ -178,6 +182,8 @@ def _rope(file: GgufFile, metadata: Fields, kind: str, head_dim: int) -> dict[st
 def open_source(file: GgufFile, fields: Fields) -> GgufSource:
     """The file's tensors under the names of the family's checkpoints."""
     kind = Fields(file.metadata, file.path.name).text("general.architecture")
+    if kind in gguf_recurrent.ARCHITECTURES:
+        return gguf_recurrent.open_source(file)
     heads = {
         "self_attn.q_proj": fields.integer("num_attention_heads"),
         "self_attn.k_proj": fields.integer("num_key_value_heads"),
@@ -211,5 +217,7 @@ def open_source(file: GgufFile, fields: Fields) -> GgufSource:
             stem, _, ending = name.rpartition(".")
             ours = f"{_TENSORS[stem]}.{ending}" if stem in _TENSORS else name
         names[ours] = name
-    offsets = {ours: -1.0 for ours in names if "norm" in ours} if kind in _NORMS_PLUS_ONE else {}
-    return GgufSource(file, names, row_heads, experts, offsets)
+    changes: dict[str, Change] = {}
+    if kind in _NORMS_PLUS_ONE:
+        changes = {ours: Change(offset=-1.0) for ours in names if "norm" in ours}
+    return GgufSource(file, names, row_heads, experts, changes)
