@@ -4,8 +4,8 @@
 `gguf.GGUFReader` makes a NumPy view per array element (16 s and 610 MiB for a vocabulary of 150k, ours 0.5 s
 and 36 MiB) and does not bound what a hostile header claims (docs/decisions/0019). Types and dequantisation
 are the `gguf` package's. `GgufSource` serves the tensors to the weight reader: dense, or as 4-bit codes with
-scales where the format has 4-bit groups of 32 (Q4_0, Q4_1, Q4_K, MXFP4). `gguf_metadata` turns metadata into
-a configuration. Imported only for GGUF files.
+scales where the format has 4-bit groups of 32 (Q4_0, Q4_1, Q4_K, MXFP4, IQ4). `gguf_metadata` turns metadata
+into a configuration. Imported only for GGUF files.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from gguf import GGMLQuantizationType, GGUFValueType
 from numpy.typing import NDArray
 from torch import Tensor
 
+from holdfast.kernels.cpu.matrix import Table
 from holdfast.kernels.torch.quantised import scale_values
 from holdfast.models.fields import ConfigurationError, Json, reading, unreadable
 from holdfast.models.linear import FourBitWeight
@@ -54,6 +55,8 @@ FOUR_BIT = frozenset(
         GGMLQuantizationType.Q4_1,
         GGMLQuantizationType.Q4_K,
         GGMLQuantizationType.MXFP4,
+        GGMLQuantizationType.IQ4_NL,
+        GGMLQuantizationType.IQ4_XS,
     }
 )
 UNQUANTISED = frozenset({GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16})
@@ -277,10 +280,14 @@ class GgufSource:
                 weight = _q4_1(blocks)
             case GGMLQuantizationType.MXFP4:
                 weight = _mxfp4(blocks)
+            case GGMLQuantizationType.IQ4_NL:
+                weight = _iq4_nl(blocks)
+            case GGMLQuantizationType.IQ4_XS:
+                weight = _iq4_xs(blocks)
             case _:
                 weight = _q4_k(blocks)
         ordered = (self._in_order(name, part) for part in (weight.codes, weight.scale, weight.zero))
-        return FourBitWeight(*ordered, floats=weight.floats)
+        return FourBitWeight(*ordered, table=weight.table)
 
     def _in_order(self, name: str, tensor: Tensor) -> Tensor:
         """Reorder the rows of an interleaved projection to half-split; others are unchanged."""
@@ -314,7 +321,23 @@ def _q4_1(blocks: Tensor) -> FourBitWeight:
 def _mxfp4(blocks: Tensor) -> FourBitWeight:
     """An exponent with a bias of 127, then the codes of 32 4-bit floats."""
     scale = scale_values(blocks[..., 0].contiguous())
-    return FourBitWeight(_nibbles(blocks[..., 1:]).flatten(1), scale, torch.zeros_like(scale), floats=True)
+    return FourBitWeight(_nibbles(blocks[..., 1:]).flatten(1), scale, torch.zeros_like(scale), Table.E2M1)
+
+
+def _iq4_nl(blocks: Tensor) -> FourBitWeight:
+    scale = _halves(blocks, 0)
+    return FourBitWeight(_nibbles(blocks[..., 2:]).flatten(1), scale, torch.zeros_like(scale), Table.IQ4)
+
+
+def _iq4_xs(blocks: Tensor) -> FourBitWeight:
+    """256 elements a block: 8 groups of 32 with 6-bit scales, stored as 4 and 2 bits, under a factor."""
+    places = torch.arange(8)
+    low = blocks[..., 4:8][..., places // 2] >> (4 * (places % 2)) & 15
+    high = blocks[..., 2:4][..., places // 4] >> (2 * (places % 4)) & 3
+    scale = _halves(blocks, 0)[..., None] * ((low | high << 4).float() - 32.0)
+    codes = _nibbles(blocks[..., 8:].unflatten(-1, (8, 16)))
+    scale = scale.flatten(1)
+    return FourBitWeight(codes.flatten(1), scale, torch.zeros_like(scale), Table.IQ4)
 
 
 def _q4_k(blocks: Tensor) -> FourBitWeight:

@@ -17,7 +17,15 @@ from torch import Tensor
 from torch.nn.functional import linear as dense_product
 
 from holdfast import kernels
-from holdfast.kernels.cpu.matrix import PackedMatrix, available, pack_e2m1, pack_eight_bit, pack_four_bit
+from holdfast.kernels.cpu.matrix import (
+    PackedMatrix,
+    Table,
+    available,
+    pack_e2m1,
+    pack_eight_bit,
+    pack_four_bit,
+    pack_iq4,
+)
 
 GROUP = 32
 """Elements that share a scale and a zero point in the 4-bit form; the block of Q4_0 and Q4_1."""
@@ -34,13 +42,13 @@ REFINED = 32
 class FourBitWeight:
     """`w = (codes - 8) * scale + zero` with codes [out, in] in 0..15, scale and zero [out, in / 32].
 
-    With `floats` the codes are 4-bit floats, `w = value * scale`, and `zero` is not used.
+    With `table` the codes stand for its values, `w = value * scale`, and `zero` is not used.
     """
 
     codes: Tensor
     scale: Tensor
     zero: Tensor
-    floats: bool = False
+    table: Table | None = None
 
 
 class Linear(Protocol):
@@ -106,8 +114,9 @@ class PackedLinear:
         """The 4-bit form if the weight has one, else the dense values in 8 bits."""
         if four_bit is None:
             return cls(pack_eight_bit(dense, bias))
-        if four_bit.floats:
-            return cls(pack_e2m1(four_bit.codes, four_bit.scale, bias))
+        if four_bit.table is not None:
+            pack = pack_e2m1 if four_bit.table is Table.E2M1 else pack_iq4
+            return cls(pack(four_bit.codes, four_bit.scale, bias))
         return cls(pack_four_bit(four_bit.codes, four_bit.scale, four_bit.zero, bias))
 
     @property

@@ -422,7 +422,7 @@ class WeightReader:
             return PackedLinear.of(dense, self._four_bit(names, order), bias)
         if Int4Linear.fits(sum(outputs), inputs):
             four_bit = self._four_bit(names, order)
-            if four_bit is not None and not four_bit.floats:
+            if four_bit is not None and four_bit.table is None:
                 return Int4Linear(four_bit, bias, kept)
         return Int8Linear(*quantise_int8(dense), bias, kept)
 
@@ -467,13 +467,13 @@ class WeightReader:
         """The 4-bit codes of some weights, concatenated along the outputs; None unless all have them."""
         assert self._source is not None
         parts = [part for name in names if (part := self._source.four_bit(name)) is not None]
-        if len(parts) != len(names) or len({part.floats for part in parts}) != 1:
+        if len(parts) != len(names) or len({part.table for part in parts}) != 1:
             return None
         return FourBitWeight(
             codes=_reordered(torch.cat([part.codes for part in parts]), order),
             scale=_reordered(torch.cat([part.scale for part in parts]), order),
             zero=_reordered(torch.cat([part.zero for part in parts]), order),
-            floats=parts[0].floats,
+            table=parts[0].table,
         )
 
 
