@@ -286,8 +286,10 @@ class GgufSource:
                 weight = _iq4_xs(blocks)
             case _:
                 weight = _q4_k(blocks)
-        ordered = (self._in_order(name, part) for part in (weight.codes, weight.scale, weight.zero))
-        return FourBitWeight(*ordered, table=weight.table)
+        codes, scale, zero = (
+            self._in_order(name, part) for part in (weight.codes, weight.scale, weight.zero)
+        )
+        return FourBitWeight(codes, scale, zero, weight.table)
 
     def _in_order(self, name: str, tensor: Tensor) -> Tensor:
         """Reorder the rows of an interleaved projection to half-split; others are unchanged."""
