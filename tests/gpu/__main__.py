@@ -5,8 +5,9 @@
 
 Run in the root of a checkout. Needs torch, triton, transformers, safetensors and numpy. Every kernel is
 compared with float64 formulas; small models of each memory layout must generate the same tokens on the CPU,
-on the GPU and from CUDA graphs, also under constraints (of llguidance where it is installed). `python3 -m
-tests.gpu.parity` compares whole models with transformers. Exit status 1: a check failed.
+on the GPU and from CUDA graphs, also under constraints (of llguidance where it is installed), and quantised
+checkpoints of every format the same tokens on both. `python3 -m tests.gpu.parity` compares whole models with
+transformers. Exit status 1: a check failed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from itertools import chain
 
 from holdfast.engine.constraints.vocabulary import available
 from tests.gpu.checks import run_checks
+from tests.gpu.quantised_checks import check_published
 from tests.gpu.tokens import check_constrained_tokens, check_tokens
 
 
@@ -32,7 +34,7 @@ def main() -> int:
     print(json.dumps({"check": "kernels against float64 formulas", "failed": failed}), flush=True)
     if only:
         return 1 if failed else 0
-    checks = chain(check_constrained_tokens(), check_tokens())
+    checks = chain(check_published(), check_constrained_tokens(), check_tokens())
     different = [case for case, same in checks if not same]
     for case in different:
         print(json.dumps({"check": "tokens", "case": case, "same": False}), flush=True)

@@ -16,8 +16,15 @@ import torch
 from tests.gpu.far_checks import check_far
 from tests.gpu.kernel_checks import KERNEL_CHECKS, LIMITS
 from tests.gpu.product_checks import PRODUCT_CHECKS
+from tests.gpu.quantised_checks import check_quantised, check_quantised_experts
 
-CHECKS = {**PRODUCT_CHECKS, **KERNEL_CHECKS, "far": check_far}
+CHECKS = {
+    **PRODUCT_CHECKS,
+    **KERNEL_CHECKS,
+    "far": check_far,
+    "quantised": check_quantised,
+    "quantised_experts": check_quantised_experts,
+}
 WORKERS = 8
 
 

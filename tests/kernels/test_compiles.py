@@ -70,6 +70,45 @@ print("compiled")
 """
 
 
+QUANTISED = """
+from holdfast.kernels.quantised import Codes, QuantisedWeight
+from holdfast.kernels.triton import quantised, quantised_experts
+
+hopper = capability == 90
+quantised.overlap = lambda x: {"OVERLAP": True, "launch_pdl": True} if hopper else {"OVERLAP": False}
+quantised.processors = lambda index: 132
+forms = [
+    (Codes.E2M1, 32, torch.uint8, False),
+    (Codes.INT4, 128, torch.bfloat16, True),
+    (Codes.INT4, 32, torch.float16, False),
+    (Codes.E2M1, 16, torch.bfloat16, False),
+    (Codes.INT8, 256, torch.bfloat16, False),
+    (Codes.E4M3, 128, torch.float32, False),
+]
+
+
+def made(kind, group, dtype, zeros, *shape):
+    *lead, outputs, inputs = shape
+    codes = torch.zeros(*lead, outputs, inputs * kind.bits // 8, dtype=torch.uint8)
+    scales = torch.zeros(*lead, outputs, inputs // group, dtype=dtype)
+    if kind is Codes.INT8:
+        codes = codes.view(torch.int8)
+    points = torch.zeros_like(scales, dtype=torch.uint8) if zeros else None
+    order = torch.zeros(*lead, inputs, dtype=torch.int32) if zeros else None
+    return QuantisedWeight(kind, codes, scales, group, points, None, order)
+
+
+for form in forms[: int(sys.argv[1])]:
+    for tokens in (1, 100):
+        x = torch.zeros(tokens, 256, dtype=torch.bfloat16)
+        assert quantised.linear_quantised(x, made(*form, 128, 256), None).shape == (tokens, 128)
+    x, ids, shares = x[:3], torch.zeros(3, 2, dtype=torch.int64), torch.zeros(3, 2)
+    w13, w2 = made(*form, 4, 512, 256), made(*form, 4, 256, 256)
+    assert quantised_experts.experts_quantised(x, ids, shares, w13, w2).shape == x.shape
+print("compiled")
+"""
+
+
 UNITS = """
 from holdfast.kernels.triton import copy_units, move_units
 
@@ -260,6 +299,15 @@ def test_projections_in_eight_bits_compile(compiles: Compiles, capability: int) 
     """For Hopper, and for the oldest GPU that runs them. The interpreter has no 8-bit floats: results are
     checked on a GPU."""
     compiles(EIGHT_BITS, capability=capability)
+
+
+@pytest.mark.parametrize(
+    ("capability", "forms"),
+    [(90, 1), pytest.param(90, 6, marks=pytest.mark.soak), pytest.param(80, 6, marks=pytest.mark.soak)],
+)
+def test_products_with_quantised_weights_compile(compiles: Compiles, capability: int, forms: int) -> None:
+    """For Hopper, and for the oldest GPU with bfloat16; MXFP4 alone in `make test`."""
+    compiles(QUANTISED, forms, capability=capability)
 
 
 def test_sampling_compiles_and_without_masks_has_no_arguments_for_them(compiles: Compiles) -> None:

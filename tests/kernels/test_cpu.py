@@ -92,6 +92,34 @@ def test_products(kernels: ctypes.CDLL, bits: int, outputs: int, inputs: int) ->
         assert (packed(x) - exact).norm() / exact.norm() < 0.02
 
 
+TABLES = {
+    matrix.Table.E2M1: ([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], matrix.pack_e2m1),
+    matrix.Table.IQ4: (
+        [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
+        matrix.pack_iq4,
+    ),
+}
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+def test_codes_that_stand_for_a_table(kernels: ctypes.CDLL, table: matrix.Table) -> None:
+    """Every code beside the largest activations, which eight bits hold; scales are powers of two."""
+    values, pack = TABLES[table]
+    generator = torch.Generator().manual_seed(1)
+    codes = torch.randint(0, 16, (40, 96), dtype=torch.uint8, generator=generator)
+    codes[0], codes[1] = 0, 15
+    scale = torch.exp2(torch.randint(-8, 3, (40, 3), generator=generator).float())
+    weight = torch.tensor(values)[codes.long()] * scale.repeat_interleave(32, dim=1)
+    packed = pack(codes, scale)
+    assert torch.equal(packed.rows(torch.arange(40)), weight)
+    x = torch.randint(-127, 128, (13, 96), generator=generator).float()
+    x[:, ::32] = 127.0
+    x[0] = 127.0
+    for rows in (1, 3, 13):
+        expected = x[:rows].double() @ weight.double().T
+        assert (packed(x[:rows]) - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_row_does_not_depend_on_its_company(kernels: ctypes.CDLL, bits: int) -> None:
     packed, _ = random_matrix(bits, 80, 576)

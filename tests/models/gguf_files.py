@@ -53,6 +53,8 @@ _BLOCK_SCALES = {
     Kind.Q4_K: (0, 0.0003, 2, 7.5),
     Kind.Q5_K: (0, 0.00015, 2, 15.5),
     Kind.Q6_K: (208, 0.00004, None, 0.0),
+    Kind.IQ4_NL: (0, 0.0007, None, 0.0),
+    Kind.IQ4_XS: (0, 0.00004, None, 0.0),
 }
 """Where a block has its scale and what that is, where it has the scale of its minima and how much larger."""
 

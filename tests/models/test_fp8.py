@@ -11,7 +11,8 @@ from holdfast.models import weights
 from holdfast.models.checkpoint import load_model, open_checkpoint
 from holdfast.models.fp8 import BLOCK, Fp8Linear, Fp8Weight, joined, stays
 from holdfast.models.linear import DenseLinear
-from holdfast.models.weights import Placement, SafetensorsSource, WeightMismatch, WeightReader
+from holdfast.models.sources import SafetensorsSource
+from holdfast.models.weights import Placement, WeightMismatch, WeightReader
 
 CPU = Placement(torch.device("cpu"), torch.float32)
 INPUTS, OUTPUTS = 300, 256

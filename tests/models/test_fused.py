@@ -28,15 +28,16 @@ def quantised_model(path: Path, kind: Kind, tied: bool = True) -> tuple[Model, L
     return load_model(open_checkpoint(path), QUANTISED), reference
 
 
+FOUR_BIT = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.MXFP4, Kind.IQ4_NL, Kind.IQ4_XS)
+
+
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize(
-    "kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q6_K, Kind.Q8_0], ids=lambda k: k.name
-)
+@pytest.mark.parametrize("kind", [*FOUR_BIT, Kind.Q6_K, Kind.Q8_0], ids=lambda k: k.name)
 def test_packed_formats_are_close(tmp_path: Path, kind: Kind, tied: bool) -> None:
     model, reference = quantised_model(tmp_path / "model.gguf", kind, tied)
     assert model._fused is not None
     assert isinstance(model._head, PackedLinear)
-    four_bit = kind in (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K)
+    four_bit = kind in FOUR_BIT
     assert model._head.bytes <= SIZES["vocab_size"] * SIZES["hidden_size"] * (0.7 if four_bit else 1.2)
     tokens = tokens_of(50)
     with torch.inference_mode():

@@ -46,6 +46,7 @@ KINDS = [
     *(Kind.F32, Kind.F16, Kind.BF16),
     *(Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1),
     *(Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K),
+    *(Kind.IQ4_NL, Kind.IQ4_XS, Kind.MXFP4),
 ]
 
 

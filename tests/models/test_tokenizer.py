@@ -295,6 +295,7 @@ def test_gguf_metadata_gives_the_same_tokenizer() -> None:
     [
         ("gpt-2", "ab 12345  x's", ["ab", " 12345", " ", " x", "'s"]),
         ("smollm", "ab 12345  x's", ["ab", " ", "1", "2", "3", "4", "5", " ", " x", "'s"]),
+        ("gpt-4o", "HelloWorld's 1234 a/\n", ["Hello", "World's", " ", "123", "4", " a", "/\n"]),
         ("llama-bpe", "ab 12345  x'S\n\n!", ["ab", " ", "123", "45", " ", " x", "'S", "\n\n", "!"]),
         ("qwen2", "ab 123  x'S\n\n!", ["ab", " ", "1", "2", "3", " ", " x", "'S", "\n\n", "!"]),
     ],

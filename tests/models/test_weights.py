@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
 from holdfast.models.families import supported_architectures
 from holdfast.models.fields import ConfigurationError
-from holdfast.models.weights import Placement, SafetensorsSource, WeightMismatch
+from holdfast.models.sources import SafetensorsSource
+from holdfast.models.weights import Placement, WeightMismatch
 from tests.models.paged import PagedRunner, Sequence
 from tests.models.reference import VARIANTS, Reference
 
@@ -216,7 +217,7 @@ def test_unsupported_architectures_are_named_with_what_is_supported(tmp_path: Pa
         ({"rope_parameters": {"partial_rotary_factor": 2.0}}, "dimensions cannot be rotated"),
         ({"rope_parameters": {"rope_type": "factors", "factors": [1.0]}}, "1 rotary factors do not fit"),
         ({"architectures": ["A", "B"]}, "must name one architecture"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised with gptq"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantised with hqq"),
     ],
 )
 def test_wrong_configurations_say_what_is_wrong(

@@ -37,6 +37,7 @@ from holdfast.kernels.cuda.products import takes_products
 from holdfast.kernels.cuda.twelve import TwelveBits, pack_weight, packed_size
 from holdfast.kernels.dispatch import configure, implementation
 from holdfast.kernels.parameters import Mamba2Weights, Rotation, StepTables, TokenMasks
+from holdfast.kernels.quantised import QuantisedWeight
 from holdfast.kernels.settings import KernelSettings
 from holdfast.kernels.torch.activation import DEFAULT_CLAMP, Activation, Clamp
 
@@ -51,6 +52,7 @@ __all__ = [
     "Pages",
     "PieceQueue",
     "Pieces",
+    "QuantisedWeight",
     "Rotation",
     "StepTables",
     "TokenMasks",
@@ -65,11 +67,13 @@ __all__ = [
     "configure",
     "copy_units",
     "experts",
+    "experts_quantised",
     "gated_delta",
     "geglu",
     "linear",
     "linear_fp8",
     "linear_gated",
+    "linear_quantised",
     "list_pieces",
     "mamba2_scan",
     "move_units",
@@ -199,6 +203,14 @@ def linear_fp8(
     Activations of more than one token may be quantised to fp8 too, where the device multiplies fp8.
     """
     out: torch.Tensor = implementation(x).linear_fp8(x, codes, scales, block, bias)
+    return out
+
+
+def linear_quantised(
+    x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`linear` with a quantised weight [out, in]; activations are not rounded."""
+    out: torch.Tensor = implementation(x).linear_quantised(x, weight, bias)
     return out
 
 
@@ -338,6 +350,25 @@ def experts(
     `swiglu_clamped`. Returns the weighted sum.
     """
     out: torch.Tensor = implementation(x).experts(
+        x, ids, weights, w13, w2, activation=activation, clamp=clamp, bias13=bias13, bias2=bias2
+    )
+    return out
+
+
+def experts_quantised(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    w13: QuantisedWeight,
+    w2: QuantisedWeight,
+    *,
+    activation: Activation = "swiglu",
+    clamp: Clamp = DEFAULT_CLAMP,
+    bias13: torch.Tensor | None = None,
+    bias2: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`experts` with quantised weights of the same shapes; activations are not rounded."""
+    out: torch.Tensor = implementation(x).experts_quantised(
         x, ids, weights, w13, w2, activation=activation, clamp=clamp, bias13=bias13, bias2=bias2
     )
     return out

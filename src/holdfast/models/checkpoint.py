@@ -21,7 +21,9 @@ from holdfast.models.families import family_of
 from holdfast.models.fields import ConfigurationError, Fields, Json, reading
 from holdfast.models.generation import GenerationDefaults, ends_of, read_generation_defaults
 from holdfast.models.model import Model
-from holdfast.models.weights import Placement, Progress, SafetensorsSource, Source, WeightReader
+from holdfast.models.quantised.forms import Layout, Quantisation, read_quantisation
+from holdfast.models.sources import SafetensorsSource, Source
+from holdfast.models.weights import Placement, Progress, WeightReader
 
 log = logging.getLogger("holdfast.models")
 
@@ -53,6 +55,8 @@ class Checkpoint:
     generation: GenerationDefaults
     metadata: dict[str, Json] | None
     gguf_source: Source | None
+    quantisation: Quantisation | None = None
+    """How a directory's weights are quantised."""
 
     def source(self) -> Source:
         """The tensors of the checkpoint."""
@@ -72,21 +76,11 @@ def _open_directory(path: Path) -> Checkpoint:
     if not (path / "config.json").exists():
         raise ConfigurationError(f"{path} has no config.json")
     with reading(path / "config.json"):
-        family, config = _configure(_readable(path))
-    return Checkpoint(path, family, config, read_generation_defaults(path, config), None, None)
-
-
-def _readable(path: Path) -> Fields:
-    """The configuration of a directory whose weight format is supported."""
-    fields = Fields.read(path / "config.json")
-    if fields.has("quantization_config"):
-        method = fields.inner("quantization_config").text("quant_method", "unknown")
-        if method != "fp8":
-            raise ConfigurationError(
-                f"{path} is quantised with {method}, which is not supported; "
-                "give a checkpoint in 16 bits or in fp8, or a GGUF file"
-            )
-    return fields
+        fields = Fields.read(path / "config.json")
+        quantisation = read_quantisation(fields, path)
+        family, config = _configure(fields)
+    generation = read_generation_defaults(path, config)
+    return Checkpoint(path, family, config, generation, None, None, quantisation)
 
 
 def _open_gguf(path: Path) -> Checkpoint:
@@ -130,7 +124,9 @@ def choose_placement(checkpoint: Checkpoint, device: torch.device, dtype: str = 
         return Placement(device, _DTYPES[dtype])
     if device.type != "cpu":
         return Placement(device, _DTYPES.get(checkpoint.config.dtype or "bfloat16", torch.bfloat16))
-    source = checkpoint.gguf_source
+    source, quantisation = checkpoint.gguf_source, checkpoint.quantisation
+    if quantisation is not None and any(form.layout is not Layout.FP8 for form in quantisation.forms()):
+        return Placement(device, torch.float32, quantised=True, dense_copies=False)
     if source is None or not any(source.quantised(name) for name in source.names()):
         return Placement(device, torch.float32)
     dense_bytes = source.total_bytes * _DENSE_GROWTH
@@ -160,7 +156,7 @@ def load_model(
     if length < 1:
         raise ConfigurationError(f"context length must be at least 1, not {length}")
     source = None if load_format == "dummy" else checkpoint.source()
-    reader = WeightReader(source, placement, progress)
+    reader = WeightReader(source, placement, progress, checkpoint.quantisation)
     model = Model(checkpoint.family, checkpoint.config, reader, length)
     packed = 0
     if placement.device.type == "cuda" and pack_weights is not False:

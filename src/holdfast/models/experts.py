@@ -15,6 +15,9 @@ from torch import Tensor
 
 from holdfast import kernels
 from holdfast.kernels import Batch, Clamp
+from holdfast.kernels.cpu.experts import experts_packed
+from holdfast.kernels.cpu.matrix import PackedMatrix
+from holdfast.kernels.quantised import QuantisedWeight
 from holdfast.models.config import ExpertsConfig
 from holdfast.models.layers import Part
 from holdfast.models.linear import DenseLinear, Linear
@@ -25,11 +28,15 @@ _NO_CLAMP = Clamp(1.0, math.inf)
 """For gates that are not clamped; never read."""
 
 
+ExpertMatrices = Tensor | QuantisedWeight | tuple[PackedMatrix, ...]
+"""One weight of all experts: dense, quantised, or packed for the C kernels."""
+
+
 class ExpertWeights(NamedTuple):
     """Stacked: `inner` [experts, inner, width] with gate rows first, `outer` [experts, width, inner]."""
 
-    inner: Tensor
-    outer: Tensor
+    inner: ExpertMatrices
+    outer: ExpertMatrices
     inner_bias: Tensor | None = None
     outer_bias: Tensor | None = None
 
@@ -108,18 +115,27 @@ class Experts:
     def __call__(self, x: Tensor, batch: Batch, memory: Memory) -> Tensor:  # noqa: ARG002
         ids, weights = self._router(x)
         inputs = x if self._latent is None else self._latent.into(x)
-        out = kernels.experts(
-            inputs,
-            ids,
-            weights,
-            self._weights.inner,
-            self._weights.outer,
-            activation=self._activation,
-            clamp=self._clamp,
-            bias13=self._weights.inner_bias,
-            bias2=self._weights.outer_bias,
-        )
+        out = self._products(inputs, ids, weights)
         return out if self._latent is None else self._latent.back(out)
+
+    def _products(self, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
+        """The weighted sum of the chosen experts, by the kernel for their weights' form."""
+        given = self._weights
+        activation, clamp, bias13, bias2 = self._activation, self._clamp, given.inner_bias, given.outer_bias
+        match given.inner, given.outer:
+            case Tensor() as w13, Tensor() as w2:
+                return kernels.experts(
+                    x, ids, shares, w13, w2, activation=activation, clamp=clamp, bias13=bias13, bias2=bias2
+                )
+            case QuantisedWeight() as w13, QuantisedWeight() as w2:
+                return kernels.experts_quantised(
+                    x, ids, shares, w13, w2, activation=activation, clamp=clamp, bias13=bias13, bias2=bias2
+                )
+            case tuple() as w13, tuple() as w2:
+                return experts_packed(
+                    x, ids, shares, w13, w2, activation=activation, clamp=clamp, bias13=bias13, bias2=bias2
+                )
+        raise AssertionError("both weights of experts have the same form")
 
 
 class GatedPart:
@@ -146,6 +162,9 @@ def read_router(
 def read_experts(config: ExpertsConfig, reader: WeightReader, prefix: str, width: int) -> ExpertWeights:
     """Stack expert weights stored one by one under `prefix`0., `prefix`1. and so on."""
     parts = ["gate_proj", "up_proj"] if config.gated else ["up_proj"]
+    kept = _quantised_experts(config, reader, prefix, width, parts)
+    if kept is not None:
+        return kept
     inner = torch.empty(
         config.experts,
         config.width * len(parts),
@@ -160,3 +179,17 @@ def read_experts(config: ExpertsConfig, reader: WeightReader, prefix: str, width
             inner[expert, rows] = reader.tensor(f"{prefix}{expert}.{part}.weight", (config.width, width))
         outer[expert] = reader.tensor(f"{prefix}{expert}.down_proj.weight", (width, config.width))
     return ExpertWeights(inner, outer)
+
+
+def _quantised_experts(
+    config: ExpertsConfig, reader: WeightReader, prefix: str, width: int, parts: list[str]
+) -> ExpertWeights | None:
+    """Experts that keep their codes; None where they are dense, or of different forms."""
+    outer = reader.experts(
+        [[f"{prefix}{expert}.down_proj"] for expert in range(config.experts)], config.width, width
+    )
+    if outer is None:
+        return None
+    names = [[f"{prefix}{expert}.{part}" for part in parts] for expert in range(config.experts)]
+    inner = reader.experts(names, width, config.width * len(parts))
+    return None if type(inner) is not type(outer) else ExpertWeights(inner, outer)

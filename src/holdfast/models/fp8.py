@@ -18,8 +18,11 @@ from holdfast.kernels.torch.fp8 import dequantise
 
 SCALE_SUFFIXES = ("_scale_inv", "_scale")
 """Suffixes of the names of scales."""
-UNUSED = (r"\.(input|activation)_scale$", r"\.(k|v)_scale$")
-"""Scales of tensors that are not kept in fp8 here."""
+UNUSED = (
+    r"\.(input|activation|output)_(scale|global_scale|zero_point|scale_ub)$",
+    r"\.(q|k|v|kv|prob)_(scale|zero_point)$",
+)
+"""Scales of activations and of the KV cache, which are not quantised here by the checkpoint's scales."""
 BLOCK = 128
 CAPABILITY = (8, 9)
 """The lowest compute capability for which fp8 kernels compile."""

@@ -4,8 +4,8 @@
 `gguf.GGUFReader` makes a NumPy view per array element (16 s and 610 MiB for a vocabulary of 150k, ours 0.5 s
 and 36 MiB) and does not bound what a hostile header claims (docs/decisions/0019). Types and dequantisation
 are the `gguf` package's. `GgufSource` serves the tensors to the weight reader: dense, or as 4-bit codes with
-scales where the format has 4-bit groups of 32 (Q4_0, Q4_1, Q4_K). `gguf_metadata` turns metadata into a
-configuration. Imported only for GGUF files.
+scales where the format has 4-bit groups of 32 (Q4_0, Q4_1, Q4_K, MXFP4, IQ4). `gguf_metadata` turns metadata
+into a configuration. Imported only for GGUF files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gguf
@@ -23,6 +23,8 @@ from gguf import GGMLQuantizationType, GGUFValueType
 from numpy.typing import NDArray
 from torch import Tensor
 
+from holdfast.kernels.cpu.matrix import Table
+from holdfast.kernels.torch.quantised import scale_values
 from holdfast.models.fields import ConfigurationError, Json, reading, unreadable
 from holdfast.models.linear import FourBitWeight
 
@@ -47,7 +49,16 @@ _ELEMENTS_MAX = 1 << 24
 """Limit of an array's elements; vocabularies have some hundred thousand."""
 _TEXT_BYTES_MAX = 1 << 26
 
-FOUR_BIT = frozenset({GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q4_K})
+FOUR_BIT = frozenset(
+    {
+        GGMLQuantizationType.Q4_0,
+        GGMLQuantizationType.Q4_1,
+        GGMLQuantizationType.Q4_K,
+        GGMLQuantizationType.MXFP4,
+        GGMLQuantizationType.IQ4_NL,
+        GGMLQuantizationType.IQ4_XS,
+    }
+)
 UNQUANTISED = frozenset({GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16})
 
 
@@ -82,9 +93,8 @@ class GgufFile:
             except (struct.error, KeyError, UnicodeDecodeError, ValueError) as error:
                 raise unreadable(path, f"is not a readable GGUF file: {error}") from error
 
-    def raw(self, name: str) -> NDArray[np.uint8]:
+    def raw(self, entry: TensorEntry) -> NDArray[np.uint8]:
         """The bytes of a tensor."""
-        entry = self.tensors[name]
         return np.frombuffer(self._map, dtype=np.uint8, count=entry.bytes, offset=entry.offset)
 
     def _parse(self) -> None:
@@ -163,38 +173,80 @@ class GgufFile:
         return [self._value(inner, nested=True) for _ in range(count)]
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How a tensor differs from the one of Hugging Face's checkpoints: negated exponential, sum, shape."""
+
+    negated_exponential: bool = False
+    """Whether the file has `-exp(x)` of the checkpoint's x."""
+    offset: float = 0.0
+    """Added to the file's values."""
+    shape: tuple[int, ...] | None = None
+
+    def undone(self, tensor: Tensor) -> Tensor:
+        """The checkpoint's tensor, from the file's."""
+        if self.negated_exponential:
+            tensor = (-tensor).log()
+        if self.offset:
+            tensor = tensor + self.offset
+        return tensor if self.shape is None else tensor.reshape(self.shape)
+
+
 class GgufSource:
     """The tensors of a GGUF file by their Hugging Face names, for the weight reader.
 
     `names` maps those to the file's; `row_heads` has the number of heads of the projections whose rows the
-    file stores in interleaved rotary order: their rows are reordered to half-split.
+    file stores in interleaved rotary order: their rows are reordered to half-split. `experts` has the number
+    of each expert, whose weights are one tensor in the file. `changes` are undone.
     """
 
-    def __init__(self, file: GgufFile, names: dict[str, str], row_heads: dict[str, int]) -> None:
+    def __init__(
+        self,
+        file: GgufFile,
+        names: dict[str, str],
+        row_heads: dict[str, int],
+        experts: dict[str, int] | None = None,
+        changes: dict[str, Change] | None = None,
+    ) -> None:
         self._file = file
         self._names = names
         self._row_heads = row_heads
+        self._experts = experts or {}
+        self._changes = changes or {}
+
+    def _entry(self, name: str) -> TensorEntry:
+        """The location of a tensor, or of one expert's part of it."""
+        entry = self._file.tensors[self._names[name]]
+        expert = self._experts.get(name)
+        if expert is None:
+            return entry
+        size = entry.bytes // entry.shape[0]
+        return replace(entry, shape=entry.shape[1:], offset=entry.offset + expert * size, bytes=size)
 
     @property
     def total_bytes(self) -> int:
-        return sum(self._file.tensors[name].bytes for name in self._names.values())
+        return sum(self._file.tensors[name].bytes for name in set(self._names.values()))
 
     def names(self) -> frozenset[str]:
         return frozenset(self._names)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._file.tensors[self._names[name]].shape
+        change = self._changes.get(name)
+        return self._entry(name).shape if change is None or change.shape is None else change.shape
+
+    def dtype(self, name: str) -> str:
+        return str(self._entry(name).kind.name)
 
     def bytes_of(self, name: str) -> int:
-        return self._file.tensors[self._names[name]].bytes
+        return self._entry(name).bytes
 
     def quantised(self, name: str) -> bool:
-        return self._file.tensors[self._names[name]].kind not in UNQUANTISED
+        return self._entry(name).kind not in UNQUANTISED
 
     def read(self, name: str) -> Tensor:
         """The tensor dequantised to float32 (or as stored, for the 16-bit formats)."""
-        entry = self._file.tensors[self._names[name]]
-        raw = self._file.raw(self._names[name])
+        entry = self._entry(name)
+        raw = self._file.raw(entry)
         if entry.kind is GGMLQuantizationType.BF16:
             dense = torch.from_numpy(raw.copy()).view(torch.bfloat16)
         elif entry.kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
@@ -209,25 +261,35 @@ class GgufSource:
                     f"tensor {name}: format {entry.kind.name} is not supported"
                 ) from error
             dense = torch.from_numpy(values)
-        return self._in_order(name, dense.reshape(entry.shape))
+        dense = self._in_order(name, dense.reshape(entry.shape))
+        change = self._changes.get(name)
+        return dense if change is None else change.undone(dense)
 
     def four_bit(self, name: str) -> FourBitWeight | None:
         """The 4-bit codes of a matrix, or None for other formats."""
-        entry = self._file.tensors[self._names[name]]
+        entry = self._entry(name)
         if entry.kind not in FOUR_BIT or len(entry.shape) != 2:
             return None
         block, block_bytes = gguf.GGML_QUANT_SIZES[entry.kind]
-        raw = torch.from_numpy(self._file.raw(self._names[name]).copy())
+        raw = torch.from_numpy(self._file.raw(entry).copy())
         blocks = raw.view(entry.shape[0], entry.shape[1] // block, block_bytes)
         match entry.kind:
             case GGMLQuantizationType.Q4_0:
                 weight = _q4_0(blocks)
             case GGMLQuantizationType.Q4_1:
                 weight = _q4_1(blocks)
+            case GGMLQuantizationType.MXFP4:
+                weight = _mxfp4(blocks)
+            case GGMLQuantizationType.IQ4_NL:
+                weight = _iq4_nl(blocks)
+            case GGMLQuantizationType.IQ4_XS:
+                weight = _iq4_xs(blocks)
             case _:
                 weight = _q4_k(blocks)
-        ordered = (self._in_order(name, part) for part in (weight.codes, weight.scale, weight.zero))
-        return FourBitWeight(*ordered)
+        codes, scale, zero = (
+            self._in_order(name, part) for part in (weight.codes, weight.scale, weight.zero)
+        )
+        return FourBitWeight(codes, scale, zero, weight.table)
 
     def _in_order(self, name: str, tensor: Tensor) -> Tensor:
         """Reorder the rows of an interleaved projection to half-split; others are unchanged."""
@@ -256,6 +318,28 @@ def _q4_0(blocks: Tensor) -> FourBitWeight:
 def _q4_1(blocks: Tensor) -> FourBitWeight:
     scale, minimum = _halves(blocks, 0), _halves(blocks, 2)
     return FourBitWeight(_nibbles(blocks[..., 4:]).flatten(1), scale, minimum + 8.0 * scale)
+
+
+def _mxfp4(blocks: Tensor) -> FourBitWeight:
+    """An exponent with a bias of 127, then the codes of 32 4-bit floats."""
+    scale = scale_values(blocks[..., 0].contiguous())
+    return FourBitWeight(_nibbles(blocks[..., 1:]).flatten(1), scale, torch.zeros_like(scale), Table.E2M1)
+
+
+def _iq4_nl(blocks: Tensor) -> FourBitWeight:
+    scale = _halves(blocks, 0)
+    return FourBitWeight(_nibbles(blocks[..., 2:]).flatten(1), scale, torch.zeros_like(scale), Table.IQ4)
+
+
+def _iq4_xs(blocks: Tensor) -> FourBitWeight:
+    """256 elements a block: 8 groups of 32 with 6-bit scales, stored as 4 and 2 bits, under a factor."""
+    places = torch.arange(8)
+    low = blocks[..., 4:8][..., places // 2] >> (4 * (places % 2)) & 15
+    high = blocks[..., 2:4][..., places // 4] >> (2 * (places % 4)) & 3
+    scale = _halves(blocks, 0)[..., None] * ((low | high << 4).float() - 32.0)
+    codes = _nibbles(blocks[..., 8:].unflatten(-1, (8, 16)))
+    scale = scale.flatten(1)
+    return FourBitWeight(codes.flatten(1), scale, torch.zeros_like(scale), Table.IQ4)
 
 
 def _q4_k(blocks: Tensor) -> FourBitWeight:

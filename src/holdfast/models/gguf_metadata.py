@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 
+from holdfast.models import gguf_recurrent
 from holdfast.models.fields import ConfigurationError, Fields, Json
-from holdfast.models.gguf import GgufFile, GgufSource
+from holdfast.models.gguf import Change, GgufFile, GgufSource
 
 __all__ = ["GgufFile", "describe", "open_source"]
 
@@ -18,6 +19,9 @@ _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
 }
 
 _INTERLEAVED = frozenset({"llama"})
@@ -41,19 +45,49 @@ _LAYER_TENSORS = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
 }
+
+_OTHER_LAYER_TENSORS = {
+    "gemma3": {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+    "gpt-oss": {
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_post_norm": "post_attention_layernorm",
+        "ffn_gate_inp": "mlp.router",
+    },
+}
+"""By architecture: names that differ from the others'."""
+
+_EXPERT_TENSORS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+"""The weights of all experts of a layer as one tensor."""
+
+_NORMS_PLUS_ONE = frozenset({"gemma3"})
+"""Architectures whose files have one added to the weights of norms."""
 
 _LAYER = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
 _FREQUENCY_FACTORS = "rope_freqs.weight"
+
+_GEMMA_27B_LAYERS = 62
+"""The Gemma 3 size whose queries are scaled by the width over the heads; files do not state the scale."""
+
+
+_EXPERTS_MAX = 4096
 
 
 def describe(file: GgufFile) -> Fields:
     """The configuration of the model in a file, with the keys of config.json."""
     metadata = Fields(file.metadata, file.path.name)
     kind = metadata.text("general.architecture")
+    if kind in gguf_recurrent.ARCHITECTURES:
+        return gguf_recurrent.describe(file, metadata, kind)
     if kind not in _ARCHITECTURES:
+        known = sorted((*_ARCHITECTURES, *gguf_recurrent.ARCHITECTURES))
         raise ConfigurationError(
-            f"GGUF architecture {kind!r} is not supported; supported are {', '.join(sorted(_ARCHITECTURES))}"
+            f"GGUF architecture {kind!r} is not supported; supported are {', '.join(known)}"
         )
     heads = metadata.integer(f"{kind}.attention.head_count")
     width = metadata.integer(f"{kind}.embedding_length")
@@ -72,7 +106,7 @@ def describe(file: GgufFile) -> Fields:
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.integer(f"{kind}.attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "intermediate_size": metadata.integer(f"{kind}.feed_forward_length"),
+        "intermediate_size": metadata.optional_integer(f"{kind}.feed_forward_length"),
         "max_position_embeddings": metadata.integer(f"{kind}.context_length"),
         "rms_norm_eps": metadata.number(f"{kind}.attention.layer_norm_rms_epsilon"),
         "hidden_act": "silu",
@@ -84,7 +118,41 @@ def describe(file: GgufFile) -> Fields:
         "bos_token_id": metadata.raw("tokenizer.ggml.bos_token_id"),
         "eos_token_id": list(dict.fromkeys(eos)),
     }
-    return Fields(values, file.path.name)
+    return Fields({**values, **_more(metadata, kind, values)}, file.path.name)
+
+
+def _more(metadata: Fields, kind: str, values: dict[str, Json]) -> dict[str, Json]:
+    """Keys that only some architectures have."""
+    if kind == "gemma3":
+        rope = values["rope_parameters"]
+        local: dict[str, Json] = {
+            "rope_type": "default",
+            "rope_theta": metadata.number(f"{kind}.rope.freq_base_swa", 10_000.0),
+        }
+        large = metadata.integer(f"{kind}.block_count") == _GEMMA_27B_LAYERS
+        width, heads = metadata.integer(f"{kind}.embedding_length"), values["num_attention_heads"]
+        assert isinstance(heads, int)
+        return {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": width / heads if large else values["head_dim"],
+            "rope_parameters": {"full_attention": rope, "sliding_attention": local},
+            "final_logit_softcapping": metadata.optional_number(f"{kind}.final_logit_softcapping"),
+        }
+    if kind not in ("qwen3moe", "gpt-oss"):
+        return {}
+    dense = metadata.optional_integer(f"{kind}.feed_forward_length")
+    inner = metadata.integer(f"{kind}.expert_feed_forward_length", dense)
+    count = metadata.integer(f"{kind}.expert_count")
+    if count > _EXPERTS_MAX:
+        raise ConfigurationError(f"{count} experts are not supported; at most {_EXPERTS_MAX} are")
+    return {
+        "num_experts": count,
+        "num_local_experts": count,
+        "num_experts_per_tok": metadata.integer(f"{kind}.expert_used_count"),
+        "moe_intermediate_size": inner,
+        "intermediate_size": inner if kind == "gpt-oss" else values["intermediate_size"] or inner,
+        "norm_topk_prob": True,
+    }
 
 
 def _rope(file: GgufFile, metadata: Fields, kind: str, head_dim: int) -> dict[str, Json]:
@@ -106,30 +174,50 @@ def _rope(file: GgufFile, metadata: Fields, kind: str, head_dim: int) -> dict[st
             "original_max_position_embeddings": metadata.optional_integer(
                 f"{kind}.rope.scaling.original_context_length"
             ),
+            "truncate": kind != "gpt-oss",
         }
     return parameters
 
 
 def open_source(file: GgufFile, fields: Fields) -> GgufSource:
     """The file's tensors under the names of the family's checkpoints."""
-    interleaved = Fields(file.metadata, file.path.name).text("general.architecture") in _INTERLEAVED
+    kind = Fields(file.metadata, file.path.name).text("general.architecture")
+    if kind in gguf_recurrent.ARCHITECTURES:
+        return gguf_recurrent.open_source(file)
     heads = {
         "self_attn.q_proj": fields.integer("num_attention_heads"),
         "self_attn.k_proj": fields.integer("num_key_value_heads"),
     }
+    parts = _LAYER_TENSORS | _OTHER_LAYER_TENSORS.get(kind, {})
     names: dict[str, str] = {}
     row_heads: dict[str, int] = {}
-    for name in file.tensors:
+    experts: dict[str, int] = {}
+    for name, entry in file.tensors.items():
         if name == _FREQUENCY_FACTORS:
             continue
         layer = _LAYER.fullmatch(name)
-        if layer is not None and layer[2] in _LAYER_TENSORS:
-            part = _LAYER_TENSORS[layer[2]]
+        if layer is not None and layer[2] in _EXPERT_TENSORS:
+            at, part = f"model.layers.{layer[1]}.mlp.experts", _EXPERT_TENSORS[layer[2]]
+            if layer[3] == "bias":
+                names[f"{at}.{part}.bias"] = name
+                continue
+            count = fields.integer("num_experts", 0, least=0)
+            for expert in range(count if len(entry.shape) == 3 and entry.shape[0] == count else 0):
+                names[f"{at}.{expert}.{part}.weight"] = name
+                experts[f"{at}.{expert}.{part}.weight"] = expert
+            continue
+        if layer is not None and layer[2] == "attn_sinks":
+            ours = f"model.layers.{layer[1]}.self_attn.sinks"
+        elif layer is not None and layer[2] in parts:
+            part = parts[layer[2]]
             ours = f"model.layers.{layer[1]}.{part}.{layer[3]}"
-            if interleaved and part in heads:
+            if kind in _INTERLEAVED and part in heads:
                 row_heads[ours] = heads[part]
         else:
             stem, _, ending = name.rpartition(".")
             ours = f"{_TENSORS[stem]}.{ending}" if stem in _TENSORS else name
         names[ours] = name
-    return GgufSource(file, names, row_heads)
+    changes: dict[str, Change] = {}
+    if kind in _NORMS_PLUS_ONE:
+        changes = {ours: Change(offset=-1.0) for ours in names if "norm" in ours}
+    return GgufSource(file, names, row_heads, experts, changes)

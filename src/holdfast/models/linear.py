@@ -17,7 +17,15 @@ from torch import Tensor
 from torch.nn.functional import linear as dense_product
 
 from holdfast import kernels
-from holdfast.kernels.cpu.matrix import PackedMatrix, available, pack_eight_bit, pack_four_bit
+from holdfast.kernels.cpu.matrix import (
+    PackedMatrix,
+    Table,
+    available,
+    pack_e2m1,
+    pack_eight_bit,
+    pack_four_bit,
+    pack_iq4,
+)
 
 GROUP = 32
 """Elements that share a scale and a zero point in the 4-bit form; the block of Q4_0 and Q4_1."""
@@ -32,11 +40,15 @@ REFINED = 32
 
 @dataclass(frozen=True, slots=True)
 class FourBitWeight:
-    """`w = (codes - 8) * scale + zero` with codes [out, in] in 0..15, scale and zero [out, in / 32]."""
+    """`w = (codes - 8) * scale + zero` with codes [out, in] in 0..15, scale and zero [out, in / 32].
+
+    With `table` the codes stand for its values, `w = value * scale`, and `zero` is not used.
+    """
 
     codes: Tensor
     scale: Tensor
     zero: Tensor
+    table: Table | None = None
 
 
 class Linear(Protocol):
@@ -102,6 +114,9 @@ class PackedLinear:
         """The 4-bit form if the weight has one, else the dense values in 8 bits."""
         if four_bit is None:
             return cls(pack_eight_bit(dense, bias))
+        if four_bit.table is not None:
+            pack = pack_e2m1 if four_bit.table is Table.E2M1 else pack_iq4
+            return cls(pack(four_bit.codes, four_bit.scale, bias))
         return cls(pack_four_bit(four_bit.codes, four_bit.scale, four_bit.zero, bias))
 
     @property

@@ -21,6 +21,7 @@ from holdfast.models.fused import fuse
 from holdfast.models.layout import MemoryShape, memory_shape
 from holdfast.models.linear import DenseLinear
 from holdfast.models.memory import Memory, UnitCounts
+from holdfast.models.quantised.products import QuantisedLinear
 from holdfast.models.weights import WeightReader
 
 
@@ -69,9 +70,9 @@ class Model:
 
     @property
     def in_eight_bits(self) -> bool:
-        """Whether weights of its blocks are in fp8."""
+        """Whether weights of its blocks are in 8 bits or fewer."""
         parts = (vars(block.part).values() for block in self._blocks)
-        return any(isinstance(each, Fp8Linear) for part in parts for each in part)
+        return any(isinstance(each, Fp8Linear | QuantisedLinear) for part in parts for each in part)
 
     def pack_weights(self, room: int) -> int:
         """Keep packed 12-bit copies of dense weights, for steps of few tokens; returns their bytes.

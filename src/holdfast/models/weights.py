@@ -2,8 +2,8 @@
 
 Families ask a `WeightReader` for each weight by its checkpoint name and expected shape. It collects missing
 names, wrong shapes, and names that were never asked for, so that a mismatch is one error that lists them all
-(`finish`). Without a source it makes dummy weights. Sources: `SafetensorsSource` here, `GgufSource` in
-`gguf`. Called while a model is built.
+(`finish`). Without a source it makes dummy weights. Modules of quantised checkpoints are read by `quantised`.
+Called while a model is built.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from holdfast.models.fields import ConfigurationError, Fields, reading, unreadable
+from holdfast.kernels.cpu.matrix import PackedMatrix
+from holdfast.kernels.quantised import QuantisedWeight, stacked
+from holdfast.kernels.quantised import joined as joined_codes
+from holdfast.kernels.torch.quantised import dequantise
+from holdfast.models.fields import ConfigurationError
 from holdfast.models.fp8 import SCALE_SUFFIXES, UNUSED, Fp8Linear, Fp8Weight, joined, scale_shapes, stays
 from holdfast.models.linear import (
     DenseLinear,
@@ -34,6 +35,11 @@ from holdfast.models.linear import (
     packed_kernels,
     quantise_int8,
 )
+from holdfast.models.quantised.floats import read_mxfp4_experts
+from holdfast.models.quantised.forms import Form, Layout, Quantisation
+from holdfast.models.quantised.products import JoinedLinear, experts_of, linear_of
+from holdfast.models.quantised.reading import dummy_module, read_module
+from holdfast.models.sources import Source
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in total) while weights load."""
@@ -43,94 +49,9 @@ _LISTED = 20
 _ELEMENTS_A_BYTE = 4
 """Upper bound on elements per byte of any weight format."""
 
-_ELEMENT_BYTES = {"F64": 8, "F32": 4, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
-"""Bytes per element by the name in safetensors files; others have two."""
-
 
 class WeightMismatch(ConfigurationError):
     """The checkpoint's names or shapes do not match the model that its configuration describes."""
-
-
-class Source(Protocol):
-    """The tensors of one checkpoint by name."""
-
-    @property
-    def total_bytes(self) -> int: ...
-
-    def names(self) -> frozenset[str]: ...
-
-    def shape(self, name: str) -> tuple[int, ...]: ...
-
-    def bytes_of(self, name: str) -> int: ...
-
-    def read(self, name: str) -> Tensor: ...
-
-    def quantised(self, name: str) -> bool:
-        """Whether the checkpoint stores this tensor in fewer than 16 bits per element."""
-        ...
-
-    def four_bit(self, name: str) -> FourBitWeight | None: ...
-
-
-class SafetensorsSource:
-    """The safetensors files of a directory, memory-mapped; sharded or not."""
-
-    def __init__(self, directory: Path) -> None:
-        paths = self._paths(directory)
-        self._where: dict[str, safe_open] = {}
-        self._path_of: dict[str, Path] = {}
-        for path in paths:
-            with reading(path):
-                file = _opened(path)
-                names = file.keys()
-            self._where |= dict.fromkeys(names, file)
-            self._path_of |= dict.fromkeys(names, path)
-        self.total_bytes = sum(path.stat().st_size for path in paths)
-
-    @staticmethod
-    def _paths(directory: Path) -> list[Path]:
-        index = directory / "model.safetensors.index.json"
-        if index.exists():
-            shards = Fields.read(index).inner("weight_map")
-            paths = sorted({directory / Path(shards.text(name)).name for name in shards.names()})
-            missing = [path.name for path in paths if not path.exists()]
-            if missing:
-                raise ConfigurationError(f"{directory} is missing the weight files {', '.join(missing)}")
-            return paths
-        paths = sorted(directory.glob("*.safetensors"))
-        if not paths:
-            raise ConfigurationError(
-                f"{directory} has no .safetensors files; give a directory with weights, a .gguf file, or "
-                "--load-format dummy"
-            )
-        return paths
-
-    def names(self) -> frozenset[str]:
-        return frozenset(self._where)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._where[name].get_slice(name).get_shape())
-
-    def bytes_of(self, name: str) -> int:
-        return math.prod(self.shape(name)) * _ELEMENT_BYTES.get(
-            self._where[name].get_slice(name).get_dtype(), 2
-        )
-
-    def read(self, name: str) -> Tensor:
-        with reading(self._path_of[name]):
-            try:
-                tensor: Tensor = self._where[name].get_tensor(name)
-            except SafetensorError as error:
-                raise unreadable(self._path_of[name], f"has no readable tensor {name}: {error}") from error
-        return tensor
-
-    def quantised(self, name: str) -> bool:
-        assert name in self._where
-        return False
-
-    def four_bit(self, name: str) -> FourBitWeight | None:
-        assert name in self._where
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +70,24 @@ class Placement:
     def __post_init__(self) -> None:
         assert not self.quantised or self.device.type == "cpu", "quantised kernels are for the CPU"
 
+    @property
+    def keeps_codes(self) -> bool:
+        """Whether weights of quantised checkpoints keep their codes."""
+        return self.quantised or self.device.type != "cpu"
+
 
 class WeightReader:
     """Reads the weights of one model, once each, and records mismatches."""
 
-    def __init__(self, source: Source | None, placement: Placement, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        source: Source | None,
+        placement: Placement,
+        progress: Progress | None = None,
+        quantisation: Quantisation | None = None,
+    ) -> None:
         self.placement = placement
+        self._quantisation = quantisation
         self._source = source
         self._names = frozenset() if source is None else source.names()
         self._progress = progress
@@ -162,6 +95,7 @@ class WeightReader:
         self._used: set[str] = set()
         self._missing: list[str] = []
         self._wrong: list[str] = []
+        self._unusable: list[str] = []
         self._codes: list[str] = []
         self.dense: list[DenseLinear] = []
         """The projections with dense weights."""
@@ -177,6 +111,14 @@ class WeightReader:
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """One tensor on the device, in `dtype` or the model's."""
+        module = name.removesuffix(".weight")
+        form = self._form(module) if len(shape) == 2 and module != name else None
+        if form is not None:
+            codes = self._codes_of(module, form, shape[0], shape[1])
+            if codes is None:
+                return self._placeholder(shape)
+            dense = dequantise(codes, dtype or self.placement.dtype)
+            return dense.to(self.placement.device)
         tensor = self._raw(name, shape)
         if tensor.dtype == torch.float8_e4m3fn:
             scale = self._scale(name, shape)
@@ -200,10 +142,21 @@ class WeightReader:
     ) -> Linear:
         """The projections `names` concatenated along the outputs (then reordered by `order`)."""
         weights = [f"{name}.weight" for name in names]
+        forms = [self._form(name) for name in names]
+        # GPTQ checkpoints may have biases, of zeros or not, where the family has none.
+        extra = [
+            form is not None and f"{name}.bias" in self._names
+            for name, form in zip(names, forms, strict=True)
+        ]
         offset = None
-        if bias:
-            parts = [self.tensor(f"{name}.bias", (size,)) for name, size in zip(names, outputs, strict=True)]
+        if bias or any(extra):
+            parts = [
+                self.tensor(f"{name}.bias", (size,)) if bias or more else self._placeholder((size,)).clone()
+                for name, size, more in zip(names, outputs, extra, strict=True)
+            ]
             offset = _reordered(torch.cat(parts), order)
+        if any(form is not None for form in forms):
+            return self._linear_of_codes(names, forms, inputs, outputs, offset, order)
         quantised = self._quantised_linear(weights, inputs, outputs, offset, order)
         if quantised is None and order is None:
             quantised = self._fp8_linear(weights, inputs, outputs, offset)
@@ -212,6 +165,63 @@ class WeightReader:
         parts = [self.tensor(name, (size, inputs)) for name, size in zip(weights, outputs, strict=True)]
         dense = parts[0] if len(parts) == 1 else torch.cat(parts)
         return self._dense(_reordered(dense, order), offset)
+
+    def experts(
+        self, modules: Sequence[Sequence[str]], inputs: int, outputs: int
+    ) -> Tensor | QuantisedWeight | tuple[PackedMatrix, ...] | None:
+        """The weights of experts, each of some modules concatenated along the outputs; None if read dense."""
+        if not self.placement.keeps_codes:
+            return None
+        if self._keeps_quantised([f"{name}.weight" for names in modules for name in names]):
+            return self._packed_experts(modules, inputs, outputs)
+        parts: list[QuantisedWeight] = []
+        for names in modules:
+            forms = [self._form(name, experts=True) for name in names]
+            read = [
+                None if form is None else self._codes_of(name, form, outputs // len(names), inputs)
+                for name, form in zip(names, forms, strict=True)
+            ]
+            found = [part for part in read if part is not None]
+            whole = joined_codes(found) if len(found) == len(names) else None
+            if whole is None:
+                return None
+            parts.append(whole)
+        together = stacked(parts)
+        return None if together is None else self._kept_experts(together)
+
+    def _packed_experts(
+        self, modules: Sequence[Sequence[str]], inputs: int, outputs: int
+    ) -> tuple[PackedMatrix, ...] | None:
+        """Experts of a GGUF file for the C kernels; None without them, or where a part does not fit."""
+        if not packed_kernels(inputs):
+            return None
+        found: list[PackedMatrix] = []
+        for names in modules:
+            weights = [f"{name}.weight" for name in names]
+            dense = torch.cat([self.tensor(name, (outputs // len(names), inputs)) for name in weights])
+            if self._missing or self._wrong:
+                return None
+            found.append(PackedLinear.of(dense, self._four_bit(weights, None)).matrix)
+        return tuple(found)
+
+    def stacked_experts(
+        self, name: str, experts: int, outputs: int, inputs: int, order: Tensor | None = None
+    ) -> Tensor | QuantisedWeight | tuple[PackedMatrix, ...] | None:
+        """The MXFP4 weights `name` of all experts, outputs reordered by `order`; None if not in MXFP4."""
+        form = self._form(name)
+        if form is None or form.layout is not Layout.MXFP4_EXPERTS or name in self._names:
+            return None
+        shape = (experts, outputs, inputs)
+        if self._source is None:
+            return self._kept_experts(dummy_module(name, form, shape, self.placement.device))
+        weight = read_mxfp4_experts(self, name, experts, outputs, inputs)
+        if weight is None:
+            return self._placeholder(shape)
+        return self._kept_experts(weight if order is None else weight.rows(order))
+
+    def _kept_experts(self, weight: QuantisedWeight) -> Tensor | QuantisedWeight | tuple[PackedMatrix, ...]:
+        placement = self.placement
+        return experts_of(weight, placement.device, placement.dtype, keep=placement.keeps_codes)
 
     def embedding(
         self, name: str, vocabulary: int, width: int, multiplier: float, *, tied: bool
@@ -254,8 +264,9 @@ class WeightReader:
         problems = [
             f"{title} ({len(items)}): {', '.join(items[:_LISTED])}{' ...' if len(items) > _LISTED else ''}"
             for title, items in (
-                ("missing", self._missing),
-                ("of another shape", self._wrong),
+                ("missing", list(dict.fromkeys(self._missing))),
+                ("of another shape", list(dict.fromkeys(self._wrong))),
+                ("not usable", list(dict.fromkeys(self._unusable))),
                 ("in a quantised form that is not supported", self._codes),
                 ("unexpected", unexpected),
             )
@@ -263,6 +274,97 @@ class WeightReader:
         ]
         if problems:
             raise WeightMismatch("the checkpoint does not match the model; " + "; ".join(problems))
+
+    def part(
+        self, name: str, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[torch.dtype, ...]
+    ) -> Tensor | None:
+        """A tensor as stored, of one of some shapes and dtypes; None, and recorded, where there is none."""
+        assert self._source is not None
+        found = self._source.shape(name) if name in self._names else shapes[0]
+        if not self._claim(name, found if found in shapes else shapes[0]):
+            return None
+        tensor = self._source.read(name)
+        self._count(name)
+        if tensor.dtype not in dtypes:
+            wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            self.reject(f"{name} is {str(tensor.dtype).removeprefix('torch.')}, not {wanted}")
+            return None
+        return tensor
+
+    def reject(self, problem: str) -> None:
+        """Record a problem of a tensor that the text names."""
+        self._unusable.append(problem)
+
+    def _form(self, module: str, *, experts: bool = False) -> Form | None:
+        """How a module is stored, if quantised; None for fp8 too, which is read on its own, but in experts.
+
+        What the files contain decides; the configuration says how to read it, and what is missing.
+        """
+        if self._quantisation is None:
+            return None
+        stated = self._quantisation.form(module)
+        form: Form | None = None
+        if self._source is None or f"{module}.weight" not in self._names:
+            form = stated
+        for each in (stated, *self._quantisation.forms()):
+            if each is None or self._source is None:
+                continue
+            codes = module + each.layout.ending
+            if codes in self._names and self._source.dtype(codes) == each.layout.dtype:
+                form = each
+                break
+        if form is not None and form.layout is Layout.FP8 and not experts:
+            return None
+        return form
+
+    def _codes_of(self, module: str, form: Form, outputs: int, inputs: int) -> QuantisedWeight | None:
+        if self._source is None:
+            return dummy_module(module, form, (outputs, inputs), self.placement.device)
+        self._used |= {module + suffix for suffix in (".weight_shape", ".g_idx", ".weight_g_idx")}
+        if form.symmetric:
+            self._used.add(f"{module}.weight_zero_point")
+        return read_module(self, module, form, outputs, inputs)
+
+    def _placeholder(self, shape: tuple[int, ...]) -> Tensor:
+        """Zeros that take no memory, in place of a weight that is recorded as unusable."""
+        zero = torch.zeros(1, dtype=self.placement.dtype, device=self.placement.device)
+        return zero.expand(shape)
+
+    def _linear_of_codes(
+        self,
+        names: Sequence[str],
+        forms: Sequence[Form | None],
+        inputs: int,
+        outputs: Sequence[int],
+        bias: Tensor | None,
+        order: Tensor | None,
+    ) -> Linear:
+        """Projections of which some are quantised: as one where their forms are equal, else one by one."""
+        placement = self.placement
+        if not placement.keeps_codes:
+            parts = [
+                self.tensor(f"{name}.weight", (size, inputs))
+                for name, size in zip(names, outputs, strict=True)
+            ]
+            dense = parts[0] if len(parts) == 1 else torch.cat(parts)
+            return self._dense(_reordered(dense, order), bias)
+        found: list[QuantisedWeight] = []
+        for name, form, size in zip(names, forms, outputs, strict=True):
+            if form is not None:
+                weight = self._codes_of(name, form, size, inputs)
+                if weight is None:
+                    return DenseLinear(self._placeholder((sum(outputs), inputs)))
+                found.append(weight)
+        whole = joined_codes(found) if len(found) == len(names) else None
+        if whole is not None:
+            return linear_of(whole if order is None else whole.rows(order), bias, placement.device)
+        linears: list[Linear] = []
+        for name, form, size in zip(names, forms, outputs, strict=True):
+            if form is None:
+                linears.append(self.linear([name], inputs, [size]))
+            else:
+                linears.append(linear_of(found.pop(0), None, placement.device))
+        return JoinedLinear(linears, order, bias)
 
     def _raw(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if self._source is None:
@@ -320,7 +422,7 @@ class WeightReader:
             return PackedLinear.of(dense, self._four_bit(names, order), bias)
         if Int4Linear.fits(sum(outputs), inputs):
             four_bit = self._four_bit(names, order)
-            if four_bit is not None:
+            if four_bit is not None and four_bit.table is None:
                 return Int4Linear(four_bit, bias, kept)
         return Int8Linear(*quantise_int8(dense), bias, kept)
 
@@ -365,23 +467,14 @@ class WeightReader:
         """The 4-bit codes of some weights, concatenated along the outputs; None unless all have them."""
         assert self._source is not None
         parts = [part for name in names if (part := self._source.four_bit(name)) is not None]
-        if len(parts) != len(names):
+        if len(parts) != len(names) or len({part.table for part in parts}) != 1:
             return None
         return FourBitWeight(
             codes=_reordered(torch.cat([part.codes for part in parts]), order),
             scale=_reordered(torch.cat([part.scale for part in parts]), order),
             zero=_reordered(torch.cat([part.zero for part in parts]), order),
+            table=parts[0].table,
         )
-
-
-def _opened(path: Path) -> safe_open:
-    """Open a safetensors file whose header matches its length, or raise an error that names it."""
-    try:
-        return safe_open(path, framework="pt")
-    except (OSError, SafetensorError) as error:
-        raise unreadable(
-            path, f"is not a complete safetensors file ({error}); it may be truncated: fetch it again"
-        ) from error
 
 
 def _reordered(tensor: Tensor, order: Tensor | None) -> Tensor:

@@ -25,6 +25,12 @@ from tokenizers import (
 from holdfast.models.fields import ConfigurationError, Fields
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_CASED_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + _ENDINGS + r"|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + _ENDINGS
+)
+"""Words that end where upper case begins anew."""
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
@@ -71,6 +77,7 @@ def _by_regex(pattern: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
 
 
 _LLAMA3 = _Splitting(_by_regex(_WORDS + r"|\p{N}{1,3}" + _REST), ignore_merges=True)
+_GPT4O = _Splitting(_by_regex(_CASED_WORDS + r"|\p{N}{1,3}" + _REST.replace(r"[\r\n]*", r"[\r\n/]*")))
 _QWEN2 = _Splitting(_by_regex(_WORDS + r"|\p{N}" + _REST), compose=True)
 
 _SPLITTINGS = {
@@ -82,6 +89,7 @@ _SPLITTINGS = {
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
+    "gpt-4o": _GPT4O,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
 }

@@ -7,6 +7,7 @@ groups of 32. Built by `models.linear` where `available()`.
 from __future__ import annotations
 
 import ctypes
+from enum import Enum
 
 import torch
 from torch import Tensor
@@ -18,21 +19,42 @@ GROUP = 32
 PANEL = 16
 
 
+class Table(Enum):
+    """What 4-bit codes stand for, by the numbers of `holdfast_cpu.h`."""
+
+    E2M1 = 1
+    """Twice the value of a 4-bit float, plus 12."""
+    IQ4 = 2
+    """The values of GGUF's IQ4 formats, plus 128."""
+
+
 def available() -> bool:
     """Whether the C kernels are available on this machine."""
     return library() is not None
 
 
 class PackedMatrix:
-    """A matrix [outputs, inputs] of 4-bit or 8-bit codes: `w = code * scale + minimum` in groups of 32."""
+    """A matrix [outputs, inputs] of 4-bit or 8-bit codes: `w = code * scale + minimum` in groups of 32.
+
+    With `table` a 4-bit code stands for an entry of one of the kernels' tables.
+    """
 
     __slots__ = ("_bias", "_blocks", "_library", "bits", "inputs", "outputs", "structure")
 
-    def __init__(self, codes: Tensor, scale: Tensor, minimum: Tensor, bias: Tensor | None, bits: int) -> None:
+    def __init__(
+        self,
+        codes: Tensor,
+        scale: Tensor,
+        minimum: Tensor,
+        bias: Tensor | None,
+        bits: int,
+        *,
+        table: Table | None = None,
+    ) -> None:
         """`codes` uint8 [outputs, inputs], below 2^`bits`; scale and minimum [outputs, inputs / 32]."""
         loaded = library()
         assert loaded is not None, "the C kernels are not available"
-        assert codes.dtype == torch.uint8 and bits in (4, 8)
+        assert codes.dtype == torch.uint8 and bits in (4, 8) and (table is None or bits == 4)
         self.outputs, self.inputs = codes.shape
         self.bits = bits
         groups, panels = self.inputs // GROUP, -(-self.outputs // PANEL)
@@ -56,7 +78,7 @@ class PackedMatrix:
             self.outputs,
             self.inputs,
             bits,
-            0,
+            0 if table is None else table.value,
         )
 
     @property
@@ -105,6 +127,17 @@ def pack_eight_bit(weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
 def pack_four_bit(codes: Tensor, scale: Tensor, zero: Tensor, bias: Tensor | None = None) -> PackedMatrix:
     """A weight `(code - 8) * scale + zero`, exact."""
     return PackedMatrix(codes.to(torch.uint8), scale, zero - 8.0 * scale, bias, 4)
+
+
+def pack_e2m1(codes: Tensor, scale: Tensor, bias: Tensor | None = None) -> PackedMatrix:
+    """A weight of 4-bit floats, `value(code) * scale`; exact for scales that are powers of two."""
+    half = 0.5 * scale
+    return PackedMatrix(codes.to(torch.uint8), half, -12.0 * half, bias, 4, table=Table.E2M1)
+
+
+def pack_iq4(codes: Tensor, scale: Tensor, bias: Tensor | None = None) -> PackedMatrix:
+    """A weight of GGUF's IQ4 formats, `value(code) * scale`; exact for scales in half precision."""
+    return PackedMatrix(codes.to(torch.uint8), scale, -128.0 * scale, bias, 4, table=Table.IQ4)
 
 
 def _aligned(size: int) -> Tensor:

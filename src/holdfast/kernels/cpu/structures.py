@@ -16,7 +16,7 @@ class MatrixStructure(ctypes.Structure):
         ("outputs", _WHOLE),
         ("inputs", _WHOLE),
         ("bits", _WHOLE),
-        ("padding", _WHOLE),
+        ("table", _WHOLE),
     )
 
 

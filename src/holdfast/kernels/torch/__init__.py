@@ -9,6 +9,7 @@ from holdfast.kernels.torch.gated_delta import gated_delta
 from holdfast.kernels.torch.linear import linear, linear_gated
 from holdfast.kernels.torch.mamba2 import mamba2_scan
 from holdfast.kernels.torch.norm import rms_norm, rms_norm_gated, rms_norm_residual
+from holdfast.kernels.torch.quantised import experts_quantised, linear_quantised
 from holdfast.kernels.torch.rotary import rotate_and_write, write_kv
 from holdfast.kernels.torch.sampling import sample_tokens
 from holdfast.kernels.torch.step import change_tables, list_pieces, note_sampled, prepare_step
@@ -21,11 +22,13 @@ __all__ = [
     "change_tables",
     "copy_units",
     "experts",
+    "experts_quantised",
     "gated_delta",
     "geglu",
     "linear",
     "linear_fp8",
     "linear_gated",
+    "linear_quantised",
     "list_pieces",
     "mamba2_scan",
     "move_units",

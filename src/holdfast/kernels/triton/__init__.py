@@ -9,6 +9,8 @@ from holdfast.kernels.triton.gated_delta import gated_delta
 from holdfast.kernels.triton.linear import linear, linear_gated
 from holdfast.kernels.triton.mamba2 import mamba2_scan
 from holdfast.kernels.triton.norm import rms_norm, rms_norm_gated, rms_norm_residual
+from holdfast.kernels.triton.quantised import linear_quantised
+from holdfast.kernels.triton.quantised_experts import experts_quantised
 from holdfast.kernels.triton.rotary import rotate_and_write, write_kv
 from holdfast.kernels.triton.sampling import sample_tokens
 from holdfast.kernels.triton.step import change_tables, list_pieces, note_sampled, prepare_step
@@ -21,11 +23,13 @@ __all__ = [
     "change_tables",
     "copy_units",
     "experts",
+    "experts_quantised",
     "gated_delta",
     "geglu",
     "linear",
     "linear_fp8",
     "linear_gated",
+    "linear_quantised",
     "list_pieces",
     "mamba2_scan",
     "move_units",

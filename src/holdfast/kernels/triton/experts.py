@@ -117,6 +117,30 @@ def _sum_picks(parts, out, width, PICKS: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + token * width + columns, total.to(out.dtype.element_ty), mask=inside)
 
 
+def sort_picks(ids: torch.Tensor, count: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """The picks [tokens, picks] sorted by expert: the size of blocks, the picks, each block's expert."""
+    picks = ids.numel()
+    # Blocks as tall as an expert's average share of the picks, within the tensor core sizes.
+    block_m = min(128, power_of_two(ceiling(picks, count), 16))
+    block_count = picks // block_m + min(count, picks)
+    order = torch.empty(block_count * block_m, dtype=torch.int32, device=ids.device)
+    block_expert = torch.empty(block_count, dtype=torch.int32, device=ids.device)
+    _sort_picks[(count,)](
+        ids, order, block_expert, picks, block_count, EXPERTS=count, BLOCK_EXPERTS=power_of_two(count),
+        BLOCK_M=block_m, SCAN=min(SCAN, power_of_two(picks, 16)), num_warps=4,
+    )  # fmt: skip
+    return block_m, order, block_expert
+
+
+def sum_picks(parts: torch.Tensor, picks: int, dtype: torch.dtype) -> torch.Tensor:
+    """The results [tokens * picks, hidden] of each token's picks, added."""
+    tokens, hidden = parts.shape[0] // picks, parts.shape[1]
+    out = torch.empty(tokens, hidden, dtype=dtype, device=parts.device)
+    block = min(1024, power_of_two(hidden))
+    _sum_picks[(tokens, ceiling(hidden, block))](parts, out, hidden, PICKS=picks, BLOCK=block)
+    return out
+
+
 def experts(
     x: torch.Tensor,
     ids: torch.Tensor,
@@ -130,22 +154,14 @@ def experts(
     bias2: torch.Tensor | None = None,
 ) -> torch.Tensor:
     tokens, hidden = x.shape
-    out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     if not tokens:
-        return out
+        return torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     count, inner, picks = w13.shape[0], w2.shape[2], ids.numel()
     ids, weights = ids.contiguous(), weights.contiguous()
     for tensor in (x, w13, w2):
         assert tensor.stride(-1) == 1
-    # Blocks as tall as an expert's average share of the picks, within the tensor core sizes.
-    block_m = min(128, power_of_two(ceiling(picks, count), 16))
-    block_count = picks // block_m + min(count, picks)
-    order = torch.empty(block_count * block_m, dtype=torch.int32, device=x.device)
-    block_expert = torch.empty(block_count, dtype=torch.int32, device=x.device)
-    _sort_picks[(count,)](
-        ids, order, block_expert, picks, block_count, EXPERTS=count, BLOCK_EXPERTS=power_of_two(count),
-        BLOCK_M=block_m, SCAN=min(SCAN, power_of_two(picks, 16)), num_warps=4,
-    )  # fmt: skip
+    block_m, order, block_expert = sort_picks(ids, count)
+    block_count = block_expert.shape[0]
     gated = activation != "relu_squared"
     middle = torch.empty(picks, inner, dtype=x.dtype, device=x.device)
     parts = torch.empty(picks, hidden, dtype=torch.float32, device=x.device)
@@ -167,6 +183,4 @@ def experts(
         middle.stride(0), w2.stride(0), w2.stride(1), hidden, inner, 0.0, 0.0,
         DIVIDE=1, GATED=False, ACTIVATION=activation, HAS_BIAS=bias2 is not None, SHARED=True, **flags,
     )  # fmt: skip
-    block = min(1024, power_of_two(hidden))
-    _sum_picks[(tokens, ceiling(hidden, block))](parts, out, hidden, PICKS=ids.shape[1], BLOCK=block)
-    return out
+    return sum_picks(parts, ids.shape[1], x.dtype)

@@ -9,7 +9,7 @@ import torch
 from holdfast.kernels import Clamp
 from holdfast.models.blocks import Block, Builder, Family
 from holdfast.models.config import AttentionConfig, ExpertsConfig, LayerConfig, ModelConfig, base_config
-from holdfast.models.experts import Experts, ExpertWeights, read_router
+from holdfast.models.experts import Experts, ExpertWeights, read_experts, read_router
 from holdfast.models.families import decoder
 from holdfast.models.fields import Fields
 
@@ -39,22 +39,38 @@ def configure(fields: Fields, architecture: str) -> ModelConfig:
 
 
 def _experts(builder: Builder, prefix: str, config: ExpertsConfig) -> Experts:
-    """Stored as [experts, in, out] with gate and up columns interleaved; converted here."""
+    """Gate and up are interleaved; dense weights are stored as [experts, in, out]. Converted here."""
     reader, width, count, inner = builder.reader, builder.config.width, config.experts, config.width
-    gate_up = reader.tensor(f"{prefix}experts.gate_up_proj", (count, width, 2 * inner))
-    down = reader.tensor(f"{prefix}experts.down_proj", (count, inner, width))
+    router = read_router(config, reader, f"{prefix}router", width, f"{prefix}router.bias")
+    if reader.has(f"{prefix}experts.gate_proj.bias"):
+        return Experts(config, router, _separate_experts(builder, prefix, config))
     bias = reader.tensor(f"{prefix}experts.gate_up_proj_bias", (count, 2 * inner))
     halves = torch.arange(2 * inner, device=bias.device).view(inner, 2).T.reshape(-1)
+    gate_up = reader.stacked_experts(f"{prefix}experts.gate_up_proj", count, 2 * inner, width, halves)
+    down = reader.stacked_experts(f"{prefix}experts.down_proj", count, width, inner)
+    if gate_up is None or down is None:
+        dense = reader.tensor(f"{prefix}experts.gate_up_proj", (count, width, 2 * inner))
+        gate_up = dense.transpose(1, 2)[:, halves].contiguous()
+        down = reader.tensor(f"{prefix}experts.down_proj", (count, inner, width)).transpose(1, 2).contiguous()
     return Experts(
         config,
-        read_router(config, reader, f"{prefix}router", width, f"{prefix}router.bias"),
+        router,
         ExpertWeights(
-            gate_up.transpose(1, 2)[:, halves].contiguous(),
-            down.transpose(1, 2).contiguous(),
+            gate_up,
+            down,
             bias[:, halves].contiguous(),
             reader.tensor(f"{prefix}experts.down_proj_bias", (count, width)),
         ),
     )
+
+
+def _separate_experts(builder: Builder, prefix: str, config: ExpertsConfig) -> ExpertWeights:
+    """Experts as in GGUF files: gate, up and down apart."""
+    reader, width, count, inner = builder.reader, builder.config.width, config.experts, config.width
+    weights = read_experts(config, reader, f"{prefix}experts.", width)
+    biases = [reader.tensor(f"{prefix}experts.{part}_proj.bias", (count, inner)) for part in ("gate", "up")]
+    down = reader.tensor(f"{prefix}experts.down_proj.bias", (count, width))
+    return weights._replace(inner_bias=torch.cat(biases, dim=1), outer_bias=down)
 
 
 def blocks(builder: Builder) -> Iterator[Block]:

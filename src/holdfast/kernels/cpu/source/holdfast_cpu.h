@@ -15,15 +15,19 @@ enum {
     PANEL = 16, /* outputs of a matrix that are stored interleaved */
 };
 
+/* Tables of what 4-bit codes stand for; 0: the codes themselves. */
+enum { E2M1 = 1, IQ4 = 2 };
+
 /* A quantised matrix [outputs, inputs]: `w = code * scale + minimum` in groups of 32 inputs.
  *
  * Panels of 16 outputs follow each other (the last one padded with zeros); a panel is a block for each
  * group; a block is its codes, then 16 scales and 16 minima in half precision. Codes go in runs of four
- * inputs: 64 bytes hold four inputs of 16 outputs (8 bits), or eight (4 bits: low halves, then high). */
+ * inputs: 64 bytes hold four inputs of 16 outputs (8 bits), or eight (4 bits: low halves, then high).
+ * With `table` a 4-bit code stands for an entry of that table. */
 typedef struct {
     const uint8_t *blocks;
     const float *bias; /* [outputs], or NULL */
-    int32_t outputs, inputs, bits, padding;
+    int32_t outputs, inputs, bits, table;
 } Matrix;
 
 /* One decoder layer: attention, then a gated feed-forward part, each after a norm. */

@@ -28,6 +28,13 @@
 
 static size_t block_bytes(int bits) { return (size_t)PANEL * GROUP * bits / 8 + 2 * PANEL * 2; }
 
+/* What 4-bit codes stand for, not negative like all codes: twice each 4-bit float plus 12, and the
+ * values of GGUF's IQ4 formats plus 128. */
+static const uint8_t TABLES[2][16] = {
+    {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0},
+    {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
+};
+
 /* --- half precision, one number at a time --- */
 
 static float from_half(uint16_t half) {
@@ -97,6 +104,7 @@ int hf_rows(const Matrix *matrix, const int64_t *rows, int count, float multipli
             for (int k = 0; k < GROUP; k++) {
                 int run = k / 4, byte = lane * 4 + k % 4;
                 int code = bits == 8 ? block[run * 64 + byte] : block[run / 2 * 64 + byte] >> (run % 2 * 4) & 15;
+                if (matrix->table) code = TABLES[matrix->table - 1][code];
                 *out++ = ((float)code * scale + minimum) * multiplier;
             }
         }
@@ -164,6 +172,8 @@ typedef __m512 Real;
 #define HALVES(at) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(at)))
 #define REAL_ZERO() _mm512_setzero_ps()
 #define WRITE(at, v) _mm512_storeu_ps(at, v)
+#define LOOK_UP(v, table) \
+    _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(table))), v)
 #if defined(__AVX512VNNI__)
 #define FOUR_PRODUCTS(sum, codes, x, wide) _mm512_dpbusd_epi32(sum, codes, x)
 #else
@@ -186,6 +196,8 @@ typedef __m256 Real;
 #define HALVES(at) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(at)))
 #define REAL_ZERO() _mm256_setzero_ps()
 #define WRITE(at, v) _mm256_storeu_ps(at, v)
+#define LOOK_UP(v, table) \
+    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(table))), v)
 #if defined(__AVXVNNI__)
 #define FOUR_PRODUCTS(sum, codes, x, wide) _mm256_dpbusd_avx_epi32(sum, codes, x)
 #else
@@ -210,6 +222,7 @@ typedef float32x4_t Real;
 #define HALVES(at) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(at)))
 #define REAL_ZERO() vdupq_n_f32(0.0f)
 #define WRITE(at, v) vst1q_f32(at, v)
+#define LOOK_UP(v, table) vreinterpretq_s32_u8(vqtbl1q_u8(vld1q_u8(table), BYTES(v)))
 /* Both factors are signed: a code's eighth bit, which counts as -128 then, is taken the other way. */
 INLINE Whole four_products(Whole sum, Whole codes, Whole x, int wide) {
     if (!wide) return vdotq_s32(sum, SIGNED(codes), SIGNED(x));
@@ -232,8 +245,8 @@ INLINE Whole four_products(Whole sum, Whole codes, Whole x, int wide) {
 #endif
 
 #if defined(LANES)
-INLINE void panel_part(const uint8_t *block, int bits, const Activations *x, int row, int count, int part,
-                       float out[][PANEL]) {
+INLINE void panel_part(const uint8_t *block, int bits, int table, const Activations *x, int row, int count,
+                       int part, float out[][PANEL]) {
     int groups = x->inputs / GROUP;
     size_t bytes = block_bytes(bits), code_bytes = bytes - 4 * PANEL;
     const int8_t *codes_of_x = x->codes + (size_t)row * x->inputs;
@@ -247,6 +260,7 @@ INLINE void panel_part(const uint8_t *block, int bits, const Activations *x, int
             if (bits == 8) codes[run] = LOAD(at + run * 64);
             else if (run % 2 == 0) codes[run] = LOW_HALVES(LOAD(at + run / 2 * 64));
             else codes[run] = HIGH_HALVES(LOAD(at + run / 2 * 64));
+            if (table) codes[run] = LOOK_UP(codes[run], TABLES[table - 1]);
         }
         const uint16_t *factors = (const uint16_t *)(block + code_bytes) + part * LANES;
         Real scale = HALVES(factors), minimum = HALVES(factors + PANEL);
@@ -254,7 +268,7 @@ INLINE void panel_part(const uint8_t *block, int bits, const Activations *x, int
             const int8_t *q = codes_of_x + (size_t)r * x->inputs + group * GROUP;
             Whole sum = ZERO();
             UNROLL for (int run = 0; run < 8; run++) {
-                sum = FOUR_PRODUCTS(sum, codes[run], REPEAT(q + run * 4), bits == 8);
+                sum = FOUR_PRODUCTS(sum, codes[run], REPEAT(q + run * 4), bits == 8 || table == IQ4);
             }
             Real scaled = MULTIPLY(TO_REAL(sum), scale);
             total[r] = MULTIPLY_ADD(scaled, REPEAT_REAL(scales_of_x + r * groups + group), total[r]);
@@ -264,8 +278,8 @@ INLINE void panel_part(const uint8_t *block, int bits, const Activations *x, int
     UNROLL for (int r = 0; r < count; r++) WRITE(out[r] + part * LANES, total[r]);
 }
 #else
-INLINE void panel_part(const uint8_t *block, int bits, const Activations *x, int row, int count, int part,
-                       float out[][PANEL]) {
+INLINE void panel_part(const uint8_t *block, int bits, int table, const Activations *x, int row, int count,
+                       int part, float out[][PANEL]) {
     (void)part;
     int groups = x->inputs / GROUP;
     size_t bytes = block_bytes(bits), code_bytes = bytes - 4 * PANEL;
@@ -285,7 +299,8 @@ INLINE void panel_part(const uint8_t *block, int bits, const Activations *x, int
                 int shift = bits == 8 ? 0 : run % 2 * 4, mask = bits == 8 ? 255 : 15;
                 for (int lane = 0; lane < PANEL; lane++) {
                     for (int k = 0; k < 4; k++) {
-                        sum[lane] += (codes[lane * 4 + k] >> shift & mask) * q[run * 4 + k];
+                        int code = codes[lane * 4 + k] >> shift & mask;
+                        sum[lane] += (table ? TABLES[table - 1][code] : code) * q[run * 4 + k];
                     }
                 }
             }
@@ -304,9 +319,9 @@ INLINE void panel_part(const uint8_t *block, int bits, const Activations *x, int
 
 enum { ROWS_AT_ONCE = 8 };
 
-INLINE void panel_rows(const uint8_t *block, int bits, const Activations *x, int row, int count,
+INLINE void panel_rows(const uint8_t *block, int bits, int table, const Activations *x, int row, int count,
                        float out[][PANEL]) {
-    for (int part = 0; part < PANEL / LANES; part++) panel_part(block, bits, x, row, count, part, out);
+    for (int part = 0; part < PANEL / LANES; part++) panel_part(block, bits, table, x, row, count, part, out);
 }
 
 /* 16 outputs of up to eight rows; the number of rows is a constant in each branch. */
@@ -316,8 +331,10 @@ static void panel(const Matrix *matrix, int index, const Activations *x, int row
     int done = 0;
 #define ROWS(number)                                                                                     \
     for (; count - done >= number; done += number) {                                                     \
-        if (matrix->bits == 4) panel_rows(block, 4, x, row + done, number, out + done);                  \
-        else panel_rows(block, 8, x, row + done, number, out + done);                                    \
+        if (matrix->table == E2M1) panel_rows(block, 4, E2M1, x, row + done, number, out + done);        \
+        else if (matrix->table) panel_rows(block, 4, IQ4, x, row + done, number, out + done);            \
+        else if (matrix->bits == 4) panel_rows(block, 4, 0, x, row + done, number, out + done);          \
+        else panel_rows(block, 8, 0, x, row + done, number, out + done);                                 \
     }
     ROWS(8)
     ROWS(4)
