@@ -522,6 +522,7 @@ def test_healthy_states_never_produce_a_finding(name: str, page_size: int) -> No
     world.finish()
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("sessions", [0, 1, 300])
 def test_the_idle_census_is_exact_however_many_sessions_are_open(sessions: int) -> None:
     world = World(named_layout("full+window+state", 16, 7), pages=1500, slots=900)

@@ -18,6 +18,7 @@ def talk(layout: str, **more: object) -> Driver:
     return driver
 
 
+@pytest.mark.no_cover
 @EVERY
 @pytest.mark.parametrize(
     ("first", "last", "boundaries"),

@@ -8,6 +8,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 
+import pytest
+
 from holdfast.core.layout import Component, Tier, named_layout
 from holdfast.core.ledger import Kind, Ledger
 from holdfast.core.plan import RowResult, StepResult
@@ -118,6 +120,7 @@ def play(scheduler: Scheduler) -> list[tuple[str, int]]:
     return sorted(counts.items())
 
 
+@pytest.mark.no_cover
 def test_a_step_costs_the_same_beside_ten_and_beside_ten_thousand_idle_sessions() -> None:
     costs = []
     for idle in (IDLE_FEW, IDLE_MANY):

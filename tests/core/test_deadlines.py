@@ -63,6 +63,7 @@ def test_stale_entries_never_outnumber_live_ones_by_more_than_a_few() -> None:
     assert {key for _, key, _ in deadlines.entries()} == live
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("admitted", [False, True])
 def test_turns_and_sessions_that_are_gone_leave_no_deadline(named: bool, admitted: bool) -> None:

@@ -253,6 +253,7 @@ def reborn(driver: Driver, name: str, file: dict[Component, list[list[int]]], **
     return other
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("where", ["device", "host"])

@@ -112,6 +112,7 @@ def test_a_member_that_comes_up_while_the_queue_is_full_is_put_back() -> None:
     assert drain(queue) == [*members[1:], members[0]]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_leaves_the_tree_for_one_component_is_forgotten_by_the_others(layout: str) -> None:
     for pages, slots in ((3000, 12), (40, 3000)):

@@ -75,6 +75,7 @@ def test_a_turn_that_was_cut_gives_no_hint() -> None:
     assert turn.state.value == "aborted" and driver.session("a").expected == 0.0
 
 
+@pytest.mark.no_cover
 def test_of_many_sessions_the_slow_go_first_and_the_fast_last() -> None:
     count = COMPARED_MAX + 20
     driver = resting({f"s{number}": (10.0 + number / 100, None) for number in range(count)})

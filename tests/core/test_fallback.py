@@ -24,6 +24,7 @@ def allow_allocation(world: World) -> None:
         pool.guard(None)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("spoken", [0, 1, 37])
@@ -95,6 +96,7 @@ def test_a_retracted_turn_keeps_its_tokens_and_its_mark(name: str, page_size: in
     world.finish()
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])
 def test_ten_barge_ins_in_a_row_recompute_a_constant_number_of_tokens(name: str, page_size: int) -> None:

@@ -173,6 +173,7 @@ def test_a_turn_with_a_run_is_taken_back_and_goes_on(layout: str, planned: bool)
     assert driver.heard["forced"] == expected(driver, 20)
 
 
+@pytest.mark.no_cover
 @EVERY
 @pytest.mark.parametrize("keep", [None, 0, 1, 2, 4, 7, KEEP_ALL])
 @pytest.mark.parametrize("planned", [False, True])

@@ -288,6 +288,19 @@ def test_fences_travel_with_units_that_are_split_joined_and_passed(ledger, pool)
     assert len(pool.free) == 10
 
 
+@pytest.mark.asserts
+@pytest.mark.parametrize("count", [-1, 4])
+def test_units_that_a_hold_does_not_have_are_not_passed_on(ledger, pool, count: int) -> None:
+    holder = ledger.holder(Kind.TURN, "turn")
+    hold, other = ledger.take(pool, 3, holder), ledger.take(pool, 1, holder)
+    units, others = list(hold.units), list(other.units)
+    with pytest.raises(AssertionError, match="not that many units"):
+        hold.pass_front(count, other)
+    assert (hold.units, other.units) == (units, others)
+    for each in (hold, other):
+        each.release()
+
+
 def test_a_grow_that_is_taken_back_leaves_nothing_retiring(ledger, pool) -> None:
     ledger.step = 1
     hold = ledger.take(pool, 2, ledger.holder(Kind.TURN, "turn"))

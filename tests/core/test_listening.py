@@ -25,6 +25,7 @@ def counted_after(driver: Driver, name: str, max_tokens: int, more: tuple[int, .
     return driver.registry.counters.computed_tokens - before, steps
 
 
+@pytest.mark.no_cover
 @BOTH
 @EVERY
 def test_a_long_input_costs_as_much_at_its_commit_as_one_token(layout: str, overlap: bool) -> None:
@@ -82,6 +83,7 @@ def test_a_session_has_the_input_of_an_open_turn_in_its_history_from_the_commit_
     assert session.history == 33
 
 
+@pytest.mark.no_cover
 @BOTH
 @EVERY
 @pytest.mark.parametrize("start", [0, 1, 7, 12, 19, 20])

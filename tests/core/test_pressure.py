@@ -148,6 +148,7 @@ def test_sessions_that_are_away_give_up_the_prefix_they_lease_last() -> None:
     assert driver.turn("d", 3, 2, 9).cached == 43
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_first_prompt_that_lies_in_the_tree_goes_along_and_comes_back(layout: str, page_size: int) -> None:

@@ -150,6 +150,7 @@ def test_turns_that_outgrow_their_quota_together_all_end(layout: str, overlap: b
     assert turns[-1].retracts == 0, "nobody else paid for it"
 
 
+@pytest.mark.no_cover
 def test_who_waits_for_its_quota_does_not_keep_others_waiting() -> None:
     driver = Driver("dense", 4, pages=200, looked_at_max=4, share=Share(device=0.25))
     for seed in range(12):

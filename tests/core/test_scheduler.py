@@ -180,6 +180,7 @@ def test_a_request_of_its_own_leaves_its_prefix_to_the_next(layout: str, overlap
 # --- rewind and fork ---
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("turns", [0, 1, 2, 3])
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -210,6 +211,7 @@ def test_a_rewind_that_changes_nothing_leaves_the_last_turn_to_be_cut(layout: st
     follows(driver)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("turns", [None, 0, 1, 2])
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -63,6 +63,7 @@ def test_an_executor_may_say_that_a_turn_is_finished() -> None:
     assert driver.session("a").sequence.computed == 17
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("tokens", "said"),

@@ -168,6 +168,7 @@ def test_points_that_lean_on_published_window_pages_can_still_be_returned_to(nam
 # --- taking back ------------------------------------------------------------------------------------
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("window", [1, 7, 33, 50])
@@ -306,6 +307,7 @@ def test_only_a_sequence_at_rest_takes_anything_back(name: str) -> None:
 # --- forks ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])
 @pytest.mark.parametrize("end", [0, 1, 2])
@@ -412,6 +414,7 @@ def test_a_fork_that_finds_no_unit_leaves_nothing_behind(name: str) -> None:
 # --- leaving a history ------------------------------------------------------------------------------
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("answer", [1, 7, 23])

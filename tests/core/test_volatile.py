@@ -74,6 +74,7 @@ def test_a_cut_waits_for_rows_in_flight() -> None:
     assert driver.session().boundaries == [12, 18]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("known", [0, 7, 12, 21, 33])
 def test_a_fork_may_begin_at_any_token(layout: str, known: int) -> None:

@@ -27,6 +27,7 @@ def sorted_order(turns: list[SimpleNamespace], now: float, passed: set[str]) -> 
     return [turn.number for turn in oldest]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("seed", range(30))
 def test_the_order_is_that_of_a_sort_whoever_comes_and_goes(seed: int) -> None:
     rng, waiting, now = random.Random(seed), Waiting(), 0.0
@@ -97,6 +98,7 @@ def crowd(waiting: int, **policy: object) -> Driver:
     return driver
 
 
+@pytest.mark.no_cover
 def test_who_waits_is_not_looked_at_while_no_more_may_run(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = []
     for waiting in (10, MANY):
@@ -108,6 +110,7 @@ def test_who_waits_is_not_looked_at_while_no_more_may_run(monkeypatch: pytest.Mo
     assert costs[0] == costs[1] > 0
 
 
+@pytest.mark.no_cover
 def test_as_many_are_looked_at_as_can_matter_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four more may run: a plan admits them, and compares no more turns than it may."""
     costs = []
@@ -121,6 +124,7 @@ def test_as_many_are_looked_at_as_can_matter_however_many_wait(monkeypatch: pyte
     assert costs[0] == costs[1] > 0
 
 
+@pytest.mark.no_cover
 def test_a_tenant_at_its_quota_is_passed_over_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its turns, however many wait in front, are not looked at one by one to find another tenant's."""
     costs = []

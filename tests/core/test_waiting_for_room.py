@@ -120,6 +120,7 @@ def test_so_it_does_where_windows_are_larger_than_its_tenant_may_have(layout: st
     until_over(driver, talk)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("quota", [False, True])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("layout", PAGED)

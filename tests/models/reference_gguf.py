@@ -3,16 +3,28 @@
 from functools import cache
 from pathlib import Path
 
+import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.initialization import no_init_weights
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from holdfast.models.checkpoint import open_checkpoint
 
 
 @cache
 def reference_of(file: Path) -> PreTrainedModel:
-    """Read by transformers' own reader, once in a process (from_pretrained would need more packages)."""
-    model = LlamaForCausalLM(LlamaConfig(**load_gguf_checkpoint(str(file))["config"])).eval()
-    tensors = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    """Read by transformers' own reader, once in a process (from_pretrained would need more packages).
+
+    Its reader takes six seconds for the vocabulary alone, so it reads once: tensors get their names from an
+    outline without weights, which only has to have the right number of layers, and the configuration is
+    the reader's.
+    """
+    with torch.device("meta"):
+        outline = LlamaForCausalLM(LlamaConfig(num_hidden_layers=len(open_checkpoint(file).config.layers)))
+    read = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=outline)
+    with no_init_weights():
+        model = LlamaForCausalLM(LlamaConfig(**read["config"])).eval()
+    missing, unexpected = model.load_state_dict(read["tensors"], strict=False)
     assert missing == ["lm_head.weight"]
     assert not unexpected
     model.tie_weights()

@@ -33,11 +33,17 @@ class _Nursery:
         self._lock = threading.Lock()
         self._channel: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._environment: dict[str, str] | None = None
         self._prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def fits(self, environment: dict[str, str]) -> bool:
-        """Whether a fork can take on an environment."""
+        """Whether a fork can take on an environment.
+
+        The preloaded process has the environment of the moment at which it is first needed: libraries that
+        tests import before that set variables too.
+        """
+        if self._environment is None:
+            self._environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         return os.environ.get("HOLDFAST_TESTS_EXECUTE") != "1" and _start(environment) == _start(
             self._environment
         )
@@ -86,21 +92,29 @@ class Command(subprocess.Popen[Any]):
     """The process of a `holdfast` command. Only its start differs from that of `subprocess.Popen`."""
 
     def __init__(
-        self, *arguments: str, module: str = MODULE, env: dict[str, str] | None = None, **options: Any
+        self,
+        *arguments: str,
+        module: str = MODULE,
+        env: dict[str, str] | None = None,
+        descriptors: int | None = None,
+        **options: Any,
     ) -> None:
-        """`module` is the one that is run, by default the command."""
+        """`module` is the one that is run, by default the command; it may open so many `descriptors`."""
         self._words = (module, *arguments)
+        self._descriptors = descriptors
         self._settings = {**os.environ, "OMP_NUM_THREADS": "1"} if env is None else env
         super().__init__([PYTHON, "-m", module, *arguments], env=self._settings, **options)
 
     def _execute_child(self, *arguments: Any) -> None:
         given = SIGNATURE.bind(self, *arguments).arguments
         if given["preexec_fn"] is not None or given["pass_fds"] or not NURSERY.fits(self._settings):
+            assert self._descriptors is None, "only a fork can be limited"
             super()._execute_child(*arguments)  # type: ignore[misc]
             return
         ends = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         streams = [place if end == -1 else end for place, end in enumerate(ends)]
-        self.pid = NURSERY.fork(_request(self._words, self._settings, given["cwd"]), streams)
+        request = _request(self._words, self._settings, given["cwd"]) | {"descriptors": self._descriptors}
+        self.pid = NURSERY.fork(request, streams)
         self._child_created = True
         mine = (given["p2cwrite"], given["c2pread"], given["errread"])
         pipes = {end for end, kept in zip(ends, mine, strict=True) if kept != -1}
@@ -118,6 +132,7 @@ def _request(
         "environment": settings,
         "directory": str(directory or Path.cwd()),
         "terminal": terminal,
+        "descriptors": None,
     }
 
 
@@ -136,12 +151,13 @@ def start_in_terminal(*arguments: str, env: dict[str, str]) -> tuple[int, int]:
 
 
 def start(
-    *arguments: str, wrapper: tuple[str, ...] = (), execute: bool = False, **options: Any
+    *arguments: str, descriptors: int | None = None, execute: bool = False, **options: Any
 ) -> subprocess.Popen[Any]:
-    """Start a `holdfast` command; with a wrapper, or to `execute` it, in a new interpreter."""
-    if wrapper or execute:
-        return subprocess.Popen([*wrapper, PYTHON, "-m", MODULE, *arguments], **options)
-    return Command(*arguments, **options)
+    """Start a `holdfast` command, to `execute` it in a new interpreter; it may open so many `descriptors`."""
+    if execute or os.environ.get("HOLDFAST_TESTS_EXECUTE") == "1":
+        limited = ("bash", "-c", f'ulimit -n {descriptors}; exec "$@"', "bash") if descriptors else ()
+        return subprocess.Popen([*limited, PYTHON, "-m", MODULE, *arguments], **options)
+    return Command(*arguments, descriptors=descriptors, **options)
 
 
 def run(

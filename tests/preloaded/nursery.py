@@ -13,6 +13,7 @@ import gc
 import io
 import json
 import os
+import resource
 import runpy
 import socket
 import sys
@@ -74,9 +75,11 @@ def fork_on_request(channel: socket.socket) -> dict[str, Any]:
 
 
 def become(request: dict[str, Any]) -> None:
-    """Take on the environment, directory, terminal, streams and command line of a request."""
+    """Take on the environment, limit, directory, terminal, streams and command line of a request."""
     os.environ.clear()
     os.environ.update(request["environment"])
+    if request["descriptors"] is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (request["descriptors"], request["descriptors"]))
     os.chdir(request["directory"])
     sys.path[0] = request["directory"]
     if request["terminal"]:

@@ -38,10 +38,11 @@ def serve() -> Iterator[Serve]:
         model: str | Path,
         *arguments: str,
         environment: dict[str, str] | None = None,
-        wrapper: tuple[str, ...] = (),
+        descriptors: int | None = None,
         execute: bool = False,
     ) -> Server:
-        started.append(Server(model, *arguments, environment=environment, wrapper=wrapper, execute=execute))
+        server = Server(model, *arguments, environment=environment, descriptors=descriptors, execute=execute)
+        started.append(server)
         return started[-1]
 
     yield start

@@ -34,19 +34,19 @@ class Server:
         model: str | Path,
         *arguments: str,
         environment: dict[str, str] | None = None,
-        wrapper: tuple[str, ...] = (),
+        descriptors: int | None = None,
         execute: bool = False,
     ) -> None:
-        """`wrapper` is a command that is put before the server's own.
+        """`descriptors` limits how many each process may open.
 
-        The server is a preloaded process, unless it has a wrapper or `execute` asks for new interpreters.
+        The server is a preloaded process, unless `execute` asks for new interpreters.
         """
         self.arguments = [str(model), "--port", "0", *arguments]
         self.lines: list[str] = []
         settings = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
         self.process = commands.start(
             *("serve", *self.arguments),
-            wrapper=wrapper,
+            descriptors=descriptors,
             execute=execute,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

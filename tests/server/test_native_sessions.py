@@ -248,13 +248,13 @@ def test_a_second_turn_is_refused_and_the_first_goes_on(
     before = 0
     for number in range(turns):
         before = total(native.turn(streaming, f"turn {number}"))
-    sampling = {"max_new_tokens": 6000, "ignore_eos": True}
+    sampling = {"max_new_tokens": 2000, "ignore_eos": True}
     running = native.begin(text="live", session_params={"id": streaming}, sampling_params=sampling)
     running.wait_for_tokens(3)
     for _ in range(5):
         assert native.refused(text="overlapping", session_params={"id": streaming})[0] == 409
     last = running.last()
-    assert last["meta_info"]["finish_reason"] == {"type": "length", "length": 6000}
+    assert last["meta_info"]["finish_reason"] == {"type": "length", "length": 2000}
     assert (last["meta_info"]["prompt_tokens"], last["meta_info"]["cached_tokens"]) == (before + 4, before)
     after = native.turn(streaming, "after")
     assert after["meta_info"]["cached_tokens"] == total(last)

@@ -31,6 +31,8 @@ KEEPS: dict[str, Body] = {
     "none": {"keep": "none"},
 }
 SMALL_MODELS = ("bamba", "mistral")
+TRIMMED = "llama"
+"""Small too, with full attention alone."""
 OPTIONS = ("--dtype", "float32", "--device", "cpu", "--audit", "strict", "--max-running", "4")
 SMALL = ("--kv-tokens", "16384", "--window-tokens", "16384", "--state-slots", "32")
 
@@ -40,11 +42,14 @@ def greedy(count: int) -> Body:
 
 
 def runs(names: Iterable[str], soon: str) -> pytest.MarkDecorator:
-    """All of `names` on every model; on the large one those that are not `soon` belong to the long runs."""
+    """All of `names` on the small models; those that are `soon` on the one whose memory can be cut anywhere.
+
+    The long runs have all of them on a large model of that kind.
+    """
     listed = [pytest.param(model, name, id=f"{model}-{name}") for model in SMALL_MODELS for name in names]
+    listed += [pytest.param(TRIMMED, name, id=f"{TRIMMED}-{name}") for name in soon.split()]
     for name in names:
-        mark = () if name in soon.split() else pytest.mark.soak
-        listed.append(pytest.param("smollm2", name, id=f"smollm2-{name}", marks=mark))
+        listed.append(pytest.param("smollm2", name, id=f"smollm2-{name}", marks=pytest.mark.soak))
     return pytest.mark.parametrize(("subject", "way"), listed, indirect=["subject"])
 
 
@@ -106,7 +111,7 @@ def make_subject(model: str, small_models: Callable[[str], Path], journal: Path)
         file, sizes = small_models(model), SMALL
         said = (f"{WORDS} {WORDS} {WORDS}", "gor kus", "lan til", 3000)
     server = Server(file, *OPTIONS, *sizes, "--journal", str(journal))
-    return Subject(server, journal, model == "smollm2", *said)
+    return Subject(server, journal, model in (TRIMMED, "smollm2"), *said)
 
 
 @pytest.fixture

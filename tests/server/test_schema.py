@@ -7,12 +7,11 @@ from schemathesis.core.result import Ok
 
 from tests.server.serving import Server
 
-EXAMPLES = 12
-
 SKIPPED = {"/v1/storm", "/health_generate"}
 
 
-def test_no_request_of_the_schema_breaks_the_server(echo: Server) -> None:
+@pytest.mark.parametrize("examples", [6, pytest.param(60, marks=pytest.mark.soak)])
+def test_no_request_of_the_schema_breaks_the_server(echo: Server, examples: int) -> None:
     schema = schemathesis.openapi.from_url(f"{echo.url}/openapi.json")
     seen: set[str] = set()
     for result in schema.get_all_operations():
@@ -24,7 +23,7 @@ def test_no_request_of_the_schema_breaks_the_server(echo: Server) -> None:
         strategy = operation.as_strategy()
 
         @settings(
-            max_examples=EXAMPLES,
+            max_examples=examples,
             deadline=None,
             database=None,
             derandomize=True,
@@ -33,7 +32,7 @@ def test_no_request_of_the_schema_breaks_the_server(echo: Server) -> None:
         )
         @given(case=strategy)
         def try_one(case: schemathesis.Case) -> None:
-            response = case.call(base_url=echo.url, timeout=20)
+            response = case.call(base_url=echo.url, timeout=120)
             assert response.status_code < 500 or response.status_code == 503, response.text[:500]
 
         try_one()

@@ -43,6 +43,37 @@ SOONER = {
     "duplicate-insert-frees-the-trees-page": among(1, "dense", 1, "agents"),
     "idle-clock-runs-during-a-turn": among(3, "hybrid", 3, "agents"),
     "state-is-left-at-the-wrong-length": among(1, "state", 16, "mix"),
+    "drafts-keep-their-spare-slot": among(2, "full+window+state", 16, "adversary"),
+    "quota-is-ignored": among(1, "dense", 1, "agents"),
+    "a-fork-is-kept-by-default": among(2, "hybrid", 3, "agents"),
+    "fork-at-a-token-has-all-memory": among(1, "dense", 1, "chats"),
+    "history-is-not-shared-during-a-turn": among(1, "dense", 1, "chats"),
+    "volatile-turn-waits-for-a-journal": among(3, "full+window+state", 1, "chats"),
+    "abandoned-input-is-kept": among(1, "dense", 1, "listening"),
+    "listener-that-ended-stays-listed": among(1, "dense", 1, "listening"),
+    "listening-takes-the-budget-first": among(1, "dense", 1, "listening"),
+    "open-turn-samples": among(1, "dense", 1, "listening"),
+    "revision-does-not-wait-for-rows": among(1, "dense", 1, "listening"),
+    "revision-keeps-what-was-computed": among(1, "dense", 1, "listening"),
+    "point-ahead-is-left-too-far": among(3, "full+window+state", 1, "listening"),
+    "close-forgets-state-slot": among(3, "full+window+state", 1, "mix"),
+    "close-frees-a-placeholder": among(3, "full+window+state", 1, "mix"),
+    "cut-ignores-the-state": among(3, "full+window+state", 1, "mix"),
+    "failed-admission-keeps-the-slot": among(3, "full+window+state", 1, "mix"),
+    "failed-extend-keeps-its-pages": among(3, "full+window+state", 1, "mix"),
+    "first-turn-abort-keeps-the-slot": among(3, "full+window+state", 1, "mix"),
+    "release-keeps-window-locks": among(3, "full+window+state", 1, "mix"),
+    "rollback-keeps-the-turns-slot": among(3, "full+window+state", 1, "mix"),
+    "rollback-keeps-the-turns-state": among(3, "full+window+state", 1, "mix"),
+    "turn-and-session-both-hold": among(3, "full+window+state", 1, "mix"),
+    "window-of-the-mark-is-freed": among(3, "full+window+state", 1, "mix"),
+    "retract-moves-the-mark": among(1, "hybrid", 16, "mix"),
+    "failed-sink-loses-the-parcel": among(3, "full+window+state", 1, "tiers"),
+    "sunk-parcel-is-read-from-the-host": among(1, "state", 16, "tiers"),
+    "sunk-parcel-keeps-its-host-memory": among(1, "state", 16, "tiers"),
+    "close-forgets-checkpoints": among(2, "window", 3, "voice"),
+    "computed-input-does-not-end-its-turn": among(2, "window", 3, "voice"),
+    "pins-are-forgotten": among(2, "window", 3, "voice"),
 }
 
 SESSION = r"SESSION (s|rt)\d+"
@@ -222,7 +253,7 @@ def test_there_are_enough_of_them_and_each_has_an_expectation() -> None:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_a_finding_about_the_right_one(name: str) -> None:
     with planted(name) as patcher:
-        finding = simulate({**SOONER, **OWN_WORKLOAD}.get(name, OPTIONS)).finding
+        finding = simulate({**OWN_WORKLOAD, **SOONER}.get(name, OPTIONS)).finding
     assert patcher.reached >= 1
     assert finding is not None, "not caught"
     expected = EXPECTED[name]

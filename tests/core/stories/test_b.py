@@ -14,6 +14,7 @@ FULL, WINDOW, STATE = Component.FULL, Component.WINDOW, Component.STATE
 # --- B1: as A1, on hybrid models, with checkpoints on ---
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("windowed", [False, True])
 def test_B1_checkpoints_of_a_hybrid_session_go_when_it_closes(page_size: int, windowed: bool) -> None:
@@ -42,6 +43,7 @@ def drafting(session, turn):
     return [1, 2]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("phase", ["queued", "mid-chunk", "decoding", "drafting", "retracted"])
 @pytest.mark.parametrize("in_flight", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -106,6 +108,7 @@ def test_B4_abort_while_closing_is_stale_and_the_session_closes() -> None:
 # --- B5: a refused turn changes nothing ---
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_B5_an_over_long_turn_leaves_the_history_alone(layout: str, page_size: int) -> None:
@@ -126,6 +129,7 @@ def test_B5_an_over_long_turn_leaves_the_history_alone(layout: str, page_size: i
 # --- B6: the scheduler always gets on ---
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("host", [0, 100, 1000])
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_B6_four_sessions_of_25_pages_in_a_pool_of_100_all_finish(page_size: int, host: int) -> None:
@@ -196,6 +200,7 @@ def test_B6_paused_sessions_do_not_keep_a_new_one_waiting() -> None:
 # --- B7: an empty turn is a refusal, or goes on where that was asked for ---
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_B7_an_empty_turn_is_refused_or_goes_on(layout: str, page_size: int) -> None:
@@ -253,6 +258,7 @@ def test_B9_what_waits_in_a_copy_queue_is_accounted_for(layout: str, page_size: 
 # --- B10: page sizes, layouts, mixed chunks, drafts and windows together ---
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("drafts", [False, True])
@@ -406,6 +412,7 @@ def test_B14_a_turn_past_8192_tokens_of_history_computes_its_own_tokens(layout: 
     assert driver.registry.counters.cached_tokens == 9003 + 9026 + 9049 + 9072
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_B14_cached_and_computed_add_up_over_many_turns(layout: str, page_size: int) -> None:

@@ -15,6 +15,7 @@ FULL, WINDOW, STATE = Component.FULL, Component.WINDOW, Component.STATE
 # --- C1: a retract frees what the turn added, and the turn stays the session's one turn ---
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_C1_a_retract_frees_what_the_turn_added_and_keeps_the_mark(layout: str, page_size: int) -> None:
@@ -268,6 +269,7 @@ def test_C8_flushing_the_cache_leaves_sessions_their_memory(layout: str, page_si
 # --- C9: after close, the whole history can be reused ---
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_C9_a_later_session_with_the_same_history_hits_all_of_it(layout: str, page_size: int) -> None:
