@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -13,6 +16,7 @@ __all__ = ["ServerProcess"]
 
 SERVE = (sys.executable, "-m", "holdfast.cli", "serve")
 STOP_SECONDS_MAX = 60.0
+GRAPHS_SECONDS_MAX = 120.0
 
 
 class ServerProcess:
@@ -37,7 +41,18 @@ class ServerProcess:
         raise RuntimeError(f"the server ended with status {self._process.wait()} before it listened")
 
     def __enter__(self) -> ServerProcess:
+        self._wait_for_graphs()
         return self
+
+    def _wait_for_graphs(self) -> None:
+        """Wait until an idle server on a GPU has captured its graphs, which would hold up the first turns."""
+        deadline = time.monotonic() + GRAPHS_SECONDS_MAX
+        while time.monotonic() < deadline:
+            with urllib.request.urlopen(f"{self.url}/health/ready") as answer:
+                graphs = json.load(answer).get("graphs")
+            if graphs is None or graphs["captured"] >= graphs["total"]:
+                return
+            time.sleep(0.5)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -22,6 +22,7 @@ INSIDE, HTTP = "in process", "over HTTP"
 
 COLUMNS = (
     ("first_token_ms", "first token, ms"),
+    ("first_token_p90_ms", "p90"),
     ("first_token_p99_ms", "p99"),
     ("after_abort_ms", "after an abort, ms"),
     ("after_abort_p99_ms", "p99"),
@@ -46,6 +47,7 @@ def figures_of(each: Round, system: str, samples: RoundSamples) -> Iterator[Figu
         firsts = [1000 * turn.first for turn in turns]
         if firsts:
             yield figure(f"{name}_ms", median(firsts), "ms")
+            yield figure(f"{name}_p90_ms", percentile(firsts, 0.90), "ms")
             yield figure(f"{name}_p99_ms", percentile(firsts, 0.99), "ms")
     gaps = [1000 * (turn.total - turn.first) / (turn.tokens - 1) for turn in plain if turn.tokens > 1]
     if gaps:
@@ -69,7 +71,7 @@ def span_figures(each: Round, spans: Spans) -> Iterator[Figure]:
 
 def round_table(rounds: Sequence[Round], figures: Sequence[Figure], title: str) -> Table:
     """One line for each round and system."""
-    caption = "medians and 99th percentiles over all turns of a round; processor time per token by process"
+    caption = "medians, 90th and 99th percentiles over all turns of a round; processor time per token by process"
     texts, numbers = ("streams", "history", "system"), [heading for _, heading in COLUMNS]
     table = make_table(title, caption, texts, numbers)
     for each in rounds:
