@@ -71,7 +71,7 @@ def span_figures(each: Round, spans: Spans) -> Iterator[Figure]:
 
 def round_table(rounds: Sequence[Round], figures: Sequence[Figure], title: str) -> Table:
     """One line for each round and system."""
-    caption = "medians, 90th and 99th percentiles over all turns of a round; processor time per token by process"
+    caption = "medians and percentiles over all turns of a round; processor time per token by process"
     texts, numbers = ("streams", "history", "system"), [heading for _, heading in COLUMNS]
     table = make_table(title, caption, texts, numbers)
     for each in rounds:
