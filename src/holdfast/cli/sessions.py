@@ -111,11 +111,11 @@ def _described(session: StoredSession) -> dict[str, Any]:
 @app.command("ls")
 def list_sessions(
     journal: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             envvar="HOLDFAST_JOURNAL",
-            metavar="FILE",
-            help="The journal file of `holdfast serve --journal`.",
+            metavar="FILE|URL",
+            help="The journal of `holdfast serve --journal`.",
         ),
     ] = None,
     url: Annotated[str | None, typer.Option(help="List the open sessions of this server instead.")] = None,

@@ -204,7 +204,7 @@ def _report(loop: EngineLoop, census: Census, tenants: list[Report]) -> Report:
 def listening_report(loop: EngineLoop, tenant: str | None) -> list[Report]:
     """Sessions that listen ahead: how many tokens they have heard, and how many of those are computed."""
     shown: list[Report] = []
-    for session in reversed(loop.scheduler.registry.listening):
+    for session in reversed(list(loop.scheduler.registry.listening)):
         if tenant in (None, session.tenant) and session.state == "LISTENING":
             shown.append({"session": session.id, **heard_tokens(session)})
         if len(shown) == LISTENING_SHOWN:

@@ -27,6 +27,10 @@ MANY_ROWS = 64
 """Rows beyond which turns are admitted in large steps before they are measured."""
 
 
+NEW = itertools.count(10_000)
+"""Seeds of prompts that no turn before them had: nothing of them is in the prefix tree."""
+
+
 def words(count: int, seed: int) -> list[int]:
     """Input tokens, the same for the same seed."""
     return [(seed * 7919 + 31 * place) % 50_000 for place in range(count)]
@@ -130,8 +134,8 @@ def prefill(loop: EngineLoop, prompts: int, length: int) -> float:
         torch.cuda.synchronize()
         talks = [Talk(loop, f"prefill {length} {trial} {number}") for number in range(prompts)]
         begun = time.perf_counter()
-        for number, talk in enumerate(talks):
-            talk.begin(words(length, 1000 + length + 101 * prompts + 17 * trial + number), 1)
+        for talk in talks:
+            talk.begin(words(length, next(NEW)), 1)
         while not all(talk.first for talk in talks):
             loop.step()
         rates.append(prompts * length / (max(talk.first or 0.0 for talk in talks) - begun))
@@ -265,7 +269,7 @@ def pauses_beside_a_prompt(loop: EngineLoop, batch: int, length: int) -> dict[st
     witness.times.clear()
     prompt = Talk(loop, f"prompt {length}")
     begun = time.perf_counter()
-    prompt.begin(words(length, 77), 8)
+    prompt.begin(words(length, next(NEW)), 8)
     while not prompt.over:
         loop.step()
     longest = max(witness.pauses)
