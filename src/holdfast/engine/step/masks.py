@@ -97,8 +97,15 @@ class StepMasks:
     def tell_choices(self, several: Sequence[Ahead]) -> None:
         """Tell the constraints where a mask that was filled ahead allows several tokens: none is forced."""
         rows = [self._row_of[each.first] for each in several]
+        unclear: list[tuple[int, TurnConstraint]] = []
         for row, (_, constraint, position), words in zip(rows, several, self._widths(rows), strict=True):
-            if constraint.position == position and (words > 1 or self._allows_several(row)):
+            if constraint.position == position and words > 1:
+                constraint.has_choice()
+            elif constraint.position == position:
+                unclear.append((row, constraint))
+        counted = np.count_nonzero(self._matrix()[[row for row, _ in unclear]], axis=1).tolist()
+        for (row, constraint), words in zip(unclear, counted, strict=True):
+            if words > 1 or (words == 1 and self._allows_several(row)):
                 constraint.has_choice()
 
     def fill(self, wanted: Iterable[Wanted]) -> set[int]:
@@ -192,9 +199,9 @@ class StepMasks:
         return found
 
     def _allows_several(self, row: int) -> bool:
+        """Whether a mask whose tokens are in one word has several."""
         words = self._row(row)
-        places = np.flatnonzero(words)
-        return len(places) > 1 or (len(places) == 1 and (int(words[places[0]]) & 0xFFFFFFFF).bit_count() > 1)
+        return (int(words[np.flatnonzero(words)[0]]) & 0xFFFFFFFF).bit_count() > 1
 
     def _rows(self) -> MaskRows:
         """All rows that there is room for."""
