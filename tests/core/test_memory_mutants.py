@@ -292,7 +292,7 @@ def test_the_mutant_is_caught_and_named(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "scenario", {case.scenario for case in CASES.values()}, ids=lambda each: each.__name__
+    "scenario", dict.fromkeys(case.scenario for case in CASES.values()), ids=lambda each: each.__name__
 )
 @pytest.mark.parametrize("layout", ["dense", "hybrid", "full+window+state"])
 def test_the_scenarios_are_clean_in_every_layout_they_fit(scenario: Scenario, layout: str) -> None:
