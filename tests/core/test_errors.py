@@ -40,6 +40,12 @@ def test_codes_and_fields_are_stable() -> None:
     assert {kind.__name__: (kind.code, kind.param) for kind in refusals} == FIELDS
 
 
+def test_a_session_that_another_server_owns_is_named_with_what_to_do() -> None:
+    assert (
+        str(errors.SessionMoved("s1")) == "session s1 belongs to another server now; send the request again"
+    )
+
+
 def busy_server() -> Driver:
     """`idle` with two turns, `busy` running, `waiting` queued, `sealing` not planned, `closing`, `gone`."""
     driver = Driver("hybrid", 3, pages=60, queue_max=1, running_max=3, sessions_max=7, context_length=150)
