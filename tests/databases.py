@@ -54,7 +54,7 @@ def programs() -> Path | None:
     """The directory of PostgreSQL's programs."""
     found = shutil.which("initdb")
     if found is not None:
-        return Path(found).parent
+        return Path(found).resolve().parent  # A link to it need not have the other programs beside it.
     installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: path.parts[4])
     return installed[-1].parent if installed else None
 
@@ -125,12 +125,10 @@ class Cluster:
         given = "".join(f"&{name}={value}" for name, value in parameters.items())
         return f"postgresql://holdfast@/{database}?host={self.directory}{given}"
 
-    def sql(self, database: str, statement: str) -> str:
-        """Run a statement; its output, without headings."""
-        command = [str(self.binaries / "psql"), "-XAtq", "-v", "ON_ERROR_STOP=1", "-h", str(self.directory)]
-        return subprocess.check_output(
-            [*command, "-U", "holdfast", "-d", database, "-c", statement], text=True, stderr=subprocess.STDOUT
-        ).strip()
+    def sql(self, database: str, statement: str) -> None:
+        """Run a statement outside a transaction, as those about whole databases must."""
+        with import_module("psycopg").connect(self.url(database), autocommit=True) as connection:
+            connection.execute(statement)
 
     def new_database(self) -> str:
         """An empty database of its own."""
