@@ -127,7 +127,7 @@ def list_sessions(
         _list_open(url, api_key, as_json)
         return
     if journal is None:
-        raise refusal("sessions", "give the journal with --journal, or a server with --url")
+        raise typer.BadParameter("give the journal with --journal, or a server with --url")
     with _errors_in_one_line(journal):
         sessions = _read(journal)
     if as_json:
