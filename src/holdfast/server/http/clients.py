@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 __all__ = ["Client", "client_of", "offer_client"]
 
 EXTENSION = "holdfast.client"
-CLOSED = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+CLOSED = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 """The other side has closed the connection, or its sending half: the server treats both as a disconnect."""
 
 
