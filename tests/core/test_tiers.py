@@ -88,3 +88,27 @@ def test_the_tables_are_sent_again_after_a_restore(layout: str) -> None:
     assert turn.cached == 24 and turn.generated == 5
     assert driver.tokens("a")[-5:] == driver.says([*driver.tokens("a")[:-5]], 5)
     assert prompt(5, 6) == tuple(driver.tokens("a")[24:29])
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 4])
+@pytest.mark.parametrize("layout", ["window", "full+window+state"])
+def test_window_pages_under_the_lease_are_sent_again_after_a_restore(layout: str, page_size: int) -> None:
+    """A checkpoint keeps its window while the pages under it go to the tree: a rewind makes it the window."""
+    driver = Driver(layout, page_size, host=200, chunk_tokens=3)
+    sequence = driver.open("a").sequence
+    for count, seed in ((4, 0), (14, 4), (30, 1)):
+        driver.turn("a", count, 3, seed)
+    driver.scheduler.fork("a", "b", driver.now)
+    driver.run()
+    driver.scheduler.rewind("a", 2, driver.now)
+    turn = driver.submit("a", prompt(20, 2), 2)
+    driver.step()
+    driver.scheduler.abort("a", turn.request.turn_id, driver.now, keep=0)
+    assert sequence.window is not None
+    assert sequence.window.first < sequence.leased_pages < sequence.changed == sequence.pages
+    assert driver.scheduler.spill("a", driver.now)
+    driver.run()
+    driver.open("c")
+    driver.turn("c", 40, 3, 7)  # Takes the units that `a` had, so the same ones do not come back.
+    turn = driver.turn("a", 3, 2, 8)
+    assert (turn.cached, turn.generated) == (27, 2)

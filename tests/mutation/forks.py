@@ -19,7 +19,7 @@ Work = Callable[[], str | None]
 
 
 def in_forks(
-    works: Iterable[tuple[Key, Work]], jobs: int, cpu_seconds: int
+    works: Iterable[tuple[Key, Work]], jobs: int, cpu_seconds: Callable[[Key], int]
 ) -> Iterator[tuple[Key, str | None]]:
     """Do all works, `jobs` at a time, and yield what each returned, in the order in which they end."""
     pending = iter(works)
@@ -28,7 +28,7 @@ def in_forks(
         while True:
             while len(running) < jobs and (following := next(pending, None)) is not None:
                 key, work = following
-                process, pipe = _fork(work, cpu_seconds)
+                process, pipe = _fork(work, cpu_seconds(key))
                 running[pipe] = (process, key)
                 selector.register(pipe, selectors.EVENT_READ)
             if not running:

@@ -1,8 +1,11 @@
 """Remove one statement of the core at a time, and see who notices.
 
 The tests are collected once. For each statement a fork of that process exchanges the code of one function and
-asks a judge; what survives one judge is shown to the next. Tests are asked only if they run the statement.
-What is not inside a function needs a process that has not imported the core: those forks come first.
+asks a judge; what survives one judge is shown to the next. Tests are asked only if they run the statement,
+first those that noticed others of its file. What is not inside a function needs a process that has not
+imported the core: those forks come first.
+
+A judge that needs several times the processor time that it needs with every statement in place has noticed.
 
     static            what the linter or the type checker reports (static.py)
     import            the core can be imported
@@ -17,11 +20,12 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from importlib import import_module
 from itertools import zip_longest
+from math import ceil
 from pathlib import Path
 
 import coverage
@@ -33,11 +37,12 @@ from tests.mutation.forks import in_forks
 from tests.mutation.statements import CORE, ROOT, FreshModule, Statement, exchange
 from tests.mutation.static import undefined
 
-CPU_SECONDS = {"import": 10, "short simulation": 5, "core tests": 90, "property tests": 90}
-CPU_SECONDS_LONG = 240
+CPU_SECONDS = {"import": 10, "short simulation": 15, "long simulation": 240}
 CPU_SECONDS_ALL = 1800
+PATIENCE = 3
 CACHE = ROOT / ".pytest_cache"
 TESTS = {"core tests": "tests/core", "property tests": "tests/property"}
+SIMULATIONS = {"short simulation": judges.short_simulation, "long simulation": judges.long_simulation}
 JUDGES = ("static", "import", "short simulation", "core tests", "property tests", "long simulation")
 
 
@@ -61,6 +66,39 @@ class Verdict:
             "noticed_by": self.noticed_by,
             "how": self.how,
         }
+
+
+@dataclass
+class Suite:
+    """The tests of a folder: how long each takes, and which run a line of a file. Tests are numbers.
+
+    `noticed` counts by file what each test has noticed.
+    """
+
+    items: list[pytest.Item]
+    seconds: list[float]
+    lines: dict[str, list[int]]
+    noticed: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def tests_of(self, statement: Statement, tests_max: int) -> list[int]:
+        """The tests that run a statement: of each function one, the quickest first, then another one."""
+        functions: dict[str, list[int]] = {}
+        for line in range(statement.line, statement.end_line + 1):
+            for number in self.lines.get(f"{statement.file}:{line}", []):
+                functions.setdefault(self.items[number].nodeid.partition("[")[0], []).append(number)
+        rounds = zip_longest(*(dict.fromkeys(several) for several in functions.values()))
+        chosen = [number for each in rounds for number in each if number is not None][:tests_max]
+        noticed = self.noticed.get(statement.file, {})
+        return sorted(chosen, key=lambda number: -noticed.get(self.items[number].nodeid, 0))
+
+    def cpu_seconds(self, statement: Statement, tests_max: int) -> int:
+        """What the tests that run a statement may take without it."""
+        return 10 + ceil(PATIENCE * sum(self.seconds[each] for each in self.tests_of(statement, tests_max)))
+
+    def heard(self, verdict: Verdict) -> None:
+        """Count what a test has noticed."""
+        noticed = self.noticed.setdefault(verdict.statement.file, {})
+        noticed[verdict.how] = noticed.get(verdict.how, 0) + 1
 
 
 @dataclass
@@ -106,60 +144,73 @@ class Removal:
             self.told(Verdict(statement, None))
 
     def _ask(
-        self, name: str, statements: list[Statement], judge: Callable[[Statement], str | None]
+        self,
+        name: str,
+        statements: list[Statement],
+        judge: Callable[[Statement], str | None],
+        suite: Suite | None = None,
     ) -> list[Statement]:
         """Show statements to one judge; returns what it did not notice the loss of."""
         left: list[Statement] = []
         works = [(statement, partial(judge, statement)) for statement in statements]
-        limit = CPU_SECONDS.get(name, CPU_SECONDS_LONG)
+
+        def limit(statement: Statement) -> int:
+            if suite is not None:
+                return suite.cpu_seconds(statement, self.tests_max)
+            return CPU_SECONDS.get(name, CPU_SECONDS_ALL)
+
         for number, (statement, how) in enumerate(in_forks(works, self.jobs, limit), 1):
             if how is None:
                 left.append(statement)
             else:
-                self.told(Verdict(statement, name, how))
+                verdict = Verdict(statement, name, how)
+                self.told(verdict)
+                if suite is not None:
+                    suite.heard(verdict)
             self.said(f"{statement.file}, {name}: {number} of {len(statements)}, {len(left)} unnoticed")
         return sorted(left, key=lambda statement: (statement.file, statement.line))
 
     def judge_collected(self, session: pytest.Session, statements: list[Statement]) -> None:
         """Judge statements of functions, in a process that has imported the core and collected the tests."""
-        tests = {name: [i for i in session.items if i.nodeid.startswith(at)] for name, at in TESTS.items()}
         judges.importing()
         import_module("holdfast.sim.runner")
         gc.collect()
         gc.freeze()
-        runs: dict[str, dict[str, list[int]]] = {}
+        suites: dict[str, Suite] = {}
         for file in dict.fromkeys(statement.file for statement in statements):
             left = [statement for statement in statements if statement.file == file]
             for name in self.ladder[2:]:
-                items = tests.get(name, [])
-                if left and items and name not in runs:
-                    runs[name] = self._touched(session, name, items)
-                asked = partial(self._tests_of, items=items, runs=runs.get(name, {}))
-                left = self._ask(name, left, partial(_collected, name=name, session=session, tests=asked))
+                if left and name in TESTS and name not in suites:
+                    suites[name] = self._suite(session, name)
+                left = self._ask(
+                    name, left, partial(self._collected, session, name, suites), suites.get(name)
+                )
             self._survived(left)
 
-    def _tests_of(
-        self, statement: Statement, items: list[pytest.Item], runs: dict[str, list[int]]
-    ) -> list[pytest.Item]:
-        """The tests that run a statement: of each function one, the quickest first, then another one."""
-        functions: dict[str, list[pytest.Item]] = {}
-        for line in range(statement.line, statement.end_line + 1):
-            for number in runs.get(f"{statement.file}:{line}", []):
-                functions.setdefault(items[number].nodeid.partition("[")[0], []).append(items[number])
-        rounds = zip_longest(*(dict.fromkeys(several) for several in functions.values()))
-        return [item for each in rounds for item in each if item is not None][: self.tests_max]
+    def _collected(
+        self, session: pytest.Session, name: str, suites: dict[str, Suite], statement: Statement
+    ) -> str | None:
+        """One judge on a statement of a function, in a fork of the process that collected the tests."""
+        assert exchange(statement), "not a statement of a function"
+        if name not in suites:
+            return SIMULATIONS[name]()
+        suite = suites[name]
+        return judges.passing(
+            session, [suite.items[number] for number in suite.tests_of(statement, self.tests_max)]
+        )
 
-    def _touched(self, session: pytest.Session, name: str, items: list[pytest.Item]) -> dict[str, list[int]]:
-        """Which lines of the core each of some tests runs: positions in `items` by file and line."""
+    def _suite(self, session: pytest.Session, name: str) -> Suite:
+        """The tests of a folder, and which lines of the core each of them runs."""
+        items = [item for item in session.items if item.nodeid.startswith(TESTS[name])]
         at = CACHE / f"{name.replace(' ', '-')}-{_digest()}.json"
         if not at.exists():
             self.said(f"{name}: which lines does each of {len(items)} run?")
             at.parent.mkdir(exist_ok=True)
             work = [("lines", partial(_record, session, items, at))]
-            for _, failed in in_forks(work, 1, CPU_SECONDS_ALL):
+            for _, failed in in_forks(work, 1, lambda _: CPU_SECONDS_ALL):
                 assert failed is None, f"{name} fail with every statement in place: {failed}"
-        lines: dict[str, list[int]] = json.loads(at.read_text())
-        return lines
+        recorded = json.loads(at.read_text())
+        return Suite(items, recorded["seconds"], recorded["lines"])
 
 
 class _Collected:
@@ -189,27 +240,7 @@ def _freshly(statement: Statement, name: str) -> str | None:
     sys.meta_path.insert(0, FreshModule(statement))
     if name in TESTS:
         return judges.freshly_passing(TESTS[name], statement.path.stem)
-    simple = {
-        "import": judges.importing,
-        "short simulation": judges.short_simulation,
-        "long simulation": judges.long_simulation,
-    }
-    return simple[name]()
-
-
-def _collected(
-    statement: Statement,
-    name: str,
-    session: pytest.Session,
-    tests: Callable[[Statement], list[pytest.Item]],
-) -> str | None:
-    """One judge on a statement of a function, in a fork of the process that collected the tests."""
-    assert exchange(statement), "not a statement of a function"
-    if name == "short simulation":
-        return judges.short_simulation()
-    if name == "long simulation":
-        return judges.long_simulation()
-    return judges.passing(session, tests(statement))
+    return judges.importing() if name == "import" else SIMULATIONS[name]()
 
 
 def _record(session: pytest.Session, items: Iterable[pytest.Item], at: Path) -> str | None:
@@ -231,7 +262,7 @@ def _record(session: pytest.Session, items: Iterable[pytest.Item], at: Path) -> 
         for line, contexts in recorded.contexts_by_lineno(file).items():
             numbers = [int(context) for context in contexts if context]
             lines[f"{Path(file).name}:{line}"] = sorted(numbers, key=lambda number: seconds[number])
-    at.write_text(json.dumps(lines))
+    at.write_text(json.dumps({"seconds": seconds, "lines": lines}))
     return None
 
 

@@ -1,7 +1,8 @@
 """What `make check` would say of a removal, without running anything.
 
-Only what the linter or the type checker is sure to report: a name or an attribute that nothing else binds and
-that is still read, and a function that no longer returns what it says. None of that can be committed.
+Only what the linter or the type checker is sure to report: a name, an attribute or a member of an enumeration
+that nothing else binds and that is still read, and a function that no longer returns what it says. None of
+that can be committed.
 """
 
 import ast
@@ -9,9 +10,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from tests.mutation.statements import Statement
+from tests.mutation.statements import CORE, Statement
 
-FUNCTIONS = (ast.FunctionDef, ast.Lambda)
+ENUMERATIONS = {"Enum", "IntEnum", "StrEnum"}
 
 
 @lru_cache
@@ -37,6 +38,8 @@ def undefined(statement: Statement) -> str | None:
     if scope is not None and any(_sole_binding(name, scope) for name in _names(targets)):
         return "undefined name"
     kind = next((each for each in reversed(path) if isinstance(each, ast.ClassDef)), None)
+    if kind is around and any(_is_read_member(name, kind) for name in _names(targets)):
+        return "undefined member"
     if kind is not None and function is not None and function.name == "__init__":
         attributes = [target.attr for target in targets if isinstance(target, ast.Attribute)]
         if any(_sole_attribute(name, kind) for name in attributes):
@@ -86,3 +89,17 @@ def _sole_attribute(name: str, kind: ast.ClassDef) -> bool:
     ]
     stores = [each for each in uses if isinstance(each.ctx, ast.Store)]
     return len(stores) == 1 and len(uses) > 1
+
+
+def _is_read_member(name: str, kind: ast.ClassDef) -> bool:
+    """Whether a name is a member of an enumeration that the core reads by its name."""
+    bases = {base.id for base in kind.bases if isinstance(base, ast.Name)}
+    return bool(bases & ENUMERATIONS) and f"{kind.name}.{name}" in _attributes_of_names()
+
+
+@lru_cache
+def _attributes_of_names() -> frozenset[str]:
+    """Everything in the core that has the form `Name.attribute`."""
+    nodes = [node for path in CORE.glob("*.py") for node in ast.walk(_tree(path))]
+    read = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    return frozenset(ast.unparse(node) for node in read)

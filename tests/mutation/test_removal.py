@@ -61,7 +61,8 @@ def test_every_removal_compiles_and_keeps_the_other_lines(file: str) -> None:
         ("node.py", "Node.root_key", "return self.holder.name", "missing return"),
         ("forest.py", "Forest.prune", "return", None),
         ("waiting.py", "", "Entry = tuple[int, str, Turn]", "undefined name"),
-        ("layout.py", "Tier", "HOST = 1", None),
+        ("layout.py", "Tier", "HOST = 1", "undefined member"),
+        ("errors.py", "Refused", "code = 'refused'", None),
     ],
 )
 def test_what_the_linter_or_the_type_checker_sees_needs_no_judge(
@@ -94,7 +95,7 @@ def test_forks_tell_what_became_of_them() -> None:
         "loops": loops,
         "explodes": explodes,
     }
-    found = dict(in_forks(works.items(), jobs=2, cpu_seconds=1))
+    found = dict(in_forks(works.items(), jobs=2, cpu_seconds=lambda _: 1))
     assert found["fine"] is None
     assert found["noticed"] == "a leak"
     assert found["raises"] == "KeyError: 'missing'"
@@ -112,7 +113,7 @@ def test_a_removal_is_noticed_in_its_fork_alone() -> None:
     lock = find("lease_table.py", "LeaseTable.open", "node.leases += 1")
     step = find("hold.py", "Leak.__init__", "self.step = step")
     works = [(statement, partial(without, statement)) for statement in (lock, step)]
-    found = dict(in_forks(works, jobs=1, cpu_seconds=60))
+    found = dict(in_forks(works, jobs=1, cpu_seconds=lambda _: 60))
     assert str(found[lock]).startswith("lock without a lessee")
     assert found[step] is None
     assert judges.short_simulation() is None
@@ -122,7 +123,7 @@ def test_the_command_lists_survivors_and_goes_on_where_it_ended(tmp_path) -> Non
     results = tmp_path / "results"
     refusal = "raise ValueError('a layout needs at least one component')"
     noticed, survives = (
-        find("layout.py", "Tier", "HOST = 1"),
+        find("layout.py", "MemoryLayout", "full: bool = True"),
         find("layout.py", "MemoryLayout.__post_init__", refusal),
     )
     lines = [noticed.line, survives.line]
@@ -133,7 +134,7 @@ def test_the_command_lists_survivors_and_goes_on_where_it_ended(tmp_path) -> Non
     assert (status, summary["judged"], summary["survivors"]) == (1, 2, 1)
     assert survivor["line"] == lines[1]
     verdicts = {one["line"]: one["noticed_by"] for one in map(json.loads, results.read_text().splitlines())}
-    assert verdicts == {lines[0]: "import", lines[1]: None}
+    assert verdicts == {lines[0]: "short simulation", lines[1]: None}
     status, (survivor, summary) = command(*options)
     assert (status, summary["judged"], summary["survivors"]) == (1, 0, 1)
     status, (survivor, summary) = command(*options, "--again")

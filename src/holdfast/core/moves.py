@@ -27,7 +27,6 @@ class Moves:
         """Start the moves of a session's parcel with the next plan."""
         assert session.parcel is not None
         session.moved(event)
-        session.sequence.fence = self.ledger.step
         self.transits[session.parcel.transit] = session
         self.pending += moves
 
