@@ -54,7 +54,7 @@ def programs() -> Path | None:
     """The directory of PostgreSQL's programs."""
     found = shutil.which("initdb")
     if found is not None:
-        return Path(found).parent
+        return Path(found).resolve().parent  # Where the others are, if this is a link.
     installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: path.parts[4])
     return installed[-1].parent if installed else None
 
