@@ -31,7 +31,7 @@ from tests.databases import run_sql, shared_cluster
 from tests.engine.test_journal import ended, opened, write
 
 psycopg = pytest.importorskip("psycopg")
-from holdfast.engine.durable.postgres import link, lives, reading, store, tables  # noqa: E402
+from holdfast.engine.durable.postgres import link, reading, store, tables  # noqa: E402
 from holdfast.engine.durable.postgres.store import PostgresJournal  # noqa: E402
 
 
@@ -186,7 +186,7 @@ def test_an_idle_life_that_was_taken_over_gives_its_sessions_up(place: str) -> N
     first = started(place)
     keep(first, opened("s"))
     run_sql(place, "UPDATE lives SET state = 'dead'")
-    first._renewed -= lives.RENEW_SECONDS
+    first._renewed -= store.RENEW_SECONDS
     assert first.keep_alive() is not None
     assert first.take_refused() == {"s"} and first.fault == store.LIFE_OVER
     assert first.keep_alive() is None
@@ -226,9 +226,9 @@ def test_a_life_is_renewed_when_it_is_time_and_not_before(
     run_sql(place, "UPDATE lives SET lease = now()")
     statements.clear()
     rest = journal.keep_alive()
-    assert rest is not None and 0 < rest <= lives.RENEW_SECONDS and statements == []
-    journal._renewed -= lives.RENEW_SECONDS
-    assert journal.keep_alive() == lives.RENEW_SECONDS
+    assert rest is not None and 0 < rest <= store.RENEW_SECONDS and statements == []
+    journal._renewed -= store.RENEW_SECONDS
+    assert journal.keep_alive() == store.RENEW_SECONDS
     assert run_sql(place, "SELECT lease > now() + interval '5 seconds' FROM lives") == [(True,)]
 
 
@@ -369,19 +369,39 @@ def test_tables_are_upgraded_step_by_step_and_newer_ones_refused(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(place, opened("s"), ended("s", 1))
-    upgrades = {1: "ALTER TABLE holdfast.facts ADD COLUMN since text", 2: "SELECT 1 / 0"}
-    monkeypatch.setattr(tables, "VERSION", 3)
+    current = tables.VERSION
+    upgrades = {
+        current: "ALTER TABLE holdfast.facts ADD COLUMN since text",
+        current + 1: "SELECT 1 / 0",
+    }
+    monkeypatch.setattr(tables, "VERSION", current + 2)
     monkeypatch.setattr(tables, "UPGRADES", upgrades)
     with pytest.raises(JournalError, match="division by zero"):
         PostgresJournal(place, "commit", "v")
-    assert run_sql(place, "SELECT value FROM facts WHERE name = 'version'") == [("1",)], "all or nothing"
-    upgrades[2] = "UPDATE holdfast.facts SET since = 'then'"
+    found = run_sql(place, "SELECT value FROM facts WHERE name = 'version'")
+    assert found == [(str(current),)], "all or nothing"
+    upgrades[current + 1] = "UPDATE holdfast.facts SET since = 'then'"
     write(place)
-    assert run_sql(place, "SELECT value, since FROM facts WHERE name = 'version'") == [("3", "then")]
+    found = run_sql(place, "SELECT value, since FROM facts WHERE name = 'version'")
+    assert found == [(str(current + 2), "then")]
     monkeypatch.undo()
+    refusal = f"has version {current + 2}; this program reads versions up to {current}"
     for act in (lambda: PostgresJournal(place, "commit", "v"), lambda: read_sessions(place)):
-        with pytest.raises(JournalError, match="has version 3; this program reads versions up to 1"):
+        with pytest.raises(JournalError, match=refusal):
             act()
+
+
+def test_tables_of_version_1_are_upgraded_with_their_sessions(place: str) -> None:
+    write(place, opened("s"), ended("s", 1))
+    run_sql(place, "ALTER TABLE sessions DROP COLUMN counted")
+    run_sql(place, "ALTER TABLE lives DROP COLUMN address")
+    run_sql(place, "DROP TABLE tenants")
+    run_sql(place, "UPDATE facts SET value = '1' WHERE name = 'version'")
+    with closing(PostgresJournal(place, "commit", "v", tenant_sessions=1)) as journal:
+        assert [session.id for session in journal.load()] == ["s"]
+        assert keep(journal, opened("n"), ended("s", 2)) == frozenset()
+        assert keep(journal, opened("m")) == {"m"}, "the session of before is not counted"
+    assert turns(place) == {"s": ["t1", "t2"], "n": []}
 
 
 def test_a_database_without_a_journal_and_one_that_is_not_there(place: str) -> None:

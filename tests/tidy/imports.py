@@ -1,8 +1,8 @@
 """Who may import whom, and what a file imports.
 
 Owns the direction of imports between the packages and the list of what the core must not touch. Imports run
-downwards only: cli -> bench -> server -> engine -> (models -> kernels), core; cli -> sim -> core;
-bench -> client.
+downwards only: cli -> bench -> server -> engine -> (models -> kernels), core, cluster; cli -> sim -> core,
+cluster; bench -> client.
 """
 
 import ast
@@ -14,19 +14,23 @@ PACKAGE = "holdfast"
 # What each package may import of the others. The empty name is the top-level module itself.
 MAY_IMPORT: dict[str, set[str]] = {
     "": {"engine"},
-    "cli": {"", "bench", "server", "engine", "models", "kernels", "core", "sim", "client"},
+    "cli": {"", "bench", "server", "engine", "models", "kernels", "core", "cluster", "sim", "client"},
     "bench": {"", "server", "engine", "models", "kernels", "core", "client"},
-    "server": {"", "engine", "models", "core"},
-    "engine": {"models", "kernels", "core"},
+    "server": {"", "engine", "models", "core", "cluster"},
+    "engine": {"models", "kernels", "core", "cluster"},
     "models": {"kernels"},
     "kernels": set(),
-    "sim": {"core"},
+    "sim": {"core", "cluster"},
     "client": {""},
     "core": set(),
+    "cluster": set(),
 }
 
+# Packages without a clock, chance or I/O.
+PURE = {"core", "cluster"}
+
 # Modules of the standard library that reach for the clock, chance, the environment, files, threads, other
-# processes or the network. Whatever the core needs of them arrives as an argument.
+# processes or the network. Whatever the core, or another pure package, needs of them arrives as an argument.
 CORE_DENIED = {
     "_thread", "asyncio", "concurrent", "contextvars", "ctypes", "curses", "datetime", "email", "fcntl",
     "fileinput", "ftplib", "getpass", "glob", "http", "imaplib", "importlib", "io", "linecache", "locale",

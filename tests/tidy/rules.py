@@ -16,6 +16,7 @@ from tests.tidy.imports import (
     ENVIRONMENT_READERS,
     MAY_IMPORT,
     PACKAGE,
+    PURE,
     THIRD_PARTY_DENIED,
     Source,
     dotted_name,
@@ -99,19 +100,20 @@ def third_party_stays_in_its_place(source: Source) -> Iterator[Offence]:
 
 
 def core_is_pure(source: Source) -> Iterator[Offence]:
-    """The core imports the standard library alone, less what reaches for the world, and does no I/O."""
-    if source.package != "core":
+    """Core and cluster import the standard library alone, less what reaches for the world, and do no I/O."""
+    package = source.package
+    if package not in PURE:
         return
     for line, module in imported_modules(source.tree):
         if name_matches(module, {PACKAGE}):
-            if not module.startswith(f"{PACKAGE}.core"):
-                yield Offence(source.path, line, f"the core must not import {module}")
+            if not module.startswith(f"{PACKAGE}.{package}"):
+                yield Offence(source.path, line, f"the {package} must not import {module}")
         elif name_matches(module, CORE_DENIED) or not name_matches(module, sys.stdlib_module_names):
-            yield Offence(source.path, line, f"the core must not import {module}")
+            yield Offence(source.path, line, f"the {package} must not import {module}")
     for node in ast.walk(source.tree):
         match node:
             case ast.Call(func=ast.Name(id=name)) if name in CORE_DENIED_BUILTINS:
-                yield Offence(source.path, node.lineno, f"the core must not call {name}")
+                yield Offence(source.path, node.lineno, f"the {package} must not call {name}")
 
 
 def no_code_running_loaders(source: Source) -> Iterator[Offence]:

@@ -12,9 +12,9 @@ import json
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
+from holdfast.cluster.ownership import Kind, Write
 from holdfast.core.tokens import TOKEN_BYTES, pack
 from holdfast.engine.durable.journal_tables import description_checksum, row_checksum, turn_checksum
 from holdfast.engine.durable.records import (
@@ -92,14 +92,6 @@ class Known:
     def checksum(self) -> int:
         """The checksum that its next turn continues."""
         return self.sums[-1] if self.sums else self.origin
-
-
-class Kind(StrEnum):
-    """What happens to the row of a session."""
-
-    CREATE = "create"
-    CHANGE = "change"
-    REMOVE = "remove"
 
 
 @dataclass(slots=True)
@@ -188,12 +180,13 @@ class Batch(NamedTuple):
         return {name for part in self.parts for name in part.changes}
 
     @property
-    def removed(self) -> set[str]:
-        """The sessions whose row is gone after it."""
-        kinds: dict[str, Kind] = {}
+    def writes(self) -> list[Write]:
+        """What it leaves of each session: the last write on it."""
+        last: dict[str, Write] = {}
         for part in self.parts:
-            kinds |= {name: change.kind for name, change in part.changes.items()}
-        return {name for name, kind in kinds.items() if kind is Kind.REMOVE}
+            for name, change in part.changes.items():
+                last[name] = Write(name, change.kind, change.known.epoch, change.known.commits)
+        return list(last.values())
 
 
 Fetch = Callable[[Sequence[int]], dict[int, Content]]

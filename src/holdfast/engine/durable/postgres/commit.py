@@ -2,8 +2,10 @@
 
 Its conditions are the fence. The life must be alive and at the batch before this one, and its row is locked
 meanwhile; each session must belong to the life, in the epoch and at the commit that the life knows. Rows of a
-session that fails its condition are left out; the statement returns the sessions that were accepted. Used by
-the store.
+session that fails its condition are left out; the statement returns the sessions that were accepted. New
+sessions under a limit are counted in the row of their tenant, which is locked meanwhile: what does not fit is
+left out as well. A name that two lives open at the same moment is an error (a unique key), and the second
+one's statement is sent again. The rules are those of `cluster.ownership`. Used by the store.
 """
 
 from __future__ import annotations
@@ -11,13 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from holdfast.cluster.lives import LEASE_SECONDS
 from holdfast.engine.durable.postgres.changes import Part, about_sum, head_sum, tenant_sum
 from holdfast.engine.durable.postgres.tables import escape
 
 __all__ = ["COMMIT", "LEASE", "parameters"]
-
-LEASE_SECONDS = 10.0
-"""How long a life is alive after its last sign of life, if its connection stays open."""
 
 LEASE = f"clock_timestamp() + interval '{LEASE_SECONDS} seconds'"
 
@@ -32,8 +32,8 @@ given AS (
         %(metadata)s::text[], %(systems)s::text[], %(created)s::float8[], %(parents)s::text[],
         %(tools)s::text[], %(settings)s::text[], %(origins)s::bigint[], %(tenant_sums)s::bigint[],
         %(about_sums)s::bigint[], %(heads)s::bigint[], %(head_sums)s::bigint[], %(depths)s::integer[]
-    ) AS g (id, kind, epoch, commits, needs, describes, moves, tenant, ttl, metadata, system, created, parent,
-        tools, settings, origin, tenant_sum, about_sum, head, head_sum, turns)),
+    ) WITH ORDINALITY AS g (id, kind, epoch, commits, needs, describes, moves, tenant, ttl, metadata, system,
+        created, parent, tools, settings, origin, tenant_sum, about_sum, head, head_sum, turns, place)),
 changed AS (
     UPDATE holdfast.sessions s SET
         commits = g.commits,
@@ -49,15 +49,32 @@ changed AS (
         AND s.owner = %(life)s AND s.epoch = g.epoch AND s.commits = g.commits - 1 RETURNING s.id),
 removed AS (
     DELETE FROM holdfast.sessions s USING given g WHERE g.kind = 'remove' AND s.id = g.id
-        AND s.owner = %(life)s AND s.epoch = g.epoch AND s.commits = g.commits - 1 RETURNING s.id),
+        AND s.owner = %(life)s AND s.epoch = g.epoch AND s.commits = g.commits - 1
+    RETURNING s.id, s.tenant, s.counted),
+wanted AS (
+    SELECT g.*, row_number() OVER (PARTITION BY g.tenant ORDER BY g.place) AS rank FROM given g
+    WHERE g.kind = 'create' AND NOT EXISTS (SELECT 1 FROM holdfast.sessions s WHERE s.id = g.id)
+        AND (g.needs IS NULL OR g.needs IN (SELECT id FROM changed UNION ALL SELECT id FROM removed))),
+tally AS (
+    SELECT tenant, least(sum(comes), %(limit)s::bigint) AS comes, sum(leaves) AS leaves FROM (
+        SELECT tenant, 1 AS comes, 0 AS leaves FROM wanted WHERE %(limit)s::bigint IS NOT NULL
+        UNION ALL SELECT tenant, 0, 1 FROM removed WHERE counted) AS t GROUP BY tenant),
+counted AS (
+    INSERT INTO holdfast.tenants AS t (tenant, sessions, granted)
+    SELECT tenant, comes - leaves, comes FROM tally ORDER BY tenant
+    ON CONFLICT (tenant) DO UPDATE SET
+        granted = greatest(0, least(excluded.granted, %(limit)s::bigint - t.sessions)),
+        sessions = t.sessions + greatest(0, least(excluded.granted, %(limit)s::bigint - t.sessions))
+            - (excluded.granted - excluded.sessions)
+    RETURNING t.tenant, t.granted),
 made AS (
     INSERT INTO holdfast.sessions (id, tenant, ttl, metadata, system, created, parent, tools, settings,
-        origin, tenant_sum, about_sum, head, head_sum, turns, owner, epoch, commits)
-    SELECT g.id, g.tenant, g.ttl, g.metadata, g.system, g.created, g.parent, g.tools, g.settings,
-        g.origin, g.tenant_sum, g.about_sum, g.head, g.head_sum, g.turns, %(life)s, g.epoch, g.commits
-    FROM given g WHERE g.kind = 'create' AND (g.needs IS NULL OR g.needs IN (
-        SELECT id FROM changed UNION ALL SELECT id FROM removed))
-    ON CONFLICT (id) DO NOTHING RETURNING id),
+        origin, tenant_sum, about_sum, head, head_sum, turns, owner, epoch, commits, counted)
+    SELECT w.id, w.tenant, w.ttl, w.metadata, w.system, w.created, w.parent, w.tools, w.settings,
+        w.origin, w.tenant_sum, w.about_sum, w.head, w.head_sum, w.turns, %(life)s, w.epoch, w.commits,
+        %(limit)s::bigint IS NOT NULL
+    FROM wanted w LEFT JOIN counted c ON c.tenant = w.tenant
+    WHERE %(limit)s::bigint IS NULL OR w.rank <= c.granted ORDER BY w.id RETURNING id),
 accepted AS (SELECT id FROM changed UNION ALL SELECT id FROM removed UNION ALL SELECT id FROM made),
 kept AS (SELECT id FROM changed UNION ALL SELECT id FROM made),
 added AS (
@@ -113,10 +130,14 @@ SELECT NULL AS id FROM me UNION ALL SELECT id FROM accepted
 """Returns a row without a name if the life is alive, and the names of the accepted sessions."""
 
 
-def parameters(part: Part, life: int, before: int, batch: int) -> dict[str, Any]:
-    """The values of `COMMIT` for a part of a batch; `before` is the batch that the life must be at."""
+def parameters(part: Part, life: int, before: int, batch: int, limit: int | None = None) -> dict[str, Any]:
+    """The values of `COMMIT` for a part of a batch; `before` is the batch that the life must be at.
+
+    `limit` is how many sessions a tenant may have in the store; None counts none.
+    """
     return {
         "life": life,
+        "limit": limit,
         "before": before,
         "batch": batch,
         **_sessions(part),

@@ -13,38 +13,51 @@ import os
 import socket
 import time
 
-from holdfast.engine.durable.postgres.commit import LEASE, LEASE_SECONDS
+from holdfast.cluster.lives import GONE_SECONDS, LEASE_SECONDS, LifeState
+from holdfast.cluster.ownership import Standing
+from holdfast.engine.durable.postgres.commit import LEASE
 from holdfast.engine.durable.postgres.link import Connection
-from holdfast.engine.durable.postgres.tables import LifeState
 from holdfast.engine.durable.store import JournalInUse
 
-__all__ = ["RENEW_SECONDS", "begin_life", "claim_sessions", "end_life", "hold_life", "life_of", "renew_life"]
+__all__ = [
+    "begin_life",
+    "bury_life",
+    "claim_sessions",
+    "drain_life",
+    "end_life",
+    "forget_lives",
+    "hold_life",
+    "life_of",
+    "renew_life",
+]
 
 log = logging.getLogger("holdfast.journal")
-
-RENEW_SECONDS = 0.5
-"""How often a life without commits is renewed."""
-
-GONE_SECONDS = 1.0
-"""How long a life whose connection is gone may go without a renewal."""
 
 POLL_SECONDS = 0.1
 
 LOCK_CLASS = 0x686F6C64
 """The first key of the advisory locks that lives hold on their connections; the second is the life."""
 
-BURY = f"""
-UPDATE holdfast.lives l SET state = 'dead' WHERE name = %(name)s AND state IN ('live', 'draining') AND (
-    lease < clock_timestamp() OR (
-        lease < clock_timestamp() + interval '{LEASE_SECONDS - GONE_SECONDS} seconds' AND NOT EXISTS (
-            SELECT 1 FROM pg_locks p JOIN pg_database d ON p.database = d.oid
-            WHERE d.datname = current_database() AND p.locktype = 'advisory' AND p.objsubid = 2
-                AND p.classid = {LOCK_CLASS} AND p.objid = l.life AND p.granted)))
-"""
+CONNECTED = f"""EXISTS (
+    SELECT 1 FROM pg_locks p JOIN pg_database d ON p.database = d.oid
+    WHERE d.datname = current_database() AND p.locktype = 'advisory' AND p.objsubid = 2
+        AND p.classid = {LOCK_CLASS} AND p.objid = l.life AND p.granted)"""
+
+LAPSED = f"""state IN ('live', 'draining') AND (lease < clock_timestamp() OR (
+    lease < clock_timestamp() + interval '{LEASE_SECONDS - GONE_SECONDS} seconds' AND NOT {{connected}}))"""
+
+BURY = f"UPDATE holdfast.lives l SET state = 'dead' WHERE name = %(name)s AND {LAPSED}".format(
+    connected=CONNECTED
+)
+
+# Another server may know sooner than PostgreSQL that the life is gone: its own socket to it has ended.
+BURY_LIFE = f"UPDATE holdfast.lives l SET state = 'dead' WHERE life = %(life)s AND {LAPSED}".format(
+    connected=f"(%(connected)s AND {CONNECTED})"
+)
 
 BEGIN = f"""
-INSERT INTO holdfast.lives (name, state, host, process, lease)
-VALUES (%(name)s, 'live', %(host)s, %(process)s, {LEASE})
+INSERT INTO holdfast.lives (name, state, host, process, address, lease)
+VALUES (%(name)s, 'live', %(host)s, %(process)s, %(address)s, {LEASE})
 ON CONFLICT (name) WHERE state IN ('live', 'draining') DO NOTHING RETURNING life
 """
 
@@ -61,16 +74,19 @@ WHERE owner IN (SELECT life FROM holdfast.lives WHERE name = %(name)s AND life <
 """
 
 FORGET = """
-DELETE FROM holdfast.lives l WHERE name = %(name)s AND life <> %(life)s AND state IN ('ended', 'dead')
+DELETE FROM holdfast.lives l WHERE state IN ('ended', 'dead')
 AND NOT EXISTS (SELECT 1 FROM holdfast.sessions s WHERE s.owner = l.life)
 """
 
 
-def begin_life(connection: Connection, name: str, place: str, timeout: float) -> int:
-    """Begin a life; waits up to `timeout` seconds for another server of the same name."""
+def begin_life(connection: Connection, name: str, place: str, timeout: float, address: str = "") -> int:
+    """Begin a life; waits up to `timeout` seconds for another server of the same name.
+
+    `address` is where other processes reach the server.
+    """
     deadline = time.monotonic() + timeout
     waited = False
-    values = {"name": name, "host": socket.gethostname(), "process": os.getpid()}
+    values = {"name": name, "host": socket.gethostname(), "process": os.getpid(), "address": address}
     while True:
         connection.execute(BURY, values)
         found = connection.execute(BEGIN, values).fetchone()
@@ -96,9 +112,23 @@ def hold_life(connection: Connection, life: int) -> None:
 
 def claim_sessions(connection: Connection, name: str, life: int) -> None:
     """Make a life the owner of all sessions of earlier lives of its name."""
-    with connection.transaction():
-        connection.execute(CLAIM, {"name": name, "life": life})
-        connection.execute(FORGET, {"name": name, "life": life})
+    connection.execute(CLAIM, {"name": name, "life": life})
+
+
+def forget_lives(connection: Connection) -> None:
+    """Remove the rows of lives that are over and own nothing."""
+    connection.execute(FORGET)
+
+
+def bury_life(connection: Connection, life: int, connected: bool = True) -> bool:
+    """Declare a life dead if its lease allows that; whether it is over.
+
+    The times are the database's own. `connected` is False where the caller's connection to the server has
+    ended: then it is enough that the life was not renewed for a second.
+    """
+    connection.execute(BURY_LIFE, {"life": life, "connected": connected})
+    found = connection.execute("SELECT state FROM holdfast.lives WHERE life = %s", (life,)).fetchone()
+    return found is None or found[0] not in (LifeState.LIVE, LifeState.DRAINING)
 
 
 def renew_life(connection: Connection, life: int) -> bool:
@@ -106,7 +136,7 @@ def renew_life(connection: Connection, life: int) -> bool:
     return connection.execute(RENEW, (life,)).fetchone() is not None
 
 
-def life_of(connection: Connection, life: int) -> tuple[LifeState, int]:
+def life_of(connection: Connection, life: int) -> Standing:
     """The state of a life and the number of its last batch.
 
     It also writes, so that it returns when everything before it is as durable as a commit: a batch that is
@@ -115,11 +145,23 @@ def life_of(connection: Connection, life: int) -> tuple[LifeState, int]:
     found = connection.execute(
         f"UPDATE holdfast.lives SET lease = {LEASE} WHERE life = %s RETURNING state, batch", (life,)
     ).fetchone()
-    return (LifeState.DEAD, 0) if found is None else (LifeState(found[0]), int(found[1]))
+    return Standing(LifeState.DEAD, 0) if found is None else Standing(LifeState(found[0]), int(found[1]))
 
 
-def end_life(connection: Connection, life: int) -> None:
-    """End a life: its sessions wait for the next one."""
-    connection.execute(
-        "UPDATE holdfast.lives SET state = 'ended' WHERE life = %s AND state IN ('live', 'draining')", (life,)
+def drain_life(connection: Connection, life: int) -> bool:
+    """Let a life take no more sessions; False if it is over."""
+    return _turn(connection, life, LifeState.DRAINING)
+
+
+def end_life(connection: Connection, life: int) -> bool:
+    """End a life: its sessions are free; False if it was over."""
+    return _turn(connection, life, LifeState.ENDED)
+
+
+def _turn(connection: Connection, life: int, state: LifeState) -> bool:
+    found = connection.execute(
+        "UPDATE holdfast.lives SET state = %s WHERE life = %s AND state IN ('live', 'draining') "
+        "RETURNING life",
+        (state.value, life),
     )
+    return found.fetchone() is not None

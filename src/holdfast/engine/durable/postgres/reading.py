@@ -81,12 +81,17 @@ class Revived(NamedTuple):
     known: Known
 
 
-def revive(connection: Connection, owner: int | None = None) -> Iterator[Revived]:
-    """Every session, or those of one life, a few at a time; nobody may change them meanwhile."""
+def revive(
+    connection: Connection, owner: int | None = None, only: Sequence[str] | None = None
+) -> Iterator[Revived]:
+    """Every session, or those of one life, or `only` some of them, a few at a time.
+
+    Nobody may change them meanwhile.
+    """
     names = connection.execute(
-        "SELECT id FROM holdfast.sessions WHERE %(owner)s::bigint IS NULL OR owner = %(owner)s "
-        "ORDER BY created, id",
-        {"owner": owner},
+        "SELECT id FROM holdfast.sessions WHERE (%(owner)s::bigint IS NULL OR owner = %(owner)s) "
+        "AND (%(only)s::text[] IS NULL OR id = ANY(%(only)s)) ORDER BY created, id",
+        {"owner": owner, "only": None if only is None else [escape(name) for name in only]},
     ).fetchall()
     for first in range(0, len(names), SESSIONS_AT_ONCE):
         some = [name for (name,) in names[first : first + SESSIONS_AT_ONCE]]

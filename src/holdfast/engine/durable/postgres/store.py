@@ -3,7 +3,11 @@
 A flush is one statement, so one round trip, in one transaction (`commit`): a batch is stored whole, but for
 sessions that belong to another life by now. Those are refused: their records are dropped, nobody is told that
 they were stored, and the engine gives the sessions up. A batch whose answer was lost is sent again unchanged;
-the life's row has the number of the last batch, so a repeat is recognised.
+the life's row has the number of the last batch, so a repeat is recognised. What answers mean is decided by
+`cluster.owner`.
+
+A server that is alone takes over the sessions of earlier lives of its name at its start (`eager`). A member
+of a cluster claims sessions one by one (`claim`), hands them over (`hand_over`) and drains (`drain`).
 
 While the database cannot be reached, batches wait here in order, and the connection is opened again with a
 bounded back-off. That is a fault, which refuses new turns, only after `PATIENCE_SECONDS`; until then, and
@@ -15,26 +19,31 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import TracebackType
+from typing import NamedTuple
 
 import psycopg
 
+from holdfast.cluster.lives import RENEW_SECONDS
+from holdfast.cluster.owner import Owner
+from holdfast.engine.durable.postgres import owners
 from holdfast.engine.durable.postgres.changes import Batch, Builder, Content, Known
 from holdfast.engine.durable.postgres.commit import COMMIT, parameters
 from holdfast.engine.durable.postgres.compaction import Compaction
 from holdfast.engine.durable.postgres.link import Connection, Link, Unreachable, in_words, name_of
 from holdfast.engine.durable.postgres.lives import (
-    RENEW_SECONDS,
     begin_life,
     claim_sessions,
+    drain_life,
     end_life,
+    forget_lives,
     hold_life,
     life_of,
     renew_life,
 )
 from holdfast.engine.durable.postgres.reading import revive
-from holdfast.engine.durable.postgres.tables import LifeState, escape, read_facts, unescape, upgrade
+from holdfast.engine.durable.postgres.tables import read_facts, unescape, upgrade
 from holdfast.engine.durable.records import Closed, JournalError, Record, StoredSession, Truncated
 from holdfast.engine.durable.store import Durability, Probe, WritePoint, no_probe
 
@@ -46,6 +55,17 @@ PATIENCE_SECONDS = 5.0
 """How long the database may be out of reach before new turns are refused."""
 
 LIFE_OVER = "another server has taken over this server's sessions; restart it"
+
+SAME_NAME_TRIES = 8
+"""How often a batch is sent again because another server opened a session of the same name meanwhile."""
+
+
+class Claims(NamedTuple):
+    """The answer to a claim: sessions that are this server's now, and the lives that own the others."""
+
+    sessions: list[StoredSession]
+    elsewhere: dict[str, int]
+
 
 Clock = Callable[[], float]
 
@@ -61,29 +81,36 @@ class PostgresJournal:
         probe: Probe | None = None,
         lock_timeout: float = 0.0,
         clock: Clock = time.monotonic,
+        eager: bool = True,
+        tenant_sessions: int | None = None,
+        address: str = "",
     ) -> None:
         """Open or create; `vocabulary` identifies what the tokens mean, and must match the database's.
 
-        `lock_timeout` is how many seconds to wait for another server of the same name.
+        `lock_timeout` is how many seconds to wait for another server of the same name; `eager` says that
+        sessions of earlier lives of this name are claimed now. `tenant_sessions` is how many sessions a
+        tenant may have over all servers; `address` is where other processes reach this one.
         """
         self.durability: Durability = durability
         self.fault: str | None = None
-        self.life = 0
+        self._owner: Owner[Known] = Owner(0)
+        self._limit = tenant_sessions
         self._clock = clock
         self._probe = probe if probe is not None else no_probe
         self._link = Link(url, durability)
         self._pending: list[Record] = []
         self._unsent: Batch | None = None
-        self._batch = 0
         self._serial = 0
-        self._known: dict[str, Known] = {}
-        self._refused: set[str] = set()
-        self._over = False
         self._damaged = False
         self._compaction = Compaction()
         self._renewed = clock()
         try:
-            self._begin(name_of(url), vocabulary, lock_timeout)
+            self._begin(vocabulary)
+            life = begin_life(self._link.open(), name_of(url), self.place, lock_timeout, address)
+            self._owner = Owner(life)
+            if eager:
+                claim_sessions(self._link.open(), name_of(url), life)
+            forget_lives(self._link.open())
         except psycopg.Error as error:
             self._link.close()
             raise JournalError(f"{self.place}: {in_words(error)}") from error
@@ -91,7 +118,7 @@ class PostgresJournal:
             self._link.close()
             raise
 
-    def _begin(self, name: str, vocabulary: str, timeout: float) -> None:
+    def _begin(self, vocabulary: str) -> None:
         connection = self._link.open()
         upgrade(connection)
         connection.execute(
@@ -103,8 +130,11 @@ class PostgresJournal:
                 f"{self.place} was written with another vocabulary; start with the model that it was written "
                 "with, or name another database"
             )
-        self.life = begin_life(connection, name, self.place, timeout)
-        claim_sessions(connection, name, self.life)
+
+    @property
+    def life(self) -> int:
+        """The number of this run among all lives of the database."""
+        return self._owner.life
 
     @property
     def place(self) -> str:
@@ -147,7 +177,7 @@ class PostgresJournal:
     def _revive(self) -> Iterator[StoredSession]:
         try:
             for stored, known in revive(self._link.open(), self.life):
-                self._known[stored.id] = known
+                self._owner.adopt(stored.id, known)
                 self._damaged = self._damaged or stored.damaged
                 yield stored
         except psycopg.Error as error:
@@ -187,7 +217,7 @@ class PostgresJournal:
                 return self._failed(in_words(error))
             self._unsent = None
             self._probe(WritePoint.AFTER_FSYNC)
-        if self.fault is not None and not self._over:
+        if self.fault is not None and not self._owner.over:
             log.warning("the journal can be written again")
             self.fault = None
         return True
@@ -201,8 +231,7 @@ class PostgresJournal:
 
     def take_refused(self) -> frozenset[str]:
         """Sessions that belong to another life, since the last call."""
-        refused, self._refused = frozenset(self._refused), set()
-        return refused
+        return self._owner.take_refused()
 
     def _failed(self, problem: str | None) -> bool:
         """A write failed: at once a fault, or, if the database is out of reach, after a while."""
@@ -217,14 +246,16 @@ class PostgresJournal:
 
     def _build(self) -> Batch:
         """The pending records as a batch. Until it is made, nothing is changed here."""
-        builder = Builder(self._known, self.life, self._serial, self._fetch)
+        builder = Builder(self._owner.sessions, self.life, self._serial, self._fetch)
         builder.build(self._pending)
-        batch = Batch(self._batch + 1, builder.parts, len(self._pending), builder.refused, builder.loose)
+        batch = Batch(
+            self._owner.batch + 1, builder.parts, len(self._pending), builder.refused, builder.loose
+        )
         for name, known in builder.staged.items():
             if known is None:
-                self._known.pop(name, None)
+                self._owner.sessions.pop(name, None)
             else:
-                self._known[name] = known
+                self._owner.sessions[name] = known
         self._serial = builder.serial
         self._pending = []
         return batch
@@ -250,9 +281,9 @@ class PostgresJournal:
 
     def _send(self, batch: Batch) -> None:
         """Store a batch, or find that it is stored already; the refused sessions are noted."""
-        self._refused |= batch.refused
-        if not batch.sessions or self._over:
-            self._refuse(batch.sessions)
+        self._owner.refuse(batch.refused)
+        if not batch.sessions or self._owner.over:
+            self._owner.refuse(batch.sessions)
             return
         connection = self._connection()
         self._probe(WritePoint.BEFORE_APPEND)
@@ -264,14 +295,22 @@ class PostgresJournal:
             raise psycopg.OperationalError("the commit was not replicated in time")
         self._link.worked()
         self._compaction.add(batch.loose)
-        self._batch = batch.number
         self._renewed = self._clock()
-        self._refuse(batch.sessions - accepted)
+        self._owner.settle(batch.number, batch.sessions, accepted)
 
     def _execute(self, connection: Connection, batch: Batch) -> set[str] | None:
         """Send a batch; the accepted sessions, or None if the life is over or the batch is stored already."""
+        for attempt in range(SAME_NAME_TRIES):
+            try:
+                return self._commit(connection, batch)
+            except psycopg.errors.UniqueViolation:
+                if attempt == SAME_NAME_TRIES - 1:
+                    raise
+        raise AssertionError
+
+    def _commit(self, connection: Connection, batch: Batch) -> set[str] | None:
         sent = [
-            parameters(part, self.life, batch.number - (place == 0), batch.number)
+            parameters(part, self.life, batch.number - (place == 0), batch.number, self._limit)
             for place, part in enumerate(batch.parts)
         ]
         if len(sent) == 1 and self._probe is no_probe:
@@ -292,35 +331,83 @@ class PostgresJournal:
 
     def _accepted_before(self, connection: Connection, batch: Batch) -> set[str]:
         """What became of a batch that the fence of the life refused."""
-        state, number = life_of(connection, self.life)
-        if state not in (LifeState.LIVE, LifeState.DRAINING) or number < batch.number:
+        if not self._owner.is_stored(life_of(connection, self.life), batch.number):
             self._end()
             return set()
-        rows = connection.execute(
-            "SELECT id FROM holdfast.sessions WHERE id = ANY(%s) AND owner = %s",
-            ([escape(name) for name in batch.sessions], self.life),
-        )
-        return {unescape(name) for (name,) in rows} | batch.removed
-
-    def _refuse(self, names: set[str]) -> None:
-        for name in names:
-            self._known.pop(name, None)
-        self._refused |= names
+        return set(owners.stored(connection, self.life, batch.writes))
 
     def _end(self) -> None:
         """The life is over: nothing that it has is its own any more."""
-        if not self._over:
+        if not self._owner.over:
             log.error("%s: %s", self.place, LIFE_OVER)
-        self._over, self.fault = True, LIFE_OVER
-        self._refuse(set(self._known))
+        self.fault = LIFE_OVER
+        self._owner.end()
+
+    # --- owners -----------------------------------------------------------------------------------
+
+    def claim(self, names: Sequence[str]) -> Claims:
+        """Take over sessions whose owner is over, and read them; those of this life are read again.
+
+        `JournalError` if the database cannot be reached; the claim may be made again.
+        """
+        connection = self._at_rest(names)
+        with self._reachable():
+            answer = owners.claim(connection, self.life, names)
+            mine = self._owner.won(answer)
+            found: list[StoredSession] = []
+            for stored, known in revive(connection, self.life, mine):
+                self._owner.adopt(stored.id, known)
+                found.append(stored)
+        read = {stored.id for stored in found}
+        return Claims(found, {name: at.owner for name, at in answer.items() if name not in read})
+
+    def hand_over(self, names: Sequence[str], life: int) -> frozenset[str]:
+        """Hand sessions at rest over to a life: those that are its own now.
+
+        The others stay if that life takes no sessions, and are given up if they are not this life's.
+        `JournalError` if the database cannot be reached; the call may be made again.
+        """
+        connection = self._at_rest(names)
+        offers = self._owner.offer(names, life, ())
+        with self._reachable():
+            answer = owners.hand_over(connection, self.life, offers)
+        return frozenset(self._owner.gave(offers, answer))
+
+    def drain(self) -> bool:
+        """Take no more sessions over; False if the life is over."""
+        with self._reachable():
+            if drain_life(self._connection(), self.life):
+                return True
+        self._end()
+        return False
+
+    def _at_rest(self, names: Sequence[str]) -> Connection:
+        """The connection, once everything that was appended is stored: what owners do comes after it."""
+        with self._reachable():
+            connection = self._connection()
+        if not self.flush():
+            raise JournalError(f"{self.place}: {len(names)} sessions wait for records that are not stored")
+        return connection
+
+    @contextmanager
+    def _reachable(self) -> Iterator[None]:
+        """Errors of the database become `JournalError`; a connection that failed is opened again."""
+        try:
+            yield
+        except Unreachable as error:
+            raise JournalError(f"{self.place} cannot be reached: {self._link.problem}") from error
+        except psycopg.Error as error:
+            if isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
+                self._link.drop(error)
+            raise JournalError(f"{self.place}: {in_words(error)}") from error
 
     # --- beside writing ---------------------------------------------------------------------------
 
     def keep_alive(self) -> float | None:
         """Renew the lease, if it is time."""
         left = self._renewed + RENEW_SECONDS - self._clock()
-        if self._over or left > 0:
-            return None if self._over else left
+        if self._owner.over or left > 0:
+            return None if self._owner.over else left
         try:
             if not renew_life(self._connection(), self.life):
                 self._end()
@@ -339,7 +426,7 @@ class PostgresJournal:
 
     def compact(self) -> bool:
         """Remove a portion of the turns that no session reaches; whether there is more to do."""
-        if self._damaged or self._over or not self._compaction.due:
+        if self._damaged or self._owner.over or not self._compaction.due:
             return False
         try:
             return self._compaction.step(self._connection())

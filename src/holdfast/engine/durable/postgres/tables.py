@@ -3,40 +3,31 @@
 They are those of the SQLite journal, in a schema of their own, with lives and owners. A *life* is one run of
 a server: a row that its server renews. Every session has an owner (a life), an *epoch*, which rises whenever
 it changes owners, and a number of `commits`, which rises with each transaction on it: the fence of every
-write. Text cannot hold NUL in PostgreSQL, so texts of clients are escaped. Used by the store and its readers.
+write. `tenants` counts the sessions that were opened under a limit. Text cannot hold NUL in PostgreSQL, so
+texts of clients are escaped. Used by the store and its readers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 
 from psycopg import Connection
 
 from holdfast.engine.durable.records import JournalError
 
-__all__ = ["LifeState", "escape", "read_facts", "unescape", "upgrade"]
+__all__ = ["escape", "read_facts", "unescape", "upgrade"]
 
-VERSION = 1
+VERSION = 2
 
 LOCK_KEY = 0x686F6C6466617374
 """The advisory lock under which tables are made and upgraded."""
-
-
-class LifeState(StrEnum):
-    """The states of a life. LIVE -> DRAINING -> ENDED, or to DEAD, which is final, by another server."""
-
-    LIVE = "live"
-    DRAINING = "draining"
-    ENDED = "ended"
-    DEAD = "dead"
 
 
 CREATE = """
 CREATE TABLE holdfast.lives (
     life bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL, state text NOT NULL,
     host text NOT NULL, process bigint NOT NULL, began timestamptz NOT NULL DEFAULT now(),
-    lease timestamptz NOT NULL, batch bigint NOT NULL DEFAULT 0,
+    lease timestamptz NOT NULL, batch bigint NOT NULL DEFAULT 0, address text NOT NULL DEFAULT '',
     CHECK (state IN ('live', 'draining', 'ended', 'dead')));
 CREATE UNIQUE INDEX lives_name ON holdfast.lives (name) WHERE state IN ('live', 'draining');
 CREATE TABLE holdfast.turns (
@@ -49,7 +40,10 @@ CREATE TABLE holdfast.sessions (
     system text, created double precision NOT NULL, parent text, tools text NOT NULL, settings text NOT NULL,
     origin bigint NOT NULL, tenant_sum bigint NOT NULL, about_sum bigint NOT NULL,
     head bigint, head_sum bigint NOT NULL, turns integer NOT NULL,
-    owner bigint NOT NULL REFERENCES holdfast.lives, epoch bigint NOT NULL, commits bigint NOT NULL);
+    owner bigint NOT NULL REFERENCES holdfast.lives, epoch bigint NOT NULL, commits bigint NOT NULL,
+    counted boolean NOT NULL DEFAULT false);
+CREATE TABLE holdfast.tenants (
+    tenant text COLLATE "C" PRIMARY KEY, sessions bigint NOT NULL, granted bigint NOT NULL);
 CREATE INDEX sessions_head ON holdfast.sessions (head);
 CREATE INDEX sessions_owner ON holdfast.sessions (owner);
 CREATE TABLE holdfast.finished (
@@ -68,7 +62,14 @@ CREATE TABLE holdfast.log (
 CREATE INDEX log_session ON holdfast.log (session);
 """
 
-UPGRADES: dict[int, str] = {}
+UPGRADES: dict[int, str] = {
+    1: """
+ALTER TABLE holdfast.lives ADD COLUMN address text NOT NULL DEFAULT '';
+ALTER TABLE holdfast.sessions ADD COLUMN counted boolean NOT NULL DEFAULT false;
+CREATE TABLE holdfast.tenants (
+    tenant text COLLATE "C" PRIMARY KEY, sessions bigint NOT NULL, granted bigint NOT NULL);
+"""
+}
 """For each older version of the tables, the statements that lead to the next one."""
 
 

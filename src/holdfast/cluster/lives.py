@@ -1,0 +1,65 @@
+"""The life of a server: its states, its lease, and when others may declare it dead.
+
+    LIVE -> DRAINING -> ENDED     by the server itself
+    LIVE, DRAINING -> DEAD        by another; final
+
+A life is one run of one server. It writes while its row is LIVE or DRAINING, and takes sessions over while it
+is LIVE. Leases serve liveness alone: a wrong verdict costs recomputation, and the fence of each write keeps
+history safe. Times are those of the store's clock. Used by the store's rules and by PostgreSQL's statements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = [
+    "ALIVE",
+    "GONE_SECONDS",
+    "LEASE_SECONDS",
+    "OVER",
+    "RENEW_SECONDS",
+    "Life",
+    "LifeState",
+    "is_lapsed",
+]
+
+LEASE_SECONDS = 10.0
+"""How long a life is alive after its last sign of life, if its connection stays open."""
+
+GONE_SECONDS = 1.0
+"""How long a life whose connection is gone may go without a renewal."""
+
+RENEW_SECONDS = 0.5
+"""How often a life without commits is renewed."""
+
+
+class LifeState(StrEnum):
+    """The states of a life."""
+
+    LIVE = "live"
+    DRAINING = "draining"
+    ENDED = "ended"
+    DEAD = "dead"
+
+
+ALIVE = (LifeState.LIVE, LifeState.DRAINING)
+"""A life in one of these states may write."""
+
+OVER = (LifeState.ENDED, LifeState.DEAD)
+"""The sessions of a life in one of these states are free."""
+
+
+@dataclass(slots=True)
+class Life:
+    """The row of a life: `lease` is when it is over unless renewed, `batch` the number of its last commit."""
+
+    name: str
+    lease: float
+    state: LifeState = LifeState.LIVE
+    batch: int = 0
+
+
+def is_lapsed(lease: float, connected: bool, now: float) -> bool:
+    """Whether a life may be declared dead: its lease is over, or it is silent and its connection gone."""
+    return lease < now or (not connected and lease < now + LEASE_SECONDS - GONE_SECONDS)
