@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -192,112 +193,127 @@ class Change:
         return tensor if self.shape is None else tensor.reshape(self.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where and how a file has a tensor of the checkpoint."""
+
+    parts: tuple[str, ...]
+    """The file's tensors; several are joined by their rows."""
+    expert: int | None = None
+    """Which part of a tensor of all experts."""
+    order: Tensor | None = None
+    """For each row of the checkpoint's matrix, that of the file."""
+    change: Change = Change()
+
+
+def half_split(rows: int, heads: int) -> Tensor:
+    """The order of the rows of a projection that a file has in interleaved rotary order."""
+    return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).reshape(-1)
+
+
 class GgufSource:
-    """The tensors of a GGUF file by their Hugging Face names, for the weight reader.
+    """The tensors of a GGUF file by their Hugging Face names, for the weight reader."""
 
-    `names` maps those to the file's; `row_heads` has the number of heads of the projections whose rows the
-    file stores in interleaved rotary order: their rows are reordered to half-split. `experts` has the number
-    of each expert, whose weights are one tensor in the file. `changes` are undone.
-    """
-
-    def __init__(
-        self,
-        file: GgufFile,
-        names: dict[str, str],
-        row_heads: dict[str, int],
-        experts: dict[str, int] | None = None,
-        changes: dict[str, Change] | None = None,
-    ) -> None:
+    def __init__(self, file: GgufFile, tensors: Mapping[str, Stored]) -> None:
         self._file = file
-        self._names = names
-        self._row_heads = row_heads
-        self._experts = experts or {}
-        self._changes = changes or {}
+        self._tensors = tensors
 
-    def _entry(self, name: str) -> TensorEntry:
-        """The location of a tensor, or of one expert's part of it."""
-        entry = self._file.tensors[self._names[name]]
-        expert = self._experts.get(name)
-        if expert is None:
-            return entry
-        size = entry.bytes // entry.shape[0]
-        return replace(entry, shape=entry.shape[1:], offset=entry.offset + expert * size, bytes=size)
+    def _entries(self, name: str) -> list[TensorEntry]:
+        """The locations of a tensor's parts, or of one expert's part of a tensor."""
+        stored = self._tensors[name]
+        entries = [self._file.tensors[part] for part in stored.parts]
+        if stored.expert is None:
+            return entries
+        return [_expert_of(entry, stored.expert) for entry in entries]
 
     @property
     def total_bytes(self) -> int:
-        return sum(self._file.tensors[name].bytes for name in set(self._names.values()))
+        read = {part for stored in self._tensors.values() for part in stored.parts}
+        return sum(self._file.tensors[part].bytes for part in read)
 
     def names(self) -> frozenset[str]:
-        return frozenset(self._names)
+        return frozenset(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        change = self._changes.get(name)
-        return self._entry(name).shape if change is None or change.shape is None else change.shape
+        changed = self._tensors[name].change.shape
+        if changed is not None:
+            return changed
+        first, *others = self._entries(name)
+        if not others:
+            return first.shape
+        return (*first.shape[:-2], sum(each.shape[-2] for each in (first, *others)), first.shape[-1])
 
     def dtype(self, name: str) -> str:
-        return str(self._entry(name).kind.name)
+        return str(self._entries(name)[0].kind.name)
 
     def bytes_of(self, name: str) -> int:
-        return self._entry(name).bytes
+        return sum(entry.bytes for entry in self._entries(name))
 
     def quantised(self, name: str) -> bool:
-        return self._entry(name).kind not in UNQUANTISED
+        return any(entry.kind not in UNQUANTISED for entry in self._entries(name))
 
     def read(self, name: str) -> Tensor:
         """The tensor dequantised to float32 (or as stored, for the 16-bit formats)."""
-        entry = self._entry(name)
+        parts = [self._dense(name, entry) for entry in self._entries(name)]
+        dense = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
+        return self._tensors[name].change.undone(self._in_order(name, dense))
+
+    def _dense(self, name: str, entry: TensorEntry) -> Tensor:
         raw = self._file.raw(entry)
         if entry.kind is GGMLQuantizationType.BF16:
-            dense = torch.from_numpy(raw.copy()).view(torch.bfloat16)
-        elif entry.kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
+            return torch.from_numpy(raw.copy()).view(torch.bfloat16).reshape(entry.shape)
+        if entry.kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
             dtype = torch.float32 if entry.kind is GGMLQuantizationType.F32 else torch.float16
-            dense = torch.from_numpy(raw.copy()).view(dtype)
-        else:
-            rows = raw.reshape(-1, entry.bytes // max(1, int(np.prod(entry.shape[:-1]))))
-            try:
-                values = gguf.dequantize(rows, entry.kind)
-            except NotImplementedError as error:
-                raise ConfigurationError(
-                    f"tensor {name}: format {entry.kind.name} is not supported"
-                ) from error
-            dense = torch.from_numpy(values)
-        dense = self._in_order(name, dense.reshape(entry.shape))
-        change = self._changes.get(name)
-        return dense if change is None else change.undone(dense)
+            return torch.from_numpy(raw.copy()).view(dtype).reshape(entry.shape)
+        rows = raw.reshape(-1, entry.bytes // max(1, int(np.prod(entry.shape[:-1]))))
+        try:
+            return torch.from_numpy(gguf.dequantize(rows, entry.kind)).reshape(entry.shape)
+        except NotImplementedError as error:
+            raise ConfigurationError(f"tensor {name}: format {entry.kind.name} is not supported") from error
 
     def four_bit(self, name: str) -> FourBitWeight | None:
-        """The 4-bit codes of a matrix, or None for other formats."""
-        entry = self._entry(name)
-        if entry.kind not in FOUR_BIT or len(entry.shape) != 2:
+        """The 4-bit codes of a matrix; None for other formats, different ones joined, and changed values."""
+        entries = self._entries(name)
+        changed = self._tensors[name].change != Change()
+        if changed or any(entry.kind not in FOUR_BIT or len(entry.shape) != 2 for entry in entries):
             return None
+        parts = [self._codes(entry) for entry in entries]
+        if len({part.table for part in parts}) > 1:
+            return None
+        codes, scale, zero = (
+            self._in_order(name, torch.cat(several))
+            for several in zip(*((part.codes, part.scale, part.zero) for part in parts), strict=True)
+        )
+        return FourBitWeight(codes, scale, zero, parts[0].table)
+
+    def _codes(self, entry: TensorEntry) -> FourBitWeight:
         block, block_bytes = gguf.GGML_QUANT_SIZES[entry.kind]
         raw = torch.from_numpy(self._file.raw(entry).copy())
         blocks = raw.view(entry.shape[0], entry.shape[1] // block, block_bytes)
         match entry.kind:
             case GGMLQuantizationType.Q4_0:
-                weight = _q4_0(blocks)
+                return _q4_0(blocks)
             case GGMLQuantizationType.Q4_1:
-                weight = _q4_1(blocks)
+                return _q4_1(blocks)
             case GGMLQuantizationType.MXFP4:
-                weight = _mxfp4(blocks)
+                return _mxfp4(blocks)
             case GGMLQuantizationType.IQ4_NL:
-                weight = _iq4_nl(blocks)
+                return _iq4_nl(blocks)
             case GGMLQuantizationType.IQ4_XS:
-                weight = _iq4_xs(blocks)
+                return _iq4_xs(blocks)
             case _:
-                weight = _q4_k(blocks)
-        codes, scale, zero = (
-            self._in_order(name, part) for part in (weight.codes, weight.scale, weight.zero)
-        )
-        return FourBitWeight(codes, scale, zero, weight.table)
+                return _q4_k(blocks)
 
     def _in_order(self, name: str, tensor: Tensor) -> Tensor:
-        """Reorder the rows of an interleaved projection to half-split; others are unchanged."""
-        heads = self._row_heads.get(name)
-        if heads is None:
-            return tensor
-        pairs = torch.arange(tensor.shape[0]).view(heads, -1, 2)
-        return tensor[pairs.transpose(1, 2).reshape(-1)]
+        """The rows in the checkpoint's order."""
+        order = self._tensors[name].order
+        return tensor if order is None else tensor[order]
+
+
+def _expert_of(entry: TensorEntry, expert: int) -> TensorEntry:
+    """One expert's matrix in a tensor of all experts."""
+    size = entry.bytes // entry.shape[0]
+    return replace(entry, shape=entry.shape[1:], offset=entry.offset + expert * size, bytes=size)
 
 
 def _halves(blocks: Tensor, start: int) -> Tensor:

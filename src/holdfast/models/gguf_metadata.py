@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import re
 
-from holdfast.models import gguf_recurrent
+from torch import Tensor
+
+from holdfast.models import gguf_hybrids, gguf_recurrent
 from holdfast.models.fields import ConfigurationError, Fields, Json
-from holdfast.models.gguf import Change, GgufFile, GgufSource
+from holdfast.models.gguf import Change, GgufFile, GgufSource, Stored, half_split
+from holdfast.models.gguf_common import common_values, count_of_experts, split_experts
 
 __all__ = ["GgufFile", "describe", "open_source"]
 
@@ -22,6 +25,7 @@ _ARCHITECTURES = {
     "qwen3moe": "Qwen3MoeForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
+    "olmo2": "Olmo3ForCausalLM",
 }
 
 _INTERLEAVED = frozenset({"llama"})
@@ -54,6 +58,10 @@ _OTHER_LAYER_TENSORS = {
         "ffn_norm": "pre_feedforward_layernorm",
         "post_ffw_norm": "post_feedforward_layernorm",
     },
+    "olmo2": {
+        "post_attention_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
     "gpt-oss": {
         "post_attention_norm": "post_attention_layernorm",
         "attn_post_norm": "post_attention_layernorm",
@@ -75,17 +83,16 @@ _GEMMA_27B_LAYERS = 62
 """The Gemma 3 size whose queries are scaled by the width over the heads; files do not state the scale."""
 
 
-_EXPERTS_MAX = 4096
-
-
 def describe(file: GgufFile) -> Fields:
     """The configuration of the model in a file, with the keys of config.json."""
     metadata = Fields(file.metadata, file.path.name)
     kind = metadata.text("general.architecture")
     if kind in gguf_recurrent.ARCHITECTURES:
         return gguf_recurrent.describe(file, metadata, kind)
+    if kind in gguf_hybrids.ARCHITECTURES:
+        return gguf_hybrids.describe(file, metadata, kind)
     if kind not in _ARCHITECTURES:
-        known = sorted((*_ARCHITECTURES, *gguf_recurrent.ARCHITECTURES))
+        known = sorted((*_ARCHITECTURES, *gguf_recurrent.ARCHITECTURES, *gguf_hybrids.ARCHITECTURES))
         raise ConfigurationError(
             f"GGUF architecture {kind!r} is not supported; supported are {', '.join(known)}"
         )
@@ -94,29 +101,17 @@ def describe(file: GgufFile) -> Fields:
     head_dim = metadata.integer(f"{kind}.attention.key_length", width // heads)
     if metadata.integer(f"{kind}.attention.value_length", head_dim) != head_dim:
         raise ConfigurationError("keys and values of different sizes are not supported")
-    embedding = file.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise ConfigurationError(f"{file.path.name} has no token_embd.weight")
-    eos = metadata.integers("tokenizer.ggml.eos_token_id") + metadata.integers("tokenizer.ggml.eot_token_id")
-    values: dict[str, Json] = {
+    values = common_values(file, metadata, kind) | {
         "architectures": [_ARCHITECTURES[kind]],
-        "vocab_size": embedding.shape[0],
-        "hidden_size": width,
-        "num_hidden_layers": metadata.integer(f"{kind}.block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.integer(f"{kind}.attention.head_count_kv", heads),
         "head_dim": head_dim,
         "intermediate_size": metadata.optional_integer(f"{kind}.feed_forward_length"),
-        "max_position_embeddings": metadata.integer(f"{kind}.context_length"),
-        "rms_norm_eps": metadata.number(f"{kind}.attention.layer_norm_rms_epsilon"),
         "hidden_act": "silu",
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
-        "tie_word_embeddings": "output.weight" not in file.tensors,
         "sliding_window": metadata.optional_integer(f"{kind}.attention.sliding_window", least=0),
         "rope_parameters": _rope(file, metadata, kind, head_dim),
-        "bos_token_id": metadata.raw("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": list(dict.fromkeys(eos)),
     }
     return Fields({**values, **_more(metadata, kind, values)}, file.path.name)
 
@@ -138,13 +133,13 @@ def _more(metadata: Fields, kind: str, values: dict[str, Json]) -> dict[str, Jso
             "rope_parameters": {"full_attention": rope, "sliding_attention": local},
             "final_logit_softcapping": metadata.optional_number(f"{kind}.final_logit_softcapping"),
         }
+    if kind == "olmo2":
+        return _olmo_layers(metadata, kind, values)
     if kind not in ("qwen3moe", "gpt-oss"):
         return {}
     dense = metadata.optional_integer(f"{kind}.feed_forward_length")
     inner = metadata.integer(f"{kind}.expert_feed_forward_length", dense)
-    count = metadata.integer(f"{kind}.expert_count")
-    if count > _EXPERTS_MAX:
-        raise ConfigurationError(f"{count} experts are not supported; at most {_EXPERTS_MAX} are")
+    count = count_of_experts(metadata, kind)
     return {
         "num_experts": count,
         "num_local_experts": count,
@@ -153,6 +148,29 @@ def _more(metadata: Fields, kind: str, values: dict[str, Json]) -> dict[str, Jso
         "intermediate_size": inner if kind == "gpt-oss" else values["intermediate_size"] or inner,
         "norm_topk_prob": True,
     }
+
+
+def _olmo_layers(metadata: Fields, kind: str, values: dict[str, Json]) -> dict[str, Json]:
+    """Olmo 2 has full attention alone; files of Olmo 3 say which layers have a window."""
+    count = metadata.integer(f"{kind}.block_count")
+    sliding: list[bool] = [False] * count
+    if values["sliding_window"]:
+        pattern = metadata.raw(f"{kind}.attention.sliding_window_pattern")
+        if isinstance(pattern, list) and len(pattern) == count:
+            sliding = [bool(each) for each in pattern]
+        elif pattern is None or isinstance(pattern, int):
+            period = metadata.integer(f"{kind}.attention.sliding_window_pattern", 4)
+            sliding = [(index + 1) % period != 0 for index in range(count)]
+        else:
+            raise ConfigurationError(
+                f"{metadata.where}: the pattern of windows does not describe {count} layers"
+            )
+    kinds: list[Json] = ["sliding_attention" if each else "full_attention" for each in sliding]
+    rope = values["rope_parameters"]
+    assert isinstance(rope, dict)
+    theta = metadata.number(f"{kind}.rope.freq_base_swa", metadata.number(f"{kind}.rope.freq_base", 10_000.0))
+    local: dict[str, Json] = {"rope_type": "default", "rope_theta": theta}
+    return {"layer_types": kinds, "rope_parameters": {"full_attention": rope, "sliding_attention": local}}
 
 
 def _rope(file: GgufFile, metadata: Fields, kind: str, head_dim: int) -> dict[str, Json]:
@@ -164,7 +182,7 @@ def _rope(file: GgufFile, metadata: Fields, kind: str, head_dim: int) -> dict[st
     }
     scaling = metadata.text(f"{kind}.rope.scaling.type", "none")
     if _FREQUENCY_FACTORS in file.tensors:
-        source = GgufSource(file, {_FREQUENCY_FACTORS: _FREQUENCY_FACTORS}, {})
+        source = GgufSource(file, {_FREQUENCY_FACTORS: Stored((_FREQUENCY_FACTORS,))})
         factors: list[Json] = list(source.read(_FREQUENCY_FACTORS).tolist())
         parameters |= {"rope_type": "factors", "factors": factors}
     elif scaling != "none":
@@ -184,14 +202,14 @@ def open_source(file: GgufFile, fields: Fields) -> GgufSource:
     kind = Fields(file.metadata, file.path.name).text("general.architecture")
     if kind in gguf_recurrent.ARCHITECTURES:
         return gguf_recurrent.open_source(file)
+    if kind in gguf_hybrids.ARCHITECTURES:
+        return gguf_hybrids.open_source(file, fields, kind)
     heads = {
         "self_attn.q_proj": fields.integer("num_attention_heads"),
         "self_attn.k_proj": fields.integer("num_key_value_heads"),
     }
     parts = _LAYER_TENSORS | _OTHER_LAYER_TENSORS.get(kind, {})
-    names: dict[str, str] = {}
-    row_heads: dict[str, int] = {}
-    experts: dict[str, int] = {}
+    tensors: dict[str, Stored] = {}
     for name, entry in file.tensors.items():
         if name == _FREQUENCY_FACTORS:
             continue
@@ -199,25 +217,21 @@ def open_source(file: GgufFile, fields: Fields) -> GgufSource:
         if layer is not None and layer[2] in _EXPERT_TENSORS:
             at, part = f"model.layers.{layer[1]}.mlp.experts", _EXPERT_TENSORS[layer[2]]
             if layer[3] == "bias":
-                names[f"{at}.{part}.bias"] = name
+                tensors[f"{at}.{part}.bias"] = Stored((name,))
                 continue
-            count = fields.integer("num_experts", 0, least=0)
-            for expert in range(count if len(entry.shape) == 3 and entry.shape[0] == count else 0):
-                names[f"{at}.{expert}.{part}.weight"] = name
-                experts[f"{at}.{expert}.{part}.weight"] = expert
+            tensors |= split_experts(name, entry, fields.integer("num_experts", 0, least=0), at, part)
             continue
+        order: Tensor | None = None
         if layer is not None and layer[2] == "attn_sinks":
             ours = f"model.layers.{layer[1]}.self_attn.sinks"
         elif layer is not None and layer[2] in parts:
             part = parts[layer[2]]
             ours = f"model.layers.{layer[1]}.{part}.{layer[3]}"
-            if kind in _INTERLEAVED and part in heads:
-                row_heads[ours] = heads[part]
+            if kind in _INTERLEAVED and part in heads and entry.shape[0] % (2 * heads[part]) == 0:
+                order = half_split(entry.shape[0], heads[part])
         else:
             stem, _, ending = name.rpartition(".")
             ours = f"{_TENSORS[stem]}.{ending}" if stem in _TENSORS else name
-        names[ours] = name
-    changes: dict[str, Change] = {}
-    if kind in _NORMS_PLUS_ONE:
-        changes = {ours: Change(offset=-1.0) for ours in names if "norm" in ours}
-    return GgufSource(file, names, row_heads, experts, changes)
+        change = Change(offset=-1.0) if kind in _NORMS_PLUS_ONE and "norm" in ours else Change()
+        tensors[ours] = Stored((name,), order=order, change=change)
+    return GgufSource(file, tensors)

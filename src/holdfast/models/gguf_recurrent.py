@@ -1,6 +1,6 @@
-"""GGUF files of models with Mamba2 layers: metadata and tensor names of `mamba2` and `nemotron_h`.
+"""GGUF files of models with one part per layer: metadata and tensor names of `mamba2` and `nemotron_h`.
 
-Files have `-exp` of the decay's logarithm, and some tensors in other shapes. Called by `gguf_metadata`.
+Called by `gguf_metadata`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 
 from holdfast.models.fields import ConfigurationError, Fields, Json
-from holdfast.models.gguf import Change, GgufFile, GgufSource
+from holdfast.models.gguf import GgufFile, GgufSource, Stored
+from holdfast.models.gguf_common import change_of, common_values
 
 ARCHITECTURES = {"mamba2": "Mamba2ForCausalLM", "nemotron_h": "NemotronHForCausalLM"}
 
@@ -40,33 +41,21 @@ _LAYER_TENSORS = {
     "ffn_down.bias": "mixer.down_proj.bias",
 }
 
-_FLATTENED = frozenset({"mixer.A_log", "mixer.D", "mixer.norm.weight"})
-
 _LAYER = re.compile(r"blk\.(\d+)\.([a-z0-9_.]+)")
 
 
 def describe(file: GgufFile, metadata: Fields, kind: str) -> Fields:
     """The configuration of the model in a file, with the keys of config.json."""
-    embedding = file.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise ConfigurationError(f"{file.path.name} has no token_embd.weight")
     rank = metadata.integer(f"{kind}.ssm.time_step_rank")
     head_dim = metadata.integer(f"{kind}.ssm.inner_size") // rank
     names = set(file.tensors)
-    values: dict[str, Json] = {
+    values = common_values(file, metadata, kind) | {
         "architectures": [ARCHITECTURES[kind]],
-        "vocab_size": embedding.shape[0],
-        "hidden_size": metadata.integer(f"{kind}.embedding_length"),
-        "num_hidden_layers": metadata.integer(f"{kind}.block_count"),
-        "max_position_embeddings": metadata.integer(f"{kind}.context_length"),
         "layer_norm_epsilon": metadata.number(f"{kind}.attention.layer_norm_rms_epsilon"),
         "n_groups": metadata.integer(f"{kind}.ssm.group_count"),
         "conv_kernel": metadata.integer(f"{kind}.ssm.conv_kernel"),
         "use_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in names),
         "use_bias": any(name.endswith(".ssm_in.bias") for name in names),
-        "tie_word_embeddings": "output.weight" not in names,
-        "bos_token_id": metadata.raw("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": list(metadata.integers("tokenizer.ggml.eos_token_id")),
     }
     state = metadata.integer(f"{kind}.ssm.state_size")
     if kind == "mamba2":
@@ -106,21 +95,12 @@ def _layers(metadata: Fields, kind: str, names: set[str]) -> dict[str, Json]:
 
 def open_source(file: GgufFile) -> GgufSource:
     """The file's tensors under the names of the family's checkpoints."""
-    names: dict[str, str] = {}
-    changes: dict[str, Change] = {}
+    tensors: dict[str, Stored] = {}
     for name, entry in file.tensors.items():
         layer = _LAYER.fullmatch(name)
         if layer is None or layer[2] not in _LAYER_TENSORS:
-            names[_TENSORS.get(name, name)] = name
+            tensors[_TENSORS.get(name, name)] = Stored((name,))
             continue
         part = _LAYER_TENSORS[layer[2]]
-        ours = f"backbone.layers.{layer[1]}.{part}"
-        names[ours] = name
-        size = 1
-        for length in entry.shape:
-            size *= length
-        if part in _FLATTENED:
-            changes[ours] = Change(negated_exponential=part == "mixer.A_log", shape=(size,))
-        elif part == "mixer.conv1d.weight" and len(entry.shape) == 2:
-            changes[ours] = Change(shape=(entry.shape[0], 1, entry.shape[1]))
-    return GgufSource(file, names, {}, None, changes)
+        tensors[f"backbone.layers.{layer[1]}.{part}"] = Stored((name,), change=change_of(layer[2], entry))
+    return GgufSource(file, tensors)

@@ -27,9 +27,11 @@ from holdfast.models.families import bamba, decoder
 from holdfast.models.fields import ConfigurationError, Fields
 from holdfast.models.layers import Mlp, Part, Together
 
+_RECURRENT = frozenset(("linear_attention", "mamba"))
 
-def _mixers(fields: Fields) -> dict[str, MixerConfig]:
-    """The mixer of each layer type, under its new and its old name."""
+
+def _mixers(fields: Fields, recurrent: bool) -> dict[str, MixerConfig]:
+    """The mixer of each layer type, under its new and its old name; some models have no recurrent layers."""
     bias = fields.flag("attention_bias")
     rotated = fields.has("position_embedding_type") and fields.text("position_embedding_type") == "rope"
     attention = decoder.attention(
@@ -39,8 +41,10 @@ def _mixers(fields: Fields) -> dict[str, MixerConfig]:
         input_bias=bias,
         output_bias=bias,
     )
-    scan = bamba.mamba2(fields)
-    return {"full_attention": attention, "attention": attention, "linear_attention": scan, "mamba": scan}
+    mixers: dict[str, MixerConfig] = dict.fromkeys(("full_attention", "attention"), attention)
+    if recurrent:
+        mixers |= dict.fromkeys(_RECURRENT, bamba.mamba2(fields))
+    return mixers
 
 
 def configure(fields: Fields, architecture: str) -> ModelConfig:
@@ -57,8 +61,8 @@ def configure(fields: Fields, architecture: str) -> ModelConfig:
             activation=act,
             shared=shared,
         )
-    mixers = _mixers(fields)
     kinds = decoder.layer_types(fields, ("linear_attention",) * fields.integer("num_hidden_layers"))
+    mixers = _mixers(fields, not _RECURRENT.isdisjoint(kinds))
     unknown = set(kinds) - set(mixers)
     if unknown:
         raise ConfigurationError(f"{fields.where}: layer types {sorted(unknown)} are unknown to this family")
