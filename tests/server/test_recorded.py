@@ -23,9 +23,12 @@ AGENTS = ("openai-codex", "anthropic-ai-claude-code", "opencode-ai", "qwen-code-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """A server whose stored responses, and so their sessions, stay from test to test."""
+    """A server whose stored responses, and so their sessions, stay from test to test.
+
+    opencode and Qwen Code reserve 32,000 tokens for each answer, which the context length must have room for.
+    """
     parsers = ("--tool-parser", "hermes", "--reasoning-parser", "think", "--audit", "strict")
-    made = Server("echo", *parsers, "--kv-tokens", "65536", "--context-length", "16384")
+    made = Server("echo", *parsers, "--kv-tokens", "131072", "--context-length", "65536")
     yield made
     assert made.stop() == 0
     assert made.complaints() == []
