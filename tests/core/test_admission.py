@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.core.admission import Admission, match_limit, packed_prompt
-from holdfast.core.layout import MemoryLayout
+from holdfast.core.layout import Component, MemoryLayout
 from holdfast.core.tokens import pack
 from tests.core.driver import LAYOUTS, PAGE_SIZES, Driver, prompt
 
@@ -131,3 +131,20 @@ def test_a_later_turn_of_a_session_that_lost_its_memory_leans_on_its_history_in_
     assert turn.computed == 34 - 28 + 5 + 2
     history = driver.tokens("a")
     assert history[-3:] == driver.says(history[:-3], 3)
+
+
+def test_a_turn_without_input_gets_a_copy_of_the_page_that_it_computes_into() -> None:
+    """The last token of a history that is leased whole is computed again: inside a page that others read."""
+    driver = Driver("dense", 4)
+    driver.open("a")
+    driver.turn("a", 9, 3)
+    child = driver.scheduler.fork("a", "b", driver.now)
+    driver.run()
+    assert child.sequence.lease is not None
+    assert child.sequence.known == child.sequence.computed == child.sequence.lease.length == 12
+    turn = driver.submit("b", (), 2, goes_on=True)
+    plan = driver.plan()
+    assert [copy.component for copy in plan.copies] == [Component.FULL]
+    driver.run()
+    assert (turn.cached, turn.generated) == (12, 2)
+    assert driver.tokens("b")[-2:] == driver.says(driver.tokens("b")[:-2], 2)

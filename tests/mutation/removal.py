@@ -81,13 +81,17 @@ class Suite:
     noticed: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def tests_of(self, statement: Statement, tests_max: int) -> list[int]:
-        """The tests that run a statement: of each function one, the quickest first, then another one."""
+        """The tests that run a statement: those named after its file, then of each function one, the quickest
+        first, then another one. Those that noticed statements of the file are the first of all.
+        """
         functions: dict[str, list[int]] = {}
         for line in range(statement.line, statement.end_line + 1):
             for number in self.lines.get(f"{statement.file}:{line}", []):
                 functions.setdefault(self.items[number].nodeid.partition("[")[0], []).append(number)
+        own = f"/test_{statement.path.stem}.py::"
         rounds = zip_longest(*(dict.fromkeys(several) for several in functions.values()))
-        chosen = [number for each in rounds for number in each if number is not None][:tests_max]
+        chosen = [number for each in rounds for number in each if number is not None]
+        chosen = sorted(chosen, key=lambda number: own not in self.items[number].nodeid)[:tests_max]
         noticed = self.noticed.get(statement.file, {})
         return sorted(chosen, key=lambda number: -noticed.get(self.items[number].nodeid, 0))
 

@@ -20,9 +20,9 @@ from holdfast.core.turn import Turn
 
 
 class Admission:
-    """What one turn has taken so far."""
+    """What one turn has taken so far; `pinned` are the points that were pinned before it began."""
 
-    __slots__ = ("begun", "branch", "known", "leaned", "pinned", "registry", "session", "turn")
+    __slots__ = ("branch", "known", "leaned", "pinned", "registry", "session", "turn")
 
     def __init__(self, registry: Registry, session: Session, turn: Turn) -> None:
         self.registry = registry
@@ -31,8 +31,7 @@ class Admission:
         self.known = session.sequence.known
         self.branch = 0
         self.leaned = False
-        self.begun = False
-        self.pinned: list[ResumePoint] = []
+        self.pinned: list[ResumePoint] | None = None
 
     def take(self) -> None:
         """Take the session's memory for the turn, or raise `OutOfUnits`: then `undo` gives all of it back."""
@@ -45,9 +44,9 @@ class Admission:
             self.registry.in_flight.add_copies(copies, self.session)
         if sequence.known == turn.known_before:
             sequence.tokens.extend(turn.request.tokens)
-        self.pinned = [point for point in sequence.points if point.pinned]
+        pinned = [point for point in sequence.points if point.pinned]
         sequence.begin(turn.holder, turn.known_before)
-        self.begun = True
+        self.pinned = pinned
         layout = self.registry.ledger.layout
         if turn.known_before == 0:
             sequence.cut_chunk_at(self.branch // layout.page_size * layout.page_size)
@@ -75,7 +74,7 @@ class Admission:
     def undo(self) -> None:
         """Give everything back. The session is as it was before."""
         session, sequence = self.session, self.session.sequence
-        if self.begun:
+        if self.pinned is not None:
             retract(sequence, session.holder, session.checkpoints)
             for point in sequence.points:
                 point.pinned = point in self.pinned

@@ -71,7 +71,6 @@ class UnknownToken(Refused):
         super().__init__(
             f"turn {turn_id} has a token id outside the vocabulary: ids are 0 to {vocabulary - 1}"
         )
-        self.vocabulary = vocabulary
 
 
 class TurnExists(Refused):

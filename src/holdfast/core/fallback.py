@@ -70,7 +70,6 @@ def forget_rows(sequence: Sequence) -> int:
     if sequence.spare is not None:
         sequence.spare.release(sequence.fence)
         sequence.spare = None
-    sequence.give_back()
     if not sequence.ledger.layout.state:
         return sequence.computed
     return sequence.points[-1].length if sequence.points else 0
@@ -164,4 +163,3 @@ def _shorten_lease(sequence: Sequence, length: int, partial: list[Hold]) -> None
         assert own is not None
         own.join(copied)
     sequence.stand_at(length)
-    sequence.changed = min(sequence.changed, aligned)

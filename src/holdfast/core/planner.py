@@ -442,7 +442,6 @@ class PlanBuilder:
             elif session.tenant not in self.full:
                 taken = self._compute_ahead(session, turn, left)
                 left -= taken
-                self.budget -= taken
                 queues.unheard = queues.unheard or taken > 0
 
     def _compute_ahead(self, session: Session, turn: Turn, budget: int) -> int:
