@@ -147,7 +147,7 @@ class Ownership:
         tenant may have; None counts none.
         """
         life = self.lives.get(number)
-        if life is None or life.state not in ALIVE or life.batch != batch - 1:
+        if life is None or not self._may_commit(life, batch):
             return None
         life.batch, life.lease = batch, now + LEASE_SECONDS
         accepted = {write.session for write in writes if self._may_write(number, write)}
@@ -163,6 +163,11 @@ class Ownership:
             row = Row(write.tenant, number, write.epoch, write.commits, limit is not None, write.content)
             self.sessions[write.session] = row
         return frozenset(accepted)
+
+    @staticmethod
+    def _may_commit(life: Life, batch: int) -> bool:
+        """The fence of the life."""
+        return life.state in ALIVE and life.batch == batch - 1
 
     def _may_write(self, number: int, write: Write) -> bool:
         """The fence: the owner, the epoch and the number of the commit."""
@@ -234,7 +239,7 @@ class Ownership:
             row = self.sessions.get(name)
             if row is None:
                 continue
-            if life is not None and life.state is LifeState.LIVE and self._is_free(row):
+            if self._takes_sessions(life) and self._is_free(row):
                 self._take(row, number)
             found[name] = Claimed(row.owner, row.epoch, row.commits, row.content)
         return found
@@ -242,6 +247,10 @@ class Ownership:
     def _take(self, row: Row, taker: int) -> None:
         row.owner = taker
         row.epoch += 1
+
+    @staticmethod
+    def _takes_sessions(life: Life | None) -> bool:
+        return life is not None and life.state is LifeState.LIVE
 
     def _is_free(self, row: Row) -> bool:
         return self.lives[row.owner].state not in ALIVE
@@ -260,8 +269,7 @@ class Ownership:
             if (
                 giver is not None
                 and giver.state in ALIVE
-                and taker is not None
-                and taker.state is LifeState.LIVE
+                and self._takes_sessions(taker)
                 and offer.target != number
                 and (row.owner, row.epoch, row.commits) == (number, offer.epoch, offer.commits)
             ):

@@ -1,4 +1,4 @@
-"""What goes wrong in a world: crashes, pauses, partitions, drains, scaling, hand-overs, store failovers.
+"""What goes wrong in a world: crashes, pauses, partitions, drains, scaling, hand-overs, failovers.
 
 Faults come at random moments and end by themselves; `stop` ends all of them, so that the end of a run shows
 whether every session is served again. Used by the world.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from holdfast.cluster.ownership import Offer
 from holdfast.sim.cluster.replica import Replica
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ PAUSE_SECONDS = (0.5, 20.0)
 CUT_SECONDS = (0.5, 15.0)
 FAILOVER_SECONDS = (0.2, 3.0)
 SKEW_SECONDS = 6.0
+SEIZED = 6
+"""How many sessions an operator moves at once."""
 
 
 class Faults:
@@ -36,7 +39,8 @@ class Faults:
             (0.12, "drain", self._drain),
             (0.05, "scale down", self._scale_down),
             (0.05, "scale up", self._scale_up),
-            (0.26, "hand over", self._hand_over),
+            (0.18, "hand over", self._hand_over),
+            (0.08, "seize", self._seize),
             (0.02, "failover", self._fail_over),
         )
         self.counts = {name: 0 for _, name, _ in self.kinds}
@@ -113,6 +117,18 @@ class Faults:
 
     def _hand_over(self, replica: Replica) -> None:
         self.world.rebalance(replica)
+
+    def _seize(self, replica: Replica) -> None:
+        """An operator moves sessions away from a replica that does not hear of it."""
+        owner, loads = replica.owner, self.world.others(replica, 1)
+        if owner is None or not loads or self.world.store.down:
+            return
+        rows = self.world.store.rules.sessions
+        names = [name for name in owner.sessions if name in rows and rows[name].owner == owner.life]
+        offers = [
+            Offer(name, rows[name].epoch, rows[name].commits, loads[0].life) for name in names[-SEIZED:]
+        ]
+        self.world.store.hand_over(owner.life, offers)
 
     def _fail_over(self, _replica: Replica) -> None:
         """Statements and answers are lost for a while; the clock of the new primary differs."""

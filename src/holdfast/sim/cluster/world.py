@@ -24,6 +24,9 @@ TIMEOUT = 3.0
 """After how many seconds a client sends its request again."""
 
 SWEEP = 0.25
+BACK_OFF_DOUBLINGS = 6
+"""How often an API process doubles its wait before it asks again."""
+
 QUIET_SECONDS = 60.0
 """Within which every client must be answered once the faults have ended."""
 SAMPLE = 8
@@ -263,7 +266,8 @@ class World:
         self.hints.pop(op.session, None)
         client = self.clients[op.client]
         if client.op is op:
-            self.events.after(self.events.between(0.05, 0.3), self._again, client, op)
+            wait = 0.05 * 2 ** min(client.attempts, BACK_OFF_DOUBLINGS)
+            self.events.after(wait * (0.5 + self.events.chance()), self._again, client, op)
 
     def _again(self, client: Client, op: Op) -> None:
         if client.op is op:
