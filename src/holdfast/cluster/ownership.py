@@ -34,7 +34,9 @@ class Write(NamedTuple):
     """One session's part of a commit; its condition is the owner, the epoch and the number of the commit.
 
     `commits` is the number after the write. `needs` is the session that a fork was made of: it is refused
-    with it. `content` is what the session holds afterwards; the rules do not look at it.
+    with it. `content` is what the session holds afterwards; the rules do not look at it. `makes` is the fork
+    that a parent's write makes: where that is refused (its name is taken, its tenant at its limit), the
+    parent holds `otherwise`, so that the request for the fork is not taken for done when it is repeated.
     """
 
     session: str
@@ -44,6 +46,8 @@ class Write(NamedTuple):
     content: Hashable = None
     tenant: str = ""
     needs: str | None = None
+    makes: str | None = None
+    otherwise: Hashable = None
 
 
 @dataclass(slots=True)
@@ -143,7 +147,7 @@ class Ownership:
         tenant may have; None counts none.
         """
         life = self.lives.get(number)
-        if life is None or life.state not in ALIVE or life.batch != batch - 1:
+        if life is None or not self._may_commit(life, batch):
             return None
         life.batch, life.lease = batch, now + LEASE_SECONDS
         accepted = {write.session for write in writes if self._may_write(number, write)}
@@ -151,14 +155,19 @@ class Ownership:
             write for write in writes if write.kind is Kind.CREATE and self._may_create(write, accepted)
         ]
         granted = self._grant(wanted, limit) if limit is not None else wanted
+        accepted.update(write.session for write in granted)
         for write in writes:
-            if write.session in accepted:
-                self._apply(write)
+            if write.session in accepted and write.kind is not Kind.CREATE:
+                self._apply(write, accepted)
         for write in granted:
             row = Row(write.tenant, number, write.epoch, write.commits, limit is not None, write.content)
             self.sessions[write.session] = row
-            accepted.add(write.session)
         return frozenset(accepted)
+
+    @staticmethod
+    def _may_commit(life: Life, batch: int) -> bool:
+        """The fence of the life."""
+        return life.state in ALIVE and life.batch == batch - 1
 
     def _may_write(self, number: int, write: Write) -> bool:
         """The fence: the owner, the epoch and the number of the commit."""
@@ -185,14 +194,15 @@ class Ownership:
                 granted.append(write)
         return granted
 
-    def _apply(self, write: Write) -> None:
+    def _apply(self, write: Write, accepted: Collection[str]) -> None:
         row = self.sessions[write.session]
         if write.kind is Kind.REMOVE:
             del self.sessions[write.session]
             if row.counted:
                 self.tenants[row.tenant] -= 1
         else:
-            row.commits, row.content = write.commits, write.content
+            made = write.makes is None or write.makes in accepted
+            row.commits, row.content = write.commits, write.content if made else write.otherwise
 
     def standing(self, number: int, now: float) -> Standing:
         """What became of a life whose commit was refused; renews its lease."""
@@ -229,7 +239,7 @@ class Ownership:
             row = self.sessions.get(name)
             if row is None:
                 continue
-            if life is not None and life.state is LifeState.LIVE and self._is_free(row):
+            if self._takes_sessions(life) and self._is_free(row):
                 self._take(row, number)
             found[name] = Claimed(row.owner, row.epoch, row.commits, row.content)
         return found
@@ -237,6 +247,10 @@ class Ownership:
     def _take(self, row: Row, taker: int) -> None:
         row.owner = taker
         row.epoch += 1
+
+    @staticmethod
+    def _takes_sessions(life: Life | None) -> bool:
+        return life is not None and life.state is LifeState.LIVE
 
     def _is_free(self, row: Row) -> bool:
         return self.lives[row.owner].state not in ALIVE
@@ -255,8 +269,7 @@ class Ownership:
             if (
                 giver is not None
                 and giver.state in ALIVE
-                and taker is not None
-                and taker.state is LifeState.LIVE
+                and self._takes_sessions(taker)
                 and offer.target != number
                 and (row.owner, row.epoch, row.commits) == (number, offer.epoch, offer.commits)
             ):
