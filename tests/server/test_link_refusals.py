@@ -233,8 +233,9 @@ def test_a_truncated_frame_is_no_command(served: tuple[EngineProcess, Server], a
     assert isinstance(foreigner.hear(), wire.Welcome)
     whole = framed(wire.encode(wire.CloseSession(7 << wire.CALL_BITS, "public/kept")))
     foreigner.tls.sendall(whole[:-1])
-    foreigner.tls.unwrap().close()
-    engine.says("the link to an API process is lost: the other end closed the link")
+    foreigner.tls.shutdown(socket.SHUT_RDWR)
+    foreigner.tls.close()
+    engine.says("the link to an API process is lost: the other end closed the connection")
     assert server.state("kept")["state"] == "IDLE"
     serves(server)
 
@@ -264,7 +265,7 @@ def test_one_engine_at_two_addresses_is_one(apart: Apart) -> None:
         None, "--engine", engine.address, "--engine", proxy.address, "--link-keys", str(apart.keys)
     )
     try:
-        said(server.lines, "the same engine is connected at")
+        said(server.lines, "is connected already, to the same engine at")
         serves(server)
     finally:
         assert server.stop() == 0

@@ -155,8 +155,8 @@ class EngineSet:
     def hurry(self) -> None:
         """The engines are not this process's to hurry."""
 
-    def _greeting(self) -> wire.Greeting:
-        return wire.Greeting(wire.PROTOCOL, self._identity, self._prefix, self._model)
+    def _greeting(self, address: str) -> wire.Greeting:
+        return wire.Greeting(wire.PROTOCOL, self._identity, self._prefix, self._model, address)
 
     def _judge(self, engine: RemoteEngine, welcome: wire.Welcome) -> str | None:
         """Why an engine is not wanted."""

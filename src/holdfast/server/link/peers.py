@@ -69,12 +69,14 @@ class Host(Protocol):
 class Peer:
     """One connection."""
 
-    __slots__ = ("address", "calls", "client", "heard", "secure", "silence", "turns", "volatile")
+    __slots__ = ("address", "calls", "client", "heard", "link", "secure", "silence", "turns", "volatile")
 
     def __init__(self, secure: SecureSocket, address: str) -> None:
         self.secure = secure
         self.address = address
         self.client = ""
+        self.link = ""
+        """The address under which it knows the engine."""
         self.calls = 0
         """The prefix of its calls; 0 for a stranger."""
         self.silence = LivedTime(TICK_SECONDS)
@@ -240,8 +242,11 @@ class Peers:
     def _greet(self, peer: Peer, greeting: wire.Greeting) -> None:
         answer = self._host.welcome(greeting)
         before = self._members.get(greeting.calls)
-        if isinstance(answer, wire.Welcome) and before is not None and before.client != greeting.client:
-            answer = "another API process has these numbers of calls; restart this one"
+        if isinstance(answer, wire.Welcome) and before is not None:
+            if before.client != greeting.client:
+                answer = "another API process has these numbers of calls; restart this one"
+            elif before.link != greeting.link:
+                answer = f"the API process is connected already, to the same engine at {before.link}"
         if isinstance(answer, str):
             peer.secure.send(wire.encode(wire.Unable(answer)))
             peer.secure.end(answer)
@@ -249,7 +254,7 @@ class Peers:
         if before is not None:
             self._drop(before, "its API process has connected again")
         del self._strangers[peer.secure.socket.fileno()]
-        peer.client, peer.calls = greeting.client, greeting.calls
+        peer.client, peer.link, peer.calls = greeting.client, greeting.link, greeting.calls
         peer.secure.frames.longest = type(peer.secure.frames)().longest
         peer.silence.reset()
         self._members[peer.calls] = peer

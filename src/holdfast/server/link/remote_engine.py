@@ -77,7 +77,7 @@ class RemoteEngine:
         client: EngineClient,
         context: ssl.SSLContext,
         link_seconds: float,
-        greeting: Callable[[], wire.Greeting],
+        greeting: Callable[[str], wire.Greeting],
         judge: Callable[[RemoteEngine, wire.Welcome], str | None],
     ) -> None:
         """`judge` says why an engine that welcomes this process is not wanted; None if it is."""
@@ -143,7 +143,7 @@ class RemoteEngine:
                 )
             set_timeouts(transport.get_extra_info("socket"), self._link_seconds)
             self._silence.reset()
-            channel.send(wire.encode(self._greeting()))
+            channel.send(wire.encode(self._greeting(self.address)))
             watching = asyncio.create_task(self._watch(channel))
             try:
                 await channel.ended

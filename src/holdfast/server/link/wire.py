@@ -27,13 +27,15 @@ CALL_BITS = 36
 class Greeting(msgspec.Struct, tag="greeting", frozen=True):
     """The first message over TCP: who asks. `model` is the digest of the model that it serves, if any yet.
 
-    `client` is the same for all links of one API process. Its calls have numbers with the prefix `calls`.
+    `client` is the same for all links of one API process, `link` the address that it connects to. Its calls
+    have numbers with the prefix `calls`.
     """
 
     protocol: int
     client: str
     calls: int
     model: str = ""
+    link: str = ""
 
 
 class Beat(msgspec.Struct, tag="beat", frozen=True):
