@@ -37,6 +37,8 @@ PRELOADED = (
     "holdfast.cli.sim",
     "holdfast.server.serve",
     "holdfast.server.link.worker",
+    "holdfast.cli.engine",
+    "holdfast.server.link.engine_process",
     "tests.preloaded.engine",
 )
 MAIN = ("holdfast.cli.__main__", "holdfast.server.link.worker")

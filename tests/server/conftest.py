@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.models.small import write_small_model
+from tests.server.apart import apart
 from tests.server.serving import Server
+
+__all__ = ["apart"]
 
 Serve = Callable[..., Server]
 

@@ -31,17 +31,18 @@ class Server:
 
     def __init__(
         self,
-        model: str | Path,
+        model: str | Path | None,
         *arguments: str,
         environment: dict[str, str] | None = None,
         descriptors: int | None = None,
         execute: bool = False,
     ) -> None:
-        """`descriptors` limits how many each process may open.
+        """`descriptors` limits how many each process may open. Without a model its engines are apart.
 
         The server is a preloaded process, unless `execute` asks for new interpreters.
         """
-        self.arguments = [str(model), "--port", "0", *arguments]
+        named = [] if model is None else [str(model)]
+        self.arguments = [*named, "--port", "0", *arguments]
         self.lines: list[str] = []
         settings = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
         self.process = commands.start(

@@ -44,6 +44,8 @@ class Command(NamedTuple):
 
 COMMANDS: tuple[Command, ...] = (
     Command("serve", "holdfast.cli.serve", "Serve a model over HTTP."),
+    Command("engine", "holdfast.cli.engine", "Run an engine alone, for servers that connect to it."),
+    Command("link-keys", "holdfast.cli.link_keys", "Write a key file for links between servers and engines."),
     Command(
         "chat", "holdfast.cli.chat", "Chat with a model in the terminal, in this process or through a server."
     ),

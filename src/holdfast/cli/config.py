@@ -37,6 +37,7 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         **{field.name: field.kind for field in SAMPLING_FIELDS if field.name != "seed"},
     },
     "serve": {},
+    "engine": {"listen": str, "engine_id": str},
 }
 """Keys of a command's own table, besides those at the top."""
 

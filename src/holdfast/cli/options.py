@@ -23,13 +23,14 @@ from holdfast.cli.config import ConfigError, find_config, read_config
 from holdfast.cli.sampling_options import CHAT_DEFAULTS, SAMPLING_FIELDS
 from holdfast.engine.options import CHOICES, EngineOptions, OptionError
 from holdfast.engine.sampling import Sampling
-from holdfast.server.options import LOG_LEVELS, ServerOptions
+from holdfast.server.options import LOG_LEVELS, EngineProcessOptions, ServerOptions
 
 __all__ = [
     "ANSWER_OPTIONS",
     "COMPANIONS",
     "ENGINE_OPTIONS",
     "NAMED_MODEL",
+    "PROCESS_OPTIONS",
     "SAMPLING_OPTIONS",
     "SERVER_OPTIONS",
     "Option",
@@ -316,6 +317,33 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     ),
 )
 
+LINK_OPTIONS: tuple[Option, ...] = (
+    Option(
+        "link_keys", str, "Key file of the links between API processes and engines (`holdfast link-keys`)."
+    ),
+    Option("link_seconds", float, "Time without a heartbeat after which a link is lost."),
+)
+
+SERVER_OPTIONS += (
+    Option(
+        "engine",
+        list[str],
+        "HOST:PORT of a `holdfast engine`; may be repeated. This server has no engine of its own then.",
+    ),
+    *LINK_OPTIONS,
+)
+
+PROCESS_OPTIONS: tuple[Option, ...] = (
+    Option("listen", str, "HOST:PORT to listen on for API processes; port 0 takes a free one."),
+    *LINK_OPTIONS,
+    Option("engine_id", str, "Name of the engine in reports (default: the host's name and the port)."),
+    *(
+        option
+        for option in SERVER_OPTIONS
+        if option.name in ("api_keys", "drain_seconds", "log_level", "log_format")
+    ),
+)
+
 SAMPLING_OPTIONS: tuple[Option, ...] = tuple(
     Option(
         field.name,
@@ -359,6 +387,7 @@ GROUPS: Mapping[str, tuple[str, tuple[Option, ...], type[Any]]] = {
     "sampling_options": ("Answers", SAMPLING_OPTIONS, Sampling),
     "engine_options": ("Engine", ENGINE_OPTIONS, EngineOptions),
     "server_options": ("Server", SERVER_OPTIONS, ServerOptions),
+    "process_options": ("Process", PROCESS_OPTIONS, EngineProcessOptions),
 }
 
 COMPANIONS = {"durability": "journal", "disk_limit": "disk", "snapshot_seconds": "disk"}

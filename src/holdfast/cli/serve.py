@@ -10,7 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.options import NAMED_MODEL, chosen_model, require_companions, takes_options
+from holdfast.cli.options import (
+    NAMED_MODEL,
+    chosen_model,
+    on_the_line,
+    require_companions,
+    takes_options,
+)
 from holdfast.cli.progress import StartProgress
 from holdfast.cli.refusals import UNUSABLE, WRONG, refusal
 from holdfast.engine.options import OptionError, make_options
@@ -30,7 +36,8 @@ HELP = (
     "holdfast serve                 a small model (downloaded once)\n"
     "holdfast serve DIRECTORY       a local model\n"
     "holdfast serve echo            no model: repeats its input\n"
-    "holdfast serve --host 0.0.0.0 --api-keys keys.txt\n\n"
+    "holdfast serve --host 0.0.0.0 --api-keys keys.txt\n"
+    "holdfast serve --engine HOST:PORT --link-keys link.pem\n\n"
     "holdfast chat --url chats through it, holdfast top watches it."
 )
 
@@ -55,11 +62,22 @@ def serve(
     engine = engine_options or {}
     try:
         server = make_server_options(server_options or {})
+        if server.engine:
+            _require_no_engine(context, engine)
+            engine = {}
         require_companions(engine)
         make_options(**engine)
     except OptionError as error:
         raise refusal("serve", error.typed, WRONG) from error
     raise typer.Exit(_run(model, engine, server))
+
+
+def _require_no_engine(context: typer.Context, engine: dict[str, Any]) -> None:
+    """Reject a model, or options of an engine, of a server that has none of its own."""
+    given = [name for name in ("model", "named_model", *engine) if on_the_line(context, name)]
+    if given:
+        shown = "model" if given[0] == "named_model" else given[0]
+        raise OptionError(shown, "belongs to the engines: give it to `holdfast engine`, not with --engine")
 
 
 def _run(model: str, engine: dict[str, Any], server: ServerOptions) -> int:
@@ -103,7 +121,7 @@ class LoadProgress:
 
 def make_server_options(stated: dict[str, Any]) -> ServerOptions:
     """The options of the server; raises `OptionError` for invalid values."""
-    repeated = ("cors_origin", "allowed_host")
+    repeated = ("cors_origin", "allowed_host", "engine")
     values: dict[str, Any] = {
         name: tuple(value) if name in repeated else value for name, value in stated.items()
     }

@@ -26,7 +26,7 @@ from holdfast.server.dialects.answer_options import AnswerOptions
 from holdfast.server.dialects.turn_options import TurnOptions
 from holdfast.server.http.problems import Problem
 from holdfast.server.link import wire
-from holdfast.server.link.engine_client import EngineClient
+from holdfast.server.link.engine_client import Link
 from holdfast.server.prompts import opens_history
 from holdfast.server.sessions import SessionRecord, engine_name
 from holdfast.server.turn_request import PLAIN_ANSWER, Input, TurnAsked
@@ -81,9 +81,7 @@ class Writes(Protocol):
 class Listening:
     """The inputs of all sessions that are not complete yet."""
 
-    def __init__(
-        self, link: EngineClient, writer: Writes, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, link: Link, writer: Writes, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link
         self._writer = writer
         self._clock = clock

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from holdfast.engine.options import OptionError
 from holdfast.engine.sampling import SEED_MAX
 
-__all__ = ["LOG_LEVELS", "TTL_MAX", "ServerOptions", "ip_address"]
+__all__ = ["LOG_LEVELS", "TTL_MAX", "EngineProcessOptions", "ServerOptions", "ip_address"]
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -20,7 +20,9 @@ MEBIBYTE = 1 << 20
 TTL_MAX = 30 * 86_400.0
 """The longest time that a session is kept without use, in seconds."""
 FOUND_SESSIONS_MAX = 1 << 16
+LINK_SECONDS = 10.0
 
+_ENGINE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_.-]{1,253}")
 
 
@@ -32,7 +34,8 @@ class ServerOptions:
     environment gives the same, separated by commas. A tenant may have `tenant_sessions` open; None for as
     many as the server. Turns without a seed get one derived from `seed`. Conversations that clients send
     whole go on in one of `found_sessions` sessions that nobody sees; 0 runs each as a request of its own.
-    Stored responses are kept for `response_ttl` seconds after their last use.
+    Stored responses are kept for `response_ttl` seconds after their last use. With `engine`, addresses of
+    engine processes, this process has no engine of its own; a link that is silent for `link_seconds` is lost.
     """
 
     host: str = "127.0.0.1"
@@ -57,14 +60,20 @@ class ServerOptions:
     response_ttl: float = TTL_MAX
     storm: bool = False
     seed: int | None = None
+    engine: tuple[str, ...] = ()
+    link_keys: str | None = None
+    link_seconds: float = LINK_SECONDS
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise OptionError("port", f"must be from 0 to 65535, not {self.port}")
-        if self.log_level not in LOG_LEVELS:
-            raise OptionError("log_level", f"must be one of {', '.join(LOG_LEVELS)}, not {self.log_level!r}")
-        if self.log_format not in ("text", "json"):
-            raise OptionError("log_format", f"must be text or json, not {self.log_format!r}")
+        _check_logging(self.log_level, self.log_format)
+        if self.engine and self.link_keys is None:
+            raise OptionError("engine", "needs --link-keys FILE: make one with `holdfast link-keys FILE`")
+        if self.link_keys is not None and not self.engine:
+            raise OptionError("link_keys", "means nothing without --engine")
+        if len(set(self.engine)) < len(self.engine):
+            raise OptionError("engine", "names an address twice")
         for name in ("body_limit", "bodies_limit", "message_limit", "tenant_sessions"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -74,7 +83,7 @@ class ServerOptions:
         for name in self.allowed_host:
             if name != "*" and not _HOST_NAME.fullmatch(name) and ip_address(name.strip("[]")) is None:
                 raise OptionError("allowed_host", "must be a host name without a port, or * for any")
-        for name in ("header_seconds", "body_seconds", "drain_seconds", "hang_seconds"):
+        for name in ("header_seconds", "body_seconds", "drain_seconds", "hang_seconds", "link_seconds"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise OptionError(name, "must be a positive number of seconds")
         if not 0 < self.response_ttl <= TTL_MAX:
@@ -89,6 +98,40 @@ class ServerOptions:
         """Whether only this machine can reach the server."""
         address = ip_address(self.host)
         return self.host == "localhost" or (address is not None and address.is_loopback)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProcessOptions:
+    """An engine process alone: where it listens, its keys and its name. Times are in seconds.
+
+    A link that is silent for `link_seconds` is lost. Memory shares of tenants are taken from `api_keys`.
+    """
+
+    listen: str = "127.0.0.1:7000"
+    link_keys: str | None = None
+    link_seconds: float = LINK_SECONDS
+    engine_id: str | None = None
+    api_keys: str | None = None
+    drain_seconds: float = 30.0
+    log_level: str = "info"
+    log_format: str = "text"
+
+    def __post_init__(self) -> None:
+        _check_logging(self.log_level, self.log_format)
+        if self.link_keys is None:
+            raise OptionError("link_keys", "is required: make a key file with `holdfast link-keys FILE`")
+        if self.engine_id is not None and not _ENGINE_ID.fullmatch(self.engine_id):
+            raise OptionError("engine_id", "must be 1 to 64 of the characters A-Z, a-z, 0-9, _, ., : and -")
+        for name in ("drain_seconds", "link_seconds"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise OptionError(name, "must be a positive number of seconds")
+
+
+def _check_logging(level: str, form: str) -> None:
+    if level not in LOG_LEVELS:
+        raise OptionError("log_level", f"must be one of {', '.join(LOG_LEVELS)}, not {level!r}")
+    if form not in ("text", "json"):
+        raise OptionError("log_format", f"must be text or json, not {form!r}")
 
 
 def ip_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -30,9 +30,13 @@ from holdfast.server.http.connections import Config, Connections, raise_descript
 from holdfast.server.http.keys import Keys, warn_if_readable
 from holdfast.server.http.websockets import SocketConnection
 from holdfast.server.link import wire
+from holdfast.server.link.engine_set import EngineSet
 from holdfast.server.link.supervisor import Supervisor
+from holdfast.server.link.tls import client_context
 from holdfast.server.options import ServerOptions
 from holdfast.server.service import Service
+from holdfast.server.sessions import shown_name
+from holdfast.server.telemetry.engine_metrics import EnginesCollector
 from holdfast.server.telemetry.logs import set_up_logging
 from holdfast.server.telemetry.metrics import Metrics
 
@@ -58,7 +62,7 @@ class Serving:
     def __init__(
         self, model: str, path: str, engine_options: dict[str, Any], options: ServerOptions, keys: Keys
     ) -> None:
-        """`path` is the directory or file of `model`."""
+        """`path` is the directory or file of `model`; empty where the engines are apart."""
         self.model = model
         self.path = path
         self.options = options
@@ -79,13 +83,18 @@ class Serving:
         )
         name = self.options.served_model_name or shown_name(self.model)
         metrics = Metrics()
-        service = Service(self.options, configure, metrics, name, progress)
-        link, supervisor = service.link, service.supervisor
+        keys = self.options.link_keys
+        remote = None if keys is None else client_context(keys)
+        service = Service(self.options, configure, metrics, name, progress, remote)
+        link, supervisor, engines = service.link, service.supervisor, service.engines
         supervising = asyncio.create_task(supervisor.run())
         try:
-            metrics.watch(lambda: link.pulse, link.totals, lambda: supervisor.up)
-            metrics.watch_loop(link.loop_times)
-            announcing = asyncio.create_task(self._announce(supervisor, listener, name))
+            if engines is not None:
+                metrics.registry.register(EnginesCollector(lambda: engines.engines))
+            else:
+                metrics.watch(lambda: link.pulse, link.totals, lambda: supervisor.up)
+                metrics.watch_loop(link.loop_times)
+            announcing = asyncio.create_task(self._announce(service, listener))
             await self._serve(service, listener, supervising)
             announcing.cancel()
             service.close()
@@ -164,18 +173,18 @@ class Serving:
         listener.setblocking(False)
         return listener
 
-    async def _announce(self, supervisor: Supervisor, listener: socket.socket, name: str) -> None:
-        """Print the address and the memory plan when the server is ready."""
-        await supervisor.wait_ready()
+    async def _announce(self, service: Service, listener: socket.socket) -> None:
+        """Print the address and the memory plan, or the engines, when the server is ready."""
+        await service.supervisor.wait_ready()
         bound_pauses()
-        facts = supervisor.facts
-        assert facts is not None
+        facts = service.facts
+        plan = facts.plan if service.engines is None else [f"engines at {', '.join(self.options.engine)}"]
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         about = f"{facts.architecture}, {facts.dtype} on {facts.device}, context {facts.context_length}"
         lines = [
-            f"Holdfast serves {name} on http://{shown}:{port}",
-            *(f"  {line}" for line in (about, *facts.plan)),
+            f"Holdfast serves {service.model_name} on http://{shown}:{port}",
+            *(f"  {line}" for line in (about, *plan)),
         ]
         sys.stdout.write("\n".join(lines) + "\n")
         sys.stdout.flush()
@@ -191,7 +200,7 @@ class Serving:
         for task in (draining, hurry):
             task.cancel()
 
-    async def _let_write(self, supervisor: Supervisor, supervising: asyncio.Task[None]) -> None:
+    async def _let_write(self, supervisor: Supervisor | EngineSet, supervising: asyncio.Task[None]) -> None:
         """Wait until the engine has written its sessions and exited; another signal stops the writing."""
         hurry = asyncio.create_task(self.hurry.wait())
         await asyncio.wait({supervising, hurry}, return_when=asyncio.FIRST_COMPLETED)
@@ -199,11 +208,6 @@ class Serving:
             supervisor.hurry()
         hurry.cancel()
         await asyncio.gather(supervising, return_exceptions=True)
-
-
-def shown_name(model: str) -> str:
-    """The model's name for clients."""
-    return model.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
 
 
 def run(
@@ -217,10 +221,15 @@ def run(
     keys = Keys.read(options)
     options = replace(options, tenant_sessions=keys.session_limit(options.tenant_sessions, max_sessions))
     set_up_logging(options.log_level, options.log_format, sys.stderr)
+    if options.link_keys is not None:
+        client_context(options.link_keys)  # Raises if it is not a key file.
+        warn_if_readable(options.link_keys)
     warn_if_readable(options.api_keys)
     told = progress or _silent
     path = model
-    if model not in ECHO_MODELS:
+    if options.engine:
+        model = path = ""
+    elif model not in ECHO_MODELS:
         cache = engine_options.get("cache")
         path = str(resolve_model(model, lambda done, total: told("fetch", done, total), cache))
 

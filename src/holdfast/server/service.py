@@ -7,9 +7,9 @@ succeeds or raises a `Problem` and has changed nothing.
 from __future__ import annotations
 
 import asyncio
-import logging
+import ssl
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -31,7 +31,8 @@ from holdfast.server.http.problems import (
     told_as,
 )
 from holdfast.server.link import wire
-from holdfast.server.link.engine_client import EngineClient, TurnFeed
+from holdfast.server.link.engine_client import EngineClient, Link, TurnFeed
+from holdfast.server.link.engine_set import EngineSet
 from holdfast.server.link.supervisor import Progress, Supervisor
 from holdfast.server.listening import Listening
 from holdfast.server.occupants import Occupant, Occupants, Watched
@@ -47,16 +48,16 @@ from holdfast.server.sessions import (
     is_hidden,
     new_name,
     require_name,
+    shown_name,
 )
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.tracing import open_traces
+from holdfast.server.telemetry.turn_log import log_turn
 from holdfast.server.turn_request import Input, SessionGiven, TurnAsked
 from holdfast.server.turn_starter import TurnStarter
 from holdfast.server.turn_writer import TurnWriter, checked_tools
 
 __all__ = ["Service"]
-
-log = logging.getLogger("holdfast.server")
 
 SYSTEM_SHARE = 7 / 8
 """Maximum share of the context for a session's system text, and for its tools."""
@@ -83,10 +84,19 @@ class Service:
         metrics: Metrics,
         model_name: str,
         progress: Progress,
+        remote: ssl.SSLContext | None = None,
     ) -> None:
+        """`remote`: TLS of the links, where the engines are apart."""
         self.options = options
-        self.link = EngineClient(self)
-        self.supervisor = Supervisor(self.link, configure, options.hang_seconds, progress)
+        self.engines: EngineSet | None = None
+        self.link: Link
+        self.supervisor: Supervisor | EngineSet
+        if remote is None:
+            self.link = client = EngineClient(self)
+            self.supervisor = Supervisor(client, configure, options.hang_seconds, progress)
+        else:
+            self.engines = EngineSet(options.engine, remote, options.link_seconds, self)
+            self.link = self.supervisor = self.engines
         self._prompts: Prompts | None = None
         self.metrics = metrics
         self.traces = open_traces()
@@ -142,41 +152,39 @@ class Service:
         self.conversations.gone(session)
         self.listening.gone(session)
 
-    def engine_lost(self) -> None:
-        """An engine process that served has ended."""
+    def session_stored(self, stored: wire.StoredSession) -> None:
+        """Another API process has opened or changed a session."""
+        if not self.table.changed(stored):
+            self._restore(stored)
+
+    def _restore(self, stored: wire.StoredSession) -> None:
+        name = stored.view.name.partition("/")[2]
+        known, turns = self.table.get(stored.tenant, name), stored.view.turns
+        seeds = self.seeds.of_session(stored.tenant, name, turns) if known is None else known.seeds
+        self.table.restore(stored, seeds)
+
+    def engine_lost(self, volatile: Collection[str] | None = None) -> None:
+        """An engine that served is lost, with its volatile sessions; all of them if it is the only one."""
         self.metrics.engine_lost()
-        self.conversations.clear()
+        if volatile is None:
+            self.conversations.clear()
+        else:
+            for session in volatile:
+                self.conversations.gone(session)
         self.listening.clear()
 
-    def engine_ready(self, ready: wire.Ready) -> None:
-        """An engine is ready; sessions that it does not know are lost."""
+    def engine_ready(self, ready: wire.Ready, others: Collection[str] = ()) -> None:
+        """An engine is ready; sessions that neither it nor other engines (`others`) know are lost."""
         if self._prompts is None:
             facts = ready.facts
             self._prompts = Prompts(
                 ready.vocabulary, facts.context_length, calls=facts.calls, reasoning=facts.reasoning
             )
             self._prompts.warm_up()
+            self.model_name = self.model_name or shown_name(facts.path)
         for stored in ready.sessions:
-            name = stored.view.name.partition("/")[2]
-            known = self.table.get(stored.tenant, name)
-            seeds = (
-                self.seeds.of_session(stored.tenant, name, stored.view.turns)
-                if known is None
-                else known.seeds
-            )
-            self.table.add(
-                SessionRecord(
-                    stored.tenant,
-                    name,
-                    stored.view,
-                    seeds,
-                    stored.system,
-                    stored.metadata,
-                    stored.created,
-                    stored.tools,
-                )
-            )
-        self.table.lose_all({stored.view.name for stored in ready.sessions})
+            self._restore(stored)
+        self.table.lose_all({stored.view.name for stored in ready.sessions}.union(others))
 
     def turn_ended(self, feed: TurnFeed) -> None:
         """Count a turn, log its figures and end its trace, all without its text.
@@ -191,21 +199,7 @@ class Service:
         self.conversations.ended(feed)
         self.metrics.turn_ended(feed)
         self.traces.turn_ended(feed)
-        end = feed.end
-        fields: dict[str, object] = {"turn": feed.name, "session": feed.session or "-"}
-        if end is None:
-            log.warning("turn lost", extra={"fields": fields})
-            return
-        fields |= {
-            "outcome": end.outcome,
-            "reason": end.reason,
-            "prompt_tokens": end.prompt_tokens,
-            "cached_tokens": end.cached_tokens,
-            "completion_tokens": len(end.tokens),
-            "queue_ms": round(end.queue_seconds * 1000, 1),
-            "total_ms": round(end.total_seconds * 1000, 1),
-        }
-        log.log(logging.ERROR if end.outcome == "failed" else logging.DEBUG, "turn", extra={"fields": fields})
+        log_turn(feed)
 
     async def ask(self, what: str, name: str | None = None, names: list[str] | None = None) -> Any:
         """Ask the engine for a report."""
@@ -309,11 +303,24 @@ class Service:
             limit = self.options.tenant_sessions
             raise Problem(429, "too_many_sessions", f"this key has {limit} open sessions, its limit")
 
+    async def known(self, tenant: str, name: str) -> SessionRecord | None:
+        """A tenant's session, if it is open at any engine."""
+        record = self.table.get(tenant, name)
+        if record is None and await self.link.finds(engine_name(tenant, name)):
+            record = self.table.get(tenant, name)
+        return record
+
+    async def find(self, tenant: str, name: str) -> SessionRecord:
+        """A tenant's session, or the problem that says why there is none."""
+        record = await self.known(tenant, require_name(name, "session_id"))
+        return self.table.find(tenant, name) if record is None else record
+
     async def close_session(self, caller: Caller, name: str) -> None:
         """Close a session; a turn in flight is rolled back first. Idempotent."""
-        if self.table.has_gone(caller.tenant, require_name(name, "session_id")):
+        record = await self.known(caller.tenant, require_name(name, "session_id"))
+        if record is None and self.table.has_gone(caller.tenant, name):
             return
-        await self.close_record(self.table.find(caller.tenant, name))
+        await self.close_record(self.table.find(caller.tenant, name) if record is None else record)
 
     async def give_way(self, record: SessionRecord) -> None:
         """Close a hidden session for room; what its turns said is kept for a while."""

@@ -27,8 +27,10 @@ __all__ = [
     "found_name",
     "hidden_name",
     "is_hidden",
+    "is_name",
     "request_name",
     "require_name",
+    "shown_name",
 ]
 
 NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.-]{1,128}")
@@ -43,9 +45,14 @@ GONE = {
 """Why a session ended, and the error for callers who name it."""
 
 
+def is_name(name: str) -> bool:
+    """Whether a session or a turn may have a name."""
+    return NAME.fullmatch(name) is not None
+
+
 def require_name(name: str, param: str) -> str:
     """A valid name, safe in URL paths; raises a problem that does not repeat it."""
-    if not NAME.fullmatch(name):
+    if not is_name(name):
         needed = "must be 1 to 128 of the characters A-Z, a-z, 0-9, _, . and -, and not . or .. alone"
         raise bad_field(param, needed, "bad_name")
     return name
@@ -140,6 +147,24 @@ class SessionTable:
             holding.names[number] = key
             holding.unopened -= holding.opening[record.name] > 0
         self._records[key] = (number, record)
+
+    def restore(self, stored: wire.StoredSession, seeds: SeedSequence) -> None:
+        """A session came back with a restarted engine."""
+        record = SessionRecord(stored.tenant, stored.view.name.partition("/")[2], stored.view, seeds)
+        record.created = stored.created
+        self._update(record, stored)
+        self.add(record)
+
+    def changed(self, stored: wire.StoredSession) -> bool:
+        """Another API process has changed a session; False if it is not known here."""
+        known = self.get(stored.tenant, stored.view.name.partition("/")[2])
+        if known is not None:
+            self._update(known, stored)
+        return known is not None
+
+    def _update(self, record: SessionRecord, stored: wire.StoredSession) -> None:
+        record.view, record.system = stored.view, stored.system
+        record.metadata, record.tools = stored.metadata, stored.tools
 
     def _holding(self, tenant: str) -> Holding:
         holding = self._holdings.get(tenant)
@@ -273,6 +298,11 @@ class SessionTable:
         """The engine was restarted: sessions that did not come back are lost."""
         for key in [key for key in self._records if key not in kept]:
             self.remove(key, "lost")
+
+
+def shown_name(model: str) -> str:
+    """A model's name for clients."""
+    return model.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
 
 
 def new_name(prefix: str) -> str:

@@ -18,7 +18,7 @@ from holdfast.server.conversation_keys import keys_of
 from holdfast.server.found_sessions import STALE, Claim, Conversations, turn_fields
 from holdfast.server.http.problems import Problem, context_exceeded, from_refusal, told_as
 from holdfast.server.link import wire
-from holdfast.server.link.engine_client import EngineClient, TurnFeed
+from holdfast.server.link.engine_client import Link, TurnFeed
 from holdfast.server.link.marks import clock, marks
 from holdfast.server.prompts import Prompts, begins_with_system, opens_history
 from holdfast.server.seeds import Seeds
@@ -38,7 +38,7 @@ class TurnStarter:
 
     def __init__(
         self,
-        link: EngineClient,
+        link: Link,
         seeds: Seeds,
         prompts: Prompts,
         facts: wire.ModelFacts,

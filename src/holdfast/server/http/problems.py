@@ -18,6 +18,7 @@ __all__ = [
     "engine_unavailable",
     "from_refusal",
     "internal_error",
+    "link_lost",
     "told_as",
     "turn_failed",
 ]
@@ -56,6 +57,7 @@ STATUS_OF_CODE = {
     "notes_too_large": 400,
     "journal_unavailable": 503,
     "session_moved": 503,
+    "engine_draining": 503,
     "invalid_grammar": 400,
     "unsupported_grammar": 400,
     "grammar_too_large": 400,
@@ -202,6 +204,16 @@ def engine_lost() -> Problem:
     """The engine process ended while it worked on this."""
     return Problem(
         503, "engine_lost", "the engine was restarted while it worked on this; try again", retry_after=2
+    )
+
+
+def link_lost(turn: str) -> Problem:
+    """The link to the engine broke while the engine worked on a turn."""
+    return Problem(
+        503,
+        "engine_lost",
+        f"the link to the engine was lost while it worked on turn {turn}; try again with the same id",
+        retry_after=2,
     )
 
 

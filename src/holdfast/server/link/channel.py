@@ -32,6 +32,8 @@ class Channel(asyncio.Protocol):
         self._frames = Frames()
         self._looks = False
         """Whether a look at the frames is scheduled."""
+        self._dropped = False
+        """Whether the connection has ended."""
         self._unsent: list[bytes] = []
         """Frames for a process that has not connected yet."""
         self.ended: asyncio.Future[None] = self._loop.create_future()
@@ -48,7 +50,7 @@ class Channel(asyncio.Protocol):
         """Send a frame after those before it; one to a process that has ended is dropped."""
         if self._transport is None:
             self._unsent.append(framed(frame))
-        else:
+        elif not self._dropped:
             self._transport.write(framed(frame))
 
     def close(self) -> None:
@@ -69,6 +71,9 @@ class Channel(asyncio.Protocol):
         transport.set_write_buffer_limits(high=1 << 30)  # Nobody waits for room.
         unsent, self._unsent = self._unsent, []
         transport.writelines(unsent)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._dropped = True
 
     def data_received(self, data: bytes) -> None:
         self._frames.feed(data)

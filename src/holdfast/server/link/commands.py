@@ -22,7 +22,7 @@ from holdfast.engine.turn_spec import TurnSpec
 from holdfast.engine.verbs import Verbs, never_spent
 from holdfast.server.link import wire
 from holdfast.server.link.reports import SURVEYS, Surveys
-from holdfast.server.link.results import CallReply, Outbox, TurnReply, noted_turns
+from holdfast.server.link.results import CallReply, Outbox, TurnReply, noted_turns, stored_session
 from holdfast.server.link.rounds import Spent
 from holdfast.server.link.wire import Question
 
@@ -80,7 +80,7 @@ class EngineCommands:
                 verbs.spill(self._reply(call), name, None if to is None else Tier[to.upper()])
             case wire.Ask():
                 self._ask(command)
-            case wire.Configure() | wire.Stop():
+            case wire.Configure() | wire.Stop() | wire.Greeting() | wire.Beat():
                 raise AssertionError("the worker handles these itself")
 
     def _reply(self, call: int) -> CallReply:
@@ -204,6 +204,8 @@ class EngineCommands:
         assert command.name is not None, f"{command.what} is asked of a session"
         if command.what == Question.LEASED:
             return leased_units(loop, command.name)
+        if command.what == Question.STORED:
+            return stored_session(loop, command.name)
         session = loop.scheduler.registry.find(command.name)
         if command.what == Question.TURNS:
             return noted_turns(loop, session, command.names)

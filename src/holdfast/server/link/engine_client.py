@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from holdfast.core.turn import KEEP_ALL
@@ -23,7 +23,17 @@ from holdfast.server.http.problems import Problem, engine_lost, engine_unavailab
 from holdfast.server.link import wire
 from holdfast.server.link.turn_feed import TurnFeed, join, spoken, traceparent
 
-__all__ = ["EngineClient", "EngineObserver", "LoopTime", "TurnFeed", "join", "spoken", "traceparent"]
+__all__ = [
+    "EngineClient",
+    "EngineObserver",
+    "Link",
+    "LoopTime",
+    "TurnFeed",
+    "join",
+    "joined_times",
+    "spoken",
+    "traceparent",
+]
 
 log = logging.getLogger("holdfast.server")
 
@@ -52,6 +62,9 @@ class EngineObserver(Protocol):
     def session_gone(self, session: str, reason: str) -> None:
         """A session was closed, or has expired."""
 
+    def session_stored(self, stored: wire.StoredSession) -> None:
+        """Another API process has opened or changed a session."""
+
     def turn_ended(self, feed: TurnFeed) -> None:
         """A turn has had its end, or was lost."""
 
@@ -62,21 +75,73 @@ class EngineObserver(Protocol):
         """An engine process that served has ended."""
 
 
+class Link(Protocol):
+    """Commands to an engine, or to those of several engines that they concern."""
+
+    @property
+    def pulse(self) -> wire.Pulse | None:
+        """The last heartbeat."""
+
+    @property
+    def turns(self) -> int:
+        """Turns in flight."""
+
+    def totals(self) -> Counter[str]:
+        """Counters that never go down."""
+
+    def loop_times(self) -> dict[str, LoopTime]:
+        """How long work between steps took, by kind of work."""
+
+    def number(self) -> int:
+        """The number of the next call."""
+
+    def send(self, command: wire.Command) -> bool:
+        """Send a command; False if no engine serves that it could go to."""
+
+    async def call(
+        self,
+        command: wire.Command,
+        number: int,
+        heard: Callable[[wire.Done], None] | None = None,
+        over: Callable[[], None] | None = None,
+    ) -> wire.Done:
+        """Send a command and wait for its answer; a refusal is raised as a `Problem`."""
+
+    async def start(self, commands: Sequence[wire.StartTurn]) -> list[TurnFeed]:
+        """Start all turns of a request, or none."""
+
+    def end(self, feed: TurnFeed, keep: int | None, reason: str) -> None:
+        """Abort a turn."""
+
+    def end_all(self, reason: str) -> None:
+        """Abort every turn in flight, each by its own policy."""
+
+    async def finds(self, session: str, /) -> bool:
+        """Whether an engine has a session that this process did not know of; the observer has heard of it."""
+
+
 class EngineClient:
     """Numbers calls, and brings each answer to the coroutine that awaits it.
 
     The supervisor connects it to each engine process, and disconnects it with `lose`.
     """
 
-    def __init__(self, observer: EngineObserver) -> None:
+    def __init__(
+        self,
+        observer: EngineObserver,
+        numbers: Iterator[int] | None = None,
+        lost: Callable[[TurnFeed], Problem] | None = None,
+    ) -> None:
+        """`numbers` are those of calls; `lost` is the error of a turn whose engine is lost."""
         self._observer = observer
+        self._lost = lost or _lost
         self._post: Callable[[wire.Command], None] | None = None
         self.pulse: wire.Pulse | None = None
         self._counted_before: Counter[str] = Counter()
         """The counters of engine processes that have ended."""
         self._held_before: dict[str, LoopTime] = {}
         """The times of their loops."""
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(1) if numbers is None else numbers
         self._calls: dict[int, Pending] = {}
         self._feeds: dict[int, TurnFeed] = {}
 
@@ -107,7 +172,7 @@ class EngineClient:
 
     def loop_times(self) -> dict[str, LoopTime]:
         """How long work between steps took, of this engine process and those before it, by kind of work."""
-        return _joined(self._held_before, _held(self.pulse))
+        return joined_times(self._held_before, _held(self.pulse))
 
     def number(self) -> int:
         """The number of the next call."""
@@ -171,6 +236,14 @@ class EngineClient:
         if not feed.over:
             self.send(wire.EndTurn(feed.call, keep, reason))
 
+    async def finds(self, _session: str) -> bool:
+        """This process knows all sessions of its one engine."""
+        return False
+
+    def runs(self, feed: TurnFeed) -> bool:
+        """Whether a turn is in flight here."""
+        return feed.call in self._feeds
+
     def end_all(self, reason: str) -> None:
         """Abort every turn in flight, each by its own policy."""
         for feed in list(self._feeds.values()):
@@ -195,8 +268,13 @@ class EngineClient:
                 self.pulse = report
             case wire.Ready():
                 self._observer.engine_ready(report)
-            case wire.Progress() | wire.Unable():
-                raise AssertionError("the supervisor handles these itself")
+            case wire.Elsewhere():
+                for view in report.views:
+                    self._observer.session_seen(view)
+                for stored in report.stored:
+                    self._observer.session_stored(stored)
+            case wire.Progress() | wire.Unable() | wire.Welcome():
+                raise AssertionError("the supervisor or the link handles these itself")
 
     def _step(self, step: wire.Step) -> None:
         for delta in step.deltas:
@@ -247,7 +325,7 @@ class EngineClient:
         self.pulse = None
         feeds, self._feeds = self._feeds, {}
         for feed in feeds.values():
-            feed.lose(engine_lost())
+            feed.lose(self._lost(feed))
         calls, self._calls = self._calls, {}
         for pending in calls.values():
             pending.over()
@@ -271,7 +349,7 @@ def _held(pulse: wire.Pulse | None) -> dict[str, LoopTime]:
     return {work: LoopTime(counts, pulse.loop_seconds[work]) for work, counts in pulse.loop_counts.items()}
 
 
-def _joined(before: dict[str, LoopTime], now: dict[str, LoopTime]) -> dict[str, LoopTime]:
+def joined_times(before: dict[str, LoopTime], now: dict[str, LoopTime]) -> dict[str, LoopTime]:
     """The times of two processes together."""
     joined = dict(before)
     for work, time in now.items():
@@ -281,6 +359,10 @@ def _joined(before: dict[str, LoopTime], now: dict[str, LoopTime]) -> dict[str, 
             time = LoopTime(counts, known.seconds + time.seconds)
         joined[work] = time
     return joined
+
+
+def _lost(_: TurnFeed) -> Problem:
+    return engine_lost()
 
 
 def _ignore(*_: object) -> None:

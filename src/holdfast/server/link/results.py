@@ -24,7 +24,7 @@ from holdfast.engine.tools.events import Event as AnswerEvent
 from holdfast.engine.turn_spec import HistoryRefused
 from holdfast.server.link import wire
 
-__all__ = ["CallReply", "Outbox", "TurnReply", "noted_turns", "view"]
+__all__ = ["CallReply", "Outbox", "TurnReply", "noted_turns", "stored_session", "view"]
 
 
 class Outbox:
@@ -278,6 +278,17 @@ def view(session: Session, session_log: SessionLog) -> wire.SessionView:
     last = session.sequence.tokens[known - 1] if known else None
     calls = [_call_fields(call) for call in session_log.calls_of(session.id, turns)]
     return wire.SessionView(session.id, known, last, turns, calls)
+
+
+def stored_session(loop: EngineLoop, name: str) -> wire.StoredSession | None:
+    """An open session with all that API processes keep of it; None if there is none, or it is volatile."""
+    session = loop.scheduler.registry.sessions.get(name)
+    entry = loop.session_log.sessions.get(name)
+    if session is None or entry is None:
+        return None
+    shown = view(session, loop.session_log)
+    metadata = dict(entry.metadata)
+    return wire.StoredSession(shown, entry.tenant, entry.system, metadata, entry.created, entry.tools)
 
 
 def noted_turns(loop: EngineLoop, session: Session, names: Sequence[str]) -> list[wire.NotedTurn]:

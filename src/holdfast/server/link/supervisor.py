@@ -66,6 +66,11 @@ class Supervisor:
         """Whether an engine process serves."""
         return self.client.connected
 
+    @property
+    def engine_options(self) -> dict[str, Any]:
+        """The options that the engine was started with."""
+        return self.configure.options
+
     async def run(self) -> None:
         """Keep an engine process running until `stop`; raises `EngineUnable` if it cannot start."""
         scratch = Scratch()

@@ -1,9 +1,9 @@
 """The messages between the API process and the engine process.
 
-Typed structs in MessagePack, one message a frame, over a Unix socket that only their user may open. Nothing
-is pickled. A command carries the number of its call; the engine answers each call once, with `Done` or
-`Declined`. A turn is identified by the number of the call that started it: its output comes in `Step`
-messages, one for each step of the engine, until its one `End`.
+Typed structs in MessagePack, one message a frame, over a Unix socket that only their user may open, or over
+TCP with TLS (`tls.py`). Nothing is pickled. A command carries the number of its call; the engine answers each
+call once, with `Done` or `Declined`. A turn is identified by the number of the call that started it: its
+output comes in `Step` messages, one for each step of the engine, until its one `End`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,30 @@ import msgspec
 from holdfast.server.dialects import wire_fields
 
 SamplingFields = wire_fields.SamplingFields
+
+PROTOCOL = 1
+"""The version of these messages; over TCP both ends must have the same."""
+
+CALL_BITS = 36
+"""Bits of a call's number below the prefix that tells API processes of one engine apart."""
+
+
+class Greeting(msgspec.Struct, tag="greeting", frozen=True):
+    """The first message over TCP: who asks. `model` is the digest of the model that it serves, if any yet.
+
+    `client` is the same for all links of one API process, `link` the address that it connects to. Its calls
+    have numbers with the prefix `calls`.
+    """
+
+    protocol: int
+    client: str
+    calls: int
+    model: str = ""
+    link: str = ""
+
+
+class Beat(msgspec.Struct, tag="beat", frozen=True):
+    """A heartbeat of the API process, over TCP."""
 
 
 class Configure(msgspec.Struct, tag="configure", frozen=True):
@@ -213,13 +237,15 @@ class Question(StrEnum):
     LEASED = "leased"
     TURNS = "turns"
     TOKENS = "tokens"
+    STORED = "stored"
     FLUSH = "flush"
 
 
 class Ask(msgspec.Struct, tag="ask", frozen=True):
     """A question: `memory` (of all, or as tenant `name` may see it), `picture`, `session`, `leased` and
     `tokens` (of session `name`), `turns` (of session `name`: those with notes, or those in `names` alone),
-    `sessions` (of `names`), `flush`."""
+    `sessions` (of `names`), `stored` (session `name` as a `StoredSession`; None if it is not here), and
+    `flush`."""
 
     call: int
     what: Question
@@ -251,6 +277,8 @@ Command = (
     | MoveSession
     | Ask
     | Stop
+    | Greeting
+    | Beat
 )
 
 
@@ -331,6 +359,26 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     facts: ModelFacts
     vocabulary: Vocabulary
     sessions: list[StoredSession] = []
+
+
+class Welcome(msgspec.Struct, tag="welcome", frozen=True):
+    """The answer to a `Greeting`, followed by `Ready`: which engine this is. `life` is new at each start.
+
+    A greeting that is refused is answered with `Unable`.
+    """
+
+    protocol: int
+    engine: str
+    life: str
+    model: str
+    options: dict[str, Any] = {}
+
+
+class Elsewhere(msgspec.Struct, tag="elsewhere", frozen=True):
+    """Sessions that another API process has opened or changed, or taken a turn on."""
+
+    stored: list[StoredSession] = []
+    views: list[SessionView] = []
 
 
 class Unable(msgspec.Struct, tag="unable", frozen=True):
@@ -494,11 +542,13 @@ class Pulse(msgspec.Struct, tag="pulse", frozen=True):
     loop_counts: dict[str, list[int]] = {}
     """Histograms of work between steps, in buckets of `engine.loop_times`, by kind of work."""
     loop_seconds: dict[str, float] = {}
+    draining: bool = False
+    """Whether the engine ends, and takes nothing new."""
     graphs: tuple[int, int] | None = None
     """CUDA graphs that are captured, and that there are to be; None without graphs."""
 
 
-Report = Progress | Ready | Unable | Done | Declined | Step | Pulse
+Report = Progress | Ready | Unable | Done | Declined | Step | Pulse | Welcome | Elsewhere
 
 _encoder = msgspec.msgpack.Encoder()
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

@@ -30,7 +30,7 @@ from holdfast.models.fields import ConfigurationError
 from holdfast.server.link import wire
 from holdfast.server.link.commands import EngineCommands
 from holdfast.server.link.frames import FrameSocket
-from holdfast.server.link.results import Outbox, view
+from holdfast.server.link.results import Outbox, stored_session
 from holdfast.server.link.rounds import (
     BUDGET_SECONDS,
     READ_BYTES_MAX,
@@ -75,17 +75,21 @@ ALONE_SECONDS = 1.0
 """How often a process without a configuration checks that its parent is alive."""
 
 
-class CommandSocket(Protocol):
-    """The engine process's end of the socket to the API process. Only `wait` waits."""
+class Awaited(Protocol):
+    """Where commands come from. Only `wait` waits."""
 
-    def send(self, frame: bytes) -> None:
+    def wait(self, seconds: float, others: Iterable[int] = ()) -> bool:
+        """Wait for a frame, or for news on other descriptors; whether any came."""
+
+
+class CommandSocket(Awaited, Protocol):
+    """The engine process's end of the socket to the API process."""
+
+    def send(self, frame: bytes, /) -> None:
         """Send a frame."""
 
     def receive(self) -> bytes | None:
         """The next frame that has come, or None."""
-
-    def wait(self, seconds: float, others: Iterable[int] = ()) -> bool:
-        """Wait for a frame, or for news on other descriptors; whether any came."""
 
 
 class Worker:
@@ -117,7 +121,7 @@ class Worker:
     def run(self) -> None:
         """Serve until a `Stop` comes or the parent dies."""
         loop, commands, times = self.commands.loop, self.commands, self.commands.loop.times
-        while not self.stopping and os.getppid() == self.parent:
+        while self._serves():
             self._read(self._patience())
             spent = self._budget()
             loop.flush_journal()  # Acknowledges what is durable, before commands that depend on it.
@@ -140,6 +144,10 @@ class Worker:
                 self._idle()
             self._send()
         self._roll_back()
+
+    def _serves(self) -> bool:
+        """Whether the process goes on."""
+        return not self.stopping and os.getppid() == self.parent
 
     def _patience(self) -> float:
         """How long to wait for a command, the journal or a grammar: while a plan is due, not at all."""
@@ -166,18 +174,25 @@ class Worker:
             return
         read = 0
         for _ in range(READ_MAX):
-            frame = self.socket.receive()
-            if frame is None:
+            received = self._receive()
+            if received is None:
                 return
-            with self.commands.loop.times.measured("read"):
-                command = wire.decode_command(frame)
+            command, size = received
             if isinstance(command, wire.Stop):
                 self.stopping = True
                 return
             self.backlog.add(command)
-            read += len(frame)
+            read += size
             if read >= READ_BYTES_MAX:
                 return
+
+    def _receive(self) -> tuple[wire.Command, int] | None:
+        """The next command that has come, and its size in bytes."""
+        frame = self.socket.receive()
+        if frame is None:
+            return None
+        with self.commands.loop.times.measured("read"):
+            return wire.decode_command(frame), len(frame)
 
     def _await(self, seconds: float) -> bool:
         """Wait for a command, the journal or a grammar; whether one came.
@@ -247,8 +262,12 @@ class Worker:
             reports.append(self.commands.pulse())
         if reports:
             with self.commands.loop.times.measured("send"):
-                for report in reports:
-                    self.socket.send(wire.encode(report))
+                self._post(reports)
+
+    def _post(self, reports: list[wire.Report]) -> None:
+        """Send reports to the API process."""
+        for report in reports:
+            self.socket.send(wire.encode(report))
 
     def _roll_back(self) -> None:
         """Roll back turns in flight before the process ends."""
@@ -319,19 +338,9 @@ def vocabulary_of(tokenizer: Tokenizer) -> wire.Vocabulary:
 
 
 def stored_sessions(loop: EngineLoop) -> list[wire.StoredSession]:
-    """The sessions that were recovered from the journal."""
-    sessions = loop.scheduler.registry.sessions
-    return [
-        wire.StoredSession(
-            view(sessions[name], loop.session_log),
-            record.tenant,
-            record.system,
-            dict(record.metadata),
-            record.created,
-            record.tools,
-        )
-        for name, record in loop.session_log.sessions.items()
-    ]
+    """All open sessions; at the start, those that were recovered from the journal."""
+    names = list(loop.session_log.sessions)
+    return [stored for name in names if (stored := stored_session(loop, name)) is not None]
 
 
 def start(socket: CommandSocket, configure: wire.Configure, outbox: Outbox) -> EngineLoop | None:

@@ -74,10 +74,10 @@ class Conversations:
         given = SessionGiven(metadata=_checked(about))
         return self.shown(await self._store.open(caller, key, given))
 
-    def find(self, caller: Caller, conversation_id: str) -> SessionRecord:
+    async def find(self, caller: Caller, conversation_id: str) -> SessionRecord:
         """The session that describes a conversation."""
         key = conversation_of(conversation_id)
-        record = None if key is None else self._service.table.get(caller.tenant, hidden_name(key))
+        record = None if key is None else await self._service.known(caller.tenant, hidden_name(key))
         if record is None:
             raise _missing()
         self._service.table.use_hidden(record)
@@ -153,7 +153,7 @@ class Conversations:
     async def start(self, caller: Caller, creation: Creation, spell: Spell) -> Running:
         """Start a response that continues a conversation; its items are added when it has ended."""
         assert creation.conversation is not None, "the creation names a conversation"
-        record = self.find(caller, conversation_key(creation.conversation))
+        record = await self.find(caller, conversation_key(creation.conversation))
         claim = (caller.tenant, record.name)
         if claim in self._busy:
             said = "another response of this conversation is in flight"

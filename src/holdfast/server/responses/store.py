@@ -248,7 +248,7 @@ class ResponseStore:
         previous = creation.previous
         if previous is None:
             return await self._opened(caller, creation, list(creation.history))
-        record = self.session(caller, previous)
+        record = await self.session(caller, previous)
         if isinstance(record, ClosedSession):
             return await self._opened(caller, creation, await self.items_of(caller, previous))
         claim = (caller.tenant, record.name)
@@ -331,10 +331,10 @@ class ResponseStore:
 
     # --- finding --------------------------------------------------------------------------------------
 
-    def session(self, caller: Caller, place: Place) -> SessionRecord | ClosedSession:
+    async def session(self, caller: Caller, place: Place) -> SessionRecord | ClosedSession:
         """The session of a response, or what is left of it."""
         name = hidden_name(place.session)
-        record = self._service.table.get(caller.tenant, name)
+        record = await self._service.known(caller.tenant, name)
         if record is not None:
             self._service.table.use_hidden(record)
             return record
@@ -362,7 +362,7 @@ class ResponseStore:
         if place is None:
             raise response_missing()
         try:
-            found = await self._turn(self.session(caller, place), place)
+            found = await self._turn(await self.session(caller, place), place)
         except Problem as problem:
             missing = problem.code in ("previous_response_not_found", "session_not_found", "session_expired")
             raise (response_missing() if missing else problem) from problem
@@ -379,7 +379,7 @@ class ResponseStore:
 
     async def items_of(self, caller: Caller, place: Place) -> list[Item]:
         """All items of the conversation up to a response, its output included."""
-        record = self.session(caller, place)
+        record = await self.session(caller, place)
         await self._turn(record, place)
         items: list[Item] = []
         for turn in await self._turns(record):
@@ -413,7 +413,7 @@ class ResponseStore:
         where = item_place(item_id)
         if where is not None:
             with suppress(Problem):
-                found = await self._turn(self.session(caller, where), where)
+                found = await self._turn(await self.session(caller, where), where)
                 # The same turn has this session's key in ids even if the session was forked since.
                 items = [*found.note.items, *output_of(where.key, found.turn, found.note)]
                 for item in items:
@@ -433,7 +433,7 @@ class ResponseStore:
 
     async def close_session(self, caller: Caller, key: str) -> None:
         """Close a hidden session, if it is still open."""
-        record = self._service.table.get(caller.tenant, hidden_name(key))
+        record = await self._service.known(caller.tenant, hidden_name(key))
         if record is not None:
             await self._service.close_record(record)
 

@@ -53,7 +53,7 @@ async def create(request: Request) -> Response:
 @router.get("/v1/conversations/{conversation_id}", **documented(None, "A conversation."))
 async def retrieve(request: Request, conversation_id: str) -> Response:
     _, conversations = responses_of(request)
-    return json_answer(conversations.shown(conversations.find(caller_of(request), conversation_id)))
+    return json_answer(conversations.shown(await conversations.find(caller_of(request), conversation_id)))
 
 
 @router.post(
@@ -63,14 +63,14 @@ async def retrieve(request: Request, conversation_id: str) -> Response:
 async def update(request: Request, conversation_id: str) -> Response:
     _, conversations = responses_of(request)
     body = await body_of(request, ConversationUpdateBody)
-    record = conversations.find(caller_of(request), conversation_id)
+    record = await conversations.find(caller_of(request), conversation_id)
     return json_answer(await conversations.update(record, checked_metadata(body.metadata)))
 
 
 @router.delete("/v1/conversations/{conversation_id}", **documented(None, "Delete a conversation."))
 async def delete(request: Request, conversation_id: str) -> Response:
     _, conversations = responses_of(request)
-    await conversations.delete(conversations.find(caller_of(request), conversation_id))
+    await conversations.delete(await conversations.find(caller_of(request), conversation_id))
     return json_answer({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
 
@@ -84,7 +84,7 @@ async def add_items(request: Request, conversation_id: str) -> Response:
     items = read_items(body.items, "items")
     if not items:
         raise bad_field("items", "must hold at least one item")
-    added = await conversations.add(conversations.find(caller_of(request), conversation_id), items)
+    added = await conversations.add(await conversations.find(caller_of(request), conversation_id), items)
     listed = {"object": "list", "data": added, "has_more": False}
     return json_answer({**listed, "first_id": added[0]["id"], "last_id": added[-1]["id"]})
 
@@ -93,7 +93,7 @@ async def add_items(request: Request, conversation_id: str) -> Response:
 async def list_items(request: Request, conversation_id: str) -> Response:
     caller = caller_of(request)
     _, conversations = responses_of(request)
-    items = await conversations.items(caller, conversations.find(caller, conversation_id))
+    items = await conversations.items(caller, await conversations.find(caller, conversation_id))
     return json_answer(page_of(request, items))
 
 
@@ -101,7 +101,7 @@ async def list_items(request: Request, conversation_id: str) -> Response:
 async def retrieve_item(request: Request, conversation_id: str, item_id: str) -> Response:
     caller = caller_of(request)
     _, conversations = responses_of(request)
-    record = conversations.find(caller, conversation_id)
+    record = await conversations.find(caller, conversation_id)
     return json_answer(await conversations.item(caller, record, item_id))
 
 
@@ -109,6 +109,6 @@ async def retrieve_item(request: Request, conversation_id: str, item_id: str) ->
 async def delete_item(request: Request, conversation_id: str, item_id: str) -> Response:
     caller = caller_of(request)
     _, conversations = responses_of(request)
-    record = conversations.find(caller, conversation_id)
+    record = await conversations.find(caller, conversation_id)
     await conversations.remove(caller, record, item_id)
     return json_answer(conversations.shown(record))

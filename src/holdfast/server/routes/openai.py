@@ -37,7 +37,7 @@ from holdfast.server.routes.openai_format import Chat, Completion, Format
 from holdfast.server.routes.openai_logprobs import Echo
 from holdfast.server.routes.schema import documented
 from holdfast.server.service import Service
-from holdfast.server.sessions import new_name
+from holdfast.server.sessions import is_name, new_name
 from holdfast.server.turn_request import Input, TurnAsked
 
 __all__ = ["require_model", "router"]
@@ -154,7 +154,7 @@ async def chat(request: Request) -> Response:
     service, caller = service_of(request), caller_of(request)
     body = await body_of(request, CHAT_BODY.read)
     if body.session_id is None:
-        body.session_id = _session_in_header(request, service, caller)
+        body.session_id = await _session_in_header(request, service, caller)
     require_model(service, body.model)
     body.check()
     if not service.prompts.chats:
@@ -231,10 +231,12 @@ async def completions(request: Request) -> Response:
     return _answer(service, body, feeds, form, request_id_of(request), asked[0])
 
 
-def _session_in_header(request: Request, service: Service, caller: Caller) -> str | None:
+async def _session_in_header(request: Request, service: Service, caller: Caller) -> str | None:
     """The session that the header `x-session-id` names; unknown names, as proxies send them, are ignored."""
     name = request.headers.get("x-session-id")
-    return name if name is not None and service.table.get(caller.tenant, name) is not None else None
+    if name is None or not is_name(name) or await service.known(caller.tenant, name) is None:
+        return None
+    return name
 
 
 def _require_one_choice(body: CommonBody, sampling: Sampling) -> None:
@@ -312,7 +314,7 @@ async def _start(request: Request, body: CommonBody, asked: Sequence[TurnAsked])
     """Start all turns of a request, or none."""
     service, caller = service_of(request), caller_of(request)
     if body.session_id is not None:
-        record = service.table.find(caller.tenant, body.session_id)
+        record = await service.find(caller.tenant, body.session_id)
         return [await service.start_turn(record, asked[0], client_of(request.scope))]
     return await service.start_requests(caller, asked)
 

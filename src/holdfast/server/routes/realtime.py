@@ -216,7 +216,7 @@ class Conversation:
         )
         record = None
         if message.id is not None:
-            record = service.table.get(tenant, require_name(message.id, "id"))
+            record = await service.known(tenant, require_name(message.id, "id"))
             if record is None and message.resume_after_seq is not None:
                 record = service.table.find(tenant, message.id)  # Raises why it ended.
             if record is not None and fresh:
@@ -251,7 +251,7 @@ class Conversation:
             )
             return await self.service.open_session(self.caller, message.id, given)
         except Problem as problem:
-            record = None if message.id is None else self.service.table.get(self.caller.tenant, message.id)
+            record = None if message.id is None else await self.service.known(self.caller.tenant, message.id)
             if problem.code != "session_exists" or record is None:
                 raise
             return record

@@ -210,14 +210,15 @@ def _number(request: Request, name: str, default: int, least: int, most: int) ->
 @router.get("/v1/sessions/{session_id}", **documented(None, "One session."))
 async def get_session(request: Request, session_id: str) -> Response:
     service = service_of(request)
-    return json_answer(await service.describe(service.table.find(caller_of(request).tenant, session_id)))
+    record = await service.find(caller_of(request).tenant, session_id)
+    return json_answer(await service.describe(record))
 
 
 @router.patch("/v1/sessions/{session_id}", **documented(ChangeBody, "Change how a session is kept."))
 async def change_session(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, ChangeBody)
-    record = service.table.find(caller_of(request).tenant, session_id)
+    record = await service.find(caller_of(request).tenant, session_id)
     await service.change(record, changed_settings(body), body.metadata)
     return json_answer(await service.describe(record))
 
@@ -232,7 +233,7 @@ async def close_session(request: Request, session_id: str) -> Response:
 async def interrupt(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, InterruptBody)
-    record = service.table.find(caller_of(request).tenant, session_id)
+    record = await service.find(caller_of(request).tenant, session_id)
     turn = _given_name(body.turn_id, "turn_id")
     await service.interrupt(record, turn, kept_tokens(body.keep_tokens, body.keep))
     return json_answer(await service.describe(record))
@@ -265,7 +266,7 @@ def _steered_tokens(mode: str | None, count: int | None) -> int | None:
 async def spill(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, SpillBody)
-    record = service.table.find(caller_of(request).tenant, session_id)
+    record = await service.find(caller_of(request).tenant, session_id)
     if not await service.move(record, body.tier):
         raise Problem(409, "cannot_spill", "the tier has no room, or the session has nothing to move", "tier")
     return json_answer(await service.describe(record))
@@ -279,7 +280,7 @@ async def restore(request: Request, session_id: str) -> Response:
     service = service_of(request)
     if brings_body(request):
         await body_of(request, RestoreBody)
-    record = service.table.find(caller_of(request).tenant, session_id)
+    record = await service.find(caller_of(request).tenant, session_id)
     if not await service.move(record, "device"):
         raise Problem(
             409, "cannot_restore", "the session is already on the device, or the device has no room for it"
@@ -291,7 +292,7 @@ async def restore(request: Request, session_id: str) -> Response:
 async def rewind(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, RewindBody)
-    record = service.table.find(caller_of(request).tenant, session_id)
+    record = await service.find(caller_of(request).tenant, session_id)
     await service.rewind(record, body.to_turn, _given_name(body.request_id, "request_id"))
     return json_answer(await service.describe(record))
 
@@ -302,7 +303,7 @@ async def rewind(request: Request, session_id: str) -> Response:
 async def compact(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, CompactBody)
-    record = service.table.find(caller_of(request).tenant, session_id)
+    record = await service.find(caller_of(request).tenant, session_id)
     if body.from_turn > body.to_turn:
         raise bad_field("to_turn", "must not be less than from_turn")
     if (body.text is None) == (body.messages is None):
@@ -319,7 +320,7 @@ async def compact(request: Request, session_id: str) -> Response:
 async def fork(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, ForkBody)
-    record = service.table.find(caller_of(request).tenant, session_id)
+    record = await service.find(caller_of(request).tenant, session_id)
     request_id = _given_name(body.request_id, "request_id")
     forked = await service.fork(record, body.id, body.at_turn, request_id)
     return json_answer(await service.describe(forked), 201)
@@ -332,7 +333,7 @@ async def fork(request: Request, session_id: str) -> Response:
 async def say(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, InputBody)
-    record = service.table.find(caller_of(request).tenant, session_id)
+    record = await service.find(caller_of(request).tenant, session_id)
     said = service.listening.said(record)
     start = len(said.text) if body.start is None else body.start
     if start > len(said.text):
@@ -349,7 +350,7 @@ async def say(request: Request, session_id: str) -> Response:
 async def take_turn(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, TURN.read)
-    record = service.table.find(caller_of(request).tenant, session_id)
+    record = await service.find(caller_of(request).tenant, session_id)
     name = _given_name(body.turn_id, "turn_id") or new_name("t")
     given = body.input
     if given is None and not (given := service.listening.take(record, name)):

@@ -102,6 +102,7 @@ async def open_session(request: Request) -> Response:
     body = await body_of(request, OpenSessionBody)
     if body.session_id is not None:
         require_name(body.session_id, "session_id")
+        await native.service.known(caller.tenant, body.session_id)  # At any engine.
         if native.exists(caller.tenant, body.session_id):
             raise _session_exists()
     if not body.streaming:
@@ -127,7 +128,7 @@ async def close_session(request: Request) -> Response:
     branches = native.ordinary.find(caller.tenant, name)
     if branches is not None:
         native.close(branches)
-    elif native.service.table.get(caller.tenant, name) or native.ordinary.gone(caller.tenant, name) is None:
+    elif await native.service.known(caller.tenant, name) or native.ordinary.gone(caller.tenant, name) is None:
         await native.service.close_session(caller, name)
     return json_answer({"success": True})
 
@@ -205,7 +206,7 @@ async def server_info(request: Request) -> Response:
     state = {} if pulse is None else {"running": pulse.running, "queued": pulse.queued, "step": pulse.step}
     return json_answer(
         {
-            **_shown(service.supervisor.configure.options),
+            **_shown(service.supervisor.engine_options),
             "model_path": facts.path,
             "tokenizer_path": facts.path,
             "served_model_name": service.model_name,

@@ -68,8 +68,12 @@ class Native:
     def __init__(self, service: Service) -> None:
         self.service = service
         self.ordinary = service.ordinary
-        self.ttl = make_options(**service.supervisor.configure.options).session_ttl
         self._calls: dict[tuple[str, str], list[Choice]] = {}
+
+    @property
+    def ttl(self) -> float:
+        """The time to live of a session that gives none."""
+        return make_options(**self.service.supervisor.engine_options).session_ttl
 
     # --- requests in flight -----------------------------------------------------------------------
 

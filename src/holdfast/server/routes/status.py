@@ -14,6 +14,7 @@ from holdfast.server.http.keys import Caller
 from holdfast.server.link.wire import Pulse
 from holdfast.server.routes.access import caller_of, service_of
 from holdfast.server.routes.schema import documented
+from holdfast.server.service import Service
 
 __all__ = ["memory_of", "router", "tenant_memory"]
 
@@ -22,17 +23,18 @@ router = APIRouter(tags=["house"])
 
 @router.get("/health", **documented(None, "Whether the server process is alive (liveness)."))
 async def health(request: Request) -> Response:
-    return json_answer({"status": "ok", **_graphs(service_of(request).link.pulse)})
+    service = service_of(request)
+    return json_answer({"status": "ok", **_graphs(service.link.pulse), **_engines(service)})
 
 
 @router.get("/health/ready", **documented(None, "Whether the server accepts turns (readiness)."))
 async def ready(request: Request) -> Response:
     service = service_of(request)
     if not service.supervisor.up:
-        return json_answer({"status": "starting"}, 503, {"Retry-After": "2"})
+        return json_answer({"status": "starting", **_engines(service)}, 503, {"Retry-After": "2"})
     if request.app.state.draining():
         return json_answer({"status": "draining"}, 503, {"Retry-After": "5"})
-    return json_answer({"status": "ready", **_graphs(service.link.pulse)})
+    return json_answer({"status": "ready", **_graphs(service.link.pulse), **_engines(service)})
 
 
 def _graphs(pulse: Pulse | None) -> dict[str, Any]:
@@ -41,6 +43,17 @@ def _graphs(pulse: Pulse | None) -> dict[str, Any]:
         return {}
     captured, total = pulse.graphs
     return {"graphs": {"captured": captured, "total": total}}
+
+
+def _engines(service: Service) -> dict[str, Any]:
+    """Where the engines are apart: each with its state."""
+    if service.engines is None:
+        return {}
+    states = {
+        each.name: "down" if not each.up else "draining" if each.draining else "up"
+        for each in service.engines.engines.values()
+    }
+    return {"engines": states}
 
 
 @router.get("/ping", **documented(None, "Liveness, under the name of vLLM and of SageMaker."))

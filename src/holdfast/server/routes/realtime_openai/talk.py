@@ -83,16 +83,16 @@ class Talk:
             return await self._record()
 
     async def _record(self) -> SessionRecord:
-        table, tenant = self.service.table, self.caller.tenant
+        tenant = self.caller.tenant
         if not self._opened:
-            record = table.get(tenant, self.name) if self.stays else None
+            record = await self.service.known(tenant, self.name) if self.stays else None
             if record is None:
                 record = await self.service.open_session(self.caller, self.name)
             self._opened = True
             self._before = record.view.turns
             return record
         try:
-            return table.find(tenant, self.name)
+            return await self.service.find(tenant, self.name)
         except Problem as problem:
             if self.stays or problem.code not in GONE:
                 raise

@@ -1,0 +1,226 @@
+"""`holdfast engine`: an engine process alone, for API processes that connect over TCP.
+
+It loads a model, listens, and serves the API processes that have its key (`peers.py`) with the loop that also
+serves behind a supervisor (`worker.py`). It outlives API processes that come and go. SIGTERM (or Ctrl-C)
+drains: new turns and sessions are declined, turns in flight may end within a time limit and are then rolled
+back, sessions are written to disk, and the process exits with 0. A second signal skips the turns in flight, a
+third the writing.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.engine.options import OptionError, make_options
+from holdfast.engine.pauses import bound_pauses
+from holdfast.engine.pull import ECHO_MODELS, resolve_model
+from holdfast.engine.startup import open_loop
+from holdfast.server.http.keys import Keys, warn_if_readable
+from holdfast.server.link import wire
+from holdfast.server.link.addresses import split_address
+from holdfast.server.link.commands import EngineCommands
+from holdfast.server.link.peers import Peers
+from holdfast.server.link.results import Outbox, stored_session
+from holdfast.server.link.tls import server_context
+from holdfast.server.link.worker import (
+    FLUSH_SECONDS,
+    SEAL_SECONDS,
+    Worker,
+    model_facts,
+    stored_sessions,
+    vocabulary_of,
+)
+from holdfast.server.options import EngineProcessOptions, ServerOptions
+from holdfast.server.telemetry.logs import set_up_logging
+
+__all__ = ["EngineHost", "SharedWorker", "model_digest", "run"]
+
+log = logging.getLogger("holdfast.engine")
+
+BACKLOG = 128
+WEIGHT_FILES = ("*.safetensors", "*.gguf")
+
+Progress = Callable[[str, int, int], None]
+
+
+def model_digest(facts: wire.ModelFacts, vocabulary: wire.Vocabulary) -> str:
+    """What tells two models apart: tokenizer, configuration, sizes of the weights; not where they lie."""
+    about = msgspec.structs.asdict(facts)
+    for name in ("path", "plan", "fingerprint", "tokens_max", "device"):
+        del about[name]
+    digest = hashlib.sha256(msgspec.msgpack.encode([about, vocabulary], order="sorted"))
+    path = Path(facts.path)
+    files = [path] if path.is_file() else sorted(found for kind in WEIGHT_FILES for found in path.glob(kind))
+    for file in files:
+        digest.update(f"{'' if file == path else file.name} {file.stat().st_size}\n".encode())
+    configuration = path / "config.json"
+    if configuration.is_file():
+        digest.update(configuration.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+class EngineHost:
+    """The engine as API processes meet it."""
+
+    def __init__(self, commands: EngineCommands, path: str, name: str, options: dict[str, Any]) -> None:
+        self._commands = commands
+        loop = commands.loop
+        self._facts = model_facts(loop, path)
+        self._vocabulary = vocabulary_of(loop.setup.tokenizer)
+        self.model = model_digest(self._facts, self._vocabulary)
+        self.name = name
+        self.life = secrets.token_hex(8)
+        self._options = options
+
+    @property
+    def facts(self) -> wire.ModelFacts:
+        """Facts about the model."""
+        return self._facts
+
+    def welcome(self, greeting: wire.Greeting) -> wire.Welcome | str:
+        """The answer to a greeting, or why it is refused."""
+        if greeting.protocol != wire.PROTOCOL:
+            return (
+                f"the API process speaks version {greeting.protocol} of the link, the engine {wire.PROTOCOL}"
+            )
+        if greeting.model not in ("", self.model):
+            return f"the API process serves model {greeting.model[:8]}, the engine has {self.model[:8]}"
+        if not 0 < greeting.calls < 1 << (63 - wire.CALL_BITS) or not greeting.client:
+            return "the greeting has no name, or no valid prefix for its calls"
+        return wire.Welcome(wire.PROTOCOL, self.name, self.life, self.model, self._options)
+
+    def introduction(self) -> list[wire.Report]:
+        """What a new member is told."""
+        ready = wire.Ready(self._facts, self._vocabulary, stored_sessions(self._commands.loop))
+        return [ready, self._commands.pulse()]
+
+    def stored(self, name: str) -> wire.StoredSession | None:
+        """An open session with all that API processes keep of it."""
+        return stored_session(self._commands.loop, name)
+
+
+class SharedWorker(Worker):
+    """Joins the commands of an engine to all its API processes."""
+
+    def __init__(self, peers: Peers, commands: EngineCommands, drain_seconds: float) -> None:
+        super().__init__(_NoSocket(peers), commands, parent=0)
+        self.signals = 0
+        self._peers = peers
+        self._drain_seconds = drain_seconds
+        self._drained = 0.0
+
+    def signalled(self, *_: object) -> None:
+        """A signal asks the process to end."""
+        self.signals += 1
+
+    def _serves(self) -> bool:
+        """Whether the process goes on: while turns are in flight after the first signal, within a time."""
+        if not self.signals:
+            return True
+        if not self._peers.draining:
+            self._peers.draining = True
+            self._drained = time.monotonic() + self._drain_seconds
+            log.info("draining", extra={"fields": {"turns": len(self.commands.turns)}})
+            self._peers.send([msgspec.structs.replace(self.commands.pulse(), draining=True)])
+        busy = self.commands.turns or self.backlog
+        return self.signals < 2 and bool(busy) and time.monotonic() < self._drained
+
+    def _receive(self) -> tuple[wire.Command, int] | None:
+        with self.commands.loop.times.measured("read"):
+            return self._peers.receive()
+
+    def _post(self, reports: list[wire.Report]) -> None:
+        if self._peers.draining:
+            reports = [
+                msgspec.structs.replace(report, draining=True) if isinstance(report, wire.Pulse) else report
+                for report in reports
+            ]
+        self._peers.send(reports)
+
+
+class _NoSocket:
+    """Waits for the peers; the shared worker sends and receives by itself."""
+
+    def __init__(self, peers: Peers) -> None:
+        self.wait = peers.wait
+
+    def send(self, _frame: bytes) -> None:
+        """Not used."""
+        raise AssertionError("reports go to peers")
+
+    def receive(self) -> bytes | None:
+        """Not used."""
+        raise AssertionError("commands come from peers")
+
+
+def bind(address: str) -> socket.socket:
+    """Bind first: an address in use is an error before the model is loaded. It does not listen yet."""
+    host, port = split_address("listen", address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        known = errno.errorcode.get(error.errno or 0, "")
+        raise OptionError("listen", f"{address} is not available: {error.strerror or known}") from error
+    return bound
+
+
+def run(model: str, engine_options: dict[str, Any], options: EngineProcessOptions, progress: Progress) -> int:
+    """Serve API processes until a signal; raises `OptionError` or what opening the model raises."""
+    assert options.link_keys is not None, "the command requires it"
+    context = server_context(options.link_keys)
+    keys = Keys.read(ServerOptions(api_keys=options.api_keys))
+    chosen = {"seal_seconds": SEAL_SECONDS, **engine_options, "tenant_shares": keys.shares}
+    make_options(**chosen)
+    set_up_logging(options.log_level, options.log_format, sys.stderr)
+    warn_if_readable(options.link_keys)
+    bound = bind(options.listen)
+    path = model
+    if model not in ECHO_MODELS:
+        cache = engine_options.get("cache")
+        path = str(resolve_model(model, lambda done, total: progress("fetch", done, total), cache))
+    outbox = Outbox()
+    loop = open_loop(path, make_options(**chosen), progress, outbox, serve_early=True)
+    commands = EngineCommands(loop, outbox)
+    host, port = bound.getsockname()[:2]
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    name = options.engine_id or f"{socket.gethostname()}:{port}"
+    about = EngineHost(commands, path, name, dict(engine_options))
+    peers = Peers(bound, context, about, options.link_seconds)
+    worker = SharedWorker(peers, commands, options.drain_seconds)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, worker.signalled)
+    bound_pauses()
+    bound.listen(BACKLOG)
+    _announce(about, shown)
+    worker.run()
+    loop.shut_down(lambda done, total: progress("spill", done, total), lambda: worker.signals > 2)
+    peers.close(FLUSH_SECONDS)
+    return 0
+
+
+def _announce(about: EngineHost, shown: str) -> None:
+    """Print the address and the memory plan."""
+    facts = about.facts
+    what = f"{facts.architecture}, {facts.dtype} on {facts.device}, context {facts.context_length}"
+    lines = [
+        f"Holdfast engine {about.name} listens on {shown}",
+        *(f"  {each}" for each in (what, *facts.plan)),
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()

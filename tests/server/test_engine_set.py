@@ -1,0 +1,196 @@
+"""Several engines as one: where something new goes, who has a session, and what reports add up to."""
+
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from holdfast.engine.memory_map import FIRST_NAMED
+from holdfast.engine.options import OptionError
+from holdfast.server.link import wire
+from holdfast.server.link.addresses import split_address
+from holdfast.server.link.directory import AskedDirectory
+from holdfast.server.link.joined_reports import JoinedPictures, joined_memory, joined_pulse
+from holdfast.server.link.placement import room, roomiest
+from holdfast.server.options import EngineProcessOptions, ServerOptions
+
+
+def pulse(free: int, tree: int = 0, used: int = 0, sessions: int = 0, **more: object) -> wire.Pulse:
+    holders = [("full", "device", "FREE", free), ("full", "device", "TREE", tree)]
+    holders += [("full", "device", "SESSION", used), ("full", "host", "FREE", 1 << 20)]
+    return wire.Pulse(1, 0, 0, sessions, {"spills": 1}, holders, 0, **more)  # type: ignore[arg-type]
+
+
+@dataclass
+class Spot:
+    """An engine that something may be placed at."""
+
+    last_pulse: wire.Pulse | None
+    placed: int = 0
+    draining: bool = False
+
+
+def test_the_engine_with_most_room_is_chosen() -> None:
+    small, large = Spot(pulse(10)), Spot(pulse(20))
+    assert roomiest([small, large]) is large
+    assert roomiest([Spot(pulse(10, tree=15)), large]).last_pulse == pulse(10, tree=15), "cached is room"
+    large.draining = True
+    assert roomiest([small, large]) is small
+    assert roomiest([large]) is None
+
+
+def test_what_was_placed_counts_before_the_next_pulse() -> None:
+    spots = [Spot(pulse(100, used=30, sessions=3)), Spot(pulse(95, used=30, sessions=3))]
+    chosen = []
+    for _ in range(6):
+        spot = roomiest(spots)
+        assert spot is not None
+        spot.placed += 1
+        chosen.append(spots.index(spot))
+    assert chosen == [0, 1, 0, 1, 0, 1]
+
+
+def test_room_is_that_of_the_fullest_pool_on_the_device() -> None:
+    holders = [
+        *pulse(90, used=10).holders,
+        ("state", "device", "FREE", 2),
+        ("state", "device", "SESSION", 30),
+    ]
+    assert room(wire.Pulse(1, 0, 0, 1, {}, holders, 0), 0) == 2
+    assert room(wire.Pulse(1, 0, 0, 0, {}, [], 0), 3) == 0.0
+
+
+def test_a_directory_asks_for_what_it_does_not_know() -> None:
+    asked: list[str] = []
+    stored = wire.StoredSession(wire.SessionView("ann/there", 0, None, 0), "ann", None, {}, 0.0)
+
+    async def ask(session: str) -> tuple[str, wire.StoredSession] | None:
+        asked.append(session)
+        return ("b", stored) if session == "ann/there" else None
+
+    async def story() -> None:
+        directory = AskedDirectory(ask)
+        directory.note("ann/here", "a")
+        assert directory.owner("ann/here") == "a" and directory.owner("ann/there") is None
+        assert await directory.look_up("ann/there") == ("b", stored)
+        assert directory.owner("ann/there") == "b" and directory.owned("b") == {"ann/there"}
+        assert await directory.look_up("ann/nowhere") is None
+        directory.note("ann/here", "b")
+        assert (directory.owned("a"), directory.owned("b")) == (set(), {"ann/here", "ann/there"})
+        directory.forget("ann/here")
+        directory.forget("ann/here")
+        assert directory.owner("ann/here") is None
+
+    asyncio.run(story())
+    assert asked == ["ann/there", "ann/nowhere"]
+
+
+def test_pulses_add_up() -> None:
+    both = joined_pulse([pulse(10, sessions=2, graphs=(1, 2)), pulse(5, used=4, sessions=1, draining=True)])
+    assert both is not None
+    assert (both.sessions, both.counters, both.graphs, both.draining) == (3, {"spills": 2}, (1, 2), False)
+    assert ("full", "device", "FREE", 15) in both.holders and ("full", "device", "SESSION", 4) in both.holders
+    assert joined_pulse([]) is None
+
+
+def report(units: int, held: int, tenant: str) -> dict[str, object]:
+    pool = {
+        "component": "full",
+        "tier": "device",
+        "units": units,
+        "holders": {"FREE": units - held, "TURN": held},
+    }
+    row = {"component": "full", "tier": "device", "units": held, "limit": units}
+    return {
+        "step": 2,
+        "pools": [pool],
+        "top": [{"holder": f"session {tenant}/s", "full": held}],
+        "listening": [],
+        "tenants": [{"tenant": tenant, "pools": [row]}],
+        "audit": {"mode": "on", "steps": 3, "last_full_census_step": 1},
+        "findings": [{"kind": "leak"}] if held > 5 else [],
+    }
+
+
+def test_memory_reports_add_up() -> None:
+    joined = joined_memory({"a": report(100, 4, "ann"), "b": report(50, 6, "ann"), "c": report(10, 0, "bob")})
+    (pool,) = joined["pools"]
+    assert (pool["units"], pool["holders"]) == (160, {"FREE": 150, "TURN": 10})
+    assert [(each["engine"], each["full"]) for each in joined["top"]] == [("b", 6), ("a", 4), ("c", 0)]
+    assert joined["tenants"][0]["pools"] == [
+        {"component": "full", "tier": "device", "units": 10, "limit": 150}
+    ]
+    assert [each["engine"] for each in joined["findings"]] == ["b"]
+    assert [each["engine"] for each in joined["engines"]] == ["a", "b", "c"]
+
+
+def picture(*numbers: int) -> dict[str, object]:
+    named = sorted({number for number in numbers if number >= FIRST_NAMED})
+    cells = np.array(numbers, dtype=np.uint16).tobytes()
+    return {
+        "step": 1,
+        "pools": [("full", "device", cells)],
+        "holders": [(number, 3, f"ann/{number}", "") for number in named],
+    }
+
+
+def test_pictures_are_joined_with_numbers_that_stay() -> None:
+    pictures, first = JoinedPictures(), FIRST_NAMED
+    joined = pictures.join({"a": picture(0, first, first), "b": picture(first, 0)})
+    ((component, tier, cells),) = joined["pools"]
+    shown = np.frombuffer(cells, dtype=np.uint16).tolist()
+    assert (component, tier) == ("full", "device")
+    assert shown == [0, first, first, first + 1, 0], "two engines' holders are two"
+    assert pictures.leased("b", {0: [0, 1]}) == {0: [3, 4]}
+    again = pictures.join({"a": picture(0, 0, 0), "b": picture(first, first)})
+    assert np.frombuffer(again["pools"][0][2], dtype=np.uint16).tolist() == [0, 0, 0, first + 1, first + 1]
+    later = pictures.join({"a": picture(first + 3, 0, 0), "b": picture(first, first)})
+    assert np.frombuffer(later["pools"][0][2], dtype=np.uint16).tolist()[0] == first, "a number that is free"
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("10.0.0.2:7000", ("10.0.0.2", 7000)),
+        ("[::1]:0", ("::1", 0)),
+        ("engine-1.local:65535", ("engine-1.local", 65535)),
+    ],
+)
+def test_addresses(written: str, read: tuple[str, int]) -> None:
+    assert split_address("engine", written) == read
+
+
+@pytest.mark.parametrize("written", ["", "host", ":7000", "host:", "host:65536", "::1:7000", "http://host:1"])
+def test_bad_addresses_are_named(written: str) -> None:
+    with pytest.raises(OptionError, match="HOST:PORT"):
+        split_address("engine", written)
+
+
+@pytest.mark.parametrize(
+    ("fields", "option"),
+    [
+        ({"engine": ("a:1",)}, "engine"),
+        ({"link_keys": "f"}, "link_keys"),
+        ({"engine": ("a:1", "a:1"), "link_keys": "f"}, "engine"),
+        ({"link_seconds": 0.0}, "link_seconds"),
+    ],
+)
+def test_options_of_links_that_cannot_be(fields: dict[str, object], option: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        ServerOptions(**fields)  # type: ignore[arg-type]
+    assert refused.value.option == option
+
+
+@pytest.mark.parametrize(
+    ("fields", "option"),
+    [
+        ({}, "link_keys"),
+        ({"link_keys": "f", "engine_id": "a b"}, "engine_id"),
+        ({"link_keys": "f", "drain_seconds": 0}, "drain_seconds"),
+    ],
+)
+def test_options_of_an_engine_that_cannot_be(fields: dict[str, object], option: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        EngineProcessOptions(**fields)  # type: ignore[arg-type]
+    assert refused.value.option == option

@@ -1,0 +1,328 @@
+"""Engines and API processes die, stop and hang, and the network between them is cut, slow or half-open.
+
+Turns in flight end with an error that may be retried and names the turn; others go on; nothing stays held.
+"""
+
+import json
+import os
+import signal
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast.server.link import wire
+from tests.server.apart import ENDLESS, SMALL, Apart, EngineProcess, said, states, until
+from tests.server.serving import Server
+from tests.server.test_link_refusals import Foreigner
+
+SOON = ("--link-seconds", "2")
+LONG = {"max_tokens": 90_000, "ignore_eos": True}
+
+
+class Turn(threading.Thread):
+    """A turn that takes long, streamed; `events` are what was heard of it."""
+
+    def __init__(self, server: Server, session: str, name: str, **sampling: Any) -> None:
+        super().__init__(daemon=True)
+        self.url = f"{server.url}/v1/sessions/{session}/turns"
+        self.body = {"input": "abc", "turn_id": name, "stream": True, "sampling": LONG | sampling}
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.status = 0
+        self.broken = False
+        self.start()
+
+    def run(self) -> None:
+        name = ""
+        try:
+            with httpx.stream("POST", self.url, json=self.body, timeout=60) as response:
+                self.status = response.status_code
+                for line in response.iter_lines():
+                    if line.startswith("event: "):
+                        name = line.removeprefix("event: ")
+                    elif line.startswith("data: "):
+                        self.events.append((name, json.loads(line.removeprefix("data: "))))
+        except httpx.HTTPError:
+            self.broken = True
+
+    def speaks(self) -> None:
+        """Wait until it has begun to answer."""
+        until(lambda: self.events)
+
+    def lost(self) -> dict[str, Any]:
+        """The error that it ended with."""
+        self.join(60)
+        assert not self.is_alive()
+        kind, body = self.events[-1]
+        assert kind == "error", self.events[-1]
+        error: dict[str, Any] = body["error"]
+        assert (error["code"], error["type"]) == ("engine_lost", "unavailable_error")
+        assert str(self.body["turn_id"]) in error["message"]
+        return error
+
+
+def two(apart: Apart, *more: str) -> tuple[list[EngineProcess], Server]:
+    """Two engines with room for long turns, and an API process."""
+    engines = [apart.engine("--engine-id", f"e{number}", *ENDLESS, *more) for number in range(2)]
+    return engines, apart.api(*engines, arguments=SOON)
+
+
+def placed(server: Server, *engines: str) -> dict[str, str]:
+    """A session at each engine, by the engine's name."""
+    found: dict[str, str] = {}
+    for number in range(16):
+        name = server.open(f"p-{number}")
+        found.setdefault(server.state(name)["engine"], name)
+        if set(found) == set(engines):
+            return found
+    raise AssertionError(f"only {found}")
+
+
+def test_kill_9_of_an_engine_under_load(apart: Apart, tmp_path: Any) -> None:
+    journal = ("--journal", str(tmp_path / "journal"))
+    dies = apart.engine("--engine-id", "e0", *ENDLESS, *journal)
+    stays = apart.engine("--engine-id", "e1", *ENDLESS)
+    server = apart.api(dies, stays, arguments=SOON)
+    at = placed(server, "e0", "e1")
+    server.say(at["e0"], "kept", turn_id="kept")
+    turns = {engine: Turn(server, name, f"long-{engine}") for engine, name in at.items()}
+    for turn in turns.values():
+        turn.speaks()
+    dies.process.kill()
+    turns["e0"].lost()
+    assert turns["e1"].is_alive()
+    refused = server.get(f"/v1/sessions/{at['e0']}")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert states(server) == {"e0": "down", "e1": "up"}
+    assert server.say(server.open(), "elsewhere")["text"] == "elsewhere"
+    back = apart.engine("--engine-id", "e0", *ENDLESS, *journal, listen=dies.address)
+    apart.connected(server, 2)
+    assert server.state(at["e0"])["turns"] == 1, "what was acknowledged is there"
+    assert server.say(at["e0"], "kept", turn_id="kept")["text"] == "kept"
+    assert server.state(at["e0"])["turns"] == 1, "a turn is not repeated"
+    assert turns["e1"].is_alive()
+    assert back.address == dies.address
+    server.close_all()
+    turns["e1"].join(60)
+    server.check_clean()
+
+
+def test_sessions_without_a_journal_are_lost_with_their_engine(apart: Apart) -> None:
+    engines, server = two(apart)
+    at = placed(server, "e0", "e1")
+    engines[0].process.kill()
+    until(lambda: states(server)["e0"] == "down")
+    apart.engine("--engine-id", "e0", *ENDLESS, listen=engines[0].address)
+    apart.connected(server, 2)
+    gone = server.get(f"/v1/sessions/{at['e0']}")
+    assert (gone.status_code, gone.json()["error"]["code"]) == (410, "session_lost")
+    assert server.say(at["e1"], "here")["text"] == "here"
+
+
+def test_kill_9_of_an_api_process_under_load(apart: Apart) -> None:
+    engines, dies = two(apart, *SOON)
+    stays = apart.api(*engines, arguments=SOON)
+    at = placed(dies, "e0", "e1")
+    turns = [Turn(dies, name, f"long-{engine}") for engine, name in at.items()]
+    chat = {"model": "echo", "messages": [{"role": "user", "content": "a chat"}]}
+    assert dies.post("/v1/chat/completions", chat).status_code == 200
+    mine = stays.open("mine")
+    other = Turn(stays, mine, "other")
+    for turn in (*turns, other):
+        turn.speaks()
+    dies.process.kill()
+    for engine in engines:
+        engine.says("the link to an API process is lost")
+    for name in at.values():
+        until(lambda name=name: stays.state(name)["state"] == "IDLE")
+        assert stays.state(name)["turns"] == 0, "rolled back"
+        assert stays.say(name, "next")["text"] == "next"
+    assert other.is_alive() and not other.broken
+    assert stays.http.delete(f"/v1/sessions/{mine}").status_code == 200
+    other.join(60)
+    stays.check_clean()
+
+
+def test_an_engine_that_hangs_is_left_and_taken_back(apart: Apart) -> None:
+    engines, server = two(apart, *SOON)
+    at = placed(server, "e0", "e1")
+    turn = Turn(server, at["e0"], "hangs")
+    turn.speaks()
+    os.kill(engines[0].process.pid, signal.SIGSTOP)
+    try:
+        assert "hangs" in turn.lost()["message"]
+        said(server.lines, "nothing was heard of it for")
+        assert states(server) == {"e0": "down", "e1": "up"}
+        assert server.say(at["e1"], "here")["text"] == "here"
+    finally:
+        os.kill(engines[0].process.pid, signal.SIGCONT)
+    apart.connected(server, 2)
+    until(lambda: server.state(at["e0"])["state"] == "IDLE")
+    assert server.state(at["e0"])["turns"] == 0, "the engine has ended what nobody waits for"
+    assert server.say(at["e0"], "again")["text"] == "again"
+    server.check_clean()
+
+
+def test_an_api_process_that_hangs_is_left_and_taken_back(apart: Apart) -> None:
+    engines, server = two(apart, *SOON)
+    other = apart.api(*engines, arguments=SOON)
+    at = placed(server, "e0", "e1")
+    turn = Turn(server, at["e0"], "hangs")
+    turn.speaks()
+    os.kill(server.process.pid, signal.SIGSTOP)
+    try:
+        for engine in engines:
+            engine.says("nothing was heard of it for")
+        until(lambda: other.state(at["e0"])["state"] == "IDLE")
+        assert other.say(at["e0"], "meanwhile")["text"] == "meanwhile"
+    finally:
+        os.kill(server.process.pid, signal.SIGCONT)
+    turn.lost()
+    apart.connected(server, 2)
+    assert server.state(at["e0"])["turns"] == 1
+    assert server.say(at["e0"], "after")["usage"]["cached_tokens"] > 0
+    server.check_clean()
+
+
+def test_a_cut_network_is_mended(apart: Apart) -> None:
+    engine = apart.engine("--engine-id", "e0", *ENDLESS)
+    proxy = apart.proxy(engine)
+    server = apart.api(proxy, arguments=SOON)
+    name = server.open("cut")
+    server.say(name, "one", turn_id="one")
+    for round_ in range(3):
+        turn = Turn(server, name, f"cut-{round_}")
+        turn.speaks()
+        proxy.cut()
+        turn.lost()
+        apart.connected(server, 1)
+        until(lambda: server.state(name)["state"] == "IDLE")
+    assert server.say(name, "one", turn_id="one")["text"] == "one"
+    assert server.state(name)["turns"] == 1
+    assert server.get("/metrics").text.count('holdfast_link_losses_total{engine="e0"} 3.0') == 1
+    server.check_clean()
+
+
+def test_a_half_open_network_is_noticed_at_both_ends(apart: Apart) -> None:
+    engine = apart.engine("--engine-id", "e0", *ENDLESS, *SOON)
+    proxy = apart.proxy(engine)
+    server = apart.api(proxy, arguments=SOON)
+    name = server.open("half")
+    turn = Turn(server, name, "half-open")
+    turn.speaks()
+    proxy.flows.clear()
+    turn.lost()
+    said(server.lines, "nothing was heard of it for")
+    engine.says("nothing was heard of it for")
+    proxy.flows.set()
+    apart.connected(server, 1)
+    assert server.say(name, "again")["text"] == "again"
+    server.check_clean()
+
+
+def test_a_frame_that_is_cut_in_the_middle_does_no_harm(apart: Apart) -> None:
+    engine = apart.engine("--engine-id", "e0", *SMALL)
+    proxy = apart.proxy(engine)
+    server = apart.api(proxy, arguments=SOON)
+    name = server.open("middle")
+    proxy.cut_after = len(proxy.recorded[-1]) + 2000
+    refused = server.post(f"/v1/sessions/{name}/turns", {"input": "x" * 4000, "turn_id": "long"})
+    assert refused.status_code == 503 and "turn long" in refused.json()["error"]["message"]
+    proxy.cut_after = None
+    apart.connected(server, 1)
+    assert server.say(name, "x" * 100, turn_id="long")["text"] == "x" * 100
+    assert server.state(name)["turns"] == 1
+    server.check_clean()
+
+
+def test_a_slow_network_is_only_slow(apart: Apart) -> None:
+    engine = apart.engine("--engine-id", "e0", *SMALL)
+    proxy = apart.proxy(engine)
+    server = apart.api(proxy, arguments=SOON)
+    proxy.delay = 0.05
+    name = server.open("slow")
+    assert server.say(name, "hello " * 20)["text"] == "hello " * 20
+    proxy.delay = 0.0
+    server.check_clean()
+
+
+def test_an_api_process_that_takes_nothing_is_dropped_before_the_engine_s_memory_is_full(
+    apart: Apart,
+) -> None:
+    """It sends heartbeats, and reads nothing: what waits for it is bounded."""
+    engine = apart.engine("--engine-id", "e0", *SMALL)
+    server = apart.api(engine)
+    server.open("asked", metadata={"long": "x" * 60_000})
+    slow = Foreigner(engine, apart.keys)
+    slow.say(wire.Greeting(wire.PROTOCOL, "slow", 9))
+    assert isinstance(slow.hear(), wire.Welcome)
+    slow.tls.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    number = 9 << wire.CALL_BITS
+    questions = (wire.Ask(number + call, wire.Question.STORED, "public/asked") for call in range(1 << 20))
+    with pytest.raises((ConnectionError, ssl.SSLError, TimeoutError)):
+        _say_all(slow, questions)
+    slow.tls.close()
+    assert "MiB of reports" in engine.says("it has not taken")
+    assert server.say("asked", "hello")["text"] == "hello"
+    server.check_clean()
+
+
+def _say_all(foreigner: Foreigner, messages: Iterable[wire.Command]) -> None:
+    for message in messages:
+        foreigner.say(message)
+
+
+def test_sigterm_drains_an_engine(apart: Apart) -> None:
+    engines, server = two(apart, "--drain-seconds", "60")
+    at = placed(server, "e0", "e1")
+    turn = Turn(server, at["e0"], "ends", max_tokens=3000)
+    turn.speaks()
+    engines[0].process.send_signal(signal.SIGTERM)
+    until(lambda: states(server)["e0"] != "up")
+    refused = server.post(f"/v1/sessions/{at['e0']}/turns", {"input": "more"})
+    assert refused.status_code == 503
+    assert server.state(server.open())["engine"] == "e1", "nothing new is placed there"
+    turn.join(60)
+    assert turn.events[-1][0] == "done" and turn.events[-1][1]["usage"]["completion_tokens"] == 3000
+    assert engines[0].process.wait(60) == 0
+
+
+def test_a_second_signal_does_not_wait(apart: Apart) -> None:
+    engine = apart.engine("--engine-id", "e0", *ENDLESS, "--drain-seconds", "600")
+    server = apart.api(engine)
+    turn = Turn(server, server.open(), "endless")
+    turn.speaks()
+    engine.process.send_signal(signal.SIGTERM)
+    engine.says("draining")
+    engine.process.send_signal(signal.SIGTERM)
+    assert engine.process.wait(60) == 0
+    turn.join(60)
+    kind, body = turn.events[-1]
+    assert kind == "error" or body["finish_reason"] == "abort"
+
+
+def test_an_api_process_starts_before_its_engines(apart: Apart) -> None:
+    """Neither end waits for the other to be started first."""
+    taken = socket.create_server(("127.0.0.1", 0))
+    address = f"127.0.0.1:{taken.getsockname()[1]}"
+    started = threading.Event()
+    servers: list[Server] = []
+
+    def start() -> None:
+        servers.append(Server(None, "--engine", address, "--link-keys", str(apart.keys)))
+        started.set()
+
+    threading.Thread(target=start, daemon=True).start()
+    time.sleep(0.5)
+    taken.close()
+    apart.engine("--engine-id", "late", *SMALL, listen=address)
+    assert started.wait(60)
+    try:
+        assert servers[0].say(servers[0].open(), "hello")["text"] == "hello"
+    finally:
+        assert servers[0].stop() == 0

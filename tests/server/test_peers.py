@@ -1,0 +1,241 @@
+"""The engine's end of links over TCP: who gets which report, and what ends with a link."""
+
+import contextlib
+import itertools
+import logging
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.turn import KEEP_ALL
+from holdfast.server.dialects.wire_fields import SamplingFields
+from holdfast.server.link import wire
+from holdfast.server.link.frames import Frames, framed
+from holdfast.server.link.peers import Peers
+from holdfast.server.link.refusal_log import LINES_MAX, WHILE_SECONDS, RefusalLog
+from holdfast.server.link.tls import KeysNotMade, client_context, server_context, write_keys
+
+VIEW = wire.SessionView("ann/s", 3, 1, 2)
+STORED = wire.StoredSession(VIEW, "ann", None, {"a": 1}, 5.0)
+STEPS = itertools.count(1)
+READY = wire.Pulse(0, 0, 0, 0, {}, [], 0)
+
+
+class Engine:
+    """What peers need of an engine."""
+
+    def welcome(self, greeting: wire.Greeting) -> wire.Welcome | str:
+        return wire.Welcome(wire.PROTOCOL, "e", "life", greeting.model)
+
+    def introduction(self) -> list[wire.Report]:
+        return [READY]
+
+    def stored(self, name: str) -> wire.StoredSession | None:
+        return STORED if name == VIEW.name else None
+
+
+class Client:
+    """An API process in the test's own thread."""
+
+    def __init__(self, peers: Peers, port: int, keys: Path, calls: int) -> None:
+        self.peers = peers
+        self.calls = calls
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket.setblocking(False)
+        self._came, self._goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = client_context(str(keys)).wrap_bio(self._came, self._goes)
+        self._frames = Frames()
+        self._shaken = False
+        while not self._shaken:
+            self._pump()
+        self.say(wire.Greeting(wire.PROTOCOL, f"client {calls}", calls))
+        assert isinstance(self.hear(), wire.Welcome) and self.hear() == READY
+
+    def number(self, call: int) -> int:
+        return self.calls << wire.CALL_BITS | call
+
+    def say(self, message: wire.Command) -> None:
+        self._tls.write(framed(wire.encode(message)))
+        self._pump()
+
+    def _pump(self) -> None:
+        self._socket.sendall(self._goes.read())
+        self.peers.wait(0.005)
+        with contextlib.suppress(BlockingIOError):
+            self._came.write(self._socket.recv(1 << 16))
+        with contextlib.suppress(ssl.SSLWantReadError):
+            if not self._shaken:
+                self._tls.do_handshake()
+                self._shaken = True
+            while data := self._tls.read(1 << 16):
+                self._frames.feed(data)
+        self._socket.sendall(self._goes.read())
+
+    def frame(self) -> bytes:
+        """The next frame as it came."""
+        for _ in range(400):
+            frame = self._frames.take()
+            if frame is not None:
+                return frame
+            self._pump()
+        raise AssertionError("nothing came")
+
+    def hear(self) -> wire.Report:
+        return wire.decode_report(self.frame())
+
+    def heard(self) -> list[wire.Report]:
+        """Everything up to a pulse that is sent now; all members hear that."""
+        mark = wire.Pulse(next(STEPS), 0, 0, 0, {}, [], 0)
+        self.peers.send([mark])
+        found: list[wire.Report] = []
+        while (report := self.hear()) != mark:
+            found.append(report)
+        return [report for report in found if not isinstance(report, wire.Pulse)]
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "link.pem"
+    write_keys(path)
+    return path
+
+
+@pytest.fixture
+def peers(keys: Path) -> Iterator[Peers]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    made = Peers(listener, server_context(str(keys)), Engine(), 60.0)
+    yield made
+    made.close(0.0)
+
+
+def joined(peers: Peers, keys: Path, calls: int) -> Client:
+    return Client(peers, peers._listener.getsockname()[1], keys, calls)
+
+
+def commands(peers: Peers, count: int) -> list[wire.Command]:
+    """So many commands, and no more."""
+    found: list[wire.Command] = []
+    for _ in range(1000):
+        while (received := peers.receive()) is not None:
+            found.append(received[0])
+        if len(found) >= count:
+            break
+        peers.wait(0.01)
+    assert len(found) == count
+    return found
+
+
+def turn(client: Client, call: int, **fields: object) -> wire.StartTurn:
+    return wire.StartTurn(client.number(call), f"t-{call}", "ann", [1], SamplingFields(), **fields)  # type: ignore[arg-type]
+
+
+def end(client: Client, call: int, view: wire.SessionView | None = None) -> wire.End:
+    return wire.End(client.number(call), "finished", "stop", "", [], 1, 0, 1, 0.0, 0.0, 0.0, view=view)
+
+
+def test_a_key_file_is_the_owner_s_alone_and_is_not_replaced(keys: Path) -> None:
+    assert keys.stat().st_mode & 0o777 == 0o600
+    before = keys.read_bytes()
+    with pytest.raises(KeysNotMade, match="exists"):
+        write_keys(keys)
+    assert keys.read_bytes() == before
+
+
+def test_a_single_member_gets_each_step_as_it_was_made(peers: Peers, keys: Path) -> None:
+    client = joined(peers, keys, 5)
+    steps = [wire.Step([wire.Delta(client.number(1), place, "x", [7])]) for place in range(64)]
+    for step in steps:
+        peers.send([step])
+    assert [client.frame() for _ in steps] == [wire.encode(step) for step in steps], "one frame a step"
+    client.close()
+
+
+def test_each_member_gets_its_own_turns_and_all_hear_what_others_changed(peers: Peers, keys: Path) -> None:
+    one, two = joined(peers, keys, 5), joined(peers, keys, 6)
+    mine, theirs = wire.Delta(one.number(1), 0, "a", [1]), wire.Delta(two.number(1), 0, "b", [2])
+    peers.send([wire.Step([mine, theirs], [end(one, 2, VIEW)], [("ann/x", "closed")])])
+    assert one.heard() == [wire.Step([mine], [end(one, 2, VIEW)], [("ann/x", "closed")])]
+    assert two.heard() == [wire.Step([theirs], [], [("ann/x", "closed")]), wire.Elsewhere([], [VIEW])]
+    peers.send([wire.Step([mine])])
+    assert one.heard() == [wire.Step([mine])] and two.heard() == []
+    for client in (one, two):
+        client.close()
+
+
+def test_a_session_that_is_new_or_changed_is_told_whole(peers: Peers, keys: Path) -> None:
+    one, two = joined(peers, keys, 5), joined(peers, keys, 6)
+    one.say(wire.UpdateSession(one.number(1), VIEW.name, {"a": 1}))
+    one.say(wire.Rewind(one.number(2), VIEW.name, 1))
+    commands(peers, 2)
+    peers.send([wire.Done(one.number(1), VIEW), wire.Done(one.number(2), VIEW), wire.Done(one.number(3))])
+    assert [type(report) for report in one.heard()] == [wire.Done] * 3
+    assert two.heard() == [wire.Elsewhere([STORED], []), wire.Elsewhere([], [VIEW])]
+    first = wire.SessionView(VIEW.name, 3, 1, 1)
+    peers.send([wire.Step([], [end(one, 4, first)])])
+    assert two.heard() == [wire.Elsewhere([STORED], [])], "a first turn may have brought tools"
+    for client in (one, two):
+        client.close()
+
+
+def test_what_only_one_member_knew_ends_with_its_link(peers: Peers, keys: Path) -> None:
+    client, other = joined(peers, keys, 5), joined(peers, keys, 6)
+    client.say(turn(client, 1, session="ann/s"))
+    client.say(turn(client, 2, session="ann/k", keeps=True))
+    client.say(turn(client, 3, session="ann~1", volatile=True))
+    client.say(turn(client, 4, session="ann~2", volatile=True))
+    client.say(wire.Hear(client.number(5), "ann/h", [1, 2]))
+    client.say(wire.Hear(client.number(6), "ann/s2", [1, 2]))
+    client.say(turn(client, 7, session="ann/s2"))
+    other.say(turn(other, 1, session="ann/o"))
+    commands(peers, 8)
+    peers.send(
+        [wire.Step([], [end(client, 3)], [("ann~2", "expired")]), wire.Declined(client.number(7), "x", "")]
+    )
+    assert other.heard() == [wire.Step([], [], [("ann~2", "expired")])]
+    client.close()
+    last = commands(peers, 5)
+    reason = "the API process was lost"
+    assert last[:3] == [
+        wire.EndTurn(client.number(1), None, reason),
+        wire.EndTurn(client.number(2), KEEP_ALL, reason),
+        wire.EndTurn(client.number(4), None, reason),
+    ]
+    assert [(type(each), each.session) for each in last[3:]] == [  # type: ignore[union-attr]
+        (wire.Hear, "ann/h"),
+        (wire.CloseSession, "ann~1"),
+    ]
+    assert [peer.calls for peer in peers.members] == [6]
+    peers.send([wire.Done(last[3].call), wire.Done(client.number(1))])  # type: ignore[union-attr]
+    assert other.heard() == [], "answers to a link that is gone go nowhere"
+    other.close()
+
+
+def test_while_draining_nothing_begins(peers: Peers, keys: Path) -> None:
+    client = joined(peers, keys, 5)
+    peers.draining = True
+    client.say(turn(client, 1, session="ann/s"))
+    client.say(wire.OpenSession(client.number(2), "ann/n", "ann"))
+    client.say(wire.Fork(client.number(3), "ann/s", "ann/f", None))
+    client.say(wire.CloseSession(client.number(4), "ann/s"))
+    assert [report.code for report in client.heard()] == ["engine_draining"] * 3  # type: ignore[union-attr]
+    assert commands(peers, 1) == [wire.CloseSession(client.number(4), "ann/s")]
+    client.close()
+
+
+def test_refusals_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    refusals = RefusalLog(logging.getLogger("holdfast.engine"), lambda: now)
+    for number in range(100):
+        refusals.tell(f"stranger {number}")
+    assert len(caplog.messages) == LINES_MAX
+    now = WHILE_SECONDS
+    refusals.tick()
+    assert caplog.messages[-1] == f"{100 - LINES_MAX} more links were refused"
+    refusals.tell("another")
+    assert caplog.messages[-1].endswith("another")
