@@ -24,9 +24,10 @@ def filled(server: Server, open_page: OpenPage, **options: object) -> Page:
         page.press("#said", "Enter")
         expect(page.locator(".turn[data-state=done]")).to_have_count(number)
     page.click("#tab-timeline")
-    page.locator(".node").nth(1).get_by_text("Fork from here").click()
-    expect(page.locator(".branch-head")).to_have_count(2)
-    page.locator(".branch-head").nth(1).get_by_role("button").click()
+    page.locator(".node").nth(1).click()
+    page.locator("#turn-card").get_by_text("Fork from here").click()
+    expect(page.locator(".lane")).to_have_count(2)
+    page.locator(".lane-head").nth(1).click()
     expect(page.locator(".turn")).to_have_count(2)
     page.fill("#said", "What do sailors say?")
     page.press("#said", "Enter")
@@ -87,9 +88,13 @@ def test_every_view_can_be_reached_and_used_with_the_keyboard(server: Server, op
     page.keyboard.press("ArrowRight")
     expect(page.locator("#tab-timeline")).to_be_focused()
     expect(page.locator(".node")).to_have_count(1)
-    for _ in range(12):
-        page.keyboard.press("Tab")
-        if page.evaluate("document.activeElement.textContent") == "Fork from here":
-            break
-    page.keyboard.press("Enter")
-    expect(page.locator(".branch-head")).to_have_count(2)
+    for name in ("node", "Fork from here"):
+        for _ in range(12):
+            page.keyboard.press("Tab")
+            at = page.evaluate(
+                "document.activeElement.textContent + document.activeElement.getAttribute('class')"
+            )
+            if name in at:
+                break
+        page.keyboard.press("Enter")
+    expect(page.locator(".lane")).to_have_count(2)

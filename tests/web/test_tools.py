@@ -31,9 +31,10 @@ def serve_reasoning(serve: Serve) -> Server:
 
 def offer(page: Page, text: str) -> None:
     """Open a session with tools."""
-    page.evaluate("document.getElementById('tools-box').open = true")
+    if not page.locator("#settings").is_visible():
+        page.click("#settings-open")
     page.fill("#tools", text)
-    page.click("#fresh")
+    page.click("#settings-begin")
 
 
 def test_reasoning_is_folded_and_can_be_opened(serve: Serve, open_page: OpenPage) -> None:

@@ -1,27 +1,35 @@
 // One session as the page knows it: its turns, and the realtime connection that carries them. No drawing here.
 
+import { Draft } from "/web/draft.js";
 import { Link } from "/web/server.js";
+import { asMessages, hearDelta, hearDone, newName, newTurn } from "/web/turn.js";
 
-const LETTERS = "abcdefghijkmnpqrstuvwxyz23456789";
-const newName = (prefix) =>
-  `${prefix}-${[...crypto.getRandomValues(new Uint8Array(10))].map((byte) => LETTERS[byte % 32]).join("")}`;
 const TTL_SECONDS = 1800;
-const newCall = (id, name) => ({ id, name, arguments: "", outcome: "", result: null });
+const OPEN_STATES = ["waiting", "speaking"];
 
 export class Branch extends EventTarget {
-  constructor(server, { id = newName("s"), parent = null, turns = [], exists = false, tools = [] } = {}) {
+  // `past`: turns that the page knows and the session does not, told to it with its first turn.
+  constructor(server, given = {}) {
     super();
+    const { id = newName("s"), parent = null, turns = [], past = [], exists = false, tools = [], system = "" } = given;
     this.id = id;
     this.parent = parent;
-    this.forkedAt = turns.length;
+    this.forkedAt = given.forkedAt ?? turns.length;
     this.turns = turns;
+    this.past = past;
     this.exists = exists;
     this.tools = tools;
+    this.system = system;
+    this.typed = given.typed ?? "";
+    this.seq = given.seq ?? null;
     this.opened = false;
     this.gone = "";
-    this.seq = null;
+    this.problem = "";
+    this.ahead = null;
+    this.children = new Map();
     this.server = server;
     this.link = new Link(server, "/v1/realtime");
+    this.draft = new Draft(this.link);
     this.link.onup = () => this.open();
     this.link.ondown = (code) => this.dropped(code);
     this.link.onmessage = (text) => this.hear(JSON.parse(text));
@@ -37,6 +45,14 @@ export class Branch extends EventTarget {
     return this.turns.filter((turn) => turn.counts);
   }
 
+  get title() {
+    const inputs = (turns) => turns.map((turn) => turn.input.trim()).find(Boolean);
+    // A fork is named after what is its own.
+    const own = this.parent ? inputs(this.turns.slice(this.forkedAt)) : null;
+    const said = own ?? inputs([...this.past, ...this.turns]);
+    return said ? said.replace(/\s+/g, " ").slice(0, 48) : "New session";
+  }
+
   // The turn whose calls wait for results: the last of the history, until another one has begun.
   get calling() {
     const last = this.turns.at(-1);
@@ -48,17 +64,20 @@ export class Branch extends EventTarget {
   }
 
   open() {
+    this.draft.clear();
     const message = { type: "session.open", id: this.id };
     if (this.seq !== null) message.resume_after_seq = this.seq;
     else if (!this.exists) {
       message.ttl = TTL_SECONDS;
       if (this.tools.length > 0) message.tools = this.tools;
+      if (this.system) message.system = this.system;
     }
     this.link.say(message);
   }
 
   dropped(code) {
     this.opened = false;
+    this.ahead = null;
     if (code === 1008) this.gone = "Another page has taken this session over.";
     this.changed();
   }
@@ -68,12 +87,15 @@ export class Branch extends EventTarget {
     setTimeout(() => this.link.end(), 200);
   }
 
+  // What is in the box: it is kept with the session, and computed ahead if `listens`.
+  type(text, listens) {
+    this.typed = text;
+    if (this.opened && !this.gone) this.draft.type(listens ? text.trimStart() : "");
+  }
+
   // What the user says. `mode` is "after" or "interrupt", for when the model speaks.
-  say(input, limit, mode = "after", messages = null) {
-    const turn = {
-      id: newName("t"), input, messages, limit, mode, text: "", reasoning: "", calls: [], heard: 0, settled: 0,
-      shown: 0, state: "waiting", counts: false, usage: null, timing: null, problem: "",
-    };
+  say(input, settings, mode = "after", messages = null) {
+    const turn = newTurn(input, settings, mode, messages);
     this.turns.push(turn);
     if (this.opened) this.commit(turn);
     this.changed(turn);
@@ -81,19 +103,26 @@ export class Branch extends EventTarget {
   }
 
   // The result of a call. When every call of the turn has one, they are said together.
-  giveResult(turn, call, result, limit) {
+  giveResult(turn, call, result, settings) {
     call.result = result;
     const waiting = turn === this.calling && turn.calls.some((each) => each.result === null);
     if (turn !== this.calling || waiting) return this.changed(turn);
     const messages = turn.calls.map((each) => ({ role: "tool", tool_call_id: each.id, content: each.result }));
-    this.say("", limit, "after", messages);
+    this.say("", settings, "after", messages);
     this.changed(turn);
   }
 
   commit(turn) {
-    this.link.say({ type: "input.append", ...(turn.messages ? { messages: turn.messages } : { text: turn.input }) });
-    const sampling = { ...this.server.sampling, ...(turn.limit ? { max_tokens: turn.limit } : {}) };
-    this.link.say({ type: "input.commit", turn_id: turn.id, mode: turn.mode, sampling });
+    const first = this.past.length > 0 && !this.turns.some((each) => each !== turn && (each.counts || OPEN_STATES.includes(each.state)));
+    const said = turn.messages ?? [{ role: "user", content: turn.input }];
+    const messages = first ? [...this.past.flatMap(asMessages), ...said] : turn.messages;
+    this.draft.become(messages ? "" : turn.input);
+    if (messages) this.link.say({ type: "input.append", messages });
+    this.draft.clear();
+    const { thinking, ...given } = turn.settings ?? {};
+    const commit = { type: "input.commit", turn_id: turn.id, mode: turn.mode, on_abort: "keep" };
+    if (thinking !== undefined) commit.thinking = thinking;
+    this.link.say({ ...commit, sampling: { ...this.server.sampling, ...given } });
   }
 
   // Cut the model off at the word last shown: what has not been shown is as if it had never been said.
@@ -108,8 +137,26 @@ export class Branch extends EventTarget {
     this.link.say({ type: "session.rewind", to_turn: turns });
   }
 
-  fork(turns) {
-    this.link.say({ type: "session.fork", at_turn: turns, id: newName("s") });
+  // A second session from a turn on; `begun` is called with it.
+  fork(turns, begun = () => {}) {
+    const id = newName("s");
+    this.children.set(id, begun);
+    this.link.say({ type: "session.fork", at_turn: turns, id });
+  }
+
+  // The same words again: the answer is taken back, and another one asked for.
+  regenerate(turn) {
+    const place = this.history.indexOf(turn);
+    if (place < 0 || this.speaking || !this.opened) return;
+    this.rewind(place);
+    this.say(turn.input, turn.settings, "after", turn.messages);
+  }
+
+  // Other words in the place of a turn's: a fork from the turn before it.
+  edit(turn, input, settings) {
+    const place = this.history.indexOf(turn);
+    if (place < 0) return;
+    this.fork(place, (child) => child.say(input, settings));
   }
 
   hear(message) {
@@ -122,12 +169,12 @@ export class Branch extends EventTarget {
       case "response.reasoning.delta":
       case "response.tool_call":
       case "response.tool_call.delta":
-      case "response.tool_call.done": if (turn) this.delta(turn, message); break;
+      case "response.tool_call.done": if (turn) hearDelta(turn, message); break;
       case "response.done": if (turn) this.done(turn, message); break;
       case "session.rewound": this.rewound(message, turn); break;
       case "session.forked": this.forked(message); return;
       case "session.closed": this.gone = "This session is closed."; this.opened = false; break;
-      case "error": this.failed(turn, message.error); break;
+      case "error": this.failed(turn, message); break;
     }
     this.changed(turn);
   }
@@ -144,61 +191,60 @@ export class Branch extends EventTarget {
     }
     // What was said and not begun when the connection broke is said again; its id makes it count once.
     for (const turn of this.turns) if (turn.state === "waiting") this.commit(turn);
-  }
-
-  // Half a call is never kept: what counts as heard ends before it, until it is whole.
-  delta(turn, message) {
-    turn.heard += message.token_ids.length;
-    if (message.token_ids.length > 0) turn.settled = message.settled_tokens ?? turn.heard;
-    switch (message.type) {
-      case "response.delta": turn.text += message.text; break;
-      case "response.reasoning.delta": turn.reasoning += message.text; break;
-      case "response.tool_call": turn.calls.push(newCall(message.id, message.name)); break;
-      case "response.tool_call.delta": turn.calls[message.index].arguments += message.arguments; break;
-      case "response.tool_call.done": turn.calls[message.index].outcome = message.outcome; break;
-    }
+    if (this.typed) this.draft.type(this.typed.trimStart());
   }
 
   done(turn, message) {
-    const before = this.history.length;
-    turn.state = message.finish_reason === "abort" ? "cut" : "done";
-    turn.counts = message.turns > before;
-    if (turn.counts) this.stands(turn, message);
-    else turn.problem = "Taken back: the session is as it was before.";
-    turn.reason = message.finish_reason;
-    turn.usage = message.usage;
-    turn.timing = message.timing;
-    turn.heard = turn.settled = turn.shown = message.usage.completion_tokens;
+    const cut = hearDone(turn, message, this.history.filter((each) => each !== turn).length);
+    if (turn.state === "cut" && turn.counts) this.note(turn, `Cut after ${turn.heard} tokens; ${cut} rolled back`);
   }
 
-  // What remains of a turn: its text, its reasoning and its whole calls.
-  stands(turn, message) {
-    turn.text = message.text;
-    turn.reasoning = message.reasoning ?? "";
-    turn.calls = (message.tool_calls ?? []).map((call) => ({
-      ...newCall(call.id, call.function.name), arguments: call.function.arguments, outcome: "complete",
-    }));
+  // A note on what happened to the session, with how much of what remains must be computed again.
+  async note(turn, what) {
+    const answer = await this.server.call("GET", `/v1/sessions/${encodeURIComponent(this.id)}`).catch(() => null);
+    let again = "";
+    if (answer?.ok) {
+      const { tokens } = await answer.json();
+      // The last token that was said is never computed before the next turn.
+      const left = Math.max(0, tokens.known - tokens.computed - (tokens.known > 0 ? 1 : 0));
+      again = `, ${left} to recompute`;
+    }
+    const note = `${what}${again}.`;
+    if (turn) turn.notes.push(note);
+    this.dispatchEvent(new CustomEvent("noted", { detail: note }));
+    this.changed(turn);
   }
 
   rewound(message, turn) {
     if (turn) {
       // It had ended by itself before the interruption came, and was cut all the same.
-      Object.assign(turn, turn.cutAt, { state: "cut" });
+      const cut = turn.heard - turn.cutAt.shown;
+      Object.assign(turn, turn.cutAt, { state: "cut", heard: turn.cutAt.shown });
+      this.note(turn, `Cut after ${turn.heard} tokens; ${cut} rolled back`);
       return;
     }
     const kept = this.history.slice(0, message.turns);
-    this.turns = this.turns.filter((each) => kept.includes(each) || ["waiting", "speaking"].includes(each.state));
+    const lost = this.history.slice(message.turns);
+    const tokens = (each) => (each.usage ? each.usage.prompt_tokens + each.usage.completion_tokens : 0);
+    const rolled = lost.length > 0 ? tokens(lost.at(-1)) - (kept.length > 0 ? tokens(kept.at(-1)) : 0) : 0;
+    this.turns = this.turns.filter((each) => kept.includes(each) || OPEN_STATES.includes(each.state));
     this.forkedAt = Math.min(this.forkedAt, message.turns);
+    if (lost.length > 0) this.note(kept.at(-1) ?? null, `Went back to turn ${message.turns}; ${rolled} tokens rolled back`);
   }
 
   forked(message) {
     const turns = this.history.slice(0, message.turns).map((turn) => structuredClone(turn));
-    const { server, tools } = this;
-    const child = new Branch(server, { id: message.id, parent: this, turns, exists: true, tools });
+    const { server, tools, system } = this;
+    const past = structuredClone(this.past);
+    const child = new Branch(server, { id: message.id, parent: this, turns, past, exists: true, tools, system });
     this.dispatchEvent(new CustomEvent("forked", { detail: child }));
+    const shared = message.tokens.known;
+    child.note(turns.at(-1) ?? null, `Forked from ${this.id} at turn ${message.turns}; ${shared} tokens shared`);
+    this.children.get(message.id)?.(child);
+    this.children.delete(message.id);
   }
 
-  failed(turn, error) {
+  failed(turn, { error }) {
     if (turn && turn.state !== "done") this.lose(turn, error.message);
     else if (error.code === "session_exists" && !this.exists) {
       this.exists = true; // The answer to the first opening was lost.

@@ -1,13 +1,34 @@
 // Small things that all views draw with. Values become attributes or text, never markup.
 
-export function element(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(made, attributes, children) {
   for (const [key, value] of Object.entries(attributes)) {
     if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
     else if (value !== null && value !== undefined) made.setAttribute(key, value);
   }
   made.append(...children);
   return made;
+}
+
+export function element(name, attributes = {}, ...children) {
+  return fill(document.createElement(name), attributes, children);
+}
+
+export function drawing(name, attributes = {}, ...children) {
+  return fill(document.createElementNS(SVG, name), attributes, children);
+}
+
+// One of the symbols at the head of index.html.
+export function icon(name) {
+  return drawing("svg", { class: "icon", "aria-hidden": "true" }, drawing("use", { href: `#i-${name}` }));
+}
+
+export const find = (id) => document.getElementById(id);
+
+// Text is written only where it differs: an unchanged node is neither laid out nor read aloud again.
+export function write(node, text) {
+  if (node.textContent !== text) node.textContent = text;
 }
 
 export function milliseconds(value) {
@@ -23,6 +44,32 @@ export function bytes(value) {
   }
 }
 
+// A number in few characters: 950, 12.3k, 4.5M.
+export function short(value) {
+  if (value === null || value === undefined) return "–";
+  if (Math.abs(value) >= 1e6) return `${(value / 1e6).toFixed(1)}M`;
+  if (Math.abs(value) >= 1e4) return `${(value / 1e3).toFixed(1)}k`;
+  return Number.isInteger(value) || Math.abs(value) >= 100 ? String(Math.round(value)) : value.toFixed(1);
+}
+
+export const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+
+// Tokens a second while a turn spoke: between its first token and its last.
+export function speed(turn) {
+  if (!turn.usage || !turn.timing || turn.timing.ttft_ms === null) return null;
+  const elapsed = turn.timing.total_ms - turn.timing.ttft_ms;
+  return turn.usage.completion_tokens > 1 && elapsed > 0 ? ((turn.usage.completion_tokens - 1) / elapsed) * 1000 : null;
+}
+
+// The figures of a turn, a line for each kind.
+export function figures({ turn }) {
+  if (!turn.usage) return `${turn.heard} tokens so far`;
+  const { cached_tokens: cached, computed_tokens: computed, completion_tokens: said } = turn.usage;
+  const rate = speed(turn);
+  const lines = [`${cached} tokens found in memory, ${computed} computed`, `${said} said${rate === null ? "" : `, ${short(rate)} a second`}`];
+  return [...lines, `first token ${milliseconds(turn.timing.ttft_ms)}`].join("\n");
+}
+
 // Runs `draw` at most once a frame, however often it is asked for.
 export function onceAFrame(draw) {
   let asked = false;
@@ -34,4 +81,34 @@ export function onceAFrame(draw) {
       draw();
     });
   };
+}
+
+// Colours of the style sheet as numbers that a canvas stores: a probe resolves the variables for the look in use.
+export function colours(names, alpha = 255) {
+  const probe = element("i", { hidden: "" });
+  document.body.append(probe);
+  const found = names.map((name) => {
+    probe.style.color = `var(--${name})`;
+    const [red, green, blue] = getComputedStyle(probe).color.match(/\d+/g).map(Number);
+    return ((alpha << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+  });
+  probe.remove();
+  return found;
+}
+
+export async function copy(text, button = null) {
+  await navigator.clipboard.writeText(text).catch(() => copyBySelection(text));
+  if (!button) return;
+  button.dataset.done = "yes";
+  setTimeout(() => delete button.dataset.done, 1200);
+}
+
+// Pages without TLS on another machine have no clipboard: a selection does it there.
+function copyBySelection(text) {
+  const box = element("textarea", { class: "hidden", "aria-hidden": "true" });
+  box.value = text;
+  (document.querySelector("dialog[open]") ?? document.body).append(box);
+  box.select();
+  document.execCommand("copy");
+  box.remove();
 }

@@ -7,6 +7,7 @@ export class Server extends EventTarget {
     super();
     this.key = sessionStorage.getItem("holdfast-key");
     this.sampling = {};
+    this.model = "";
     // No socket is opened before it is known whether the server wants a key.
     this.entered = new Promise((resolve) => (this.enter = resolve));
   }
@@ -15,7 +16,9 @@ export class Server extends EventTarget {
   async learn() {
     const answer = await this.call("GET", "/v1/models");
     if (!answer.ok) return;
-    this.sampling = (await answer.json()).data[0].chat_sampling ?? {};
+    const served = (await answer.json()).data[0];
+    this.sampling = served.chat_sampling ?? {};
+    this.model = served.id;
   }
 
   useKey(key) {

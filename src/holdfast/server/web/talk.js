@@ -1,34 +1,32 @@
-// The conversation: one session's turns, and the box to type in. Text from the model only ever becomes text.
+// The conversation of one session, and the box to type in.
 
-import { CallCards } from "/web/calls.js";
-import { element, milliseconds, onceAFrame } from "/web/draw.js";
-import { readTools } from "/web/tools.js";
+import { copy, element, find, onceAFrame, write } from "/web/draw.js";
+import { heardTokens } from "/web/holders.js";
+import { TurnView } from "/web/message.js";
+
+const STARTERS = [
+  "Tell me a story about a lighthouse.",
+  "Write a Python function that reverses a list.",
+  "Explain a KV cache in three sentences.",
+];
 
 export class Talk {
-  constructor(forest) {
+  constructor(forest, settings) {
     this.forest = forest;
-    this.transcript = document.getElementById("transcript");
-    this.welcome = document.getElementById("welcome");
-    this.said = document.getElementById("said");
-    this.limit = document.getElementById("limit");
-    this.cutIn = document.getElementById("cut-in");
-    this.stop = document.getElementById("interrupt");
+    this.settings = settings;
+    this.transcript = find("transcript");
+    this.welcome = find("welcome");
+    this.said = find("said");
+    this.cutIn = find("cut-in");
+    this.stop = find("interrupt");
+    this.follows = true;
     this.drawn = new Map();
     this.changed = new Set();
     this.drawSoon = onceAFrame(() => this.update());
-    document.getElementById("composer").addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.send("after");
-    });
-    this.said.addEventListener("keydown", (event) => this.typed(event));
-    this.cutIn.addEventListener("click", () => this.send("interrupt"));
-    this.stop.addEventListener("click", () => this.interrupt());
-    this.tools = document.getElementById("tools");
-    this.toolsProblem = document.getElementById("tools-problem");
-    document.getElementById("fresh").addEventListener("click", () => this.begin());
-    document.addEventListener("keydown", (event) => {
-      if (event.key === "Escape" && !document.querySelector("dialog[open]")) this.interrupt();
-    });
+    this.listen();
+    for (const text of STARTERS) {
+      find("starters").append(element("li", {}, element("button", { type: "button", onclick: () => this.speak(text) }, text)));
+    }
     forest.addEventListener("chosen", () => this.redraw());
     forest.addEventListener("changed", (event) => {
       if (event.detail.branch !== forest.current) return;
@@ -37,21 +35,37 @@ export class Talk {
     });
   }
 
-  // A new session, with the tools that were given for it; what is wrong with them is said instead.
+  listen() {
+    find("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.send("after");
+    });
+    this.said.addEventListener("keydown", (event) => this.pressed(event));
+    this.said.addEventListener("input", () => this.forest.current.type(this.said.value, this.settings.listens));
+    this.cutIn.addEventListener("click", () => this.send("interrupt"));
+    this.stop.addEventListener("click", () => this.interrupt());
+    // A reader at the end stays there, also when the box below grows.
+    this.transcript.addEventListener("scroll", () => (this.follows = this.atEnd));
+    new ResizeObserver(() => this.follow()).observe(this.transcript);
+    this.transcript.addEventListener("click", (event) => {
+      const button = event.target.closest("[data-copy]");
+      if (button) copy(button.closest(".code").querySelector("code").textContent, button);
+    });
+  }
+
+  // A new session, with the tools and the system prompt that were given for it.
   begin() {
-    const { tools, problem } = readTools(this.tools.value);
-    this.toolsProblem.textContent = problem;
-    this.toolsProblem.hidden = !problem;
-    if (problem) {
-      document.getElementById("tools-box").open = true;
-      this.tools.focus();
-      return;
-    }
-    this.forest.plant(tools);
+    const given = this.settings.session();
+    if (given === null) return;
+    this.forest.plant(given);
     this.said.focus();
   }
 
-  typed(event) {
+  pressed(event) {
+    if (event.key === "ArrowUp" && !this.said.value) {
+      event.preventDefault();
+      this.editLast();
+    }
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     this.send(event.ctrlKey || event.metaKey ? "interrupt" : "after");
@@ -60,107 +74,118 @@ export class Talk {
   send(mode) {
     const text = this.said.value.trim();
     if (!text) return;
-    if (this.forest.current.gone) this.forest.plant(this.forest.current.tools);
-    this.forest.current.say(text, this.tokens, mode);
     this.said.value = "";
-    this.said.focus();
+    this.speak(text, mode);
   }
 
-  get tokens() {
-    return Number(this.limit.value) || 0;
+  // A session that is gone is begun again: the new one is told what was said.
+  speak(text, mode = "after") {
+    const { forest } = this;
+    forest.current.typed = "";
+    if (forest.current.gone) forest.replant(forest.current);
+    forest.current.say(text, this.settings.turn(), mode);
+    this.said.focus();
   }
 
   interrupt() {
     this.forest.current.interrupt();
   }
 
+  get last() {
+    return this.forest.current.history.at(-1) ?? null;
+  }
+
+  editLast() {
+    if (this.last) this.drawn.get(this.last)?.startEditing();
+  }
+
+  regenerateLast() {
+    if (this.last) this.forest.current.regenerate(this.last);
+  }
+
+  copyLast() {
+    if (this.last) copy(this.last.text, this.drawn.get(this.last)?.copyButton);
+  }
+
   redraw() {
-    for (const node of this.drawn.values()) node.turn.remove();
+    for (const view of this.drawn.values()) view.whole.remove();
     this.drawn.clear();
     this.changed.add(null);
+    this.said.value = this.forest.current.typed;
+    this.follows = true;
     this.update();
   }
 
   // Once a frame, however many words have come: only the turns that changed, unless it is not known which.
   update() {
     const branch = this.forest.current;
-    const follows = this.transcript.scrollHeight - this.transcript.scrollTop - this.transcript.clientHeight < 80;
-    if ([...this.changed].every((turn) => this.drawn.has(turn))) this.changed.forEach((turn) => this.draw(turn));
+    const speaks = branch.speaking;
+    const one = [...this.changed].every((turn) => this.drawn.has(turn) && turn === speaks);
+    if (one) this.changed.forEach((turn) => this.draw(branch, turn));
     else this.drawAll(branch);
     this.changed.clear();
-    this.welcome.hidden = branch.turns.length > 0;
-    this.stop.disabled = !branch.speaking;
-    this.cutIn.hidden = !branch.speaking;
-    document.getElementById("branch").textContent = branch.gone || branch.problem || described(branch);
-    if (follows) this.transcript.scrollTop = this.transcript.scrollHeight;
+    this.welcome.hidden = branch.turns.length + branch.past.length > 0;
+    this.stop.disabled = this.stop.hidden = !speaks;
+    this.cutIn.hidden = !speaks;
+    write(find("branch"), branch.gone || branch.problem || described(branch));
+    this.drawAhead(branch);
+    this.follow();
+  }
+
+  get atEnd() {
+    return this.transcript.scrollHeight - this.transcript.scrollTop - this.transcript.clientHeight < 80;
+  }
+
+  follow() {
+    if (this.follows) this.transcript.scrollTop = this.transcript.scrollHeight;
   }
 
   drawAll(branch) {
-    for (const [turn, node] of this.drawn) {
-      if (!branch.turns.includes(turn)) {
-        node.turn.remove();
+    const turns = [...branch.past, ...branch.turns];
+    for (const [turn, view] of this.drawn) {
+      if (!turns.includes(turn)) {
+        view.whole.remove();
         this.drawn.delete(turn);
       }
     }
-    for (const turn of branch.turns) this.draw(turn);
+    for (const turn of turns) this.draw(branch, turn);
   }
 
-  draw(turn) {
-    let node = this.drawn.get(turn);
-    if (!node) {
-      const text = document.createTextNode("");
-      const answer = element("div", { class: "answer" }, text);
-      const foot = element("p", { class: "foot" });
-      const said = element("div", { class: "said" }, turn.input);
-      said.hidden = turn.messages !== null;
-      const thought = document.createTextNode("");
-      const folded = element("summary");
-      const reasoning = element("details", { class: "reasoning" }, folded, element("div", {}, thought));
-      const calls = new CallCards((call, result) => this.forest.current.giveResult(turn, call, result, this.tokens));
-      const whole = element("article", { class: "turn" }, said, reasoning, answer, calls.list, foot);
-      node = { turn: whole, text, answer, foot, thought, folded, reasoning, calls };
-      this.drawn.set(turn, node);
-      this.transcript.append(whole);
+  draw(branch, turn) {
+    let view = this.drawn.get(turn);
+    if (!view) {
+      view = new TurnView(turn, this.acts(branch, turn));
+      this.drawn.set(turn, view);
+      this.transcript.append(view.whole);
     }
-    // Only what is new is appended, so that a long answer costs no more at its end than at its start.
-    grow(node.text, turn.text);
-    grow(node.thought, turn.reasoning);
-    node.reasoning.hidden = !turn.reasoning;
-    const thinks = turn.state === "speaking" && !turn.text && turn.calls.length === 0;
-    node.folded.textContent = `${thinks ? "Thinking" : "Thought"}: ${turn.reasoning.length} characters`;
-    node.calls.draw(turn.calls, turn === this.forest.current.calling);
-    turn.drawn = turn.text;
-    turn.shown = turn.settled;
-    node.turn.dataset.state = turn.state;
-    node.turn.dataset.counts = turn.counts || ["waiting", "speaking"].includes(turn.state) ? "yes" : "no";
-    const silent = turn.state !== "speaking" || turn.reasoning || turn.calls.length > 0;
-    node.answer.hidden = turn.state === "waiting" || (!turn.text && silent);
-    node.foot.textContent = footnote(turn);
+    const free = branch.opened && !branch.speaking;
+    view.draw({ last: turn === branch.history.at(-1), waits: turn === branch.calling, free });
   }
-}
 
-function grow(node, text) {
-  if (text.startsWith(node.data)) node.appendData(text.slice(node.data.length));
-  else node.data = text;
+  acts(branch, turn) {
+    return {
+      edit: (text) => branch.edit(turn, text, this.settings.turn()),
+      regenerate: () => branch.regenerate(turn),
+      fork: () => branch.fork(branch.history.indexOf(turn) + 1),
+      give: (call, result) => branch.giveResult(turn, call, result, this.settings.turn()),
+    };
+  }
+
+  // What the server says of sessions that listen, once a second.
+  hear(report) {
+    for (const branch of this.forest.branches) {
+      branch.ahead = report.listening.find((each) => each.session === branch.id) ?? null;
+    }
+    this.drawAhead(this.forest.current);
+  }
+
+  drawAhead({ ahead }) {
+    write(find("ahead"), ahead ? heardTokens(ahead) : "");
+    find("ahead-bar").firstElementChild.style.width = ahead ? `${(ahead.ahead / Math.max(1, ahead.heard)) * 100}%` : "0";
+  }
 }
 
 function described(branch) {
   const names = branch.tools.map((tool) => tool.function.name);
   return names.length > 0 ? `Session ${branch.id}, tools: ${names.join(", ")}` : `Session ${branch.id}`;
-}
-
-function footnote(turn) {
-  if (turn.state === "waiting") return "Waiting for its turn…";
-  if (turn.state === "speaking") return `${turn.heard} tokens…`;
-  if (!turn.usage) return turn.problem;
-  const { computed_tokens: computed, cached_tokens: cached, completion_tokens: said } = turn.usage;
-  const parts = [
-    `${computed} computed`,
-    `${cached} cached`,
-    `first token ${milliseconds(turn.timing.ttft_ms)}`,
-    `${said} tokens in ${milliseconds(turn.timing.total_ms)}`,
-  ];
-  if (turn.problem) parts.push(turn.problem);
-  else if (turn.state === "cut") parts.push(`cut after ${turn.shown} tokens, and kept`);
-  return parts.join(" · ");
 }
