@@ -98,3 +98,10 @@ def test_what_a_slice_finds_is_kept() -> None:
     found = world.audit.slice(ROWS_PER_SLICE)
     assert [finding.kind for finding in found] == ["dropped hold"]
     assert world.audit.findings == found
+
+
+def test_a_dropped_lease_is_heard_at_once() -> None:
+    world, _, _ = world_of_two()
+    world.tree.lease_root("tenant", "forgetful")
+    assert [finding.kind for finding in world.audit.tick(1)] == ["dropped lease"]
+    assert world.audit.tick(1) == []
