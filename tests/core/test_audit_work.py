@@ -9,12 +9,12 @@ from holdfast.core.slices import Round
 from tests.core.world import Chat, World
 
 
-def world_of_two() -> tuple[World, Chat, Chat]:
+def world_of_two(said: int = 9) -> tuple[World, Chat, Chat]:
     """Two chats at rest, each with pages, a window and a state of its own."""
     world = World(named_layout("full+window+state", 4, 7), pages=60, slots=10)
     first, second = world.open("first"), world.open("second")
     for chat, token in ((first, 1), (second, 2)):
-        world.turn(chat, [token] * 9, [3])
+        world.turn(chat, [token] * said, [3])
     world.settle()
     return world, first, second
 
@@ -98,3 +98,31 @@ def test_what_a_slice_finds_is_kept() -> None:
     found = world.audit.slice(ROWS_PER_SLICE)
     assert [finding.kind for finding in found] == ["dropped hold"]
     assert world.audit.findings == found
+
+
+def test_a_dropped_lease_is_heard_at_once() -> None:
+    world, _, _ = world_of_two()
+    world.tree.lease_root("tenant", "forgetful")
+    assert [finding.kind for finding in world.audit.tick(1)] == ["dropped lease"]
+    assert world.audit.tick(1) == []
+
+
+@pytest.mark.parametrize("which", ["node", "tail"])
+def test_what_was_locked_by_nobody_can_be_evicted_again(which: str) -> None:
+    world, first, _ = world_of_two(11 if which == "node" else 9)
+    world.close(first, leave=True)
+    nodes = [node for node in world.tree.forest.nodes() if node.parent is not None and not node.leases]
+    member = nodes[-1] if which == "node" else next(iter(nodes[-1].tails.values()))
+    assert member.queued and not member.leases
+    member.leases, member.queued = 1, 0  # As one that came up for eviction while it was leased.
+    (finding,) = world.census()
+    assert (finding.kind, finding.healed) == ("lock without a lessee", "recounted")
+    assert member.queued and not member.leases
+    world.check()
+
+
+def test_a_root_that_nothing_was_matched_with_was_never_used() -> None:
+    world = World(named_layout("dense", 4))
+    lease = world.tree.lease_root("tenant", "a")
+    assert [node.used for node in world.tree.forest.nodes()] == [0]
+    lease.release()

@@ -265,7 +265,6 @@ class Hold:
         if count:
             pool.count(grant.holder, -count)
             books.let_go(pool, grant.units, max(fence, grant.fence))
-            grant.units = []
         books.recorder.append((books.step, "release", grant.serial, pool.index, count, grant.holder))
 
     def fence(self, step: int) -> None:
@@ -276,12 +275,11 @@ class Hold:
 class Leak:
     """A live Hold that was dropped, as the ledger saw it."""
 
-    __slots__ = ("holder", "pool", "serial", "step", "taken_at", "units")
+    __slots__ = ("holder", "pool", "step", "taken_at", "units")
 
     def __init__(self, grant: Grant, step: int) -> None:
         self.holder = grant.holder
         self.pool = grant.pool
-        self.serial = grant.serial
         self.step = step
         self.taken_at = grant.taken_at
         self.units = list(grant.units)

@@ -214,11 +214,10 @@ class Lease:
 class LockLeak:
     """A live Lease that was dropped, as the table saw it."""
 
-    __slots__ = ("length", "name", "serial", "step", "taken_at")
+    __slots__ = ("length", "name", "step", "taken_at")
 
     def __init__(self, record: LeaseRecord, step: int) -> None:
         self.length = record.length
         self.name = record.name
-        self.serial = record.serial
         self.step = step
         self.taken_at = record.taken_at

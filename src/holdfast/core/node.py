@@ -84,7 +84,7 @@ class Tail:
     __slots__ = ("fence", "full", "key", "leases", "node", "queued", "rank", "state", "used", "window")
 
     def __init__(
-        self, node: Node, key: bytes, full: Hold | None, window: Hold | None, state: Hold | None
+        self, node: Node, key: bytes, used: int, full: Hold | None, window: Hold | None, state: Hold | None
     ) -> None:
         self.node = node
         self.key = key
@@ -92,7 +92,7 @@ class Tail:
         self.window = window
         self.state = state
         self.leases = 0
-        self.used = 0
+        self.used = used
         self.rank = 0
         self.queued = 0
         self.fence = 0

@@ -251,9 +251,8 @@ class PrefixTree:
                     hold.release()
             return
         moved = [hold.move_to(node.holder) if hold is not None else None for hold in holds]
-        tail = Tail(node, key, *moved)
         forest.tick += 1
-        tail.used = forest.tick
+        tail = Tail(node, key, forest.tick, *moved)
         forest.states += state is not None
         forest.version += 1
         node.tails[key] = tail
