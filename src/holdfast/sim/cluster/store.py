@@ -161,6 +161,14 @@ class Store:
         if count > self.limit:
             self.find("tenant limit", f"tenant {tenant} has {count} sessions, its limit is {self.limit}")
 
+    def expire(self, name: str) -> None:
+        """An owner closes a session at the end of its time to live."""
+        row = self.rules.sessions.pop(name)
+        if row.counted:
+            self.rules.tenants[row.tenant] -= 1
+        del self._writers[name]
+        self._count(row.tenant, -1)
+
     # --- owners -----------------------------------------------------------------------------------
 
     def claim(self, life: int, names: Iterable[str]) -> Mapping[str, Claimed]:
