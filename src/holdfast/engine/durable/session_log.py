@@ -306,6 +306,14 @@ class SessionLog:
         entry.keep_notes(_up_to(turns, parent.noted))
         self.sessions[session_id] = entry
         self.append(Forked(session_id, parent_id, turns, entry.created))
+        self.when_durable(session_id, _nothing, lambda: self._forget_fork(parent_id, session_id))
+
+    def _forget_fork(self, parent_id: str, session_id: str) -> None:
+        """The store refused a fork: its request has no answer, and may be made again."""
+        parent = self.sessions.get(parent_id)
+        if parent is not None:
+            for request_id in [key for key, each in parent.requests.items() if each.answer == session_id]:
+                del parent.requests[request_id]
 
     def retooled(self, session_id: str, tools: Tools) -> None:
         """A session has other tools from now on."""
