@@ -284,6 +284,30 @@ def test_a_drain_of_a_member_that_is_over_ends_it(place: str, join: Any) -> None
     assert first.take_refused() == {"s"} and first.fault == LIFE_OVER
 
 
+def test_the_journal_s_thread_claims_and_hands_over_behind_the_batches(place: str, join: Any) -> None:
+    first, second = join("first"), join("second")
+    log, other = SessionLog(first), SessionLog(second)
+    log.start()
+    other.start()
+    log.opened("s", "red")
+    log.ended("s", (1, 2), ended("s", 1).turn)
+    assert log.ask(lambda: first.hand_over(["s"], second.life)).result(timeout=60) == {"s"}
+    claims = other.ask(lambda: second.claim(["s", "nothing"])).result(timeout=60)
+    for stored in claims.sessions:
+        other.recovered(stored)
+    other.ended("s", (3,), ended("s", 2).turn)
+    other.sync()
+    assert turns(place) == {"s": ["t1", "t2"]}
+    with pytest.raises(ZeroDivisionError):
+        other.ask(lambda: 1 / 0).result(timeout=60)
+    log.close()
+    run_sql(place, "UPDATE sessions SET epoch = epoch + 1")
+    assert other.ask(lambda: second.hand_over(["s"], 0)).result(timeout=60) == frozenset()
+    other.flush()
+    assert other.take_given_up() == ["s"]
+    other.close()
+
+
 # --- lost answers ---
 
 

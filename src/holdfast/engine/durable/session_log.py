@@ -16,6 +16,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -47,6 +48,7 @@ Act = Callable[[], None]
 Tools = list[dict[str, Any]]
 """Tools in OpenAI's form, as they were checked."""
 Calls = Sequence[StoredCall]
+Answer = TypeVar("Answer")
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
@@ -263,6 +265,15 @@ class SessionLog:
                 waiter.refused()
             else:
                 waiter.done()
+
+    def ask(self, act: Callable[[], Answer]) -> Future[Answer]:
+        """Let the journal's thread call the store: claims, hand-overs, drains. After every record so far.
+
+        The descriptor is readable when the future is done.
+        """
+        assert self._writer is not None, "there is no journal, or it is not started"
+        self.flush()
+        return self._writer.ask(act)
 
     def wait(self, seconds: float) -> None:
         """Wait until acknowledgements may be due, or time is up."""
